@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotexport_runtime.errors import AotExportError
+from aotexport_runtime.errors import AotExportError, OutputExists
 
 
 class ModelFileInvalid(AotExportError):
@@ -53,10 +53,6 @@ class VerificationFailed(AotExportError):
     def __init__(self, message: str, report: list[str]) -> None:
         self.report = report
         super().__init__(message)
-
-
-class OutputExists(AotExportError):
-    """The output directory exists and `force` was not given, or it is no bundle, or nothing can be written there."""
 
 
 __all__ = [

@@ -75,10 +75,20 @@ def _open_path(name: str, attribute: str) -> ModelFile:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module
-    with importable(path.parent), user_code(f"running `{name}`", path.parent):
+    with importable(path.parent), _arguments([name]), user_code(f"running `{name}`", path.parent):
         # Compiled here and not by the loader, which would write bytecode beside the user's file.
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     return ModelFile(name, attribute, module, path.parent)
+
+
+@contextlib.contextmanager
+def _arguments(arguments: list[str]) -> Iterator[None]:
+    """Let code that reads the command line see these arguments, not those of `aotexport`."""
+    before, sys.argv = sys.argv, arguments
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def _module_name(path: Path) -> str:
@@ -154,4 +164,9 @@ def _shown(file: str) -> str:
 def _hint(error: BaseException) -> str:
     if isinstance(error, ImportError) and "no known parent package" in str(error):
         return ". A file in a package is named by its module: package.module:attr"
+    if isinstance(error, SystemExit):
+        return (
+            ". A model file must run to its end, and has no command line of its own: parse options "
+            '(argparse) in a block under `if __name__ == "__main__":`, which an export does not run'
+        )
     return ""

@@ -165,7 +165,15 @@ def _no_model(file: ModelFile) -> str:
     others = [name for name, value in values if isinstance(value, nn.Module)] + classes
     line = f"    {file.attribute} = {classes[0] if classes else 'MyModule'}()"
     also = f"\n\nor name what it has: {', '.join(f'{file.name}:{name}' for name in others)}" if others else ""
-    return f"`{file.name}` has no `{file.attribute}`. Add the line\n\n{line}{also}"
+    return f"`{file.name}` has no `{file.attribute}`{_guarded(file)}. Add the line\n\n{line}{also}"
+
+
+def _guarded(file: ModelFile) -> str:
+    """Return a clause on a block of the file that is for scripts, if it has one."""
+    source = getattr(file.module, "__file__", None)
+    if source is None or "__main__" not in Path(source).read_text(errors="replace"):
+        return ""
+    return ' outside of the block under `if __name__ == "__main__":`, which an export does not run'
 
 
 def _is_own_class(value: Any, module: ModuleType) -> bool:

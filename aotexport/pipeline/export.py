@@ -12,7 +12,6 @@ from torch import nn
 
 from aotexport.capture.passes.dump import passes_dumped
 from aotexport.capture.trace.python_operators import operators_kept
-from aotexport.errors import OutputExists
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.model.left_alone import left_alone
 from aotexport.model.programs import AnyExample, Program
@@ -157,7 +156,7 @@ def export_as(
         specs, state = choose_calls(target, args, kwargs, options, clock)
         with (fresh or FreshProcess()) if options.verify else contextlib.nullcontext() as fresh:
             draft = capture_programs(specs, state, options, clock)
-            with staged(options.output, force=options.force, refusal=OutputExists) as directory:
+            with staged(options.output, force=options.force) as directory:
                 draft = write_weights(draft, directory, clock)
                 draft = record_calls(draft, directory, clock)
                 draft = compile_kernels(draft, clock)

@@ -11,7 +11,7 @@ import msgspec
 import torch
 
 import aotexport
-from aotexport.errors import ExportFailed, ModelFileInvalid, OutputExists
+from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.lower.onnx.options import OnnxOptions, check_options
 from aotexport.lower.onnx.plain import stored_parts
 from aotexport.lower.onnx.trace import Trace, traced
@@ -60,7 +60,7 @@ def export_onnx(
     options = options or OnnxOptions()
     check_options(options)
     bundle = open_bundle(path)
-    with bugs_reported(lambda: "ONNX"), staged(Path(path), force=True, refusal=OutputExists) as stage:
+    with bugs_reported(lambda: "ONNX"), staged(Path(path), force=True) as stage:
         for entry in (*bundle.manifest.files, None):
             name = MANIFEST_NAME if entry is None else entry.path
             target = stage.joinpath(*name.split("/"))

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, prune
 
 import aotexport_runtime
-from aotexport_runtime import ArgumentInvalid, CallInvalid, NotSupported
+from aotexport_runtime import ArgumentInvalid, CallInvalid, NotSupported, OutputExists
 from tests.mistakes.told import check_raises
 
 X = torch.ones(3, 4)
@@ -58,12 +58,12 @@ def refused(*violations: str) -> str:
 # (name, what the user does, class of the error, its whole text)
 CALLS = [
     ("nothing", call(), CallInvalid, refused("`input`: missing; it was passed at capture")),
-    ("too_much", call(X, X), CallInvalid, refused("takes 1 positional arguments, got 2")),
+    ("too_much", call(X, X), CallInvalid, refused("takes 1 positional arguments (`input`), got 2")),
     (
         "other_name",
         call(x=X),
         CallInvalid,
-        refused("`x`: unexpected keyword argument", "`input`: missing; it was passed at capture"),
+        refused("`x`: unexpected keyword argument; there are `input`", "`input`: missing; it was passed at capture"),
     ),
     ("list", call([X]), CallInvalid, refused("`input`: expected a tensor float32, got list")),
     ("array", call(X.numpy()), CallInvalid, refused("`input`: expected a tensor float32, got ndarray")),
@@ -112,14 +112,14 @@ SAVES = [
     (
         "over_itself",
         save("bundle"),
-        NotSupported,
+        OutputExists,
         "`bundle` exists; give force=True (--force) to replace it, or choose another place",
     ),
-    ("over_a_folder", save("data"), NotSupported, "`data` exists and is no bundle; choose another place"),
+    ("over_a_folder", save("data"), OutputExists, "`data` exists and is no bundle; choose another place"),
     (
         "below_a_file",
         save("weights.pt/new"),
-        NotSupported,
+        OutputExists,
         "`weights.pt/new` would be below `{here}/weights.pt`, which is no directory; choose another place",
     ),
 ]

@@ -176,6 +176,11 @@ FORMS = "a tuple of positional arguments, a dict of keyword arguments, or a func
             "`model.py` has no `model`. Add the line\n\n    model = Net()\n\n"
             "or name what it has: model.py:net, model.py:Net",
         ),
+        (
+            f'{NET}if __name__ == "__main__":\n    model = Net()',
+            '`model.py` has no `model` outside of the block under `if __name__ == "__main__":`, which an export does '
+            "not run. Add the line\n\n    model = Net()\n\nor name what it has: model.py:Net",
+        ),
         ("", "`model.py` has no `model`. Add the line\n\n    model = MyModule()"),
         (
             "model = 3",
@@ -255,7 +260,11 @@ def test_model_file_offering_something_wrong_is_refused(write: Write, text: str,
         ("import torch\nimport no_such_module", "model.py:2: ModuleNotFoundError: No module named 'no_such_module'"),
         ("x = = 3", "model.py:1: SyntaxError: invalid syntax"),
         ("import sibling", "sibling.py:2: ValueError: the\nwhole message"),
-        ("import sys\n\nsys.exit(3)", "model.py:3: SystemExit: 3"),
+        (
+            "import argparse\n\nargparse.ArgumentParser().parse_args(['--hidden'])",
+            "model.py:3: SystemExit: 2. A model file must run to its end, and has no command line of its own: parse "
+            'options (argparse) in a block under `if __name__ == "__main__":`, which an export does not run',
+        ),
         (
             "import json\njson.loads('{')",
             "model.py:2: JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)",

@@ -43,7 +43,7 @@ def check(save: Save) -> None:
         assert all(name.startswith(".bundle.export-") for name in save.left)
         return
     assert save.found == ("new" if save.ended == "done" else "old")
-    assert save.ended in ("done", "NotWritten", "NotSupported") or save.fault in (errno.EACCES, errno.EINTR)
+    assert save.ended in ("done", "NotWritten", "OutputExists") or save.fault in (errno.EACCES, errno.EINTR)
     # What cannot be removed stays.
     assert save.left == [] or save.calls[save.call][0] in REMOVALS
 

@@ -12,15 +12,15 @@ from pathlib import Path
 import pytest
 
 from aotexport_runtime.bundle.staging import staged
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import OutputExists
 
 STAGING = """
 import sys
 from pathlib import Path
 from aotexport_runtime.bundle.staging import staged
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import OutputExists
 
-with staged(Path("bundle"), force=False, refusal=NotSupported) as stage:
+with staged(Path("bundle"), force=False) as stage:
     (stage / "half").write_text("written")
     print(stage.name, flush=True)
     sys.stdin.read()
@@ -41,7 +41,7 @@ def test_directory_of_a_killed_export_is_removed_by_the_next_one(tmp_path: Path)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert (left / "half").exists()
-    with staged(tmp_path / "bundle", force=False, refusal=NotSupported):
+    with staged(tmp_path / "bundle", force=False):
         assert not left.exists()
     assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
 
@@ -49,7 +49,7 @@ def test_directory_of_a_killed_export_is_removed_by_the_next_one(tmp_path: Path)
 def test_directory_of_an_export_that_goes_on_stays(tmp_path: Path) -> None:
     process, other = begun(tmp_path)
     try:
-        with staged(tmp_path / "bundle", force=False, refusal=NotSupported):
+        with staged(tmp_path / "bundle", force=False):
             assert (other / "half").exists()
     finally:
         process.kill()
@@ -60,7 +60,7 @@ def test_directories_with_names_like_a_bundles_stay(tmp_path: Path) -> None:
     others = [tmp_path / name for name in (".bundle.old.abc", ".bundle.data", ".bundle", "bundle.export-12345678")]
     for other in others:
         other.mkdir()
-    with staged(tmp_path / "bundle", force=False, refusal=NotSupported):
+    with staged(tmp_path / "bundle", force=False):
         assert all(other.exists() for other in others)
 
 
@@ -73,7 +73,7 @@ def test_replaced_bundle_that_cannot_be_removed_stays_beside_the_new_one(tmp_pat
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(shutil, "rmtree", refuses)
-    with staged(tmp_path / "bundle", force=True, refusal=NotSupported) as stage:
+    with staged(tmp_path / "bundle", force=True) as stage:
         (stage / "bundle.json").write_text("new")
     assert (tmp_path / "bundle" / "bundle.json").read_text() == "new"
     assert [(path / "bundle.json").read_text() for path in tmp_path.glob(".bundle.export-*")] == ["old"]
@@ -81,7 +81,7 @@ def test_replaced_bundle_that_cannot_be_removed_stays_beside_the_new_one(tmp_pat
 
 def test_name_that_is_too_long_is_refused_by_its_reason(tmp_path: Path) -> None:
     output = tmp_path / ("x" * 250)
-    with pytest.raises(NotSupported) as caught, staged(output, force=False, refusal=NotSupported):
+    with pytest.raises(OutputExists) as caught, staged(output, force=False):
         pass
     reason = "no directory can be made (File name too long)"
     assert str(caught.value) == f"`{output}` would be in `{tmp_path}`, where {reason}; choose another place"
@@ -92,11 +92,11 @@ LIMITED = """
 import resource
 from pathlib import Path
 from aotexport_runtime.bundle.staging import staged
-from aotexport_runtime.errors import NotSupported, NotWritten
+from aotexport_runtime.errors import NotWritten, OutputExists
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 try:
-    with staged(Path("bundle"), force=False, refusal=NotSupported) as stage:
+    with staged(Path("bundle"), force=False) as stage:
         (stage / "weights").write_bytes(bytes(2000))
 except NotWritten as error:
     print(error)
@@ -111,15 +111,15 @@ def test_file_beyond_the_limit_of_the_system_is_one_error_and_nothing_is_left(tm
 
 
 def write_beside_another(output: Path) -> None:
-    with staged(output, force=False, refusal=NotSupported) as late:
-        with staged(output, force=False, refusal=NotSupported) as first:
+    with staged(output, force=False) as late:
+        with staged(output, force=False) as first:
             (first / "bundle.json").write_text("first")
         (late / "bundle.json").write_text("late")
 
 
 def test_later_of_two_writers_that_may_not_replace_is_refused(tmp_path: Path) -> None:
     output = tmp_path / "bundle"
-    with pytest.raises(NotSupported) as caught:
+    with pytest.raises(OutputExists) as caught:
         write_beside_another(output)
     said = "exists; give force=True (--force) to replace it, or choose another place"
     assert str(caught.value) == f"`{output}` {said}"
@@ -131,7 +131,7 @@ def test_later_of_two_writers_that_may_not_replace_is_refused(tmp_path: Path) ->
 def test_modes_are_those_of_the_umask_which_stays(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        with staged(tmp_path / "bundle", force=False, refusal=NotSupported) as stage:
+        with staged(tmp_path / "bundle", force=False) as stage:
             (stage / "bundle.json").write_text("{}")
             (stage / "weights").mkdir()
     finally:

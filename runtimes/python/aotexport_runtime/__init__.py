@@ -17,6 +17,7 @@ from aotexport_runtime.errors import (
     CheckFailed,
     NotSupported,
     NotWritten,
+    OutputExists,
     SelfTestFailed,
 )
 
@@ -68,6 +69,7 @@ __all__ = [
     "NotWritten",
     "OnnxModule",
     "OnnxRuntime",
+    "OutputExists",
     "SelfTestFailed",
     "Servable",
     "Signed",

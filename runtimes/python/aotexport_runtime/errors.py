@@ -142,6 +142,10 @@ class NotWritten(AotExportError, OSError):
         self.errno = number
 
 
+class OutputExists(AotExportError):
+    """Something is at the output and `force` was not given, or it is no bundle, or nothing can be written there."""
+
+
 class CallInvalid(AotExportError, ValueError):
     """A call of a loaded bundle does not fit any program.
 

@@ -17,27 +17,27 @@ from collections.abc import Generator
 from pathlib import Path
 
 from aotexport_runtime.bundle.directory import MANIFEST_NAME, lock_shared, remove_tree, remove_unused, temporary_prefix
-from aotexport_runtime.errors import AotExportError, NotWritten
+from aotexport_runtime.errors import AotExportError, NotWritten, OutputExists
 
 
 @contextlib.contextmanager
-def staged(output: Path, *, force: bool, refusal: type[AotExportError]) -> Generator[Path]:
+def staged(output: Path, *, force: bool) -> Generator[Path]:
     """Yield a temporary directory beside `output`, and move it there if the block succeeds.
 
     Args:
         output: directory of the future bundle.
         force: replace an existing bundle. Those who have it open read it on; the last one removes it.
-        refusal: the error to raise if something is at `output` that may not be replaced.
 
     Yields:
         The temporary directory; removed when the block raises. A writer that is killed leaves it, and the next one to
         the same output removes it.
 
     Raises:
+        OutputExists: something is at `output` that may not be replaced, or nothing can be made there.
         NotWritten: the file system is full, read-only, or otherwise refuses.
     """
     if reason := why_not_written(output, force=force):
-        raise refusal(reason)
+        raise OutputExists(reason)
     output = output.absolute()
     with _told(output):
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +46,7 @@ def staged(output: Path, *, force: bool, refusal: type[AotExportError]) -> Gener
             yield stage
             open_modes(stage)
             _sync(stage)
-            _move(stage, output, force=force, refusal=refusal)
+            _move(stage, output, force=force)
         except BaseException:
             remove_tree(stage)
             raise
@@ -141,7 +141,7 @@ def _sync_entries(path: Path) -> None:
         os.close(descriptor)
 
 
-def _move(stage: Path, output: Path, *, force: bool, refusal: type[AotExportError]) -> None:
+def _move(stage: Path, output: Path, *, force: bool) -> None:
     """Move `stage` to `output` in one step; what was there is at `stage` then."""
     while True:
         try:
@@ -151,7 +151,7 @@ def _move(stage: Path, output: Path, *, force: bool, refusal: type[AotExportErro
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
             if reason := _why_not_replaced(output, force=force):
-                raise refusal(reason) from None
+                raise OutputExists(reason) from None
             try:
                 _exchange(stage, output)
             except FileNotFoundError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import UserDict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from collections.abc import Mapping as MappingABC
 from typing import Any, NamedTuple
 
@@ -113,7 +113,7 @@ class Signature:
         rest = dict(kwargs)
         bound: list[tuple[Parameter, Any]] = list(zip(self._positional, args, strict=False))
         if len(args) > len(self._positional) and self._var_positional is None:
-            report(f"takes {len(self._positional)} positional arguments, got {len(args)}")
+            report(f"takes {len(self._positional)} positional arguments ({_listed(self._positional)}), got {len(args)}")
         for parameter in self._positional[len(args) :]:
             bound.append(
                 (parameter, rest.pop(parameter.name, _MISSING) if parameter.name in self._by_name else _MISSING)
@@ -133,8 +133,8 @@ class Signature:
             bound.append((self._var_keyword, {**known, **rest}))
         else:
             for name in rest:
-                twice = name in self._by_name
-                report(f"`{name}`: " + ("passed twice" if twice else "unexpected keyword argument"))
+                unknown = f"unexpected keyword argument; there are {_listed(self._parameters)}"
+                report(f"`{name}`: {'passed twice' if name in self._by_name else unknown}")
         for parameter, value in bound:
             if value is _MISSING and not parameter.optional:
                 report(f"`{parameter.name}`: missing; it was passed at capture")
@@ -257,3 +257,7 @@ def _describe(value: Any) -> str:
     if isinstance(value, list | tuple | deque):
         return f"a {type(value).__name__} of {len(value)}"
     return repr(value)[:80]
+
+
+def _listed(parameters: Iterable[Parameter]) -> str:
+    return ", ".join(f"`{parameter.name}`" for parameter in parameters) or "none"

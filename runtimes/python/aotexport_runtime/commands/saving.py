@@ -57,9 +57,10 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
 
     Raises:
         ArgumentInvalid: `module` is no loaded bundle, or `path` no path.
-        NotSupported: `module` was loaded in another dtype, submodules of it were changed, `path` exists, nothing can
-            be written there, tensors that are tied in the programs no longer are, a tensor no longer has the dtype or
-            shape that the programs were captured with, or an attribute holds a value that a bundle cannot hold.
+        NotSupported: `module` was loaded in another dtype, submodules of it were changed, tensors that are tied in
+            the programs no longer are, a tensor no longer has the dtype or shape that the programs were captured with,
+            or an attribute holds a value that a bundle cannot hold.
+        OutputExists: something is at `path`, or nothing can be made there.
         NotWritten: the file system is full, read-only, or otherwise refuses.
     """
     _check_module(module)
@@ -73,7 +74,7 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
     in_parts = any(is_sharded(part._parameters) for part in module.modules())
 
     def write() -> None:
-        with staged(output, force=force, refusal=NotSupported) as stage:
+        with staged(output, force=force) as stage:
             check_ties(module, module.bundle.manifest.state)
             attributes = saved_attributes(module)
             for entry in attributes.known:

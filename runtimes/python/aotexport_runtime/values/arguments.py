@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.util
 import os
 import sys
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,8 +68,11 @@ def imported(name: str) -> ModuleType:
         raise ArgumentInvalid(f"importing `{name}` failed: {error}") from error
 
 
+_LEAST_TORCH = (2, 7)
+
+
 def check_torch(feature: str) -> None:
-    """Refuse a feature that needs torch where torch is not installed.
+    """Refuse a feature that needs torch where torch is not installed, or too old.
 
     Args:
         feature: the feature, as the subject of the sentence.
@@ -79,6 +84,10 @@ def check_torch(feature: str) -> None:
         raise TorchMissing(
             f"{feature} needs torch, which is not installed here. Install it by `pip install 'torch>=2.7'`"
         )
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        found = metadata.version("torch")
+        if tuple(map(int, found.split(".")[:2])) < _LEAST_TORCH:
+            raise TorchMissing(f"{feature} needs torch 2.7 or newer, and this is {found}. `pip install 'torch>=2.7'`")
 
 
 def why_unfit_interpreter() -> str | None:
