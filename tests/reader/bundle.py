@@ -35,7 +35,7 @@ READS = (1, 1)
 
 
 class Refused(Exception):
-    """A bundle that section 3 says not to read, whose metadata are false (7.31), or whose indexes lead nowhere."""
+    """A bundle that section 3 says not to read, with false outputs or metadata (7.4, 7.31), or indexes to nowhere."""
 
 
 def without_tables(graph: dict[str, Any], rules: Rules) -> dict[str, Any]:

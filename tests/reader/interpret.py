@@ -38,6 +38,16 @@ def compare_dtypes(found: Any, meta: dict[str, Any]) -> None:
         raise Refused("result-type")
 
 
+def compare_outputs(graph: dict[str, Any], outputs: Sequence[Any], said: Sequence[Any]) -> None:
+    """Refuse outputs that are no tensors where the program has metadata, or no numbers elsewhere (7.4)."""
+    metas = {value["name"]: value["meta"] for value in (*graph["inputs"], *graph["nodes"])}
+    for output, meta in zip(outputs, said, strict=False):
+        found = metas[output] if isinstance(output, str) else output
+        kind = found["kind"] if isinstance(found, dict) else type(found).__name__
+        if kind not in (("size", "scalar", "int", "bool", "float") if meta is None else ("tensor",)):
+            raise Refused("result-type")
+
+
 _FLOATS = ("sqrt", "log2", "cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan")
 PYTHON: dict[str, Any] = {
     **{name: getattr(operator, name) for name in ("getitem", "add", "sub", "mul", "truediv", "floordiv", "mod", "pow")},

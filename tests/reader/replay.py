@@ -12,7 +12,7 @@ import torch
 
 from tests.reader.bundle import Bundle
 from tests.reader.functional import Functional
-from tests.reader.interpret import Interpreter, Unread
+from tests.reader.interpret import Interpreter, Unread, compare_outputs
 from tests.reader.rules import Rules
 from tests.reader.values import dtype, size
 
@@ -34,6 +34,10 @@ class Replay:
         record = self.program.get("functional")
         graph = None if record is None else self.bundle.graph(f"{folder}/{record['file']}")
         self.functional = None if graph is None else Functional(self.program, graph, rules)
+        if rules("graph.outputs"):
+            compare_outputs(self.forward, self.forward["outputs"], self.program["outputs"])
+        if rules("graph.outputs") and graph is not None:
+            compare_outputs(graph, graph["outputs"][len(record.get("mutations", [])) :], self.program["outputs"])
         self.vector = self.bundle.json(entry["record"])
         self.stored = self.bundle.tensors(entry["tensors"])
         if any("subclass" in each for each in self.program["inputs"]):

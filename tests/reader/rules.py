@@ -12,6 +12,7 @@ RULES: dict[str, str] = {
     "call.symbols": "8.4: (what is read - offset) / factor",
     "call.rebind": "8.8: an output becomes the module's tensor for later calls",
     "graph.kwargs": "7.3: keyword arguments are passed by name",
+    "graph.outputs": "7.4: outputs are tensors where the program says so, and numbers elsewhere",
     "graph.subgraph_inputs": "7.14: a body sees its own inputs",
     "graph.dtype": "7.31: metadata have the dtype that the operator gives",
     "graph.tables": "7.32: a body has tables of its own",

@@ -52,6 +52,14 @@ BY_REFUSAL = {"version.must_understand": "extension_that_no_reader_may_skip"}
 BY_REFUSED_CALLS = {"graph.dtype": "result_of_another_dtype_than_its_arguments"}
 """A bundle, `golden/refused`, of which a call is refused by each rule that this reader follows when it computes."""
 
+OUTPUTS = [
+    "output_that_is_a_constant",
+    "output_that_is_a_list",
+    "joint_output_that_is_a_constant",
+    "size_that_is_a_constant_but_no_number",
+]
+"""Bundles, `golden/refused`, with outputs that are not what the program says."""
+
 GATED = ("version-", "convention-", "extension-", "operator-set-")
 """How the codes begin of what this reader refuses before it reads; it takes the rest of a bundle as valid."""
 
@@ -149,8 +157,8 @@ def test_bundle_that_needs_another_reader_is_refused(name, tmp_path):
     assert str(caught.value) == CASES[name]["code"]
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if "_index_" in name])
-def test_index_that_leads_nowhere_is_refused(name, tmp_path):
+@pytest.mark.parametrize("name", [name for name in CASES if "_index_" in name or name in OUTPUTS])
+def test_index_that_leads_nowhere_or_output_of_another_kind_is_refused(name, tmp_path):
     with pytest.raises(Refused, match=CASES[name]["code"]):
         list(replays(edited_bundle(CASES[name], tmp_path / name), "forward", Rules()))
 
@@ -214,6 +222,14 @@ def test_rule_of_refusal_that_is_switched_off_lets_the_bundle_in(rule, tmp_path)
     Bundle(edited_bundle(CASES[BY_REFUSAL[rule]], tmp_path / "bundle"), Rules([rule]))
 
 
+def test_constant_for_a_tensor_is_returned_without_the_rule_of_outputs(tmp_path):
+    root = edited_bundle(CASES["output_that_is_a_constant"], tmp_path / "bundle")
+    rules = Rules(["graph.outputs"])
+
+    replay = Replay(root, Bundle(root, rules).manifest["testvectors"][0], "forward", rules)
+    assert replay.call(replay.arguments()[0]) == [3]
+
+
 @pytest.mark.parametrize("rule", BY_REFUSED_CALLS)
 def test_rule_of_refusal_that_is_switched_off_lets_the_call_run(rule, tmp_path):
     root = edited_bundle(CASES[BY_REFUSED_CALLS[rule]], tmp_path / "bundle")
@@ -224,7 +240,7 @@ def test_rule_of_refusal_that_is_switched_off_lets_the_call_run(rule, tmp_path):
 
 
 def test_every_rule_is_noticed_or_has_a_reason():
-    known = [*NOTICED, *BY_EDITS, *BY_REFUSAL, *BY_REFUSED_CALLS, *OBSERVED, *UNSEEN]
+    known = [*NOTICED, *BY_EDITS, *BY_REFUSAL, *BY_REFUSED_CALLS, *OBSERVED, *UNSEEN, "graph.outputs"]
     assert sorted(known) == sorted(RULES)
 
 

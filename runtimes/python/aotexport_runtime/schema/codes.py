@@ -127,7 +127,7 @@ CODES: dict[str, str] = {
     "result-type": (
         "metadata of another type than the operator returns (7.28 to 7.31); an output of a graph of another dtype "
         "or number of axes than `Program.outputs`, or than the input that it is the new value (unless "
-        "`metadata` or `storage`) or the gradient of"
+        "`metadata` or `storage`) or the gradient of; a constant that stands for a tensor there, or in a body (7.30)"
     ),
     "region-open": "a region or checkpointed part that is not ended, or not as the innermost one",
     "module-malformed": (

@@ -98,7 +98,7 @@ class Graph(Record, kw_only=True):
     Attributes:
         inputs: placeholders, in calling order.
         nodes: operator calls in an order of execution; a node refers to inputs and earlier nodes only.
-        outputs: returned values, in order; constants are allowed.
+        outputs: returned values, in order.
         schemas: per operator of PyTorch's registry that the graph calls, the signature it was captured with, as PyTorch
             writes it. A lowered graph may lack some.
         subgraphs: bodies of higher-order operators; their inputs are their only names.

@@ -8,7 +8,7 @@ from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import (
     Argument,
-    NothingMeta,
+    FloatArgument,
     ScalarMeta,
     SequenceMeta,
     SizeArgument,
@@ -99,11 +99,9 @@ def _check_operands(
 ) -> None:
     operands = [(operand, int(_OVER_ROWS.get(node.op) == i)) for i in lists for operand in _items(node.args[i])]
     for (operand, fewer_axes), taken in zip(operands, body.inputs, strict=True):
-        meta = values.get(operand) if isinstance(operand, str) else None
-        if isinstance(meta, NothingMeta | None):
-            continue
-        given, expected = described(meta, -fewer_axes, typed=typed), described(taken.meta, typed=typed)
-        if given != expected:
+        given = described_argument(operand, values, -fewer_axes, typed=typed)
+        expected = described(taken.meta, typed=typed)
+        if given not in (None, "nothing", expected):
             raise BundleInvalid(
                 f"a body of `{node.op}` takes {expected}, and gets {given}", where=where, code="operator-arguments"
             )
@@ -129,13 +127,12 @@ def _check_results(node: Node, items: Sequence[ValueMeta], body: Graph, where: P
     if node.op == "higher_order::autograd_function":
         assert isinstance(node.args[4], int)
         outputs = outputs[: node.args[4]]
-    said = [metas.get(output) if isinstance(output, str) else None for output in outputs]
     stacked = _stacked(node, len(outputs))
     # Metadata within a region of autocast tell of none.
     typed = not any(each.op == "torch::enter_autocast" for each in body.nodes)
     if len(items) != len(outputs) or any(
-        meta is not None and described(item, typed=typed) != described(meta, more_axes=axes, typed=typed)
-        for item, meta, axes in zip(items, said, stacked, strict=True)
+        described_argument(output, metas, axes, typed=typed) not in (None, described(item, typed=typed))
+        for item, output, axes in zip(items, outputs, stacked, strict=True)
     ):
         raise BundleInvalid(
             f"`{node.op}` gives what its body returns, and the graph says otherwise", where=where, code="result-type"
@@ -163,3 +160,23 @@ def described(meta: ValueMeta | None, more_axes: int = 0, *, typed: bool = True)
     if isinstance(meta, SizeMeta | ScalarMeta):
         return "a float" if isinstance(meta, ScalarMeta) and meta.type == "float" else "an integer"
     return "a sequence" if isinstance(meta, SequenceMeta) else "nothing"
+
+
+def described_argument(
+    argument: Argument, metas: Mapping[str, ValueMeta], more_axes: int = 0, *, typed: bool = True
+) -> str | None:
+    """Return what an argument, or output of a graph, is, as `described` does; None: the graph has no value of its name.
+
+    Args:
+        argument: a reference or a constant.
+        metas: metadata of the graph's values.
+        more_axes: see `described`.
+        typed: see `described`.
+    """
+    if isinstance(argument, str):
+        return described(metas[argument], more_axes, typed=typed) if argument in metas else None
+    if isinstance(argument, int | SizeArgument):
+        return "an integer"
+    if isinstance(argument, float | FloatArgument):
+        return "a float"
+    return "nothing" if argument is None else "a constant"

@@ -10,7 +10,7 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputSpec, Program, SizeInput
 from aotexport_runtime.schema.values import Argument, NothingMeta, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import descendants, references
-from aotexport_runtime.validate.bodies import described
+from aotexport_runtime.validate.bodies import described, described_argument
 from aotexport_runtime.validate.bounds import check_unique
 from aotexport_runtime.validate.subclasses import taken_apart
 
@@ -69,14 +69,16 @@ def check_functional_graph(
                 code="graph-interface",
             )
         return
+    faults = where.found
     _check_tensors_returned(graph.outputs[:returned], functional, where)
     changed = [_meta_of(program.inputs[each.input_index]) for each in functional.mutations]
     # These may get other axes, and a storage of another dtype.
     anew = {index for index, each in enumerate(functional.mutations) if each.metadata or each.storage}
-    _check_results(
-        graph, graph.outputs[: len(changed) + len(program.outputs)], [*changed, *program.outputs], where, anew
-    )
-    if gradients is not None:
+    if where.found == faults:
+        _check_results(
+            graph, graph.outputs[: len(changed) + len(program.outputs)], [*changed, *program.outputs], where, anew
+        )
+    if gradients is not None and where.found == faults:
         said = Place(record).at("functional", "gradients")
         _check_tangents(graph, functional, gradients, said)
         _check_gradients_returned(graph, program, gradients, returned, where, said)
@@ -159,20 +161,18 @@ def _check_results(
     """
     metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     for index, (output, expected) in enumerate(zip(outputs, said, strict=False)):
-        meta = metas.get(output) if isinstance(output, str) else None
-        if meta is None or (index in anew and isinstance(meta, TensorMeta)):
+        found = described_argument(output, metas)
+        found = "a number" if found in ("an integer", "a float") else found
+        required = "a number" if expected is None else described(expected)
+        if found is None or (index in anew and found.startswith("a tensor")):
             continue
         with where.at("outputs", index) as here:
-            if _said(meta) != _said(expected):
+            if found != required:
                 raise BundleInvalid(
-                    f"output {index} of the graph is {_said(meta)}, and the program says {_said(expected)}",
+                    f"output {index} of the graph is {found}, and the program says {required}",
                     where=here,
                     code="result-type",
                 )
-
-
-def _said(meta: ValueMeta | None) -> str:
-    return described(meta) if isinstance(meta, TensorMeta) else "no tensor"
 
 
 def _check_inputs(graph: Graph, program: Program, tangents: Sequence[TensorMeta], where: Place) -> None:

@@ -92,12 +92,17 @@ def check_lowered_graph(
                 code="graph-interface",
             )
     values: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-    if not backward:
-        for index, output in enumerate(graph.outputs[returned:], returned):
-            if not (isinstance(output, str) and isinstance(values[output], TensorMeta)):
-                raise BundleInvalid(
-                    "a saved value is no tensor", where=where.at("outputs", index), code="target-malformed"
-                )
+    said = enumerate(taken_apart(program).outputs, len(functional.mutations))
+    numbers = [index for index, meta in said if meta is None]
+    for index, output in enumerate(graph.outputs):
+        is_tensor = isinstance(output, str) and isinstance(values.get(output), TensorMeta)
+        if not is_tensor and not (output is None if backward else index in numbers):
+            is_saved = not backward and index >= returned
+            raise BundleInvalid(
+                f"{'a saved value' if is_saved else f'output {index}'} is no tensor",
+                where=where.at("outputs", index),
+                code="target-malformed" if is_saved else "result-type",
+            )
     for index, node in enumerate(graph.nodes):
         if node.op.startswith(KERNEL):
             _check_launch(node, kernels, values, where.at("nodes", index))
