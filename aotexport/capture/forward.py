@@ -61,7 +61,7 @@ def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> Fo
 
 
 def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCapture:
-    reasons: list[str] = []
+    reasons: dict[str, list[str]] = {}
     branches = False
     arrays = arrays_in(parameter.tree for parameter in call.parameters)
     fixed: SizeFixed | None = None
@@ -92,12 +92,12 @@ def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCa
             if says_why and strategy.runs_own_code and narrow is None and fixed is None:
                 raise error from error.__cause__
             branches = branches or isinstance(error, GuardOnDataDependentSymNode)
-            reasons.append(f"{strategy.name}: {error if says_why else described(error)}")
+            reasons.setdefault(str(error) if says_why else described(error), []).append(strategy.name)
     if narrow is not None:
         return narrow
     if fixed is not None:
         raise fixed
-    listed = "\n".join(f"  - {reason}" for reason in reasons)
+    listed = "\n".join(f"  - {reason} (by {', '.join(names)})" for reason, names in reasons.items())
     raise NotCaptured(
         f"`{call.name}` cannot be captured as a graph. What was tried:\n{listed}\n"
         "Python code that leaves torch, or makes sizes of values, is the usual cause: use torch's operators, "
