@@ -11,9 +11,12 @@ from aotexport.encode.program_notes import with_notes
 from aotexport.model.mode import eval_mode_note
 from aotexport.model.programs import ProgramSpec
 from aotexport.pipeline.bundle_draft import BundleDraft
+from aotexport.vectors.record import RecordedCall
 from aotexport.verify.report import ExportReport
 from aotexport_runtime.bundle.notes import BundleNote, listed
 from aotexport_runtime.schema.manifest import Manifest
+
+_RAISES = "the backward pass of the model raises in every recorded call, in eager too: it cannot train"
 
 
 def complete_notes(draft: BundleDraft, outputs: Iterable[str]) -> BundleDraft:
@@ -24,10 +27,12 @@ def complete_notes(draft: BundleDraft, outputs: Iterable[str]) -> BundleDraft:
         outputs: a sentence per line that prints, logs or writes to a file.
     """
     texts = tuple(outputs)
+    raising = {recorded.record.program for recorded in draft.vectors if _backward_raises(recorded)}
+    raising -= {recorded.record.program for recorded in draft.vectors if not _backward_raises(recorded)}
     lines = Lines(draft.options.source_root, draft.options.strip)
     programs = tuple(
         with_notes(
-            _with_texts(spec, program, texts),
+            _with_texts(spec, program, (*texts, *([_RAISES] if spec.name in raising else []))),
             spec.call,
             draft.off_path.get(spec.name, ()),
             draft.judged.get(spec.name),
@@ -36,6 +41,11 @@ def complete_notes(draft: BundleDraft, outputs: Iterable[str]) -> BundleDraft:
         for spec, program in zip(draft.specs, draft.programs, strict=True)
     )
     return replace(draft, programs=programs)
+
+
+def _backward_raises(recorded: RecordedCall) -> bool:
+    facts = recorded.record.facts
+    return any(name.endswith("backward") and fact.startswith("raises") for name, fact in facts.items())
 
 
 def _with_texts(spec: ProgramSpec, program: EncodedProgram, texts: Iterable[str]) -> EncodedProgram:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+_CALL = re.compile(r"^call \d+: ")
 
 
 @dataclass(frozen=True)
@@ -54,10 +57,13 @@ def comparisons(result: dict[str, Any]) -> list[Comparison]:
 
 
 def failures(results: Sequence[dict[str, Any]]) -> list[str]:
-    """Return one line per quantity that differs."""
+    """Return one line per quantity that differs: its first comparison, and the number of further ones."""
+    found: dict[tuple[str, str], list[Comparison]] = {}
+    for comparison in (c for result in results for c in comparisons(result) if not c.agrees):
+        found.setdefault((comparison.program, _CALL.sub("", comparison.name)), []).append(comparison)
     return [
-        f"  {c.program}/{c.vector} ({c.target}): {c.name}: {c.detail or f'relative error {c.error:.2e}'}"
-        for result in results
-        for c in comparisons(result)
-        if not c.agrees
+        f"  {first.program}/{first.vector} ({first.target}): {first.name}: "
+        f"{first.detail or f'relative error {first.error:.2e}'}"
+        + (f" (and in {len(others)} more comparisons)" if others else "")
+        for first, *others in found.values()
     ]

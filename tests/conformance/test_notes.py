@@ -201,6 +201,18 @@ def test_output_of_the_model_and_submodules_in_eval_mode_are_notes(tmp_path):
     ]
 
 
+def exponential(x):
+    return x.exp().add_(1)
+
+
+def test_backward_that_raises_in_eager_is_a_note(tmp_path):
+    x = torch.ones(3, requires_grad=True)
+    report = aotexport.export(exponential, (x,), output=tmp_path / "bundle")
+    assert [note.text for note in report.notes] == [
+        "the backward pass of the model raises in every recorded call, in eager too: it cannot train"
+    ]
+
+
 def test_note_of_several_programs_is_one(tmp_path):
     model = torch.nn.Linear(4, 4)
     model.register_forward_hook(lambda module, args, output: branching(output))
