@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from aotexport.errors import DataInvalid
-from aotexport_runtime.adapters.files import base_digest
+from aotexport_runtime.adapters.base import base_digest
 from aotexport_runtime.errors import NotWritten
 from aotexport_runtime.module.bundle_module import BundleModule
 

@@ -273,8 +273,8 @@ def test_adapter_of_another_base_or_shape_is_refused_and_leaves_nothing(module, 
         tuned.head.bias += 1
     tuned = aotexport_runtime.load(aotexport_runtime.save(tuned, tmp_path / "tuned"))
     assert refused(adapters.load_adapter, tuned, tmp_path / "adapter") == (
-        f"{tmp_path / 'adapter'}: the adapter was trained on other weights than those of 'Net'. Load the bundle that "
-        "it was trained on, or take it all the same (`any_base=True`)"
+        f"{tmp_path / 'adapter'}: the adapter was trained over other weights than 'Net' has now: `head.bias` differs. "
+        "Load the bundle that it was trained over, or take it all the same (`any_base=True`)"
     )
     adapters.load_adapter(tuned, tmp_path / "adapter", any_base=True)
 

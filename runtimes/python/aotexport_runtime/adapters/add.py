@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import nn
 
+from aotexport_runtime.adapters.base import weight_digests
 from aotexport_runtime.adapters.choice import Adapters, NamedAdapter, adapters_of, named_adapters
 from aotexport_runtime.adapters.config import Bias, LoraConfig
-from aotexport_runtime.adapters.factors import FACTORS, Factors
+from aotexport_runtime.adapters.factors import FACTORS, Factors, groups_of
 from aotexport_runtime.adapters.forms import Report
 from aotexport_runtime.adapters.lora import Lora, Trained
 from aotexport_runtime.adapters.select import set_adapter
@@ -73,8 +74,8 @@ def add_lora(
     )
     weights = Weights(module)
     chosen = weights.chosen(targets, exclude)
-    saved = [_module(module, path) for path in config.modules_to_save]
-    chosen = [t for t in chosen if not any(_is_in(t.path, path) for path, _ in saved)]
+    saved = saved_paths(module, config)
+    chosen = [t for t in chosen if not any(_is_in(t.path, path) for path in saved)]
     return attach(module, adapters, name, config, [(target, r) for target in chosen])
 
 
@@ -97,7 +98,9 @@ def attach(
     adapters.check_unmerged(f"adapter `{name}` cannot be added")
     _check_name(adapters, name)
     _check_differentiable(module)
-    _check_whole(module, name)
+    check_whole(module, name)
+    _check_loaded(module, [target for target, _ in ranks])
+    base = weight_digests(module, saved_paths(module, config))
     made = [(target, _factors(module, target, r, config)) for target, r in ranks]
     trained = _trained(module, config, [target for target, _ in ranks])
     for target, factors in made:
@@ -106,7 +109,7 @@ def attach(
     for path, tensor, parameter in trained:
         own = nn.Parameter(parameter.detach().clone())
         _beside(module, adapters, path, tensor, Trained, True).register_parameter(name, own)
-    adapters.configs[name] = config
+    adapters.configs[name], adapters.bases[name] = config, base
     _freeze(module, config)
     set_adapter(module, name)
     return report(module)
@@ -132,13 +135,20 @@ def report(module: BundleModule) -> Report:
     )
 
 
-def _module(module: BundleModule, path: str) -> tuple[str, nn.Module]:
-    """Return the submodule that `path` or its end means."""
-    found = [(p, m) for p, m in module.named_modules() if p and (p == path or p.endswith(f".{path}"))]
-    if not found:
-        children = ", ".join(f"`{name}`" for name, _ in module.named_children())
-        raise ArgumentInvalid(f"`modules_to_save`: the module has no `{path}`; at its top are {children}")
-    return found[0]
+def saved_paths(module: BundleModule, config: LoraConfig) -> list[str]:
+    """Return the paths of the modules that an adapter trains whole: each that has such a path, or ends with it.
+
+    Raises:
+        ArgumentInvalid: there is none.
+    """
+    found: list[str] = []
+    for wanted in config.modules_to_save:
+        paths = [path for path, _ in module.named_modules() if path == wanted or path.endswith(f".{wanted}")]
+        if not paths:
+            children = ", ".join(f"`{name}`" for name, _ in module.named_children())
+            raise ArgumentInvalid(f"`modules_to_save`: the module has no `{wanted}`; at its top are {children}")
+        found += paths
+    return found
 
 
 def _is_in(path: str, parent: str) -> bool:
@@ -162,8 +172,23 @@ def _check_differentiable(module: BundleModule) -> None:
             )
 
 
-def _check_whole(module: BundleModule, name: str) -> None:
-    """Refuse a module in parts: gradients of parameters that come later would stay on their ranks."""
+def _check_loaded(module: BundleModule, targets: Sequence[Target]) -> None:
+    for change in module.changes():
+        target = next((target for target in targets if _is_in(target.path, change.path)), None)
+        if target is not None and not isinstance(change.module, LoadedSubmodule):
+            raise NotSupported(
+                f"`{change.path}` {change.how}, and adapters are put beside layers of the bundle alone. Leave it out "
+                f"(`exclude=[{change.path!r}]`), train it whole (`modules_to_save=[{change.path!r}]`), or export the "
+                "module with it (`aotexport.export(module, ...)`) and adapt that bundle"
+            )
+
+
+def check_whole(module: BundleModule, name: str) -> None:
+    """Refuse a module in parts: gradients of parameters that come later would stay on their ranks.
+
+    Raises:
+        NotSupported: it is one.
+    """
     parted = next((each for each, parameter in module.named_parameters() if is_distributed(parameter)), None)
     if parted is not None:
         raise NotSupported(
@@ -190,7 +215,7 @@ def _factors(module: BundleModule, target: Target, r: int, config: LoraConfig) -
         raise NotSupported(f"`{target.name}`: an adapter of the weight itself has no input to drop: {target.why}")
     if target.kind == "embedding" and config.use_dora:
         raise NotSupported(f"`{target.name}` is an embedding, which `use_dora` does not know. Leave it out (`exclude`)")
-    groups = target.options[3] if len(target.options) > 3 else 1
+    groups = groups_of(target.options)
     if r % groups or (groups > 1 and config.use_dora):
         raise NotSupported(f"`{target.name}` is a convolution of {groups} groups: `r` must be a multiple, without DoRA")
     return kind(weight, r, config, config.scaling(target.path, r), target.options)
@@ -201,11 +226,11 @@ def _trained(
 ) -> list[tuple[str, str, torch.Tensor]]:
     """Return path, name and value of the parameters that an adapter trains whole."""
     found: dict[tuple[str, str], torch.Tensor] = {}
-    adapted = {target.path for target in targets}
+    adapted, whole = {target.path for target in targets}, saved_paths(module, config)
     for path, owner in module.named_modules():
         if not (owner is module or isinstance(owner, LoadedSubmodule)):
             continue
-        saved = any(_is_in(path, _module(module, each)[0]) for each in config.modules_to_save)
+        saved = any(_is_in(path, each) for each in whole)
         if saved and next(owner.buffers(recurse=False), None) is not None:
             raise NotSupported(f"`modules_to_save`: `{path}` has buffers, which an adapter cannot hold")
         biases = config.bias == "all" or (config.bias == "lora_only" and path in adapted)
@@ -235,15 +260,14 @@ def _beside(
 
 
 def _freeze(module: BundleModule, config: LoraConfig) -> None:
-    """Freeze what is no adapter's, but for modules of the user's that are saved with it."""
-    kept = [_module(module, path) for path in config.modules_to_save]
+    """Freeze what is no adapter's; train modules of the user's that are saved with it."""
+    kept = saved_paths(module, config)
     for path, owner in module.named_modules():
         users = not (owner is module or isinstance(owner, LoadedSubmodule | NamedAdapter))
-        if isinstance(owner, NamedAdapter) or (users and any(_is_in(path, p) for p, _ in kept)):
+        if isinstance(owner, NamedAdapter) or _is_adapters(path, module):
             continue
         for parameter in owner.parameters(recurse=False):
-            if not _is_adapters(path, module):
-                parameter.requires_grad_(False)
+            parameter.requires_grad_(users and any(_is_in(path, each) for each in kept))
 
 
 def _is_adapters(path: str, module: BundleModule) -> bool:

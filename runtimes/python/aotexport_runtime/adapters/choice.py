@@ -28,11 +28,13 @@ class Adapters:
         configs: their settings, by name.
         active: names of those that calls apply.
         merged: names of those that the module's own weights hold.
+        bases: digests of the weights that each was added beside, by their names.
     """
 
     configs: dict[str, LoraConfig] = field(default_factory=dict[str, LoraConfig])
     active: tuple[str, ...] = ()
     merged: tuple[str, ...] = ()
+    bases: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
 
     def applied(self) -> tuple[str, ...]:
         """Return the names of those that a call of this thread applies now."""

@@ -112,7 +112,8 @@ class Factors(nn.Module):
 
     def added(self, result: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
         """Return the result plus low-rank values times B: one matmul that adds, where dtypes are the same."""
-        if result.dim() < 2 or not result.dtype == low.dtype == self.B.dtype or not result.is_contiguous():
+        alike = result.dtype == low.dtype == self.B.dtype and not _autocasts(result)
+        if result.dim() < 2 or not alike or not result.is_contiguous():
             return (result + self.high(low)).to(result.dtype)
         flat = result.view(-1, result.shape[-1])
         return torch.addmm(flat, low.reshape(-1, low.shape[-1]), self.B.t()).view(result.shape)
@@ -199,20 +200,29 @@ class EmbeddingFactors(TransposedFactors):
     def forward(
         self, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the changed result of an operator; as in peft, without dropout."""
-        return self.added(result, functional.embedding(x, self.A.t()) * self.scaling)
+        """Return the changed result of an operator; as in peft, without dropout and in the result's dtype."""
+        return self.added(result, torch.embedding(self.A.t(), x, *self._options) * self.scaling)
 
 
 class ConvolutionFactors(Factors):
-    """The factors of a change of a convolution: A is a convolution to `r` channels, B one of size 1."""
+    """The factors of a change of a convolution: A is a convolution of all channels to `r`, B one of size 1.
+
+    Where the convolution is in groups, B alone is, as in peft.
+    """
+
+    @property
+    def groups(self) -> int:
+        """Number of the convolution's groups."""
+        return groups_of(self._options)
 
     def begin(self, weight: torch.Tensor, r: int) -> tuple[nn.Parameter, nn.Parameter]:
         """Return the first factors, which change nothing; draws the random numbers that peft draws."""
-        a = torch.empty(r, *weight.shape[1:], device=weight.device, dtype=self._dtype)
+        outputs, inputs, *size = weight.shape
+        a = torch.empty(r, inputs * self.groups, *size, device=weight.device, dtype=self._dtype)
         b = torch.empty(
-            weight.shape[0],
-            r // self._groups(),
-            *(1 for _ in weight.shape[2:]),
+            outputs,
+            r // self.groups,
+            *(1 for _ in size),
             device=weight.device,
             dtype=self._dtype,
         )
@@ -220,16 +230,13 @@ class ConvolutionFactors(Factors):
             nn.init.kaiming_uniform_(factor, a=math.sqrt(5))
         return nn.Parameter(a), nn.Parameter(nn.init.zeros_(b))
 
-    def _groups(self) -> int:
-        return self._options[3] if len(self._options) > 3 else 1
-
     def low(self, x: torch.Tensor) -> torch.Tensor:
         """Return the convolution of the input with A, scaled."""
-        return self.base(x, self.A) * self.scaling
+        return _CONVOLUTIONS[self.A.dim()](x, self.A, None, *self._options[:3]) * self.scaling
 
     def high(self, low: torch.Tensor) -> torch.Tensor:
         """Return the convolution of the scaled low-rank values with B."""
-        return _CONVOLUTIONS[self.B.dim()](low, self.B, groups=self._groups())
+        return _CONVOLUTIONS[self.B.dim()](low, self.B, groups=self.groups)
 
     def base(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return what the operator computes without a bias."""
@@ -241,9 +248,7 @@ class ConvolutionFactors(Factors):
 
     def product(self) -> torch.Tensor:
         """Return the change in the layout of the weight."""
-        parts = zip(self.B.chunk(self._groups()), self.A.chunk(self._groups()), strict=True)
-        changes = [(b.flatten(1) @ a.flatten(1)).view(len(b), *a.shape[1:]) for b, a in parts]
-        return self.scaling * torch.cat(changes)
+        return self.scaling * (self.B.flatten(1) @ self.A.flatten(1)).view(len(self.B), *self.A.shape[1:])
 
     def beside(self, values: torch.Tensor) -> torch.Tensor:
         """Return a value per output in the shape that results take."""
@@ -256,6 +261,11 @@ class ConvolutionFactors(Factors):
     def along_outputs(self, values: torch.Tensor) -> torch.Tensor:
         """Return a value per output in a shape to multiply the weight with."""
         return values.view(-1, *(1 for _ in self.B.shape[1:]))
+
+
+def groups_of(options: Sequence[Any]) -> int:
+    """Return the number of groups of a convolution, given what it takes after its bias."""
+    return options[3] if len(options) > 3 else 1
 
 
 def _autocasts(x: torch.Tensor) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import json
 import os
 import tempfile
@@ -14,7 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from aotexport_runtime.adapters.add import attach
+from aotexport_runtime.adapters.add import attach, check_whole, saved_paths
+from aotexport_runtime.adapters.base import FILES_KEY, KEY, check_base, check_unchanged, weight_digests
 from aotexport_runtime.adapters.choice import adapters_of, named_adapters
 from aotexport_runtime.adapters.factors import EmbeddingFactors, Factors
 from aotexport_runtime.adapters.forms import Report
@@ -31,12 +32,15 @@ from aotexport_runtime.values.parts import Gathering, is_distributed
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."
-_BASE = "aotexport_base"
-"""Key of the base's digest in the metadata of the file."""
 
 
 def save_adapter(
-    module: BundleModule, path: str | os.PathLike[str], *, name: str = "default", force: bool = False
+    module: BundleModule,
+    path: str | os.PathLike[str],
+    *,
+    name: str = "default",
+    force: bool = False,
+    any_base: bool = False,
 ) -> Path:
     """Write an adapter to files that peft loads onto the original model, with the same results.
 
@@ -47,12 +51,14 @@ def save_adapter(
         path: directory to write; other files in it stay.
         name: name of the adapter.
         force: replace an adapter at `path`.
+        any_base: write an adapter whose base has changed since it was added, as one of the weights as they are now.
 
     Returns:
         The directory.
 
     Raises:
-        ArgumentInvalid: there is no such adapter, or `path` is no path.
+        ArgumentInvalid: there is no such adapter, `path` is no path, or a weight that the adapter was added beside has
+            changed since, which is not looked for in a module in parts.
         NotSupported: the adapter is merged, or there is an adapter at `path`.
         NotWritten: the file system is full, read-only, or otherwise refuses.
     """
@@ -63,8 +69,12 @@ def save_adapter(
     tensors = {_PREFIX + key: value.detach() for key, value in _entries(module, name)}
     targets = [weights.target(each) for each in _adapted(module, name)]
     record = config_record(config, [each for each in targets if each is not None], module.bundle.manifest.name)
-    output, metadata = path_of("path", path), {"format": "pt", _BASE: base_digest(module)}
+    output, base = path_of("path", path), adapters.bases[name]
     gathering = Gathering(tensors.values(), in_parts=any(map(is_distributed, tensors.values())))
+    if not any(map(is_distributed, module.parameters())):
+        now = weight_digests(module, saved_paths(module, config))
+        base = now if any_base else check_unchanged(name, base, now)
+    metadata = {"format": "pt", KEY: json.dumps(base)}
 
     def write() -> None:
         if (output / CONFIG_FILE).exists() and not force:
@@ -123,7 +133,7 @@ def load_adapter(
         path: directory of the files.
         name: name that the adapter gets.
         trainable: whether its parameters require gradients.
-        any_base: take an adapter that was trained on other weights of the same shapes.
+        any_base: take an adapter that was trained over other weights of the same shapes.
 
     Returns:
         The adapted weights, and the form that each adapter has.
@@ -134,37 +144,31 @@ def load_adapter(
     """
     directory, adapters = path_of("path", path), adapters_of(module)
     config = read_config(directory)
-    tensors, base = _read(directory / WEIGHTS_FILE)
-    if base is not None and base != base_digest(module) and not any_base:
-        raise ArgumentInvalid(
-            f"{directory}: the adapter was trained on other weights than those of {module.bundle.manifest.name!r}. "
-            "Load the bundle that it was trained on, or take it all the same (`any_base=True`)"
-        )
+    tensors, metadata = _read(directory / WEIGHTS_FILE)
+    check_whole(module, name)
     # With all biases trained, peft also writes what it keeps apart for modules that are trained whole.
     twice = (".modules_to_save.", ".original_module.")
     keys = {key.removeprefix(_PREFIX): t for key, t in tensors.items() if not any(part in key for part in twice)}
+    # peft lists names that heads of classifiers often have, whether the model has them or not.
+    saved = tuple(path for path in config.modules_to_save if any(f".{path}." in f".{key}" for key in keys))
+    config = dataclasses.replace(config, modules_to_save=saved)
+    if not any_base:
+        check_base(module, metadata, saved_paths(module, config), directory)
     ranks = [*_ranks(module, keys, directory)]
     report = attach(module, adapters, name, config, ranks)
-    _fill(module, name, keys, directory)
+    _fill(module, name, keys, directory, any_base=any_base, by_groups=FILES_KEY in metadata)
     if not trainable:
         for adapter in (each for beside in named_adapters(module).values() for each in beside):
             adapter.requires_grad_(False)
+        for path in _users_modules(module, name):
+            module.get_submodule(path).requires_grad_(False)
     return report
 
 
-def base_digest(module: BundleModule) -> str:
-    """Return the digest of the weights that a bundle was loaded with."""
-    manifest = module.bundle.manifest
-    files = {part.file for entry in manifest.state for part in (entry, *entry.parts) if part.file}
-    digests = sorted(entry.sha256 for entry in manifest.files if entry.path in files)
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _read(path: Path) -> tuple[dict[str, torch.Tensor], str | None]:
+def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
     try:
         with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            return {key: file.get_tensor(key) for key in file.keys()}, metadata.get(_BASE)  # noqa: SIM118
+            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise ArgumentInvalid(f"`path`: no adapter can be read from {str(path)!r}: {error}") from error
 
@@ -188,14 +192,8 @@ def _entries(module: BundleModule, name: str) -> Iterator[tuple[str, torch.Tenso
 
 def _users_modules(module: BundleModule, name: str) -> list[str]:
     """Return the paths of the user's own modules that an adapter is saved with."""
-    config = adapters_of(module).configs[name]
-    found = [(path, child) for path, child in module.named_modules() if path]
-    return [
-        path
-        for saved in config.modules_to_save
-        for path, child in found
-        if (path == saved or path.endswith(f".{saved}")) and not isinstance(child, LoadedSubmodule)
-    ]
+    paths = saved_paths(module, adapters_of(module).configs[name])
+    return [path for path in paths if not isinstance(module_at(module, path), LoadedSubmodule)]
 
 
 def _factor_entries(path: str, factors: Factors) -> Iterator[tuple[str, torch.Tensor]]:
@@ -243,13 +241,27 @@ def _ranks(module: BundleModule, keys: Mapping[str, torch.Tensor], directory: Pa
             yield target, tensor.shape[0]
 
 
-def _fill(module: BundleModule, name: str, keys: Mapping[str, torch.Tensor], directory: Path) -> None:
+def _fill(
+    module: BundleModule,
+    name: str,
+    tensors: Mapping[str, torch.Tensor],
+    directory: Path,
+    *,
+    any_base: bool,
+    by_groups: bool,
+) -> None:
     """Copy an adapter's tensors into the parameters that were made for them.
 
     Raises:
         ArgumentInvalid: one has another shape, is missing, or is there and has no place.
     """
-    places = dict(_entries(module, name))
+    places, weights = dict(_entries(module, name)), dict(module.named_parameters(remove_duplicate=False))
+    keys: dict[str, torch.Tensor] = {}
+    for key, tensor in tensors.items():
+        weight = None if key in places else weights.get(f".{key}".replace(".base_layer.", ".")[1:])
+        # With an adapted embedding, peft also writes the weight of the base.
+        if weight is None or not (any_base or torch.equal(weight.detach().cpu(), tensor)):
+            keys[key] = _of_all_channels(tensor, places[key]) if by_groups and key in places else tensor
     problem = _problem(keys, places)
     if problem is not None:
         delete_adapter(module, name)
@@ -261,6 +273,8 @@ def _fill(module: BundleModule, name: str, keys: Mapping[str, torch.Tensor], dir
 
 def _problem(keys: Mapping[str, torch.Tensor], places: Mapping[str, Any]) -> str | None:
     for key in sorted(keys.keys() | places.keys()):
+        if key not in places and "base_layer." in key:
+            return f"the adapter has `{key}`, a weight of the model under it, and the module has another"
         if key not in places:
             return f"the adapter has `{key}`, which has no place in the module"
         if key not in keys:
@@ -270,4 +284,16 @@ def _problem(keys: Mapping[str, torch.Tensor], places: Mapping[str, Any]) -> str
     return None
 
 
-__all__ = ["WEIGHTS_FILE", "base_digest", "load_adapter", "save_adapter"]
+def _of_all_channels(tensor: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
+    """Return a first factor for all channels; that of a convolution in groups had those of each row's group alone."""
+    groups = place.shape[1] // tensor.shape[1] if place.dim() == tensor.dim() > 2 else 1
+    if groups < 2:
+        return tensor
+    rows, channels, *size = tensor.shape
+    whole = tensor.new_zeros(groups, rows // groups, groups, channels, *size)
+    for group, own in enumerate(tensor.chunk(groups)):
+        whole[group, :, group] = own
+    return whole.view(rows, groups * channels, *size)
+
+
+__all__ = ["WEIGHTS_FILE", "load_adapter", "save_adapter"]

@@ -5,12 +5,16 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from aotexport_runtime.adapters.base import checksum, digest_of, remember
 from aotexport_runtime.adapters.choice import NamedAdapter
 from aotexport_runtime.adapters.factors import Factors
 
 
 class Lora(NamedAdapter):
     """Low-rank changes of a weight, a `Factors` per adapter."""
+
+    _before = ("", 0)
+    """Digest of the weight before a merge, and its checksum after."""
 
     def adapted(
         self, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -28,20 +32,25 @@ class Lora(NamedAdapter):
 
     def merge(self, module: nn.Module, names: tuple[str, ...]) -> None:
         """Change the weight of `module` by adapters, in place."""
-        weight: torch.Tensor = getattr(module, self.tensor)
-        for factors in self._held(names):
+        weight, held = getattr(module, self.tensor), self._held(names)
+        digest = digest_of(weight) if held else ""
+        for factors in held:
             if factors.magnitude is not None:
                 factors.ratio = factors.along_outputs(factors.magnitude / factors.norm(weight)).detach()
             weight.copy_(factors.merged(weight))
+        self._before = digest, checksum(weight) if held else 0
 
     def unmerge(self, module: nn.Module, names: tuple[str, ...]) -> None:
         """Take a change by `merge` back, but for rounding."""
-        weight: torch.Tensor = getattr(module, self.tensor)
-        for factors in reversed(self._held(names)):
+        weight, held = getattr(module, self.tensor), self._held(names)
+        unchanged = bool(held) and self._before[1] == checksum(weight)
+        for factors in reversed(held):
             if factors.ratio is not None:
                 weight /= factors.ratio.to(weight.dtype)
                 factors.ratio = None
             weight -= factors.product().to(weight.dtype)
+        if unchanged:
+            remember(weight, self._before[0])
 
     def _held(self, names: tuple[str, ...]) -> list[Factors]:
         return [factors for name in names if (factors := self.change(name)) is not None]

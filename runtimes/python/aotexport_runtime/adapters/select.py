@@ -77,14 +77,15 @@ def merge_adapter(module: BundleModule, names: str | list[str] | None = None) ->
 
     Raises:
         ArgumentInvalid: there is no such adapter.
-        NotSupported: weights hold merged adapters already, or an adapted weight is tied to another.
+        NotSupported: weights hold merged adapters already, or an adapted weight is tied to another, or is that of a
+            convolution in groups.
     """
     adapters = adapters_of(module)
     chosen = adapters.active if names is None else adapters.known(names)
     if not chosen:
         raise ArgumentInvalid("the module has no adapter to merge. Add one first (`add_lora`, `load_adapter`)")
     adapters.check_unmerged("adapters cannot be merged")
-    _check_untied(module, chosen)
+    _check_mergeable(module, chosen)
     with torch.no_grad():
         for path, adapter in _all(module):
             adapter.merge(_owner(module, path), chosen)
@@ -128,7 +129,7 @@ def delete_adapter(module: BundleModule, name: str) -> None:
         if not adapter.names():
             owner = _owner(module, path)
             owner._modules.pop(next(key for key, value in owner._modules.items() if value is adapter))
-    del adapters.configs[name]
+    del adapters.configs[name], adapters.bases[name]
     adapters.active = tuple(each for each in adapters.active if each != name)
     adapters.merged = tuple(each for each in adapters.merged if each != name)
     module.changed()
@@ -146,7 +147,7 @@ def _owner(module: BundleModule, path: str) -> nn.Module:
     return owner
 
 
-def _check_untied(module: BundleModule, chosen: tuple[str, ...]) -> None:
+def _check_mergeable(module: BundleModule, chosen: tuple[str, ...]) -> None:
     tied = {
         name: group
         for entry in module.bundle.manifest.state
@@ -156,7 +157,13 @@ def _check_untied(module: BundleModule, chosen: tuple[str, ...]) -> None:
     }
     for path, adapter in _all(module):
         name = f"{path}.{adapter.tensor}" if path else adapter.tensor
-        if name in tied and any(adapter.change(each) is not None for each in chosen):
+        changes = [change for each in chosen if (change := adapter.change(each)) is not None]
+        if any(getattr(change, "groups", 1) > 1 for change in changes):
+            raise NotSupported(
+                f"`{name}` is that of a convolution in groups, and its adapter reads the channels of all groups, as "
+                "peft's does. No weight of its shape holds that: leave the adapter apart"
+            )
+        if name in tied and changes:
             other = next(each for each in tied[name] if each != name)
             raise NotSupported(
                 f"`{name}` is one tensor with `{other}`, whose layer a merged weight would change too. Leave the "

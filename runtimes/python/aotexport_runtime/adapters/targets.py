@@ -14,7 +14,7 @@ from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.values import SizeArgument
-from aotexport_runtime.submodules.places import module_at
+from aotexport_runtime.submodules.places import is_below, module_at
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
 
 ALL_LINEAR = "all-linear"
@@ -60,12 +60,18 @@ class Weights:
         bundle = module.bundle
         programs = [bundle.program(entry.name) for entry in bundle.manifest.programs]
         self._readers = [(p.name, Readers(bundle.graph(p.name, p.forward.file), p)) for p in programs]
+        replaced = [
+            change.path
+            for change in module.changes()
+            if change.module is not None and not isinstance(change.module, LoadedSubmodule)
+            if next(change.module.parameters(), None) is not None
+        ]
         self.entries = {
             name: entry
             for entry in bundle.manifest.state
             if entry.role == "parameter" and len(entry.shape) > 1 and entry.dtype in _FLOATS and entry.subclass is None
             for name in (entry.name, *entry.tied)
-            if self._is_loaded(name)
+            if self._is_loaded(name) or any(is_below(name, path) for path in replaced)
         }
 
     def _is_loaded(self, name: str) -> bool:
@@ -177,10 +183,11 @@ def _names(entry: StateTensor) -> tuple[str, ...]:
 
 
 def _options(reader: Reader) -> tuple[Any, ...] | None:
-    """Return what a convolution takes after its bias, hashable; None: sizes of the call are among it."""
-    if reader.node is None or reader.operands is None or reader.operands.kind != "convolution":
+    """Return what an operator takes after weight and bias, hashable; None: sizes of the call are among it."""
+    after = {"convolution": 3, "embedding": 2}
+    if reader.node is None or reader.operands is None or reader.operands.kind not in after:
         return ()
-    given = reader.node.args[3:]
+    given = reader.node.args[after[reader.operands.kind] :]
     if reader.node.kwargs or any(
         isinstance(i, SizeArgument) for a in given for i in (a if isinstance(a, list) else [a])
     ):

@@ -1,0 +1,165 @@
+"""The base of an adapter: the weights that it is trained over, known by digests of their values."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from aotexport_runtime.adapters.choice import NamedAdapter
+from aotexport_runtime.bundle.weights import load_tensors
+from aotexport_runtime.errors import ArgumentInvalid
+from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.cast import FLOATS, CastBundle
+from aotexport_runtime.submodules.places import is_below
+from aotexport_runtime.values import dtypes
+from aotexport_runtime.values.subclasses import is_wrapper, parts
+
+KEY = "aotexport_weights"
+"""Key of the digests in the metadata of an adapter's file."""
+FILES_KEY = "aotexport_base"
+"""Key of the digest of the base's files, in adapters that were written before there were digests of values."""
+_KNOWN: Any = WeakTensorKeyDictionary()
+"""Version, checksum and digest of tensors that were looked at."""
+
+
+def weight_digests(module: BundleModule, without: Iterable[str] = ()) -> dict[str, str]:
+    """Return a digest of the values of each parameter as it is now, by name; computed once per version.
+
+    Args:
+        module: the loaded bundle; none of its parameters is in parts over processes.
+        without: paths of modules to leave out. Adapters are left out always.
+    """
+    skipped = [*without, *(path for path, each in module.named_modules() if isinstance(each, NamedAdapter))]
+    found = {
+        name: parameter
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+        if not any(is_below(name, path) for path in skipped)
+    }
+    different = {id(parameter): parameter for parameter in found.values()}
+    with ThreadPoolExecutor() as threads:  # hashing releases the interpreter
+        digests = dict(zip(different, threads.map(digest_of, different.values()), strict=True))
+    return {name: digests[id(parameter)] for name, parameter in found.items()}
+
+
+def digest_of(tensor: torch.Tensor) -> str:
+    """Return the digest of a tensor's values."""
+    if tensor.is_inference():  # it has no version
+        return _digest(tensor)
+    state, known = (tensor._version, checksum(tensor)), _KNOWN.get(tensor)
+    if known is None or known[0] != state:
+        known = state, _digest(tensor)
+        _KNOWN[tensor] = known
+    return known[1]
+
+
+def remember(tensor: torch.Tensor, digest: str) -> None:
+    """Let a tensor that is back at former values, but for rounding, have their digest."""
+    _KNOWN[tensor] = (tensor._version, checksum(tensor)), digest
+
+
+def checksum(tensor: torch.Tensor) -> int:
+    """Return a sum over a tensor's bytes: writes through `tensor.data` raise no version."""
+    total = 0
+    for data in _bytes(tensor):
+        whole = len(data) // 8 * 8
+        total += int(data[:whole].view(np.int64).sum()) + int(data[whole:].sum())
+    return total
+
+
+def _digest(tensor: torch.Tensor) -> str:
+    digest = hashlib.sha256(f"{tensor.dtype} {list(tensor.shape)}".encode())
+    for data in _bytes(tensor):
+        digest.update(data)
+    return digest.hexdigest()[:32]
+
+
+def _bytes(tensor: torch.Tensor) -> Iterator[Any]:
+    for part in parts(tensor):
+        yield part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+
+
+def check_unchanged(name: str, then: dict[str, str], now: Mapping[str, str]) -> dict[str, str]:
+    """Return the digests of an adapter's base, unless it has changed since the adapter was added.
+
+    Raises:
+        ArgumentInvalid: names a weight that changed.
+    """
+    changed = next(_differences(then, now), None)
+    if changed is not None:
+        raise ArgumentInvalid(
+            f"adapter `{name}` cannot be written: `{changed}` has changed since it was added, and its file does not "
+            "hold that. Train the layer with the adapter (`modules_to_save`), add the adapter after the change, or "
+            "write it as one of the weights as they are now (`any_base=True`)"
+        )
+    return then
+
+
+def check_base(module: BundleModule, metadata: Mapping[str, str], without: Iterable[str], directory: Path) -> None:
+    """Refuse an adapter that was trained over other weights than those that a module has now.
+
+    Args:
+        module: the loaded bundle.
+        metadata: of the adapter's file. A file of peft names no base, and is taken.
+        without: paths of modules that the adapter replaces.
+        directory: of the adapter, for messages.
+
+    Raises:
+        ArgumentInvalid: names a weight that differs, or a digest cannot be read.
+    """
+    differs = None
+    if KEY in metadata:
+        try:
+            then = {str(name): str(digest) for name, digest in json.loads(metadata[KEY]).items()}
+        except (ValueError, AttributeError) as error:
+            raise ArgumentInvalid(f"{directory}: the digests of the adapter's base cannot be read: {error}") from None
+        now = weight_digests(module, without)
+        differs = next((name for name in _differences(then, now) if not _is_rounded(module, name, then, now)), None)
+    elif FILES_KEY in metadata:
+        if metadata[FILES_KEY] != base_digest(module):
+            differs = "a file of weights"
+        else:
+            warnings.warn(
+                f"{directory}: the adapter says which files its base was loaded from, and not which weights it was "
+                "trained over: a change of them between the load and the training is not noticed. `save_adapter` "
+                "writes one that says it",
+                stacklevel=3,
+            )
+    if differs is not None:
+        raise ArgumentInvalid(
+            f"{directory}: the adapter was trained over other weights than {module.bundle.manifest.name!r} has now: "
+            f"`{differs}` differs. Load the bundle that it was trained over, or take it all the same (`any_base=True`)"
+        )
+
+
+def _differences(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    return (name for name in {**then, **now} if then.get(name) != now.get(name))
+
+
+def _is_rounded(module: BundleModule, name: str, then: Mapping[str, str], now: Mapping[str, str]) -> bool:
+    """Return whether a weight is the former one but for its floating dtype."""
+    bundle = module.bundle
+    if name not in then or name not in now or is_wrapper(weight := module.get_parameter(name).detach()):
+        return False
+    if isinstance(bundle, CastBundle):
+        state = bundle.original.manifest.state
+        for entry in (entry for entry in state if name in (entry.name, *entry.tied)):
+            stored = load_tensors(bundle.original, [entry], module.form)[entry.name]
+            weight = stored if _digest(stored.to(weight.dtype)) == now[name] else weight
+    return any(_digest(weight.to(dtypes.dtype(dtype))) == then[name] for dtype in FLOATS)
+
+
+def base_digest(module: BundleModule) -> str:
+    """Return the digest of the files of weights that a bundle was loaded from."""
+    manifest = module.bundle.manifest
+    files = {part.file for entry in manifest.state for part in (entry, *entry.parts) if part.file}
+    digests = sorted(entry.sha256 for entry in manifest.files if entry.path in files)
+    return hashlib.sha256("".join(digests).encode()).hexdigest()

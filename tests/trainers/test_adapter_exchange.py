@@ -1,0 +1,209 @@
+"""Adapters that peft writes for models of every kind, on bundles and back; autocast, padding, groups."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import peft
+import pytest
+import torch
+import transformers
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime import NotSupported, adapters
+
+SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 64}
+HEAD = {"num_labels": 3, "pad_token_id": 0}
+
+
+def tokens(*shape: int) -> torch.Tensor:
+    return torch.randint(1, 64, shape, generator=torch.Generator().manual_seed(0))
+
+
+def bert() -> tuple[nn.Module, dict[str, Any]]:
+    model = transformers.BertForSequenceClassification(transformers.BertConfig(**SIZES, **HEAD))
+    return model, {"input_ids": tokens(4, 8), "labels": torch.tensor([0, 1, 2, 0])}
+
+
+def roberta() -> tuple[nn.Module, dict[str, Any]]:
+    model = transformers.RobertaForSequenceClassification(transformers.RobertaConfig(**SIZES, **HEAD))
+    return model, {"input_ids": tokens(4, 8), "labels": torch.tensor([0, 1, 2, 0])}
+
+
+def tagger() -> tuple[nn.Module, dict[str, Any]]:
+    model = transformers.BertForTokenClassification(transformers.BertConfig(**SIZES, **HEAD))
+    return model, {"input_ids": tokens(4, 8), "labels": tokens(4, 8) % 3}
+
+
+def qwen2(*, tied: bool) -> tuple[nn.Module, dict[str, Any]]:
+    config = transformers.Qwen2Config(num_key_value_heads=2, use_cache=False, tie_word_embeddings=tied, **SIZES)
+    return transformers.Qwen2ForCausalLM(config), {"input_ids": tokens(4, 8), "labels": tokens(4, 8).clone()}
+
+
+def qwen2_of_sequences() -> tuple[nn.Module, dict[str, Any]]:
+    config = transformers.Qwen2Config(num_key_value_heads=2, use_cache=False, **SIZES, **HEAD)
+    model = transformers.Qwen2ForSequenceClassification(config)
+    return model, {"input_ids": tokens(4, 8), "labels": torch.tensor([0, 1, 2, 0])}
+
+
+class Grouped(nn.Module):
+    """Convolutions in groups: in two, and one per channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.image, self.line = nn.Conv2d(4, 8, 3, padding=1, groups=2), nn.Conv1d(8, 8, 3, groups=8, stride=2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor]:
+        return (self.line(self.image(x).flatten(2).relu()).square().mean(),)
+
+
+def grouped() -> tuple[nn.Module, dict[str, Any]]:
+    return Grouped(), {"x": torch.randn(2, 4, 4, 4, generator=torch.Generator().manual_seed(0))}
+
+
+SEQUENCES, QUERIES = {"task_type": "SEQ_CLS"}, {"target_modules": ["query", "value"]}
+WORDS = {"task_type": "CAUSAL_LM", "target_modules": ["embed_tokens", "q_proj"]}
+CASES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "BERT, tokens": (tagger, {"task_type": "TOKEN_CLS", "bias": "all", **QUERIES}),
+    "Qwen2, tied": (lambda: qwen2(tied=True), WORDS),
+    "groups": (grouped, {"target_modules": ["image", "line"]}),
+}
+SLOW: dict[str, tuple[Any, dict[str, Any]]] = {
+    "BERT, classes": (bert, {**SEQUENCES, **QUERIES}),
+    "RoBERTa, classes": (roberta, {**SEQUENCES, **QUERIES}),
+    "Qwen2, classes": (qwen2_of_sequences, {**SEQUENCES, "target_modules": "all-linear"}),
+    "Qwen2": (lambda: qwen2(tied=False), WORDS),
+    "Qwen2, both ends": (lambda: qwen2(tied=False), {**WORDS, "target_modules": ["embed_tokens", "lm_head"]}),
+}
+
+
+def made(make: Any) -> tuple[nn.Module, dict[str, Any]]:
+    torch.manual_seed(0)
+    model, kwargs = make()
+    return model.train(), kwargs
+
+
+def losses(module: nn.Module, kwargs: dict[str, Any]) -> torch.Tensor:
+    """Return the losses of steps of training."""
+    optimizer = torch.optim.AdamW([p for p in module.parameters() if p.requires_grad], lr=0.01)
+    found = []
+    torch.manual_seed(2)
+    for _ in range(4):
+        loss = module(**kwargs)[0]
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.detach())
+    return torch.stack(found)
+
+
+def results(module: nn.Module, kwargs: dict[str, Any]) -> list[torch.Tensor]:
+    with torch.no_grad():
+        output = module.eval()(**kwargs)
+    return [value for value in (output if isinstance(output, tuple) else output.to_tuple()) if value is not None]
+
+
+@pytest.mark.parametrize("name", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)])
+@pytest.mark.filterwarnings("ignore")
+def test_adapter_of_peft_is_read_and_comes_back(name, tmp_path):
+    make, options = {**CASES, **SLOW}[name]
+    (model, kwargs), config = made(make), peft.LoraConfig(r=8, lora_alpha=16, **options)
+    aotexport.export(model, (), kwargs, output=tmp_path / "bundle", verify=False)
+    original = made(make)[0]
+    torch.manual_seed(1)
+    theirs = peft.get_peft_model(original, config)
+    expected_losses, expected = losses(theirs, kwargs), results(theirs, kwargs)
+    theirs.save_pretrained(tmp_path / "theirs")
+
+    read = aotexport_runtime.load(tmp_path / "bundle", matmul="torch")
+    report = adapters.load_adapter(read, tmp_path / "theirs")
+    torch.testing.assert_close(results(read, kwargs), expected, rtol=0, atol=1e-6)
+    adapters.save_adapter(read, tmp_path / "back")
+    back = peft.PeftModel.from_pretrained(made(make)[0], tmp_path / "back")
+    torch.testing.assert_close(results(back, kwargs), expected, rtol=0, atol=0)
+
+    ours = aotexport_runtime.load(tmp_path / "bundle", matmul="torch").train()
+    heads = [path for path, _ in ours.named_children() if path in (theirs.peft_config["default"].modules_to_save or ())]
+    torch.manual_seed(1)
+    targets = [target.path for target in report.targets]
+    adapters.add_lora(ours, targets, r=8, alpha=16, bias=config.bias, modules_to_save=heads)
+    torch.testing.assert_close(losses(ours, kwargs), expected_losses, rtol=0, atol=1e-5)
+    adapters.save_adapter(ours, tmp_path / "ours")
+    taken = peft.PeftModel.from_pretrained(made(make)[0], tmp_path / "ours")
+    torch.testing.assert_close(results(taken, kwargs), results(ours, kwargs), rtol=0, atol=1e-6)
+
+
+class Words(nn.Module):
+    """An embedding with a padding column before a layer that takes one dtype alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(10, 8, padding_idx=3), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        words = self.words(x)
+        return self.out(words).square().mean(), words
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    path = tmp_path_factory.mktemp("words") / "bundle"
+    torch.manual_seed(0)
+    aotexport.export(Words(), (torch.arange(20).view(4, 5) % 10,), output=path, verify=False)
+    return path
+
+
+@pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
+@pytest.mark.filterwarnings("ignore")
+def test_adapter_of_an_embedding_has_pefts_dtype_and_padding(words, autocast):
+    x, found = torch.arange(20).view(4, 5) % 10, []
+    torch.manual_seed(0)
+    theirs = Words()
+    torch.manual_seed(1)
+    theirs = peft.get_peft_model(theirs, peft.LoraConfig(r=2, target_modules=["words"])).train()
+    ours = aotexport_runtime.load(words, matmul="torch").train()
+    torch.manual_seed(1)
+    adapters.add_lora(ours, ["words"], r=2, alpha=8)
+    for module in (theirs, ours):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss, result = module(x)
+        loss.backward()
+        a, _ = (p for p in module.parameters() if p.requires_grad)
+        assert not a.grad[:, 3].any()
+        assert result.dtype == torch.float32
+        found.append([loss, result, a.grad])
+    torch.testing.assert_close(*found, rtol=0, atol=1e-6)
+
+
+def test_adapter_by_groups_is_read_for_all_channels_and_is_not_merged(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    from aotexport_runtime.adapters.base import base_digest
+
+    model, kwargs = made(grouped)
+    aotexport.export(model, (), kwargs, output=tmp_path / "bundle", verify=False)
+    module = aotexport_runtime.load(tmp_path / "bundle").train()
+    adapters.add_lora(module, ["image"], r=4)
+    losses(module, kwargs)
+    a = module.image.lora.default.A.data
+    a[:2, 2:] = 0
+    a[2:, :2] = 0
+    expected = results(module, kwargs)
+    adapters.save_adapter(module, tmp_path / "adapter")
+    with pytest.raises(NotSupported) as caught:
+        adapters.merge_adapter(module)
+    assert str(caught.value) == (
+        "`image.weight` is that of a convolution in groups, and its adapter reads the channels of all groups, as "
+        "peft's does. No weight of its shape holds that: leave the adapter apart"
+    )
+    # Files of before held the channels of each row's group alone.
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    tensors, key = load_file(path), "base_model.model.image.lora_A.weight"
+    tensors[key] = torch.cat([tensors[key][:2, :2], tensors[key][2:, 2:]])
+    save_file(tensors, path, metadata={"format": "pt", "aotexport_base": base_digest(module)})
+    other = aotexport_runtime.load(tmp_path / "bundle")
+    with pytest.warns(UserWarning, match="which files its base was loaded from"):
+        adapters.load_adapter(other, tmp_path / "adapter")
+    torch.testing.assert_close(results(other, kwargs), expected, rtol=0, atol=0)
