@@ -30,6 +30,7 @@ from aotexport.model.restore import Before
 from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.structure import tree_of
+from aotexport.process.objects import namespace_of
 from aotexport.values.same_tensors import are_same
 from aotexport_runtime.call.guards.arguments import argument_guards
 from aotexport_runtime.call.signature import Signature
@@ -61,14 +62,14 @@ def with_attributes(spec: ProgramSpec, names: Iterable[str]) -> ProgramSpec:
     """
     call, known = spec.call, attributes_of(spec.call)
     assert call.module is not None
-    callable_ = getattr(call.callable, "without_attributes", call.callable)
+    callable_ = namespace_of(call.callable).get("without_attributes", call.callable)
     values = {name: _value(call.module, name) for name in (*known, *names)}
     return dataclasses.replace(spec, call=_call(_taking(callable_, call.module, values), call, values))
 
 
 def attributes_of(call: ExampleCall) -> dict[str, Any]:
     """Return the attributes that are an argument of the call, by path, with the example's values."""
-    return call.kwargs.get(ARGUMENT, {}) if hasattr(call.callable, "without_attributes") else {}
+    return call.kwargs.get(ARGUMENT, {}) if "without_attributes" in namespace_of(call.callable) else {}
 
 
 def _call(callable_: Callable[..., Any], like: ExampleCall, values: dict[str, Any]) -> ExampleCall:
@@ -293,7 +294,7 @@ def _detached(value: Any) -> Any:
     def visit(value: Any) -> None:
         if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
             memo[id(value)] = value.detach().clone()
-        for item in (*_items(value), *getattr(value, "__dict__", {}).values()):
+        for item in (*_items(value), *namespace_of(value).values()):
             if id(item) not in memo and not isinstance(item, type | nn.Module):
                 memo.setdefault(id(item), item) if isinstance(item, nn.Parameter) else visit(item)
 

@@ -9,6 +9,7 @@ from torch import nn
 
 from aotexport.errors import ExportFailed
 from aotexport.model.structure import tree_of
+from aotexport.process.objects import is_a
 from aotexport_runtime.allowed.modules import KNOWN, is_own_attribute
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.manifest import Submodule
@@ -66,7 +67,8 @@ def settings_of(module: nn.Module | None) -> dict[str, Constant | None]:
         return module.bundle.manifest.settings
     inherited = dir(nn.Module)
     own = [name for name in vars(module) if name not in _OWN]
-    shared = [name for name in dir(type(module)) if not callable(getattr(type(module), name, None))]
+    of_class = {name: inspect.getattr_static(type(module), name, None) for name in dir(type(module))}
+    shared = [name for name, value in of_class.items() if not callable(value) and not is_a(value, classmethod)]
     found = {name for name in (*own, *shared) if not name.startswith("_") and name not in inherited}
     names = sorted(found - {*module._parameters, *module._buffers, *module._modules})
     return {name: _plain(inspect.getattr_static(module, name)) for name in names}
@@ -74,5 +76,5 @@ def settings_of(module: nn.Module | None) -> dict[str, Constant | None]:
 
 def _plain(value: Any) -> Constant | None:
     """Return a number, flag, None or name as a constant; None for other text, which may hold paths of this machine."""
-    is_text = isinstance(value, str) and not value.isidentifier()
+    is_text = is_a(value, str) and not value.isidentifier()
     return Constant(value=encode_constant(value)) if is_constant(value) and not is_text else None

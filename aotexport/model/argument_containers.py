@@ -211,7 +211,7 @@ def _has_keys(container: Any) -> bool:
 
 
 def _is_changeable(value: Any) -> bool:
-    is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
+    is_record = not isinstance(value, type) and dataclasses.is_dataclass(value)
     return _has_keys(value) or is_record or is_plain_object(value)
 
 

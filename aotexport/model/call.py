@@ -198,7 +198,7 @@ def _parameter(parameter: inspect.Parameter, arguments: dict[str, Any], leaf_ind
     empty: Any = {"var_positional": (), "var_keyword": {}}.get(kind, parameter.default)
     passed = parameter.name in arguments
     value = arguments[parameter.name] if passed else empty
-    if not passed and _holds_tensor(value):
+    if not passed and (_holds_tensor(value) or not _has_tree(value)):
         # A constant of the programs, which calls cannot pass.
         return Parameter(name=parameter.name, kind=kind, tree=Constant(value=None), optional=True)
     tree = tree_of(value, parameter.name, leaf_index, role="input")
@@ -213,6 +213,14 @@ def _holds_tensor(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return any(map(_holds_tensor, value))
     return isinstance(value, torch.Tensor | np.ndarray)
+
+
+def _has_tree(value: Any) -> bool:
+    try:
+        tree_of(value, "", lambda leaf, path: 0, role="input")
+    except ExportFailed:
+        return False
+    return True
 
 
 def _same_constant(value: Any, default: Any) -> bool:

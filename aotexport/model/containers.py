@@ -13,9 +13,11 @@ from torch import nn
 
 from aotexport.model.source_lines import is_user_file
 from aotexport.model.structure import is_plain_object
+from aotexport.process.objects import file_of, is_a, namespace_of, text_of
 
 _WITHOUT_ITEMS = frozenset((type(None), bool, int, float, str, torch.Tensor, nn.Parameter))
 """Types of most items: none is or holds a container."""
+_BASES = (OrderedDict, dict, list, tuple, set, deque)
 Container = list[Any] | dict[Any, Any] | set[Any] | deque[Any]
 
 
@@ -50,12 +52,12 @@ class Snapshot(NamedTuple):
         for key in {**before, **after}:
             old, new = before.get(key), after.get(key)
             if key not in before or key not in after or not same_item(old, new):
-                yield ItemChange(f"{self.path}[{key!r}]", old, new, self.of_object)
+                yield ItemChange(f"{self.path}[{text_of(key)}]", old, new, self.of_object)
 
     def has_changed(self) -> bool:
         """Return whether any item has changed since."""
         # Most tables of a module are its hooks', and empty.
-        return bool(self.container or self.items) and any(True for _ in self.changes())
+        return bool(_base(self.container).__len__(self.container) or self.items) and any(True for _ in self.changes())
 
     def restore(self) -> None:
         """Give the container the items that it had."""
@@ -71,7 +73,7 @@ def refill(container: Any, items: Any) -> None:
 
 def snapshot(value: Any, path: str) -> Snapshot | None:
     """Return a snapshot of a container, without nested ones; None: `value` is no container."""
-    return Snapshot(path, value, _copy(value)) if isinstance(value, list | dict | set | deque) else None
+    return Snapshot(path, value, _copy(value)) if is_a(value, list, dict, set, deque) else None
 
 
 def snapshots(value: Any, path: str) -> list[Snapshot]:
@@ -86,23 +88,23 @@ def snapshots(value: Any, path: str) -> list[Snapshot]:
     def visit(value: Any, path: str) -> None:
         if id(value) in seen:
             return
-        if isinstance(value, list | dict | set | deque):
+        if is_a(value, list, dict, set, deque):
             seen.add(id(value))
             found.append(Snapshot(path, value, _copy(value)))
         if is_plain_object(value) and is_user_class(type(value)) and id(value) not in seen:
             seen.add(id(value))
-            table = getattr(value, "__dict__", {})
+            table = namespace_of(value)
             found.append(Snapshot(path, table, dict(table), of_object=True))
             items: Any = list(table.items())
-        elif isinstance(value, dict):
+        elif is_a(value, dict):
             items = _stored(value).items()
-        elif isinstance(value, list | tuple | deque):
-            items = enumerate(value)
+        elif is_a(value, list, tuple, deque):
+            items = enumerate(_items(value))
         else:
             return
         for key, item in list(items):
             if type(item) not in _WITHOUT_ITEMS:
-                visit(item, f"{path}[{key!r}]")
+                visit(item, f"{path}[{text_of(key)}]")
 
     visit(value, path)
     return found
@@ -110,31 +112,39 @@ def snapshots(value: Any, path: str) -> list[Snapshot]:
 
 def is_user_class(type_: type) -> bool:
     """Return whether a class is defined in the user's own files."""
-    return is_user_file(getattr(sys.modules.get(type_.__module__), "__file__", None) or "<built-in>")
+    return is_user_file(file_of(sys.modules.get(type_.__module__)) or "<built-in>")
 
 
 def _copy(container: Container) -> Container:
-    if isinstance(container, dict):
+    if is_a(container, dict):
         return _stored(container)
-    return set(container) if isinstance(container, set) else list(container)
+    return set(_items(container)) if is_a(container, set) else list(_items(container))
+
+
+def _items(container: Any) -> Iterator[Any]:
+    """Return the stored items of a container; a subclass may give others, or raise."""
+    return _base(container).__iter__(container)
+
+
+def _base(container: Any) -> Any:
+    return next(base for base in _BASES if is_a(container, base))
 
 
 def _stored(table: dict[Any, Any]) -> dict[Any, Any]:
     """Return the stored items of a dict; a subclass may return others (a new object per access)."""
     if type(table) is dict:
         return table.copy()
-    keys = OrderedDict.__iter__(table) if isinstance(table, OrderedDict) else dict.__iter__(table)
-    return {key: dict.__getitem__(table, key) for key in keys}
+    return {key: dict.__getitem__(table, key) for key in _items(table)}
 
 
 def _by_key(container: Container) -> dict[Any, Any]:
-    if isinstance(container, dict):
+    if is_a(container, dict):
         return _stored(container)
-    if isinstance(container, set):
-        return {repr(item): item for item in container}
-    return dict(enumerate(container))
+    if is_a(container, set):
+        return {text_of(item): item for item in _items(container)}
+    return dict(enumerate(_items(container)))
 
 
 def same_item(old: Any, new: Any) -> bool:
     """Return whether an item is unchanged: the same object, or an equal number or string."""
-    return old is new or (type(old) is type(new) and isinstance(old, bool | int | float | str) and old == new)
+    return old is new or (type(old) is type(new) and is_a(old, bool, int, float, str) and old == new)

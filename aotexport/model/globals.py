@@ -9,11 +9,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import inspect
 import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
-from types import CellType, FunctionType, ModuleType
+from types import CellType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from torch import nn
 from aotexport.errors import ExportFailed
 from aotexport.model.containers import ItemChange, Snapshot, is_user_class, snapshot
 from aotexport.model.source_lines import is_user_file
+from aotexport.process.objects import file_of, is_a, namespace_of, text_of
 from aotexport.torch_internals.calls import FakeTensor, tree_leaves
 
 _MISSING = object()
@@ -68,7 +70,7 @@ def globals_restored(target: Any, module: nn.Module | None) -> Iterator[list[str
             "(`torch.rand`), or outside of the model, and pass the numbers"
         )
     leaves = [(change.path, leaf) for change in changes for leaf in tree_leaves(change.new)]
-    stored += dict.fromkeys(f"a tensor in `{path}`" for path, leaf in leaves if isinstance(leaf, torch.Tensor))
+    stored += dict.fromkeys(f"a tensor in `{path}`" for path, leaf in leaves if is_a(leaf, torch.Tensor))
     numbers = (int, float, torch.SymInt, torch.SymFloat)
     first = [change.path for change in changes if change.old is None and type(change.new) in numbers]
     stored += dict.fromkeys(f"a number in `{path}`" for path in first)
@@ -84,7 +86,7 @@ def globals_to_put_back(target: Any, module: nn.Module | None) -> Callable[[], o
 
 def _to_put_back(owners: list[_Owner], target: Any) -> Callable[[], list[ItemChange]]:
     """Return a function that puts back what is in globals, classes and cells as it is now, and returns the changes."""
-    before = [(owner, dict(vars(owner))) for owner in owners]
+    before = [(owner, dict(namespace_of(owner))) for owner in owners]
     cells = list(_cells(owners, target))
     named = [(_said(owner, name), value) for owner, table in before for name, value in table.items()]
     named += [(name, value) for name, _, value in cells]
@@ -112,8 +114,8 @@ def _snapshots(value: Any, path: str, seen: set[int]) -> Iterator[Snapshot]:
         seen.add(id(value))
         yield found
         for key, item in list(found.items.items() if isinstance(found.items, dict) else enumerate(found.items)):
-            if isinstance(item, _CONTAINERS):
-                yield from _snapshots(item, f"{path}[{key!r}]", seen)
+            if is_a(item, *_CONTAINERS):
+                yield from _snapshots(item, f"{path}[{text_of(key)}]", seen)
 
 
 def _owners(target: Any, module: nn.Module | None) -> list[_Owner]:
@@ -122,20 +124,20 @@ def _owners(target: Any, module: nn.Module | None) -> list[_Owner]:
     names = {type(child).__module__ for child in module.modules()} if module is not None else set()
     names.add(getattr(target, "__module__", None) or type(target).__module__)
     found = [sys.modules[name] for name in sorted(names) if name in sys.modules]
-    files = [owner for owner in found if is_user_file(getattr(owner, "__file__", None) or "<built-in>")]
+    files = [owner for owner in found if is_user_file(file_of(owner) or "<built-in>")]
     return [*files, *filter(is_user_class, classes)]
 
 
 def _said(owner: _Owner, name: str) -> str:
     """Return the name of a global, or of an attribute of a class, as the user knows it."""
-    return f"{owner.__name__}.{name}" if isinstance(owner, type) else name
+    return f"{owner.__name__}.{name}" if is_a(owner, type) else name
 
 
 def _cells(owners: list[_Owner], target: Any) -> Iterator[tuple[str, CellType, Any]]:
     """Yield the variables of outer functions that the code of methods, or of the function, can change; with values."""
-    functions = [value for owner in owners if isinstance(owner, type) for value in vars(owner).values()]
+    functions = [value for owner in owners if is_a(owner, type) for value in vars(owner).values()]
     for function in (*functions, target):
-        if isinstance(function, FunctionType):
+        if is_a(function, FunctionType):
             for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
                 with contextlib.suppress(ValueError):  # It has no value yet.
                     yield name, cell, cell.cell_contents
@@ -143,14 +145,14 @@ def _cells(owners: list[_Owner], target: Any) -> Iterator[tuple[str, CellType, A
 
 def _restore(owner: _Owner, old: dict[str, Any]) -> Iterator[ItemChange]:
     """Restore attributes, and yield the changes; a class that had none of a name has inherited it."""
-    now = dict(vars(owner))
+    now = dict(namespace_of(owner))
     for name in {**old, **now}:
         if now.get(name, _MISSING) is not old.get(name, _MISSING):
             if name in old:
                 setattr(owner, name, old[name])
             else:
                 delattr(owner, name)
-            yield ItemChange(_said(owner, name), getattr(owner, name, None), now.get(name))
+            yield ItemChange(_said(owner, name), inspect.getattr_static(owner, name, None), now.get(name))
 
 
 def _is_same(change: ItemChange) -> bool:
@@ -174,11 +176,11 @@ def _other_generators() -> dict[str, Any]:
 def _forget_fakes(owners: list[_Owner], module: nn.Module | None) -> None:
     """Empty the memos (`functools.lru_cache`) that hold tensors of a trace, which have no values."""
     classes = {base for child in module.modules() for base in type(child).__mro__} if module is not None else set()
-    classes |= {value for owner in owners for value in vars(owner).values() if isinstance(value, type)}
-    for owner in {*owners, *classes}:
-        for value in vars(owner).values():
-            memo = getattr(value, "__func__", value)
-            if isinstance(memo, functools._lru_cache_wrapper) and _holds_fake(gc.get_referents(memo), depth=4):
+    defined = [value for owner in owners for value in namespace_of(owner).values() if is_a(value, type)]
+    for owner in {id(owner): owner for owner in (*owners, *classes, *defined)}.values():
+        for value in list(namespace_of(owner).values()):
+            memo = value.__func__ if is_a(value, staticmethod, classmethod, MethodType) else value
+            if is_a(memo, functools._lru_cache_wrapper) and _holds_fake(gc.get_referents(memo), depth=4):
                 memo.cache_clear()
 
 
@@ -186,8 +188,6 @@ def _holds_fake(values: Any, depth: int) -> bool:
     if depth == 0:
         return False
     return any(
-        isinstance(value, FakeTensor)
-        or (isinstance(value, dict) and _holds_fake(value.values(), depth - 1))
-        or (isinstance(value, list | tuple) and _holds_fake(value, depth - 1))
+        is_a(value, FakeTensor) or (is_a(value, dict, list, tuple) and _holds_fake(gc.get_referents(value), depth - 1))
         for value in values
     )

@@ -19,6 +19,7 @@ from types import ModuleType
 
 from aotexport.errors import AotExportError, ModelFileInvalid
 from aotexport.model.source_lines import is_user_file
+from aotexport.process.objects import file_of
 
 DEFAULT_ATTRIBUTE = "model"
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -94,7 +95,7 @@ def _arguments(arguments: list[str]) -> Iterator[None]:
 def _module_name(path: Path) -> str:
     """Return the module name that an import would use, unless another module has it (`inspect.py`)."""
     known = sys.modules.get(path.stem)
-    free = known is None or getattr(known, "__file__", None) == str(path)
+    free = known is None or file_of(known) == str(path)
     return path.stem if free and path.stem not in sys.stdlib_module_names else f"_aotexport_{path.stem}"
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from aotexport.model.source_lines import is_user_file
+from aotexport.process.objects import is_a
 
 _NOT_ENTERED = (type, ModuleType, CodeType, FrameType, BuiltinFunctionType, str, bytes, bool, int, float, type(None))
 _LEAVES = frozenset(_NOT_ENTERED)
@@ -19,7 +20,7 @@ _LEAVES = frozenset(_NOT_ENTERED)
 
 def reached_tensors(roots: Iterable[Any]) -> list[torch.Tensor]:
     """Return the plain tensors within reach of models, functions or arguments, each once; see `reached`."""
-    tensors = (value for value in reached(roots) if isinstance(value, torch.Tensor))
+    tensors = (value for value in reached(roots) if is_a(value, torch.Tensor))
     return [tensor for tensor in tensors if type(tensor) in (torch.Tensor, nn.Parameter)]
 
 
@@ -38,16 +39,16 @@ def reached(roots: Iterable[Any]) -> list[torch.Tensor | nn.Module]:
     seen: dict[int, Any] = {}
     while pending:
         value = pending.pop()
-        if type(value) in _LEAVES or id(value) in seen or isinstance(value, _NOT_ENTERED):
+        if type(value) in _LEAVES or id(value) in seen or is_a(value, *_NOT_ENTERED):
             continue
         seen[id(value)] = value
-        if isinstance(value, torch.Tensor):
+        if is_a(value, torch.Tensor):
             found.append(value)
-        elif isinstance(value, FunctionType):
+        elif is_a(value, FunctionType):
             pending += _of_function(value) if is_user_file(value.__code__.co_filename) else ()
         else:
             pending += gc.get_referents(value)
-            if isinstance(value, nn.Module):
+            if is_a(value, nn.Module):
                 found.append(value)
                 bases = [base for base in type(value).__mro__[:-1] if id(base) not in seen]
                 seen.update((id(base), base) for base in bases)

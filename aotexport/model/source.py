@@ -23,6 +23,7 @@ from aotexport.errors import ModelFileInvalid
 from aotexport.model.checkpoint import give_weights, parameters_without_memory
 from aotexport.model.model_file import ModelFile, importable, open_model_file, user_code
 from aotexport.model.programs import Example, Program, as_example
+from aotexport.process.objects import is_a
 
 _MISSING = object()
 
@@ -162,7 +163,7 @@ def _made(file: ModelFile, callable_: Callable[..., Any]) -> nn.Module | Callabl
 def _no_model(file: ModelFile) -> str:
     values = vars(file.module).items()
     classes = [name for name, value in values if _is_own_class(value, file.module)]
-    others = [name for name, value in values if isinstance(value, nn.Module)] + classes
+    others = [name for name, value in values if is_a(value, nn.Module)] + classes
     line = f"    {file.attribute} = {classes[0] if classes else 'MyModule'}()"
     also = f"\n\nor name what it has: {', '.join(f'{file.name}:{name}' for name in others)}" if others else ""
     return f"`{file.name}` has no `{file.attribute}`{_guarded(file)}. Add the line\n\n{line}{also}"
@@ -177,7 +178,7 @@ def _guarded(file: ModelFile) -> str:
 
 
 def _is_own_class(value: Any, module: ModuleType) -> bool:
-    return isinstance(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__
+    return is_a(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__
 
 
 # --- the example ------------------------------------------------------------------------------------------

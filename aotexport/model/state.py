@@ -16,6 +16,7 @@ from torch import nn
 from aotexport.errors import ExportFailed
 from aotexport.model.memory_snapshots import MemorySnapshot
 from aotexport.model.tensor_kinds import why_not_held
+from aotexport.process.objects import is_a
 from aotexport.values.same_tensors import are_same
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.module.bundle_module import BundleModule
@@ -111,9 +112,9 @@ def collect_state(module: nn.Module | None) -> State:
             first = id(table) not in seen_tables
             seen_tables.add(id(table))
             for key, tensor in table.items():
-                if isinstance(tensor, torch.ScriptObject):
+                if is_a(tensor, torch.ScriptObject):
                     _refuse_packed_weights(tensor, prefix + key)
-                if not isinstance(tensor, torch.Tensor) or key in _BASE_ATTRIBUTES:
+                if not is_a(tensor, torch.Tensor) or key in _BASE_ATTRIBUTES:
                     continue
                 _check(tensor, prefix + key)
                 entry = by_id.get(id(tensor))
@@ -200,6 +201,6 @@ def _slots_in(holder: Any) -> dict[int, list[Slot]]:
             tables.append(module.constants)
         for table in tables:
             for key, value in table.items():
-                if isinstance(value, torch.Tensor):
+                if is_a(value, torch.Tensor):
                     found.setdefault(id(value), []).append((table, key))
     return found

@@ -17,6 +17,7 @@ from torch import nn
 
 from aotexport.errors import ExportFailed
 from aotexport.model.array_proxies import is_proxy, is_scalar
+from aotexport.process.objects import is_a
 from aotexport.torch_internals.calls import SUPPORTED_NODES
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.values.constants import (
@@ -104,7 +105,7 @@ class _TreeMaker:
             return self._sequence(value, path)
         if isinstance(value, dict) or (isinstance(value, collections.UserDict) and self._role == "input"):
             return self._mapping(value, path)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if not isinstance(value, type) and dataclasses.is_dataclass(value):
             return self._fields("dataclass", type(value).__name__, dataclass_attributes(value, self._is_kept), path)
         if attributes := _value_attributes(value):
             # None of them may be dynamic: the code gets the object itself.
@@ -252,10 +253,10 @@ def _value_attributes(value: Any) -> dict[str, Any]:
 def is_plain_object(value: Any) -> bool:
     """Return whether `value` is an object of a class written in Python, whose only state is its attributes."""
     kinds = (type, torch.Tensor, nn.Module, list, tuple, dict, set, frozenset, collections.deque, np.ndarray, enum.Enum)
-    if isinstance(value, (*kinds, FunctionType, MethodType, ModuleType, collections.UserDict)):
+    if is_a(value, *kinds, FunctionType, MethodType, ModuleType, collections.UserDict):
         return False
-    written_in_python = type(value).__flags__ & _HEAP_TYPE or isinstance(value, SimpleNamespace)
-    return bool(written_in_python) and (hasattr(value, "__dict__") or bool(_slots(value)))
+    written_in_python = type(value).__flags__ & _HEAP_TYPE or is_a(value, SimpleNamespace)
+    return bool(written_in_python) and (type(value).__dictoffset__ != 0 or bool(_slots(value)))
 
 
 def object_attributes(value: Any) -> dict[str, Any]:

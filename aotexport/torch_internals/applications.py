@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch.autograd.function import FunctionMeta
 
+from aotexport.process.objects import namespace_of
 from aotexport.process.patches import Patch, in_this_thread, patched
 
 Apply = Callable[..., Any]
@@ -105,7 +106,7 @@ def _of_attributes(
         return apply_instead(cls, args, kwargs, original)
 
     watched = in_this_thread(watch, original)
-    modules = (getattr(module, "__dict__", None) for module in list(sys.modules.values()))
+    modules = map(namespace_of, list(sys.modules.values()))
     bound = [
         Patch(table, name, functools.partial(watched, cls), _REASON)
         for table in (*modules, *tables)

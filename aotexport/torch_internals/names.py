@@ -44,6 +44,8 @@ from torch.fx.experimental.symbolic_shapes import (
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.numbers import int_oo
 
+from aotexport.process.objects import namespace_of
+
 __all__ = [
     "ENTER_AUTOCAST",
     "EXIT_AUTOCAST",
@@ -109,7 +111,7 @@ def custom_operator_module(name: str) -> str | None:
     definition = OPDEFS.get(name.partition(".")[0])
     if definition is None:
         namespace = name.partition("::")[0]
-        folders = getattr(sys.modules.get(namespace), "__path__", ())
+        folders = namespace_of(sys.modules.get(namespace)).get("__path__", ())
         inside = any(
             Path(library).is_relative_to(folder) for library in torch.ops.loaded_libraries for folder in folders
         )

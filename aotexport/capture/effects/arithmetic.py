@@ -12,6 +12,7 @@ import functools
 import math
 import sys
 from collections.abc import Callable, Iterator
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from aotexport.capture.effects.size_conversions import calls_replaced
 from aotexport.capture.effects.texts import is_message
 from aotexport.model.source_lines import is_user_file
 from aotexport.model.tensor_kinds import class_of
+from aotexport.process.objects import file_of, is_a, namespace_of
 from aotexport.process.patches import Patch, caller, in_this_thread, patched
 from aotexport.torch_internals.names import MATH_FUNCTIONS, tensor_of_numbers
 
@@ -64,25 +66,28 @@ def symbolic_arithmetic(
 def _functions(target: Any, module: nn.Module | None) -> list[Any]:
     """Return the traced callable, and the attributes of the classes of the model."""
     classes = {base for child in (module.modules() if module is not None else ()) for base in type(child).__mro__}
-    return [value for cls in classes for value in vars(cls).values()] + [target, getattr(target, "__func__", None)]
+    return [value for cls in classes for value in vars(cls).values()] + [
+        target,
+        target.__func__ if is_a(target, MethodType) else None,
+    ]
 
 
 def _defined(namespaces: list[dict[str, Any]]) -> Iterator[Any]:
     """Yield the values of namespaces, and the attributes of the classes among them."""
     for value in [value for namespace in namespaces for value in namespace.values()]:
         yield value
-        yield from vars(value).values() if isinstance(value, type) else ()
+        yield from vars(value).values() if is_a(value, type) else ()
 
 
 def _namespaces(functions: list[Any]) -> list[dict[str, Any]]:
     """Return the globals of the model's own modules, and of the packages that hold these."""
-    own = {id(space): space for function in functions if (space := getattr(function, "__globals__", None)) is not None}
+    own = {id(space): space for each in functions if type(each) is FunctionType and (space := each.__globals__)}
     own = {key: space for key, space in own.items() if is_user_file(space.get("__file__") or "")}
     packages = {_package(str(space.get("__name__", ""))) for space in own.values()}
     names = _names_by_package(len(sys.modules), next(reversed(sys.modules)))
     for loaded in [sys.modules.get(name) for package in packages for name in names.get(package, ())]:
-        if is_user_file(getattr(loaded, "__file__", None) or ""):
-            own[id(vars(loaded))] = vars(loaded)
+        if is_user_file(file_of(loaded)):
+            own[id(namespace_of(loaded))] = namespace_of(loaded)
     return list(own.values())
 
 
@@ -100,7 +105,7 @@ def _package(name: str) -> str:
 
 
 def _len(value: Any) -> Any:
-    if isinstance(value, torch.Tensor) and value.dim():
+    if is_a(value, torch.Tensor) and value.dim():
         return value.shape[0]
     return len(value)
 

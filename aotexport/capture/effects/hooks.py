@@ -18,9 +18,10 @@ from torch import nn
 from aotexport.capture.effects.autograd_functions import traced_backward
 from aotexport.capture.effects.grad_mode import make_relative
 from aotexport.errors import ExportFailed
-from aotexport.model.containers import snapshots
+from aotexport.model.containers import same_item, snapshots
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_file, user_line
+from aotexport.process.objects import is_a, namespace_of
 from aotexport.torch_internals.tracing import lift_tensors, record_call, tracing_paused
 
 REGISTER_HOOK = torch.Tensor.register_hook
@@ -190,7 +191,7 @@ class _PythonState:
         after = dict(_reachable(self.hook, "", set()))
         for path, value in after.items():
             old = self.values.get(path)
-            if value is not old and not (isinstance(value, int | float | str) and value == old):
+            if not same_item(old, value):
                 yield path
 
 
@@ -200,31 +201,31 @@ def _reachable(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any
         return
     seen.add(id(value))
     prefix = f"{path}." if path else ""
-    if isinstance(value, functools.partial):
+    if is_a(value, functools.partial):
         for part in (value.func, *value.args, *value.keywords.values()):
             yield from _reachable(part, path, seen)
-    elif isinstance(value, BuiltinMethodType):
+    elif is_a(value, BuiltinMethodType):
         yield f"{prefix}{value.__name__}", value.__self__
-    elif isinstance(value, MethodType):
+    elif is_a(value, MethodType):
         yield from _reachable(value.__func__, path, seen)
         yield from _reachable(value.__self__, f"{prefix}self", seen)
-    elif isinstance(value, FunctionType):
+    elif is_a(value, FunctionType):
         if is_user_file(value.__code__.co_filename):
             for name, item in _names(value):
                 yield f"{prefix}{name}", item
                 yield from _reachable(item, f"{prefix}{name}", seen)
-    elif not isinstance(value, torch.Tensor | type) and hasattr(value, "__dict__") and _is_users(value):
-        for name, item in vars(value).items():
+    elif not is_a(value, torch.Tensor, type) and _is_users(value):
+        for name, item in namespace_of(value).items():
             yield f"{prefix}{name}", item
-            if not isinstance(item, nn.Module):
+            if not is_a(item, nn.Module):
                 yield from _reachable(item, f"{prefix}{name}", seen)
         call = vars(type(value)).get("__call__")
-        if isinstance(call, FunctionType):
+        if is_a(call, FunctionType):
             yield from _reachable(call, path, seen)
 
 
 def _is_users(value: Any) -> bool:
-    return isinstance(value, nn.Module) or not type(value).__module__.startswith(("torch", "builtins"))
+    return is_a(value, nn.Module) or not type(value).__module__.startswith(("torch", "builtins"))
 
 
 def _names(function: FunctionType) -> Iterator[tuple[str, Any]]:

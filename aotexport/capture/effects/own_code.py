@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 from torch import nn
 
 from aotexport.model.source_lines import is_user_file
+from aotexport.process.objects import is_a
 
 
 def own_code(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> Iterator[CodeType]:
@@ -19,12 +20,12 @@ def own_code(target: nn.Module | Callable[..., Any], module: nn.Module | None) -
         module: its module; None: a plain function.
     """
     children = () if module is None else module.modules()
-    pending = [(getattr(target, "__func__", target), type(module))]
+    pending = [(target.__func__ if is_a(target, MethodType) else target, type(module))]
     pending += [(getattr(type(child), "forward", None), type(child)) for child in children]
     seen: set[Any] = set()
     while pending:
         function, owner = pending.pop()
-        if not isinstance(function, FunctionType) or (function, owner) in seen:
+        if not is_a(function, FunctionType) or (function, owner) in seen:
             continue
         seen.add((function, owner))
         if not is_user_file(function.__code__.co_filename):

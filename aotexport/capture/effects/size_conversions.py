@@ -44,11 +44,14 @@ def calls_replaced(values: Iterable[Any]) -> Iterator[Patch]:
 
 def _functions(value: Any) -> Iterator[FunctionType]:
     """Yield a function of a user's file, and the functions that it wraps."""
-    while value is not None:
-        if isinstance(value, FunctionType) and is_user_file(value.__code__.co_filename):
+    seen: set[int] = set()
+    while value is not None and id(value) not in seen:
+        seen.add(id(value))
+        if type(value) is FunctionType and is_user_file(value.__code__.co_filename):
             yield value
-        wraps = isinstance(value, FunctionType | functools._lru_cache_wrapper)
-        value = vars(value).get("__wrapped__") if wraps else getattr(value, _INSIDE.get(type(value), ""), None)
+        wraps = type(value) in (FunctionType, functools._lru_cache_wrapper)
+        inside = _INSIDE.get(type(value))
+        value = vars(value).get("__wrapped__") if wraps else inside and getattr(value, inside)
 
 
 def _with_calls(code: CodeType, by_name: dict[str, Callable[..., Any]]) -> CodeType:

@@ -122,3 +122,11 @@ def test_code_is_put_back():
 def test_module_with_a_name_of_its_own_is_left_alone():
     own = FunctionType(listed.__code__, {"int": str})
     assert [*calls_replaced([own])] == []
+
+
+def test_function_that_wraps_itself_is_found_once():
+    def scaled(value):
+        return float(value)
+
+    scaled.__wrapped__ = scaled
+    assert [patch.owner for patch in calls_replaced([scaled])] == [scaled]

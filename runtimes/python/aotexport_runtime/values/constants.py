@@ -38,13 +38,13 @@ _DTYPES = frozenset(f"torch.{name}" for name in get_args(AnyDType))
 
 def is_constant(value: Any) -> bool:
     """Return whether `value` is a Python value that the format holds as it is."""
-    if isinstance(value, slice):
+    if type(value) is slice:
         return all(part is None or type(part) is int for part in (value.start, value.stop, value.step))
     if type(value) is int:
         return abs(value) < 1 << 64
     if type(value) is str:
         return not any("\ud800" <= letter <= "\udfff" for letter in value)
-    if isinstance(value, torch.dtype):
+    if type(value) is torch.dtype:
         return str(value) in _DTYPES
     return value is None or value is torch.strided or type(value) in _CONSTANT_TYPES
 
