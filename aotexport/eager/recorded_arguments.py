@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,9 +31,12 @@ OTHER_VALUES = "random"
 _MAX_NUMEL = 1 << 26
 _MAX_INTEGER = 1 << 12
 _DRAWN_CALLS = 8
+_MAX_ROWS = 8
 _MAX_DRAWN_SIZE = 64
 
 
+_Fill = Callable[[torch.Tensor, VectorInput, torch.Tensor], torch.Tensor]
+"""Makes the storage of an argument from the example's, with its specification and the places of the new elements."""
 _LEAST_GENERATED = 1 << 12
 """Least elements of a span that is generated."""
 _QUANTILES = 33
@@ -158,7 +161,41 @@ def small_arguments(
     symbols = {**_generic_sizes(program, example), dimension.symbol: size}
     if not _keeps_guards(program, symbols):
         return None
-    return _resized(f"{_plain(dimension.name)}-is-{size}", program, example, symbols, generator)
+    return _resized(f"{_plain(dimension.name)}-is-{size}", program, example, symbols, _drawing(generator))
+
+
+def rows_of_example(
+    program: Program, example: RecordedArguments, dimension: Dimension, size: int
+) -> Iterator[RecordedArguments]:
+    """Yield the example's arguments with `size` of its rows along `dimension`, one after the other of the first rows.
+
+    Lengths, offsets and indices in them fit the other arguments; not each row need do (the longest of a batch may).
+    """
+    known = symbols_of(program, example.specs)
+    symbols, rows = {**known, dimension.symbol: size}, known[dimension.symbol]
+    if rows <= size or not _keeps_guards(program, symbols):
+        return
+    for first in range(min(rows - size + 1, _MAX_ROWS)):
+
+        def take(source: torch.Tensor, spec: VectorInput, places: torch.Tensor, first: int = first) -> torch.Tensor:
+            view = source.as_strided(spec.shape, spec.stride, spec.offset)
+            for axis, count in enumerate(places.shape):
+                view = view.narrow(axis, first * ((spec.shape[axis] - count) // (rows - size)), count)
+            return source.new_zeros(places.numel() and int(places.max()) + 1).index_put((places,), view)
+
+        name = f"{_plain(dimension.name)}-is-{size}"
+        if (arguments := _resized(name, program, example, symbols, take)) is not None:
+            yield arguments
+
+
+def _drawing(generator: torch.Generator) -> _Fill:
+    """Return a function that draws elements of the example."""
+
+    def draw(source: torch.Tensor, spec: VectorInput, places: torch.Tensor) -> torch.Tensor:
+        count = places.numel() and int(places.max()) + 1
+        return source[torch.randint(source.numel(), (count,), generator=generator)]
+
+    return draw
 
 
 def _plain(name: str) -> str:
@@ -267,7 +304,7 @@ def resized_arguments(
         arguments
         for name, symbols in candidates.items()
         if _keeps_guards(program, symbols)
-        and (arguments := _resized(name, program, example, symbols, generator)) is not None
+        and (arguments := _resized(name, program, example, symbols, _drawing(generator))) is not None
     ]
 
 
@@ -288,13 +325,13 @@ def drawn_arguments(
         if not program.dimensions:
             yield replace(values, name=f"drawn-{call}")
         elif _keeps_guards(program, symbols):
-            drawn = _resized(f"drawn-{call}", program, values, symbols, generator)
+            drawn = _resized(f"drawn-{call}", program, values, symbols, _drawing(generator))
             if drawn is not None:
                 yield drawn
 
 
 def _resized(
-    name: str, program: Program, example: RecordedArguments, symbols: dict[str, int], generator: torch.Generator
+    name: str, program: Program, example: RecordedArguments, symbols: dict[str, int], fill: _Fill
 ) -> RecordedArguments | None:
     metas = iter([spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)])
     specs: list[VectorInput] = []
@@ -306,7 +343,7 @@ def _resized(
         meta = next(metas)
         shape = tuple(evaluate(size, symbols) for size in meta.shape)
         stride = tuple(evaluate(step, symbols) for step in meta.stride)
-        count = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True)) if all(shape) else 0
+        count = span_end(shape, stride, 0)
         source = example.stored.get(spec.key)
         # The class of a tensor subclass decides the sizes of its parts.
         if source is None:
@@ -314,7 +351,7 @@ def _resized(
         if count > _MAX_NUMEL or not source.numel():
             return None
         key = f"input{index}"
-        stored[key] = source[torch.randint(source.numel(), (count,), generator=generator)]
+        stored[key] = fill(source, spec, torch.arange(count).as_strided(shape, stride))
         specs.append(
             VectorInput(
                 path=spec.path,

@@ -64,6 +64,7 @@ class EncodedProgram:
         lowered: its lowered forms by target, each with a `record` and `graphs` by file name.
         compiled: names of the targets for which it was compiled to libraries.
         size_lines: the user's line that narrowed the range of a symbol, by its name.
+        outside: what the model does at the sizes 0 and 1 that the range of a symbol leaves out, by its name.
     """
 
     record: Program
@@ -73,6 +74,7 @@ class EncodedProgram:
     lowered: dict[str, Any] = field(default_factory=dict)
     compiled: tuple[str, ...] = ()
     size_lines: dict[str, SourceLine] = field(default_factory=dict)
+    outside: dict[str, str] = field(default_factory=dict)
 
     @property
     def launched(self) -> list[str]:

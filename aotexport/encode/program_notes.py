@@ -56,8 +56,10 @@ def _of_ranges(program: EncodedProgram, call: ExampleCall) -> list[Note]:
             continue
         own, wide = describe_range(dimension.min, dimension.max), describe_range(*declared)
         fixed = f"`{dimension.name}` is in {own}"
-        text = f"{fixed}, and {wide} was declared: elsewhere the model fails, does something else, or was not verified"
         line = program.size_lines.get(dimension.symbol)
+        unknown = (dimension.min or 0) <= 2 and dimension.max == declared[1] and line is None
+        other = "elsewhere it was not verified" if unknown else "elsewhere the model goes another way, or fails"
+        text = f"{fixed}, and {wide} was declared: {program.outside.get(dimension.symbol, other)}"
         found.append(Note(kind="size", text=text, fixed=fixed, outside=OTHER_SIZES, source=line))
     return found
 

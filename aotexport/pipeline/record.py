@@ -57,12 +57,12 @@ def _recorded(
             program = with_versions(run, program)
             record = program.record if verification == "none" else begun_at_zero(program.record, spec.call)
             checks_path = bool(checked_programs([program]))
-            record, vectors = record_vectors(run, record, verification, checks_path=checks_path)
+            record, vectors, failing = record_vectors(run, record, verification, checks_path=checks_path)
     except ExportFailed:
         # Tracing accepts calls that kernels refuse: indices out of range, differing dtypes.
         refuse_failing_example(spec, state)
         raise
-    return replace(program, record=record), vectors
+    return replace(program, record=record, outside=failing), vectors
 
 
 def write_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -42,6 +43,9 @@ def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeE
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten.masked_select.default):
         # torch 2.13 bounds the count by the elements of the tensor before it is broadcast with the mask.
         shape_env.var_to_range[node.meta["val"].shape[0].node.expr] = ValueRanges(0, int_oo)
+    for symbol in _equal_to_sizes(shape_env):
+        # The range of the size, which the trace assumes to be above 1: its check compares the two.
+        shape_env.var_to_range[symbol] = ValueRanges(0, int_oo)
     for symbol, _ in _truth_values(module.graph):
         # Truth values are always 0 or 1, which needs no check.
         shape_env.var_to_range[symbol] = ValueRanges.unknown_int()
@@ -53,6 +57,15 @@ def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeE
         if told is not None:
             assumed = re.sub(r"\b(u|zuf)\d+\b", "value", told[1])
             node.args = (condition, f"the program needs `{assumed}` of a number that only the data know")
+
+
+def _equal_to_sizes(shape_env: ShapeEnv) -> Iterator[Any]:
+    """Yield the data-dependent symbols of which a trace assumes that each is equal to a size of the arguments."""
+    for deferred in itertools.chain.from_iterable(shape_env.deferred_runtime_asserts.values()):
+        free = deferred.expr.free_symbols
+        data = [symbol for symbol in free if symbol_is_type(symbol, _FROM_DATA)]
+        if isinstance(deferred.expr, sympy.Eq) and len(free) > len(data) == 1 and data[0] in deferred.expr.args:
+            yield data[0]
 
 
 def line_of(guard: Any) -> str | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,12 +21,14 @@ from aotexport.eager.recorded_arguments import (
     other_integers,
     random_arguments,
     resized_arguments,
+    rows_of_example,
     small_arguments,
 )
 from aotexport.eager.run import SEED, Run, dropped_gradients, observe_eager
 from aotexport.errors import AttemptFailed, ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.vectors.inherited import inherited_arguments
+from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry, Verification
 from aotexport_runtime.schema.program import Program, SizeInput
@@ -50,7 +51,7 @@ class RecordedCall:
 
 def record_vectors(
     run: Run, program: Program, verification: Verification = "standard", *, checks_path: bool = False
-) -> tuple[Program, list[RecordedCall]]:
+) -> tuple[Program, list[RecordedCall], dict[str, str]]:
     """Run the eager callable, and record everything that a caller can see.
 
     Every recorded call is made twice, one after the other; that of the example once, where there is another with other
@@ -65,7 +66,8 @@ def record_vectors(
 
     Returns:
         The program, without the sizes 0 and 1 in its ranges if eager refuses them (a trace assumes larger ones, and has
-        no check for these), and the recorded calls, without others that eager itself refuses.
+        no check for these); the recorded calls, without others that eager itself refuses; and by symbol, how eager
+        refuses these sizes.
 
     Raises:
         ExportFailed: eager fails on the example itself.
@@ -74,34 +76,36 @@ def record_vectors(
     sized = any(not isinstance(program.inputs[each.input_index], SizeInput) for each in program.dimensions)
     once = verification != "full" and (sized or verification != "fast") and not checks_path
     vectors = [_record(run, program, example, 1 if once else _CALLS)]
-    program, others = _others(run, program, example, verification)
+    program, others, failing = _others(run, program, example, verification)
     if once and not any(each.name in (OTHER_SIZES, OTHER_VALUES) for each in others):
         vectors = [_record(run, program, example)]
-    return program, vectors + others
+    return program, vectors + others, failing
 
 
 def _others(
     run: Run, program: Program, example: RecordedArguments, verification: Verification
-) -> tuple[Program, list[RecordedCall]]:
-    """Return the program and the recorded calls as `record_vectors` does, without the example's."""
+) -> tuple[Program, list[RecordedCall], dict[str, str]]:
+    """Return what `record_vectors` does, without the call of the example."""
     if (inherited := inherited_arguments(run.call, program, example, verification)) is not None:
-        return program, list(_accepted(run, program, inherited))
+        return program, list(_accepted(run, program, inherited)), {}
     generator = torch.Generator().manual_seed(SEED)
     others = random_arguments(example, generator)
     vectors: list[RecordedCall] = []
+    failing: dict[str, str] = {}
     for dimension in program.dimensions:
         if isinstance(program.inputs[dimension.input_index], SizeInput):
             continue
         small: list[RecordedCall] = []
         for size in range(dimension.min or 0, 2):
-            arguments = small_arguments(program, example, dimension, size, generator)
-            if arguments is None:
-                continue
-            try:
-                small.append(_record(run, program, arguments))
-            except ExportFailed:
+            drawn = small_arguments(program, example, dimension, size, generator)
+            tried = [*([] if drawn is None else [drawn]), *rows_of_example(program, example, dimension, size)]
+            errors: list[str] = []
+            if (accepted := next(_accepted(run, program, tried, errors), None)) is not None:
+                small.append(accepted)
+            elif tried:
                 small.clear()
                 program = beginning_at(program, dimension.symbol, size + 1)
+                failing[dimension.symbol] = f"the model fails where it is {size} ({errors[-1]})"
         vectors += small
     known = {_sizes(vector.record.inputs) for vector in vectors}
     further = _further_arguments(program, example, others, generator, verification)
@@ -109,18 +113,23 @@ def _others(
     # Where they are of other sizes too, other values cost no call of the example's.
     if verification == "full" or (verification != "fast" and (not vectors or vectors[-1].name != OTHER_SIZES)):
         vectors += _accepted(run, program, [others])
-    return program, vectors
+    return program, vectors, failing
 
 
 def _sizes(inputs: Iterable[VectorInput]) -> tuple[Any, ...]:
     return tuple([spec.shape if spec.value is None else spec.value for spec in inputs])
 
 
-def _accepted(run: Run, program: Program, several: Iterable[RecordedArguments]) -> Iterator[RecordedCall]:
-    """Record calls, without those that eager refuses."""
+def _accepted(
+    run: Run, program: Program, several: Iterable[RecordedArguments], errors: list[str] | None = None
+) -> Iterator[RecordedCall]:
+    """Record calls, without those that eager refuses; its `errors` are listed."""
     for arguments in several:
-        with contextlib.suppress(ExportFailed):
+        try:
             yield _record(run, program, arguments)
+        except ExportFailed as refusal:
+            if errors is not None:
+                errors.append(f"{type(refusal.error).__name__}: {first_line(refusal.error)}")
 
 
 def _further_arguments(
@@ -148,7 +157,8 @@ def _record(run: Run, program: Program, arguments: RecordedArguments, calls: int
             run.begin()
             seen = observe_eager(run.call, run.state, program, arguments, calls)
     except AttemptFailed as refusal:
-        raise ExportFailed(f"the model fails on its {arguments.name} inputs: {refusal}") from refusal.error
+        message = f"the model fails on its {arguments.name} inputs: {refusal}"
+        raise AttemptFailed(message, refusal.error) from refusal.error
     values = {f"v{index}": value for index, value in enumerate(seen.values.values())}
     record = VectorRecord(
         program=program.name,

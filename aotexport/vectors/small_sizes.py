@@ -41,7 +41,7 @@ def begun_at_zero(program: Program, call: ExampleCall) -> Program:
 def without_small_sizes(
     directory: Path, programs: Sequence[EncodedProgram], wrong: Iterable[str], results: Results
 ) -> list[EncodedProgram]:
-    """Return the programs; one that is wrong only for hinted sizes of 0 or 1 begins at 2 in these sizes.
+    """Return the programs; one that is wrong only for hinted sizes of 0 or 1 begins above them.
 
     Args:
         directory: the bundle.
@@ -50,23 +50,23 @@ def without_small_sizes(
         results: see `small_sizes`.
     """
     wrong = set(wrong)
-    return [_beginning_at_two(directory, p, results) if p.record.name in wrong else p for p in programs]
+    return [_beginning_above(directory, p, results) if p.record.name in wrong else p for p in programs]
 
 
-def _beginning_at_two(directory: Path, program: EncodedProgram, results: Results) -> EncodedProgram:
+def _beginning_above(directory: Path, program: EncodedProgram, results: Results) -> EncodedProgram:
     record = program.record
     small = _small_calls(directory, [record.name], results)
     names = _blamed(small)
     if not names or "example" in small or any(name.isidentifier() for name in names):
         return program
+    least = 1 if all(name.endswith("-is-0") for name in small) else 2
+    does = f"the model does something else where it is {'0' if least == 1 else '0 or 1'}"
+    outside = dict(program.outside)
     for dimension in record.dimensions:
         if dimension.name in names:
-            record = beginning_at(record, dimension.symbol, 2)
-    note = (
-        f"the model does something else where {_listed(names)} is 0 or 1, which program {record.name} refuses: declare "
-        f"{_listed(names, _declaration)} to say so"
-    )
-    return replace(program, record=record, notes=(*program.notes, note))
+            record = beginning_at(record, dimension.symbol, least)
+            outside[dimension.symbol] = f"{does}; declare {_declaration(dimension.name, least)} to say so"
+    return replace(program, record=record, outside=outside)
 
 
 def beyond_ranges(directory: Path, programs: Sequence[EncodedProgram]) -> set[tuple[str, str]]:
@@ -127,8 +127,8 @@ def _listed(names: Iterable[str], word: Callable[[str], str] = "`{}`".format) ->
     return ", ".join(map(word, names))
 
 
-def _declaration(name: str) -> str:
-    return f"Dim('{name}', min=2)" if name.isidentifier() else f"Dim.DYNAMIC(min=2) for `{name}`"
+def _declaration(name: str, least: int = 2) -> str:
+    return f"Dim('{name}', min={least})" if name.isidentifier() else f"Dim.DYNAMIC(min={least}) for `{name}`"
 
 
 def _small_calls(directory: Path, programs: Sequence[str], results: Results) -> dict[str, set[str]]:

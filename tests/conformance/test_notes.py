@@ -63,7 +63,7 @@ VALUES = torch.tensor([1.0, 5.0, 2.0, 0.5])
 BRANCH = "code of the model branches on values of tensors, and the program goes the example's way: "
 NUMBER = "code of the model makes a Python number of a tensor, and the program is for the example's alone: "
 SIZES = "other sizes are refused (CallInvalid)"
-ELSEWHERE = "elsewhere the model fails, does something else, or was not verified"
+ELSEWHERE = "elsewhere the model goes another way, or fails"
 
 
 @pytest.mark.parametrize(

@@ -700,8 +700,8 @@ def test_hint_begins_at_two_where_the_model_does_something_else_before(tmp_path)
     report = aotexport.export(
         lambda x, y: (special_at_one(x), y * 2), arguments, output=tmp_path / "bundle", dynamic_shapes=shapes
     )
-    assert [str(note) for note in report.notes if note.kind == "other"] == [
-        "the model does something else where `x.shape[0]` is 0 or 1, which program infer refuses: declare "
+    assert [note.text for note in report.notes] == [
+        "`x.shape[0]` is in [2:], and [0:] was declared: the model does something else where it is 0 or 1; declare "
         "Dim.DYNAMIC(min=2) for `x.shape[0]` to say so"
     ]
     module = aotexport_runtime.load(tmp_path / "bundle")
@@ -709,6 +709,53 @@ def test_hint_begins_at_two_where_the_model_does_something_else_before(tmp_path)
     with pytest.raises(CallInvalid, match=r"`x\.shape\[0\]` is 1, outside \[2:\]"):
         module(torch.ones(1, 4), torch.ones(5))
     assert aotexport_runtime.selftest(tmp_path / "bundle")
+
+
+def picked_rows(x, labels):
+    mask = torch.zeros(x.shape[0], 6).index_put((torch.arange(x.shape[0]), labels), torch.ones(()))
+    return x + mask * x[mask == 1].cos().unsqueeze(1)
+
+
+def up_to_the_longest(x, lengths):
+    steps = torch.arange(int(lengths.max())).expand(lengths.shape[0], -1)
+    return x.masked_fill((steps >= lengths[:, None])[..., None], 0.0)
+
+
+def of_bags(x, indices, offsets):
+    return x + nn.functional.embedding_bag(indices, torch.arange(40.0).view(10, 4), offsets, mode="sum")
+
+
+def by_columns(x):
+    return x[:, :1] * nn.functional.embedding(x[:, 1:].long(), torch.arange(40.0).view(10, 4)).sum(1)
+
+
+ONE_ROW = {
+    "picked_rows": (picked_rows, lambda n: (torch.randn(n, 6), torch.arange(1, n + 1) % 6), (0, 0)),
+    "lengths": (up_to_the_longest, lambda n: (torch.randn(n, 9, 2), torch.tensor([9, 7, 5])[:n].flip(0)), (0, 0)),
+    "offsets": (of_bags, lambda n: (torch.randn(n, 4), torch.tensor([7, 1, 3, 9, 2]), torch.arange(n)), (0, None, 0)),
+    "indices": (by_columns, lambda n: (torch.tensor([[80.5, 1, 9], [99, 0, 8], [70, 2, 9]])[:n],), (0,)),
+}
+
+
+@pytest.mark.parametrize("name", ONE_ROW)
+def test_one_row_is_served_where_eager_serves_one(name, load):
+    function, arguments, axes = ONE_ROW[name]
+    dynamic = tuple(None if axis is None else {axis: torch.export.Dim("batch", min=1, max=8)} for axis in axes)
+    module = load(function, *arguments(3), dynamic_shapes=dynamic, verify=True)
+    (dimension,) = module.bundle.program("infer").dimensions
+    assert (dimension.min, module.bundle.program("infer").notes) == (1, ())
+    for rows in (1, 2):
+        args = arguments(rows)
+        torch.testing.assert_close(module(*args), function(*args))
+
+
+def test_size_that_eager_fails_at_is_a_note_with_its_error(tmp_path):
+    dynamic = ({0: torch.export.Dim("rows")},)
+    report = aotexport.export(lambda x: x / x[1], (torch.randn(4, 2),), output=tmp_path / "b", dynamic_shapes=dynamic)
+    assert [note.text for note in report.notes] == [
+        "`rows` is in [2:], and [0:] was declared: the model fails where it is 1 (IndexError: index 1 is out of bounds "
+        "for dimension 0 with size 1)"
+    ]
 
 
 def turned_and_back(x):
