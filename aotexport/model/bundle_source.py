@@ -18,7 +18,7 @@ from aotexport.model.dynamic_shapes import nested_sizes
 from aotexport.model.programs import NAMED, Example, Program
 from aotexport.model.source import ModelSource
 from aotexport_runtime.call.flat_call import arguments_of
-from aotexport_runtime.commands.self_test import read_vector
+from aotexport_runtime.commands.recorded import read_vector
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle
 from aotexport_runtime.schema.program import Program as ProgramRecord

@@ -7,7 +7,7 @@ import torch
 from aotexport.eager.recorded_arguments import RecordedArguments, is_in_range
 from aotexport.model.ancestry import loaded_in
 from aotexport.model.call import ExampleCall
-from aotexport_runtime.commands.self_test import read_vector
+from aotexport_runtime.commands.recorded import read_vector
 from aotexport_runtime.schema.manifest import Verification
 from aotexport_runtime.schema.program import Program
 

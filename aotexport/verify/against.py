@@ -23,7 +23,8 @@ from aotexport.vectors.eager_errors import eager_errors
 from aotexport.vectors.record import RecordedCall, record_vectors
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_parts, parts_of
-from aotexport_runtime.commands.self_test import VectorResult, run_vector
+from aotexport_runtime.commands.results import VectorResult
+from aotexport_runtime.commands.self_test import run_vector
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.values import dtypes

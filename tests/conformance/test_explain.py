@@ -6,6 +6,7 @@ import json
 import logging
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from torch import nn
@@ -18,7 +19,8 @@ from aotexport_runtime.__main__ import main
 from tests.hostile.crafted import Crafted
 
 OWN = own_level()
-KERNELS = Path(__file__).parents[1] / "golden/v1.0/kernels/bundle"
+GOLDENS = Path(__file__).parents[1] / "golden/v1.0"
+KERNELS = GOLDENS / "kernels/bundle"
 NO_TRUST = "it holds native code, and was loaded without trust='native'"
 NO_KERNELS = "the bundle has no kernels. Export it with `--target cuda`"
 LOSS_ALONE = "the library is for a backward pass from the loss alone"
@@ -251,12 +253,12 @@ def test_trusted_bundle_with_kernels_says_why_they_do_not_run(caplog):
 def test_self_test_names_what_ran(net, selftest):
     code, output, _ = selftest(net, "--target", "cpu", "--trust", "native")
     assert code == 0
-    lines = [line.partition(", relative error ") for line in output.splitlines()]
-    ran = {head.partition(": ")[2]: tail.partition(", ")[2] for head, _, tail in lines}
-    assert ran["train/example (cpu): ok"] == f"forward by {CPU}; backward by portable ({LOSS_ALONE}) on cpu"
-    assert ran["train/example, backward from the loss (cpu): ok"] == f"forward and backward by {CPU} on cpu"
-    assert ran["infer/example (cpu): ok"] == f"forward by {CPU} on cpu"
-    assert ran["infer/batch-is-1 (cpu): ok"] == "forward by portable (libraries are for 2 <= batch) on cpu"
+    train, infer = output.splitlines()
+    assert train.startswith(f"{net}: train, libraries (cpu): ok, outputs and gradients of 6 calls, relative error ")
+    small = "forward by portable (libraries are for 2 <= batch)"
+    assert f", forward and backward by {CPU}; backward by portable ({LOSS_ALONE}); {small}" in train
+    assert infer.startswith(f"{net}: infer, libraries (cpu): ok, outputs of 3 calls, relative error ")
+    assert infer.endswith(f", forward by {CPU}; forward by portable (libraries are for 2 <= batch) on cpu")
 
 
 @has_level
@@ -273,10 +275,13 @@ def test_self_test_fails_where_the_target_runs_nothing_of_a_program(net, tmp_pat
     code, output, _ = selftest(crafted.seal(), "--target", "cpu", "--trust", "native")
     assert code == 1
     assert (
-        "  infer/example (cpu): raised target `cpu` ran nothing of program `infer`: forward by portable (libraries are "
-        "for 65 <= batch)\n"
+        "  infer/example, libraries (cpu): raised target `cpu` ran nothing of program `infer`: forward by portable "
+        "(libraries are for 65 <= batch)\n"
     ) in output
-    assert "train/example (cpu): ok" in output
+    assert f"{tmp_path / 'b'}: train, libraries (cpu): ok, " in output
+    code, output, _ = selftest(tmp_path / "b", "--trust", "native")
+    reason = f"infer, libraries ({CPU}): not run: no recorded call meets its guards: forward by portable"
+    assert (code, reason in output) == (0, True)
 
 
 def _guarded(bundle):
@@ -311,16 +316,63 @@ def test_program_that_the_target_has_not_is_refused_by_name(tmp_path, selftest):
     assert str(caught.value) == message
     assert str(module.explain()).splitlines()[1] == f"program train: refused: {message}"
     code, output, _ = selftest(tmp_path / "b", "--target", "cpu", "--trust", "native")
-    assert (code, f"train/example (cpu): raised NotSupported: {message}" in output) == (1, True)
+    assert (code, f"train/example, libraries (cpu): raised NotSupported: {message}" in output) == (1, True)
     assert aotexport_runtime.load(tmp_path / "b", trust="native").train()(x).grad_fn is not None
 
 
-def test_onnx_is_refused_by_the_self_test(tiny, selftest):
-    assert selftest(tiny, "--target", "onnx") == (
-        1,
-        "",
-        "error: the self-test runs programs by torch; `aotexport onnx` compares ONNX models with them\n",
+@has_level
+def test_self_test_runs_every_graph_of_the_bundle(net, selftest):
+    code, output, _ = selftest(net)
+    heads = [line.removeprefix(f"{net}: ").partition(", relative error")[0] for line in output.splitlines()]
+    assert (code, heads) == (
+        0,
+        [
+            "train, forward graph (autograd): ok, outputs and gradients of 3 calls",
+            "train, joint graph (portable): ok, outputs and gradients of 3 calls",
+            f"train, libraries ({CPU}): not run: {NO_TRUST}",
+            "infer, forward graph (autograd): ok, outputs of 3 calls",
+            "infer, inference graph (portable): ok, outputs of 3 calls",
+            f"infer, libraries ({CPU}): not run: {NO_TRUST}",
+        ],
     )
+
+
+def test_self_test_names_the_joint_graph_whose_gradient_is_wrong(tmp_path, selftest):
+    crafted = Crafted(GOLDENS / "linear/bundle", tmp_path / "b")
+    (summed,) = (node for node in crafted.document("joint")["nodes"] if node["op"] == "aten::sum.dim_IntList")
+    summed["args"][0] = "relu"
+    code, output, _ = selftest(crafted.seal())
+    joint, *wrong = [line for line in output.splitlines() if "joint graph" in line]
+    assert (code, joint.partition(", relative")[0]) == (
+        1,
+        f"{tmp_path / 'b'}: train, joint graph (portable): FAILED, outputs and gradients of 2 calls",
+    )
+    assert {line.partition(": relative")[0] for line in wrong} == {
+        f"  train/{name}, joint graph (portable): call {number}: gradient of 0.bias"
+        for name in ("example", "random")
+        for number in (0, 1)
+    }
+    assert output.count(": ok, ") == 3
+
+
+def test_self_test_runs_onnx_models_and_names_one_that_is_wrong(tmp_path, selftest):
+    code, output, _ = selftest(GOLDENS / "onnx_model/bundle")
+    line = output.splitlines()[-1]
+    assert (code, "infer, ONNX model (onnx): ok, outputs and state of 2 calls, relative error " in line) == (0, True)
+    crafted = Crafted(GOLDENS / "onnx_model/bundle", tmp_path / "b")
+    model = onnx.load(crafted.root / "model.onnx", load_external_data=False)
+    next(node for node in model.graph.node if node.output[0] == "output").op_type = "Add"
+    crafted.write("model.onnx", model.SerializeToString())
+    code, output, _ = selftest(crafted.seal())
+    assert code == 1
+    assert "infer, ONNX model (onnx): FAILED, outputs and state of 2 calls" in output
+    assert "  infer/example, ONNX model (onnx): call 0: output: relative error " in output
+    assert "infer, forward graph (autograd): ok, " in output
+
+
+def test_self_test_of_onnx_models_that_a_bundle_has_not_fails(tiny, selftest):
+    message = "error: the bundle has no ONNX models; add them with `aotexport onnx`\n"
+    assert selftest(tiny, "--target", "onnx") == (1, "", message)
 
 
 def test_unknown_target_is_refused_by_the_self_test(tiny, selftest):

@@ -18,7 +18,8 @@ from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.verify.onnx.check import check_model
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands import self_test
-from aotexport_runtime.commands.self_test import describe_failures, run_vectors
+from aotexport_runtime.commands.results import describe_failures
+from aotexport_runtime.commands.self_test import run_vectors
 from aotexport_runtime.errors import BundleTooNew
 from aotexport_runtime.schema import Graph, Manifest, Program, decode_record, encode_record
 from aotexport_runtime.schema.base import Record

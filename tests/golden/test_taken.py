@@ -9,7 +9,8 @@ from click.testing import CliRunner
 import aotexport_runtime
 from aotexport.cli.app import app
 from aotexport_runtime.bundle.check import faults_of
-from aotexport_runtime.commands.self_test import describe_failures, run_vectors
+from aotexport_runtime.commands.results import describe_failures
+from aotexport_runtime.commands.self_test import run_vectors
 from aotexport_runtime.schema import Manifest, decode_record, encode_record
 from tests.golden.refuse import TAKEN, edited_bundle
 

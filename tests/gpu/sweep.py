@@ -28,7 +28,8 @@ def work(device: str) -> None:
     import torch
     from torch.testing._internal.two_tensor import TwoTensor
 
-    from aotexport_runtime.commands.self_test import describe_failures, run_vectors
+    from aotexport_runtime.commands.results import describe_failures
+    from aotexport_runtime.commands.self_test import run_vectors
     from tests.scaled import Block, FastInt8, Recipe, Rounding, ScaledInt8
 
     types = (Block, FastInt8, Recipe, Rounding, ScaledInt8, TwoTensor)

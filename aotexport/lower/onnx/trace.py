@@ -11,7 +11,7 @@ from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.lower.onnx.plain import plain
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.self_test import read_vector
+from aotexport_runtime.commands.recorded import read_vector
 from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.vectors import Vector

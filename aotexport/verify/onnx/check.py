@@ -15,18 +15,19 @@ from aotexport.errors import ExportFailed, VerificationFailed
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.model.refusals import attempt
 from aotexport.verify.comparison import Comparison
-from aotexport.verify.onnx.calls import Calls, changed_names, outputs_of, random_calls, recorded, run_call
+from aotexport.verify.onnx.calls import random_calls
 from aotexport.verify.onnx.widen import is_narrow, write_wide
 from aotexport_runtime import OnnxRuntime
 from aotexport_runtime.bundle.directory import BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.onnx.plan import OnnxPlan
+from aotexport_runtime.commands.onnx_calls import Calls, observed, outputs_of, recorded
 from aotexport_runtime.commands.self_test import rounding
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values.compare import compare
-from aotexport_runtime.values.observe import NORM, NORMS, Observation
+from aotexport_runtime.values.observe import NORM, NORMS
 
 TARGET = "onnx"
 
@@ -126,13 +127,9 @@ def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subje
     if calls.refused:
         name = f"not compared at {calls.name}: {calls.refused}"
         return [Comparison(**base, name=name, error=0.0, absolute=0.0, agrees=True, detail=calls.refused)]
-    subject.state.clear()
-    got = Observation(sample=calls.expected.sample)
     try:
         with attempt("calls of ONNX Runtime"):
-            for number in range(calls.count):
-                where, changed = f"call {number}: ", changed_names(program, model)
-                run_call(got, where, program, changed, subject.run, calls.values, lambda: subject.state)
+            got = observed(program, model, calls, subject.run, subject.state)
     except ExportFailed as refusal:
         detail = f"raises {first_line(refusal.error)}"
         return [Comparison(**base, name="call", error=math.inf, absolute=math.inf, agrees=False, detail=detail)]

@@ -12,14 +12,12 @@ import torch
 from aotexport.lower.onnx.plain import plain
 from aotexport.lower.onnx.rebuild import rebuild
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.commands.onnx_calls import ORDERS, order_of
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import SizeArgument, TensorMeta
 from aotexport_runtime.values.trees import leaves
-
-_AXIS = {"aten::topk.default": 2, "aten::sort.default": 1, "aten::argsort.default": 1}
-"""Position of the axis among the operands of operators that order values."""
 
 
 @dataclass(frozen=True)
@@ -69,14 +67,11 @@ def _fits(indices: torch.Tensor, ordered: torch.Tensor, axis: int) -> bool:
 
 
 def _order(graph: Graph, output: Any) -> _Order | None:
-    nodes: dict[Any, Node] = {node.name: node for node in graph.nodes}
     metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-    node = nodes.get(output) if isinstance(output, str) else None
-    if node is not None and node.op == "python::getitem":
-        node = nodes.get(node.args[0])
-    if node is None or node.op not in _AXIS:
+    node = order_of(graph, output)
+    if node is None:
         return None
-    value, place = node.args[0], _AXIS[node.op]
+    value, place = node.args[0], ORDERS[node.op]
     axis = node.args[place] if len(node.args) > place else node.kwargs.get("dim", -1)
     axis = axis.value if isinstance(axis, SizeArgument) else axis
     meta = metas.get(value) if isinstance(value, str) else None

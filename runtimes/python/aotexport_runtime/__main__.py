@@ -27,7 +27,11 @@ def main(argv: list[str] | None = None) -> int:
     test = commands.add_parser("selftest", help="compare a bundle with the recorded results of eager execution")
     test.add_argument("bundle", nargs="+")
     test.add_argument("--device", help="where to run, for example cuda")
-    test.add_argument("--target", action="append", help="engine; may be given several times (default: auto)")
+    test.add_argument(
+        "--target",
+        action="append",
+        help="engine to test alone (repeatable; default: all of the bundle)",
+    )
     test.add_argument("--trust", choices=("data", "native"), default="data", help="native: run native files as well")
     test.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE")
     test.add_argument("--operator-namespace", action="append", default=[], metavar="NAME")
@@ -121,8 +125,8 @@ def _selftest(options: Any) -> int:
     for name in options.imports:
         imported(name)
     from aotexport_runtime.bundle.read import open_bundle
-    from aotexport_runtime.call.engines import words
-    from aotexport_runtime.commands.self_test import describe_failures, run_vectors
+    from aotexport_runtime.commands.results import describe_graphs
+    from aotexport_runtime.commands.self_test import run_vectors
     from aotexport_runtime.values import meshes
 
     types = {name: class_named(name) for name in options.tensor_type}
@@ -148,14 +152,9 @@ def _selftest(options: Any) -> int:
 
         print(json.dumps([{"bundle": p, **dataclasses.asdict(r), "agrees": r.agrees} for p, r in results]))
         return 0 if all(result.agrees for _, result in results) else 1
-    for path, result in results:
-        worst = max((d.error for d in result.differences), default=0.0)
-        verdict = "ok" if result.agrees else "FAILED"
-        outcome = f"{result.program}/{result.vector} ({result.target}): {verdict}, relative error {worst:.1e}"
-        outcome += f", {words(result.ran)} on {result.device}" if result.ran else ""
-        print(f"{path}: {outcome}" + (f"; values not compared: {result.left_out}" if result.left_out else ""))
-        for line in describe_failures(result):
-            print(printable(line))
+    for path in options.bundle:
+        for line in describe_graphs([result for at, result in results if at == path]):
+            print(printable(line if line.startswith(" ") else f"{path}: {line}"))
     if not results:
         print("no recorded calls")
     return 0 if all(result.agrees for _, result in results) else 1

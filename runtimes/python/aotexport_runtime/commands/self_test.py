@@ -4,39 +4,37 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypedDict, Unpack
 
 import msgspec
 import torch
 
-from aotexport_runtime.bundle.generated import generated_inputs
 from aotexport_runtime.bundle.read import Bundle, open_bundle
-from aotexport_runtime.bundle.weights import read_tensors
 from aotexport_runtime.call.engines import EngineRun, words
-from aotexport_runtime.call.explain import ProgramExplanation
+from aotexport_runtime.call.explain import ProgramExplanation, kind_of
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
+from aotexport_runtime.call.onnx.plan import OnnxPlan
 from aotexport_runtime.call.whole_result import returning_whole_result, whole_result_tree
+from aotexport_runtime.commands.onnx_calls import observed, recorded, without_orders
+from aotexport_runtime.commands.recorded import read_vector, recorded_observation
+from aotexport_runtime.commands.results import VectorResult, describe_failures
 from aotexport_runtime.engines.autocast import device_type_of, under_autocast
-from aotexport_runtime.engines.candidates import is_native, is_of
+from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, is_native, is_of
 from aotexport_runtime.engines.impure import random_nodes
-from aotexport_runtime.errors import BundleInvalid, NotSupported, SelfTestFailed
+from aotexport_runtime.engines.onnx.session import OnnxRuntime
+from aotexport_runtime.errors import NotSupported, SelfTestFailed, first_line
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.loading import check_target, load
-from aotexport_runtime.schema.manifest import VectorEntry
+from aotexport_runtime.schema.manifest import OnnxModel, VectorEntry
 from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.validate import check_vector
-from aotexport_runtime.validate.bounds import span_end
 from aotexport_runtime.values import dtypes
-from aotexport_runtime.values.compare import TOLERANCES, Difference, compare
+from aotexport_runtime.values.compare import TOLERANCES, compare
 from aotexport_runtime.values.observe import Observation, make_inputs, observe, spans
 
-_MOST_ELEMENTS = 1 << 28
-"""Most elements of an argument that repeats stored ones by a stride of 0."""
+ONNX = "onnx"
 
 _LARGE_NBYTES = 64 << 20
 """Least size of weights that are freed before the next are loaded."""
@@ -52,36 +50,6 @@ class LoadKeywords(TypedDict, total=False):
     mapped: bool | None
 
 
-@dataclass(frozen=True)
-class VectorResult:
-    """One recorded call, run again.
-
-    Attributes:
-        program: name of the program.
-        vector: name of the recorded call.
-        target: engine that ran it.
-        differences: every compared quantity.
-        error: the error of the call, or that the requested target ran none of it; empty: neither.
-        device: where it ran.
-        ran: the passes of the program that ran, with their engines.
-        left_out: why values were not compared, but only shapes, dtypes and the like; empty: they were.
-    """
-
-    program: str
-    vector: str
-    target: str
-    differences: list[Difference]
-    error: str = ""
-    device: str = ""
-    ran: tuple[EngineRun, ...] = ()
-    left_out: str = ""
-
-    @property
-    def agrees(self) -> bool:
-        """Whether everything is within tolerance."""
-        return not self.error and all(difference.agrees for difference in self.differences)
-
-
 def selftest(
     path: str | os.PathLike[str],
     *,
@@ -92,19 +60,20 @@ def selftest(
     tensor_types: Iterable[type] | Mapping[str, type] = (),
     mapped: bool | None = None,
 ) -> list[VectorResult]:
-    """Run every recorded call of the bundle at `path` and compare.
+    """Run every recorded call of the bundle at `path` by every graph that it ships, and compare.
 
     Args:
         path: directory of the bundle.
         device: see `load`.
-        target: see `load`.
+        target: the engine to test alone, see `load`; `auto`: every one that the bundle has something for, which are
+            forward graphs, joint or inference graphs, libraries and kernels (with `trust="native"`), ONNX models.
         trust: see `load`.
         operator_namespaces: see `load`.
         tensor_types: see `load`.
         mapped: see `load`.
 
     Returns:
-        One result per recorded call, all in agreement.
+        One result per recorded call and engine, all in agreement; one per engine of a program that cannot run here.
 
     Raises:
         SelfTestFailed: a result differs; the message lists the differences.
@@ -124,40 +93,110 @@ def selftest(
     return results
 
 
-def describe_failures(result: VectorResult) -> list[str]:
-    """Return one line per quantity that differs."""
-    where = f"  {result.program}/{result.vector} ({result.target}): "
-    if result.error:
-        return [f"{where}raised {result.error}"]
-    lines: list[str] = []
-    for difference in result.differences:
-        if difference.agrees:
-            continue
-        if difference.expected or difference.got:
-            lines.append(f"{where}{difference.name}: expected {difference.expected}, got {difference.got}")
-        else:
-            lines.append(f"{where}{difference.name}: relative error {difference.error:.2e}")
-    return lines
-
-
 def run_vectors(
     path: str | os.PathLike[str] | Bundle, *, target: str = "auto", **loading: Unpack[LoadKeywords]
 ) -> list[VectorResult]:
-    """Run every recorded call, of a bundle at `path` or an open one, whether it agrees or not."""
+    """Run every recorded call, of a bundle at `path` or an open one, whether it agrees or not; see `selftest`."""
     bundle = path if isinstance(path, Bundle) else open_bundle(path)
-    if target == "onnx":
-        raise NotSupported("the self-test runs programs by torch; `aotexport onnx` compares ONNX models with them")
-    check_target(bundle, target, loading.get("trust", "data"), loading.get("device"))
     loading["operator_namespaces"] = tuple(loading.get("operator_namespaces", ()))
+    if target == "auto":
+        pairs = [(program, engine) for program in bundle.program_names for engine in _engines(bundle, program)]
+        return [result for pair in pairs for result in _run_if_here(bundle, *pair, **loading)]
+    if target == ONNX and not bundle.manifest.onnx:
+        raise NotSupported("the bundle has no ONNX models; add them with `aotexport onnx`")
+    if target == ONNX:
+        return [result for model in bundle.manifest.onnx for result in _run_onnx(bundle, model)]
+    check_target(bundle, target, loading.get("trust", "data"), loading.get("device"))
+    results = _run(bundle, bundle.manifest.testvectors, target, **loading)
+    return [without_target(result, results) for result in results]
+
+
+def _engines(bundle: Bundle, program: str) -> Iterator[str]:
+    """Yield the engines that a bundle has something of a program for."""
+    yield AUTOGRAD
+    if bundle.program(program).functional is not None:
+        yield PORTABLE
+    if bundle.has_target(CUDA, program):
+        yield CUDA
+    for target in bundle.target_names:
+        if bundle.compiled(target, program) is not None:
+            yield target
+    if any(model.program == program for model in bundle.manifest.onnx):
+        yield ONNX
+
+
+def _run_if_here(bundle: Bundle, program: str, engine: str, **loading: Unpack[LoadKeywords]) -> list[VectorResult]:
+    """Return the results of a program by an engine, or one that says why it cannot run here."""
+    entries = [entry for entry in bundle.manifest.testvectors if entry.program == program]
     results: list[VectorResult] = []
-    for entry in bundle.manifest.testvectors:
+    reason, record = "" if entries else "the bundle has no recorded call of it", bundle.program(program)
+    if engine == AUTOGRAD and record.grad and not record.forward.differentiable:
+        reason, entries = "it lacks the backward of a custom function, which the joint graph has", []
+    try:
+        if engine == ONNX:
+            results = [each for m in bundle.manifest.onnx if m.program == program for each in _run_onnx(bundle, m)]
+        elif entries:
+            check_target(bundle, engine, loading.get("trust", "data"), loading.get("device"))
+            results = _run(bundle, entries, engine, exact=False, **loading)
+    except NotSupported as error:
+        reason = str(error).rpartition(f"; not {engine}: ")[2]
+    runs = dict.fromkeys(run for result in results for run in result.ran)
+    if all(result.agrees for result in results) and not any(is_of(run.engine, engine) for run in runs):
+        reason = reason or f"no recorded call meets its guards: {words(runs)}"
+        return [VectorResult(program, "", engine, [], graph=_graph_of(bundle, program, engine), not_run=reason)]
+    return results
+
+
+def _run(
+    bundle: Bundle, entries: Sequence[VectorEntry], target: str, *, exact: bool = True, **loading: Unpack[LoadKeywords]
+) -> list[VectorResult]:
+    results: list[VectorResult] = []
+    for entry in entries:
         recorded = read_vector(bundle, entry)
-        results.append(run_vector(bundle, entry.name, *recorded, target=target, **loading))
+        results.append(run_vector(bundle, entry.name, *recorded, target=target, exact=exact, **loading))
         compiled = [bundle.compiled(name, entry.program) for name in bundle.target_names]
-        if target not in ("portable", "autograd") and any(c is not None and c.undefined_tangents for c in compiled):
+        if target not in (PORTABLE, AUTOGRAD) and any(c is not None and c.undefined_tangents for c in compiled):
             name = f"{entry.name}, backward from the loss"
             results.append(run_vector(bundle, name, *recorded, target=target, loss=True, **loading))
-    return [without_target(result, results) for result in results]
+    return [dataclasses.replace(each, graph=_graph_of(bundle, each.program, target)) for each in results]
+
+
+def _graph_of(bundle: Bundle, program: str, target: str) -> str:
+    """Return what a target runs of a program, in words."""
+    functional = bundle.program(program).functional
+    if target == PORTABLE and functional is None:
+        target = AUTOGRAD
+    if target == PORTABLE and functional is not None:
+        return "inference graph" if functional.gradients is None else "joint graph"
+    return "ONNX model" if target == ONNX else kind_of(target)
+
+
+def _run_onnx(bundle: Bundle, model: OnnxModel) -> list[VectorResult]:
+    """Run the recorded calls of a program by ONNX Runtime.
+
+    Raises:
+        NotSupported: it cannot run the model here.
+    """
+    program, state = bundle.program(model.program), dict[str, Any]()
+    plan = OnnxPlan(bundle, program, model, OnnxRuntime(), state)
+    least, results = rounding(bundle, program.name), list[VectorResult]()
+    for calls in recorded(bundle, program, model):
+        orders = without_orders(bundle.graph(program.name, program.forward.file), program, calls)
+        result = VectorResult(program.name, calls.name, ONNX, [], graph="ONNX model")
+        try:
+            got = observed(program, model, calls, lambda *args, **kwargs: plan(args, kwargs), state)
+        except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime have no class in common
+            results.append(dataclasses.replace(result, error=f"{type(error).__name__}: {first_line(error)}"))
+            continue
+        result = dataclasses.replace(
+            result,
+            differences=compare(calls.expected, got, least=least, eager_errors=calls.eager_errors),
+            device=", ".join(plan.session.get_providers()),
+            ran=(EngineRun("forward", ONNX),),
+            left_out=f"{', '.join(orders)} of equal values may have another order" if orders else "",
+        )
+        results.append(result)
+    return results
 
 
 def without_target(result: VectorResult, results: Iterable[VectorResult]) -> VectorResult:
@@ -183,6 +222,7 @@ def run_vector(
     *,
     target: str = "auto",
     loss: bool = False,
+    exact: bool = True,
     **loading: Unpack[LoadKeywords],
 ) -> VectorResult:
     """Load the bundle afresh and run a recorded call, the bundle's own or another.
@@ -194,6 +234,7 @@ def run_vector(
         stored: its tensors.
         target: see `load`.
         loss: run a backward pass from the loss alone, and compare with the graph's; the record has no such pass.
+        exact: whether graphs requested by name have to give eager's results on the machine of the export.
         **loading: see `load`.
     """
     expected = recorded_observation(vector, stored)
@@ -203,7 +244,7 @@ def run_vector(
         )
         # Graphs requested by name give eager's results. Other kernels, also those that `auto` finds on the machine,
         # round at other places, which shows in results of finer dtypes as well.
-        least = 0.0 if target in ("portable", "autograd") else rounding(path, vector.program)
+        least = 0.0 if exact and target in (PORTABLE, AUTOGRAD) else rounding(path, vector.program)
     except Exception as error:  # noqa: BLE001 - the call has failed, which the result says
         return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")
     if nbytes > _LARGE_NBYTES:
@@ -230,11 +271,6 @@ def why_values_differ(path: str | os.PathLike[str] | Bundle, name: str, device: 
     return f"it draws random numbers, others on {here} than on {there}"
 
 
-def recorded_observation(vector: Vector, stored: Mapping[str, torch.Tensor]) -> Observation:
-    """Return the observation of eager execution in a recorded call."""
-    return Observation(dict(vector.facts), {name: stored[f"v{index}"] for index, name in enumerate(vector.values)})
-
-
 def rounding(path: str | os.PathLike[str] | Bundle, program: str) -> float:
     """Return the tolerance of the coarsest dtype that `program` computes in."""
     bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
@@ -252,43 +288,6 @@ def _observe_afresh(
     got = observe_vector(module, vector, stored, loss=loss)
     nbytes = sum(tensor.nbytes for tensor in module.state_tensors().values())
     return expected, got, nbytes, module.explain_program(vector.program)
-
-
-def read_vector(bundle: Bundle, entry: VectorEntry) -> tuple[Vector, dict[str, torch.Tensor]]:
-    """Return a recorded call with its stored tensors.
-
-    Raises:
-        BundleInvalid: the record is invalid, or does not fit the stored tensors.
-    """
-    vector = bundle.record(entry.record, Vector)
-    check_vector(vector, bundle.program(entry.program), where=entry.record)
-    stored = read_tensors(bundle.file(entry.tensors), where=entry.tensors)
-    for spec, dtype, made in generated_inputs(vector, bundle.program(entry.program)):
-        stored[spec.key] = torch.from_numpy(made).to(dtypes.dtype(dtype))
-    for spec in vector.inputs:
-        for part in spans(spec):
-            if span_end(part.shape, part.stride, part.offset) > _numel(stored, part.key):
-                raise BundleInvalid(
-                    f"argument {spec.path!r} reaches past the end of {part.key!r}",
-                    where=entry.record,
-                    code="vector-malformed",
-                )
-            if math.prod(part.shape) > max(_MOST_ELEMENTS, _numel(stored, part.key)):
-                raise BundleInvalid(
-                    f"argument {spec.path!r} repeats {part.key!r} too often",
-                    where=entry.record,
-                    code="vector-malformed",
-                )
-    for key in {part.key for spec in vector.inputs for part in spans(spec) if part.is_complex}:
-        stored[key] = torch.view_as_complex(stored[key])
-    missing = [name for index, name in enumerate(vector.values) if f"v{index}" not in stored]
-    if missing:
-        raise BundleInvalid(f"no tensor of {missing[0]!r}", where=entry.tensors, code="vector-malformed")
-    return vector, stored
-
-
-def _numel(stored: dict[str, torch.Tensor], key: str) -> int:
-    return len(stored[key]) if key in stored else 0
 
 
 def record_again(

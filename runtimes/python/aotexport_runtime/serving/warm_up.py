@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.self_test import (
-    VectorResult,
-    describe_failures,
-    observe_vector,
-    read_vector,
-    recorded_observation,
-    rounding,
-)
+from aotexport_runtime.commands.recorded import read_vector, recorded_observation
+from aotexport_runtime.commands.results import VectorResult, describe_failures
+from aotexport_runtime.commands.self_test import observe_vector, rounding
 from aotexport_runtime.errors import NotSupported, SelfTestFailed
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.serving.joining import Values
