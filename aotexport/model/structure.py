@@ -28,7 +28,7 @@ from aotexport_runtime.values.constants import (
     is_key,
     is_python_value,
 )
-from aotexport_runtime.values.trees import FACTORIES, SETS
+from aotexport_runtime.values.trees import FACTORIES, SETS, ModelOutput
 
 LeafIndex = Callable[[Any, str], int | None]
 """Returns the index of a leaf by its value and path; None: the value is a constant, not a leaf."""
@@ -167,7 +167,7 @@ class _TreeMaker:
         return Sequence(type="list" if isinstance(value, list) else "tuple", items=items, name=name)
 
     def _mapping(self, value: MappingABC[Any, Any], path: str) -> Tree:
-        if dataclasses.is_dataclass(value):
+        if dataclasses.is_dataclass(value) or isinstance(value, ModelOutput):
             return self._fields("model_output", type(value).__name__, dict(value), path)
         if self._role == "output" and type(value) in (collections.defaultdict, collections.Counter):
             return self._counting(value, path)

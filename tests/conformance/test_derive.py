@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
+import pickle
 import warnings
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import nn
+from transformers.utils import ModelOutput
 
 import aotexport
 from aotexport.cli.app import app
@@ -159,6 +163,53 @@ def test_command_line_derives_a_bundle_and_shows_of_which_it_was_made(base, tmp_
     assert f"made of Model, sha256 {digest(base)[:12]} (frozen: `encoder.0.weight`," in shown
 
 
+@dataclass
+class Hidden(ModelOutput):
+    """Named outputs, as of a model library."""
+
+    last_hidden_state: Any = None
+    attentions: Any = None
+
+
+class Scores(NamedTuple):
+    """A named tuple."""
+
+    mean: Any
+    states: Any
+
+
+@dataclass
+class Loss:
+    """A dataclass."""
+
+    value: Any
+    scores: Scores
+
+
+class States(list):
+    """A list of another class."""
+
+
+class Results(nn.Module):
+    """Returns classes of its own."""
+
+    def forward(self, x):
+        y = x.tanh()
+        return Hidden(last_hidden_state=y), Loss(y.sum(), Scores(y.mean(), States([y + 1])))
+
+
+def test_results_of_a_derived_bundle_are_of_the_types_of_its_parents(tmp_path):
+    aotexport.export(Results(), (torch.randn(3, 2),), output=tmp_path / "parent", programs="infer", verify=False)
+    aotexport.derive(tmp_path / "parent", output=tmp_path / "child", verify=False)
+    trees = [open_bundle(tmp_path / name).program("infer").output_tree for name in ("parent", "child")]
+    assert trees[0] == trees[1]
+    hidden, loss = load(tmp_path / "child")(torch.ones(3, 2))
+    for output in (hidden, pickle.loads(pickle.dumps(hidden)), copy.deepcopy(hidden)):
+        assert (type(output).__name__, list(output), output.attentions) == ("Hidden", ["last_hidden_state"], None)
+        assert torch.equal(output.last_hidden_state, output[0])
+    assert [type(each).__name__ for each in (loss, loss.scores, loss.scores.states)] == ["Loss", "Scores", "States"]
+
+
 class GradMode(nn.Module):
     """Code that asks whether gradients are recorded."""
 
@@ -227,6 +278,7 @@ def test_command_line_derives_even_sizes_in_another_dtype(base, tmp_path):
 
 RECORDS = """
 from dataclasses import dataclass
+
 import torch
 from torch import nn
 

@@ -69,7 +69,7 @@ class _Walk:
             items = [self.visit(item, path) for item in sorted(value, key=repr)]
             return Sequence(type="set" if type_ is set else "frozenset", items=tuple(items))
         name = type_.__name__ if type_.__bases__ in ((list,), (tuple,)) and not hasattr(value, "_fields") else None
-        if (name is None and type_ not in (list, tuple, torch.Size, collections.deque)) or type_ is ModelOutput:
+        if name is None and type_ not in (list, tuple, torch.Size, collections.deque):
             return None
         items = tuple(self.visit(item, f"{path}[{index}]") for index, item in enumerate(value))
         if isinstance(value, collections.deque):
@@ -78,7 +78,7 @@ class _Walk:
         return Sequence(type=kind, items=items, name=None if type_ is torch.Size else name)
 
     def _mapping(self, value: Any, path: str) -> Tree | None:
-        if type(value) is ModelOutput:
+        if isinstance(value, ModelOutput):
             return self._fields("model_output", value, dict(value), path)
         kinds = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
         if type(value) not in kinds:

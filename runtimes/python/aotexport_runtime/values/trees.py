@@ -137,8 +137,12 @@ def _check_identifier(name: str, reserved: str, where: str) -> None:
 class ModelOutput(collections.OrderedDict[str, Any]):
     """Named outputs, with access by key, attribute and position; entries that are None are left out.
 
-    Replaces the output classes of model libraries, which a runtime without model code cannot import.
+    Replaces the output classes of model libraries, which a runtime without model code cannot import, by subclasses of
+    the same names.
     """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _model_output_of, (type(self).__name__, list(self.items()))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -233,10 +237,9 @@ def _named_fields_type(tree: NamedFields) -> Callable[[list[Any]], Any]:
         record = _dataclass(tree.name, tree.fields)
         register_fields(record, tree.fields)
         return lambda items: record(*items)
-    register_mapping(ModelOutput)
-    return lambda items: ModelOutput(
-        (field, item) for field, item in zip(fields, items, strict=True) if item is not None
-    )
+    output = _model_output(tree.name)
+    register_mapping(output)
+    return lambda items: output((field, item) for field, item in zip(fields, items, strict=True) if item is not None)
 
 
 # --- classes, one per name and fields, so that results of two calls are of one type -----------------------
@@ -245,6 +248,15 @@ def _named_fields_type(tree: NamedFields) -> Callable[[list[Any]], Any]:
 @functools.cache
 def _sequence_class(name: str, base: type) -> Any:
     return type(name, (base,), {})
+
+
+@functools.cache
+def _model_output(name: str) -> type[ModelOutput]:
+    return type(name, (ModelOutput,), {})
+
+
+def _model_output_of(name: str, items: list[tuple[str, Any]]) -> ModelOutput:
+    return _model_output(name)(items)
 
 
 @functools.cache
