@@ -140,6 +140,14 @@ def has_sizes_of_data(node: torch.fx.Node) -> bool:
 
 
 def has_autocast_kernel(operator: OpOverload, device_type: str) -> bool:
-    """Return whether autocast casts the operands of an operator on devices of a type; True: nobody knows."""
+    """Return whether autocast casts the operands of an operator on devices of a type; True: nobody knows.
+
+    Composite operators of several tensors may call others that it casts: `einsum` and `lstm` do.
+    """
     key = torch._C._parse_dispatch_key(f"Autocast{device_type.upper()}")
-    return key is None or torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), key)
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    if key is None or has_kernel(operator.name(), key):
+        return True
+    tensors = "".join(str(argument.type) for argument in operator._schema.arguments)
+    several = tensors.count("Tensor") > 1 or "List[Tensor]" in tensors
+    return several and has_kernel(operator.name(), "CompositeImplicitAutograd")

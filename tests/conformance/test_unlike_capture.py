@@ -331,6 +331,10 @@ def to_a_product(x):
     return x.to(x @ x) + 1
 
 
+def to_a_contraction(x):
+    return x.to(torch.einsum("ij,jk->ik", x, x)) + 1
+
+
 def numbers_beside_a_product(x):
     return (x @ x).new_tensor([0.1, 0.2, 0.3, 0.4])
 
@@ -350,7 +354,14 @@ def bytes_of_a_product(x):
 @pytest.mark.parametrize(
     "function",
     [
-        *(to_a_product, numbers_beside_a_product, promoted_with_a_product, type_of_a_product, bytes_of_a_product),
+        *(
+            to_a_product,
+            to_a_contraction,
+            numbers_beside_a_product,
+            promoted_with_a_product,
+            type_of_a_product,
+            bytes_of_a_product,
+        ),
         softmax_in_float32,
         # Torch reads gradients of the tensors that branches use.
         pytest.param(
@@ -381,6 +392,12 @@ def test_one_tensor_in_two_places_is_refused_where_the_code_asks_for_it(load):
     assert torch.equal(module(x, x.clone()), function(x, x.clone()))
     with pytest.raises(CallInvalid, match="`y`: expected another tensor than `x`, as at capture"):
         module(x, x)
+
+
+def test_tangents_that_the_model_takes_are_refused_in_inference_mode(load):
+    module = load(lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1], torch.ones(3))
+    with torch.inference_mode(), pytest.raises(CallInvalid, match=r"use torch\.no_grad"):
+        module(torch.ones(3))
 
 
 def test_gradients_that_the_model_takes_are_refused_in_inference_mode(load):
@@ -452,6 +469,23 @@ def test_code_that_asks_for_dtypes_and_does_the_same_runs_under_autocast(load):
     module, x = load(function, leaf(4, 4)), leaf(4, 4)
     with torch.autocast("cpu", torch.bfloat16):
         torch.testing.assert_close(module(x), function(x))
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
+def test_recurrent_layer_behind_another_runs_under_autocast(load, layer):
+    class Net(nn.Sequential):
+        def forward(self, x):
+            return self[1](self[0](x))[0]
+
+    torch.manual_seed(0)
+    net, x = Net(nn.Linear(3, 4), layer(4, 5)), torch.randn(3, 2, 3)
+    module, seen = load(net, x), []
+    for model in (module, net):
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(x)
+        output.float().square().sum().backward()
+        seen.append([output, *(parameter.grad for parameter in model.parameters())])
+    torch.testing.assert_close(*seen)
 
 
 class InFloat32(nn.Module):

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from aotexport.capture.effects import (
     array_conversions,
@@ -65,6 +66,7 @@ def patches(effects: Effects) -> list[Patch]:
             "Refuse a backward pass in the model",
         ),
         Patch(torch.autograd, "grad", functools.partial(_grad, effects), "Record gradients that the model takes"),
+        Patch(forward_ad, "make_dual", functools.partial(_make_dual, effects), "Record that the model takes tangents"),
         Patch(
             FoldedGraphModule,
             "run_folding",
@@ -231,12 +233,22 @@ def _grad(effects: Effects, outputs: Any, inputs: Any, *args: Any, create_graph:
     return found if create_graph else tuple(None if tensor is None else tensor.detach() for tensor in found)
 
 
+_dual = forward_ad.make_dual
+
+
+def _make_dual(effects: Effects, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """Replace `forward_ad.make_dual`: in inference mode eager loses the tangents."""
+    effects.reads.add("inference_mode")
+    return _dual(*args, **kwargs)
+
+
 _folded = FoldedGraphModule.run_folding
 
 
 def _fold(linear: FoldedGraphModule, effects: Effects) -> None:
     """Replace the first step of `torch.func.linearize`; refuse it where eager makes parameters of its constants."""
     _folded(linear)
+    effects.reads.add("requires_grad")
     if effects.grad and any(constant.requires_grad for constant in linear.parameters()):
         raise ExportFailed(
             f"{user_line()}the model calls `torch.func.linearize` on tensors that require grad; what its function "

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import torch
 
+from aotexport_runtime.engines.autocast import autocast_dtype
 from aotexport_runtime.engines.preconditions.require import Arguments, integers, require, sizes, within
 
 
@@ -71,10 +72,11 @@ def recurrent(a: Arguments) -> None:
     count = layers * (2 + 2 * a["has_biases"] + projected)
     require(len(a["params"]) == count, f"`params` must be {count} tensors")
     _weights(a, source.shape[-1], states, projected=projected)
-    for tensor in (source, *states, *a["params"]):
-        require(
-            tensor.dtype == source.dtype and tensor.is_floating_point(), "all tensors must be of one floating dtype"
-        )
+    kinds = {tensor.dtype for tensor in (source, *states, *a["params"])}
+    # Autocast gives the kernels one dtype of them.
+    cast = autocast_dtype(source.device.type) is not None and torch.float64 not in kinds
+    is_one = all(kind.is_floating_point for kind in kinds) and (len(kinds) == 1 or cast)
+    require(is_one, "all tensors must be of one floating dtype")
     if packed:
         sizes_of_steps = a["batch_sizes"]
         _steps(sizes_of_steps, source)
