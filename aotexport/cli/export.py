@@ -149,12 +149,15 @@ def export(
     profile: Path | None,
     write: WriteOptions,
 ) -> None:
-    """Export MODEL (model.py, model.py:attr or package.module:attr) to a bundle, and verify it against eager.
+    """Export MODEL (model.py, model.py:attr, package.module:attr or file.pt2) to a bundle, and verify it against eager.
 
     The file offers `model` (a module, a class or function that makes one, or a function of tensors) and
     `example_inputs` (a tuple of positional arguments, a dict of keyword arguments, or a function that returns either).
     It may offer `example_kwargs`, `dynamic_shapes`, `variants` (further example calls), `programs`, `custom_ops`
     (modules to import), and `keep_operators` (custom operators that are not to be traced through).
+
+    A .pt2 file is one of `torch.export.save`: its example inputs and dynamic sizes are taken, and the one mode that it
+    was exported in. torch reads it, pickles by `weights_only`; export files that you trust.
     """
     _check_usage(onnx or (opset, onnx_state, translations) == (None, None, None), weights, recipe)
     verify = _verify(verification, write)

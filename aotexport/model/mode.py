@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from torch import nn
+from torch.fx import GraphModule, Node
 
 from aotexport.errors import ExportFailed
 from aotexport.model.attributes import changed_for_a_while
@@ -43,6 +44,27 @@ def in_mode(module: nn.Module | None, mode: Mode, attributes: Sequence[Attribute
         finally:
             for child, name, value in before:
                 setattr(child, name, value)
+
+
+def only_mode(module: nn.Module | None) -> Literal["train", "eval"] | None:
+    """Return the mode that a module of `torch.export` was exported in, the only one that it has; None: it has both.
+
+    Graphs do not record it. It is train mode where an operator that tells them apart, such as dropout, was traced so.
+    """
+    children = [] if module is None else list(module.modules())
+    if not any(
+        getattr(vars(child).get("train"), "__module__", "") == "torch.export.exported_program" for child in children
+    ):
+        return None
+    nodes = (node for child in children if isinstance(child, GraphModule) for node in child.graph.nodes)
+    return "train" if any(map(_trains, nodes)) else "eval"
+
+
+def _trains(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    names = [] if schema is None else [argument.name for argument in schema.arguments]
+    values = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return any(values.get(name) is True for name in ("train", "training")) or bool(values.get("dropout_p"))
 
 
 def eval_mode_note(module: nn.Module | None, mode: Mode) -> list[str]:

@@ -11,7 +11,7 @@ from torch import nn
 
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.call import ExampleCall, example_call, signature_of, sizes_by_name
-from aotexport.model.mode import Mode
+from aotexport.model.mode import Mode, only_mode
 from aotexport_runtime.validate.bounds import PLAIN_NAME
 from aotexport_runtime.values.arguments import check_type
 
@@ -101,7 +101,8 @@ def choose_programs(
         target: module or function of tensors.
         example: the example call.
         programs: names among `NAMED` and descriptions; None: `train` and `infer` for a module that is in train mode
-            or has trainable parameters, else `train` when an input requires grad, else `infer`.
+            or has trainable parameters, else `train` when an input requires grad, else `infer`; of a module of
+            `torch.export` those of the mode that it was exported in.
         variants: further example calls of every program of `forward` that has no example of its own.
 
     Raises:
@@ -111,10 +112,17 @@ def choose_programs(
     check_type("programs", programs, (str, Program, Iterable, type(None)), "names of programs")
     check_type("variants", variants, Iterable, "a list of example calls")
     example, further = as_example(example), list(variants)
+    only = only_mode(target if isinstance(target, nn.Module) else None)
     if programs is None:
-        programs = _default(_call(target, example, Program("forward"), {}))
+        programs = _default(_call(target, example, Program("forward"), {}), only)
     specs: list[ProgramSpec] = []
     for program in map(_described, [programs] if isinstance(programs, str | Program) else programs):
+        if only not in (None, program.mode):
+            own = " and ".join(f"`{name}`" for name, known in NAMED.items() if known.mode == only)
+            raise ModelFileInvalid(
+                f"program `{program.name}` is of {program.mode} mode, and `torch.export` made the model in "
+                f"{only} mode, its only one. Export the original model, or {own}"
+            )
         first = example if program.example is None else as_example(program.example)
         if program.example is not None and first.dynamic_shapes is None:
             sizes = _sizes(target, "forward", example)
@@ -179,9 +187,11 @@ def _call(target: Any, example: Example, program: Program, shared: Mapping[str, 
         ) from error
 
 
-def _default(call: ExampleCall) -> list[str]:
+def _default(call: ExampleCall, only: str | None) -> list[str]:
     trainable = call.module is not None and any(parameter.requires_grad for parameter in call.module.parameters())
     input_grad = any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in call.tensors)
+    if only is not None:
+        return ["train"] if only == "train" else ["infer", "eval-joint"] if trainable or input_grad else ["infer"]
     if call.module is not None and (trainable or input_grad or call.module.training):
         return ["train", "infer"]
     return ["train"] if input_grad else ["infer"]

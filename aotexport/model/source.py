@@ -66,13 +66,19 @@ def load_source(where: str, weights: Path | None = None) -> ModelSource:
     """Run a model file and return its model, example and options.
 
     Args:
-        where: `model.py`, `model.py:attr` or `package.module:attr`.
+        where: `model.py`, `model.py:attr`, `package.module:attr`, or a `.pt2` file, whose code is torch's.
         weights: a checkpoint that has the weights of the model, see `give_weights`; None: the model has them.
 
     Raises:
         ModelFileInvalid: the file is not there, its code raises, a required name is missing or wrong, or the
             checkpoint does not fit the model.
     """
+    if where.endswith(".pt2"):
+        from aotexport.model.exported_program import exported_source
+
+        if weights is not None:
+            raise ModelFileInvalid(f"`{where}` has weights of its own; `--weights` is for a model file")
+        return exported_source(where)
     with contextlib.nullcontext() if weights is None else parameters_without_memory():
         file = open_model_file(where)
         with importable(file.root):

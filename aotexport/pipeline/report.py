@@ -8,7 +8,7 @@ from dataclasses import replace
 from aotexport.encode.notes import Lines
 from aotexport.encode.program import EncodedProgram
 from aotexport.encode.program_notes import with_notes
-from aotexport.model.mode import eval_mode_note
+from aotexport.model.mode import eval_mode_note, only_mode
 from aotexport.model.programs import ProgramSpec
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.vectors.record import RecordedCall
@@ -49,7 +49,10 @@ def _backward_raises(recorded: RecordedCall) -> bool:
 
 
 def _with_texts(spec: ProgramSpec, program: EncodedProgram, texts: Iterable[str]) -> EncodedProgram:
-    in_eval = (f"program {spec.name}: {note}" for note in eval_mode_note(spec.call.module, spec.mode))
+    in_eval = [f"program {spec.name}: {note}" for note in eval_mode_note(spec.call.module, spec.mode)]
+    only = only_mode(spec.call.module)
+    if only is not None:
+        in_eval = [f"`torch.export` made the model in {only} mode, its only one: the bundle refuses the other"]
     return replace(program, notes=(*program.notes, *in_eval, *texts))
 
 

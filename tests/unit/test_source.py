@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import sys
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from torch import nn
 
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.cast import cast
-from aotexport.model.programs import Example
+from aotexport.model.programs import Example, choose_programs
 from aotexport.model.source import load_source
 
 NET = """
@@ -349,3 +351,86 @@ example_inputs = (batch, {"again": batch, "x": x})
     assert batch.x is others["x"] is batch.rest.parts[0]
     assert batch.rest.nothing is before.rest.nothing
     assert before.x.dtype is before.rest.parts[0].dtype is torch.float32
+
+
+# --- files of torch.export.save -------------------------------------------------------------------------------
+
+
+class Dropping(nn.Module):
+    """Takes a dict of tensors, and drops some values in train mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, batch, scale):
+        return nn.functional.dropout(self.linear(batch["x"]), 0.5, self.training) * scale + batch["y"]
+
+
+def saved(path, model, example_inputs=True):
+    rows = torch.export.Dim("rows", min=2, max=64)
+    x = torch.randn(4, 3)
+    shapes = ({"x": {0: rows}, "y": {0: rows}}, None)
+    program = torch.export.export(model, ({"x": x, "y": x}, 2.0), dynamic_shapes=shapes)
+    if not example_inputs:
+        program.example_inputs = None
+    torch.export.save(program, path)
+    return path
+
+
+@pytest.mark.parametrize(("training", "programs"), [(True, ["train"]), (False, ["infer", "eval-joint"])])
+def test_pt2_file_is_a_source_of_one_mode_with_its_example_and_sizes(tmp_path, training, programs):
+    source = load_source(str(saved(tmp_path / "m.pt2", Dropping().train(training))))
+
+    sizes = source.dynamic_shapes["batch"]
+    assert sizes["x"][0] is sizes["y"][0]
+    assert (sizes["x"][0].min, sizes["x"][0].max, source.dynamic_shapes["scale"]) == (2, 64, None)
+    assert [spec.name for spec in choose_programs(source.target, source.example)] == programs
+    assert list(source.target.state_dict()) == ["linear.weight", "linear.bias"]
+    other = "infer" if training else "train"
+    with pytest.raises(ModelFileInvalid) as caught:
+        choose_programs(source.target, source.example, other)
+    made, asked = ("train", "eval") if training else ("eval", "train")
+    assert str(caught.value) == (
+        f"program `{other}` is of {asked} mode, and `torch.export` made the model in {made} mode, its only one. Export "
+        f"the original model, or {'`train`' if training else '`infer` and `eval-joint`'}"
+    )
+
+
+def test_pt2_file_without_example_inputs_asks_for_a_model_file(tmp_path):
+    path = saved(tmp_path / "m.pt2", Dropping(), example_inputs=False)
+    with pytest.raises(ModelFileInvalid) as caught:
+        load_source(str(path))
+    assert str(caught.value) == (
+        f"`{path}` has no example inputs. Export a model file that has them:\n\n"
+        f'    model = torch.export.load("{path}").module()\n    example_inputs = (torch.randn(2, 8),)'
+    )
+
+
+def test_pt2_file_that_is_no_archive_is_refused(tmp_path):
+    path = tmp_path / "m.pt2"
+    path.write_bytes(b"torch")
+    with pytest.raises(ModelFileInvalid) as caught:
+        load_source(str(path))
+    assert str(caught.value) == (f"`{path}` is no file of `torch.export.save`: it is no zip archive, or is cut off")
+
+
+class Touching:
+    """A pickle of it makes a file when it is read."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_pickles_of_a_pt2_file_run_no_code(tmp_path):
+    path, hostile = saved(tmp_path / "m.pt2", Dropping()), io.BytesIO()
+    torch.save(((Touching(tmp_path / "ran"),), {}), hostile)
+    with zipfile.ZipFile(path) as archive, zipfile.ZipFile(tmp_path / "h.pt2", "w") as crafted:
+        for name in archive.namelist():
+            crafted.writestr(name, hostile.getvalue() if "sample_inputs" in name else archive.read(name))
+    with pytest.raises(ModelFileInvalid, match=r"reading `.*h.pt2` by `torch.export.load` failed"):
+        load_source(str(tmp_path / "h.pt2"))
+    assert not (tmp_path / "ran").exists()
