@@ -67,6 +67,8 @@ def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **option
             )
             _check_place(output, place, force=force, kind=kind)
             module, run, trained = _prepared(bundle, data, settings, place, options, progress)
+        if run.note and not quiet:
+            _say(f"note: {run.note}")
         shown = TrainingProgress(quiet=quiet, steps=run.steps, epochs=settings.epochs, done=run.step)
         with shown, _interrupts() as stops:
             shown.begin(f"train {trained} on {run.examples:,} examples, {run.held_out:,} held out")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -32,11 +32,15 @@ class Examples:
         columns: tensors per row, by the name of the input; rows may differ in the size of their first axis.
         padding: what fills up short ones, by name; 0 where it says none.
         classes: names of the classes, where the data names them.
+        rows: rows of the data that they were made of, from 1; empty where they are pieces of several.
+        note: what differs from what was asked for, for people.
     """
 
     columns: Mapping[str, Sequence[torch.Tensor]]
     padding: Mapping[str, int]
     classes: tuple[str, ...] = ()
+    rows: Sequence[int] = ()
+    note: str | None = None
 
     def __len__(self) -> int:
         """Return the number of rows."""
@@ -48,6 +52,11 @@ class Examples:
             name: _joined([values[row] for row in rows], self.padding.get(name, 0)).to(device)
             for name, values in self.columns.items()
         }
+
+    def not_finite(self, rows: Sequence[int]) -> str:
+        """Return which row of the data holds an infinite number or none, after a colon; empty: none of `rows` does."""
+        found = [row for row in rows if any(not values[row].isfinite().all() for values in self.columns.values())]
+        return f": row {self.rows[found[0]]} of the data holds one that is not finite" if found else ""
 
 
 def _joined(rows: Sequence[torch.Tensor], padding: int) -> torch.Tensor:
@@ -75,7 +84,8 @@ def examples_of(table: Table, model: Model, settings: Settings, tokenizer: str |
 
 def _rows(examples: Examples, rows: Sequence[int]) -> Examples:
     columns = {name: [values[row] for row in rows] for name, values in examples.columns.items()}
-    return Examples(columns, examples.padding, examples.classes)
+    numbers = [examples.rows[row] for row in rows] if examples.rows else ()
+    return replace(examples, columns=columns, rows=numbers)
 
 
 class _Maker:
@@ -84,7 +94,8 @@ class _Maker:
     def __init__(self, table: Table, model: Model, settings: Settings, tokenizer: str | None) -> None:
         self._table = table
         self._inputs = {name: spec for name, spec in model.inputs.items() if name != OWN_TARGET}
-        self._own_target = model.inputs.get(OWN_TARGET)
+        self._model, self._own_target = model, model.inputs.get(OWN_TARGET)
+        self._note: str | None = None
         self._settings = settings
         self._source = tokenizer
         self._tokenizer: Tokenizer | None = None
@@ -95,9 +106,26 @@ class _Maker:
         absent = [column for column in dict(self._settings.columns).values() if column not in columns]
         if absent:
             raise DataInvalid(f"--column: {table.source} has no column {listed(absent)}; it has {listed(columns)}")
+        self._check_own_target()
         make = {"classification": self._classification, "causal-lm": self._pieces, "pairs": self._pairs}
         made, classes = make[self._settings.loss](table)
-        return Examples(made, self._padding, classes)
+        rows = () if self._settings.loss == "causal-lm" else range(1, len(next(iter(made.values()))) + 1)
+        return Examples(made, self._padding, classes, rows, self._note)
+
+    def _check_own_target(self) -> None:
+        """Refuse a loss of the bundle's own that takes other labels than those that the data gives."""
+        spec, classes = self._own_target, self._settings.loss == "classification"
+        if spec is None or self._settings.loss == "pairs":
+            return
+        alike = len(spec.shape) == (1 if classes else 2) and dtypes.dtype(spec.dtype) == torch.int64
+        if not alike or not (classes or self._model.size(spec, 1) == self._model.size(self._ids(), 1)):
+            given = "a class per example" if classes else "the tokens that it reads"
+            shape = ["examples", *(size if size >= 0 else "any" for size in spec.shape[1:])]
+            raise DataInvalid(
+                f"the bundle's own loss takes `{OWN_TARGET}` of {spec.dtype} [{', '.join(map(str, shape))}], and "
+                f"--loss {self._settings.loss} gives it {given}. Classes of tokens, answers to texts "
+                "and numbers need a loop of your own: `aotexport_runtime.load`"
+            )
 
     # --- kinds of examples --------------------------------------------------------------------------------
 
@@ -164,7 +192,7 @@ class _Maker:
                 f"--column {missing[0]}=COLUMN, of {listed(table.columns)}"
             )
         return {
-            name: [_value(spec, value, named[name], row) for row, value in enumerate(table.column(named[name]))]
+            name: [_value(spec, value, named[name], row) for row, value in enumerate(table.column(named[name]), 1)]
             for name, spec in self._inputs.items()
         }
 
@@ -184,20 +212,21 @@ class _Maker:
         return self._tokenizer.tokens(texts, marked=marked)
 
     def _cut(self, texts: Sequence[str], column: str) -> list[torch.Tensor]:
-        """Return the tokens of each text, cut at the greatest length; filled up where the bundle has one length."""
+        """Return the tokens of each text, cut at the greatest length."""
         length = self._length()
         cut = [
             ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
             for ids in self._tokens(texts, column, marked=True)
         ]
-        return [torch.tensor(ids) for ids in cut]
-
-    def _fixed_length(self) -> int | None:
-        size = self._ids().shape[1]
-        return None if size < 0 else size
+        return [torch.tensor(ids, dtype=torch.int64) for ids in cut]
 
     def _length(self) -> int:
-        return self._fixed_length() or self._settings.length
+        """Return the number of tokens to cut at: as asked for, or the nearest that the bundle takes."""
+        (least, most), wanted = self._model.sizes_of(self._ids(), 1), self._settings.length
+        length = min(max(wanted, least), most or wanted)
+        if length != wanted:
+            self._note = f"texts are cut at {length} tokens, as the bundle needs, and not at --length {wanted}"
+        return length
 
     def _ids(self) -> TensorSpec:
         for name in ("input_ids", *self._inputs):
@@ -208,12 +237,12 @@ class _Maker:
 
     def _of_tokens(self, tokens: Sequence[torch.Tensor]) -> dict[str, Sequence[torch.Tensor]]:
         """Return the inputs that tokens give: themselves, their mask, and the types 0 of a single text."""
-        ids, fixed = self._ids().name, self._fixed_length()
+        ids, least = self._ids().name, max(self._model.sizes_of(self._ids(), 1)[0], 1)
         masks = [torch.ones_like(each) for each in tokens]
         padding = 0 if self._tokenizer is None else self._tokenizer.padding
-        if fixed is not None:
-            tokens = [torch.nn.functional.pad(each, (0, fixed - len(each)), value=padding) for each in tokens]
-            masks = [torch.nn.functional.pad(each, (0, fixed - len(each))) for each in masks]
+        short = [max(0, least - len(each)) for each in tokens]
+        tokens = [torch.nn.functional.pad(each, (0, n), value=padding) for each, n in zip(tokens, short, strict=True)]
+        masks = [torch.nn.functional.pad(each, (0, n)) for each, n in zip(masks, short, strict=True)]
         made: dict[str, Sequence[torch.Tensor]] = {ids: tokens}
         self._padding[ids] = padding
         for name, spec in self._inputs.items():
@@ -237,7 +266,7 @@ def _classes(
         if unknown is not None:
             raise DataInvalid(f"column `{column}`: class {unknown!r} is in the held-out rows alone")
         return [torch.tensor(number[value]) for value in values], tuple(names)
-    for row, value in enumerate(values):
+    for row, value in enumerate(values, start=1):
         if isinstance(value, bool | float) or not hasattr(value, "__index__") or value < 0:
             raise DataInvalid(f"column `{column}`, row {row}: expected a class (0, 1, ...) or its name, got {value!r}")
     return [torch.tensor(int(value)) for value in values], ()

@@ -49,7 +49,11 @@ class Model:
         self.module = module
         programs, interface = _programs(module, training=True, names=None)
         self.inputs = _inputs(interface)
-        self.sizes = _sizes(programs[0], self.inputs)
+        self._program = programs[0]
+        first = next(iter(self.inputs.values()), None)
+        if first is None:
+            raise NotSupported("the bundle takes no tensors, and so no examples")
+        self.sizes = self.sizes_of(first, 0)
         self.has_own_loss = OWN_TARGET in self.inputs
         self._calls: dict[bool, Call] = {True: _call(module, programs[0], interface)}
         if validates:
@@ -58,6 +62,20 @@ class Model:
             except NotSupported as error:
                 raise NotSupported(f"{error}; or hold no examples out: --validation 0") from None
             self._calls[False] = _call(module, programs[0], interface)
+
+    def sizes_of(self, spec: TensorSpec, axis: int) -> tuple[int, int | None]:
+        """Return the least and the greatest size of an input; None: there is no greatest."""
+        size = self.size(spec, axis)
+        if isinstance(size, int):
+            return size, size
+        found = [each for each in self._program.dimensions if each.symbol == size]
+        return (found[0].min or 1, found[0].max) if found else (1, None)
+
+    def size(self, spec: TensorSpec, axis: int) -> Any:
+        """Return a size of an input as the program has it: two that are equal are the same in every call."""
+        value = self._program.inputs[spec.index]
+        assert isinstance(value, ArgumentInput)
+        return value.meta.shape[axis]
 
     def call(self, batch: Batch) -> dict[str, torch.Tensor]:
         """Return the outputs of a batch by name, of the program of the module's mode."""
@@ -107,20 +125,6 @@ def _inputs(interface: Interface) -> dict[str, TensorSpec]:
     if number is not None:
         raise NotSupported(f"input `{number}` is no tensor of a row per example. Write the loop yourself: `load`")
     return {spec.name: spec for spec in interface.inputs}
-
-
-def _sizes(program: Program, inputs: Mapping[str, TensorSpec]) -> tuple[int, int | None]:
-    """Return the least and the greatest number of examples; None: there is no greatest."""
-    spec = next(iter(inputs.values()), None)
-    if spec is None:
-        raise NotSupported("the bundle takes no tensors, and so no examples")
-    value = program.inputs[spec.index]
-    assert isinstance(value, ArgumentInput)
-    size = value.meta.shape[0]
-    if isinstance(size, int):
-        return size, size
-    found = [each for each in program.dimensions if each.symbol == size]
-    return (found[0].min or 1, found[0].max) if found else (1, None)
 
 
 def chosen(outputs: Mapping[str, torch.Tensor], name: str | None, usual: str, dim: int, what: str) -> torch.Tensor:

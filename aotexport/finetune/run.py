@@ -110,6 +110,7 @@ class Run:
         steps: number of its steps.
         examples: number of examples that are trained on.
         held_out: number of those that are not.
+        note: what differs from what was asked for, for people.
     """
 
     def __init__(
@@ -131,6 +132,7 @@ class Run:
         self._model = Model(module, validates=bool(settings.validation) or table.held_out is not None)
         self._settings, self._place = settings, place
         self._training, self._validation = examples_of(table, self._model, settings, tokenizer)
+        self.note = self._training.note
         self._device = next(module.parameters()).device
         self._batches = len(list(self._rows(0)))
         self.examples, self.held_out = len(self._training), len(self._validation)
@@ -197,7 +199,8 @@ class Run:
         self._optimizer.step()
         value = loss.item()
         if not math.isfinite(value):
-            raise DataInvalid(f"the loss is {value} at step {self.step + 1}; try a lower --lr, or look at the data")
+            why = self._training.not_finite(rows) or "; try a lower --lr, or look at the data"
+            raise DataInvalid(f"the loss is {value} at step {self.step + 1}{why}")
         self.step += 1
         speed = len(rows) / (time.monotonic() - began)
         return {"step": self.step, "loss": value, "lr": rate, "examples_per_s": round(speed, 2)}

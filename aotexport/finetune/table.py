@@ -91,24 +91,27 @@ def _digits() -> Table:
 
 def _json_lines(path: Path) -> Columns:
     rows: list[dict[str, Any]] = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise DataInvalid(f"{path}, line {number}: no JSON: {error}") from None
-            if not isinstance(row, dict) or (rows and row.keys() != rows[0].keys()):
-                wanted = f"an object with {listed(rows[0])}" if rows else "an object"
-                raise DataInvalid(f"{path}, line {number}: expected {wanted}")
-            rows.append(row)
+    for number, line in enumerate(_utf8(path).split("\n"), start=1):
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataInvalid(f"{path}, line {number}: no JSON: {error}") from None
+        if not isinstance(row, dict) or (rows and row.keys() != rows[0].keys()):
+            wanted = f"an object with {listed(rows[0])}" if rows else "an object"
+            raise DataInvalid(f"{path}, line {number}: expected {wanted}")
+        rows.append(row)
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
 def _text(path: Path) -> Columns:
+    return {"text": [_utf8(path)]}
+
+
+def _utf8(path: Path) -> str:
     try:
-        return {"text": [path.read_text(encoding="utf-8")]}
+        return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataInvalid(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from None
 

@@ -301,6 +301,49 @@ def test_encoder_of_sentences_learns_pairs_into_one_bundle(tmp_path: Path) -> No
     aotexport_runtime.load(tmp_path / "tuned")
 
 
+@pytest.fixture(scope="module")
+def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a bundle that reads 2 to 8 tokens and classifies them by a loss of its own."""
+    path = tmp_path_factory.mktemp("bounded") / "bundle"
+    torch.manual_seed(0)
+    ids, sizes = torch.randint(256, (4, 6)), {0: Dim("batch", min=1, max=64), 1: Dim("length", min=2, max=8)}
+    kwargs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([0, 1, 1, 0])}
+    shapes = {"input_ids": sizes, "attention_mask": sizes, "labels": {0: sizes[0]}}
+    aotexport.export(OwnLoss(), (), kwargs, output=path, dynamic_shapes=shapes, verify=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("texts", "note"),
+    [
+        (["a", "b", ""], "note: texts are cut at 8 tokens, as the bundle needs, and not at --length 128\n"),
+        (["a" * 99, "b"], "note: texts are cut at 8 tokens, as the bundle needs, and not at --length 128\n"),
+    ],
+    ids=["shorter than the least", "longer than the greatest"],
+)
+def test_texts_are_filled_up_and_cut_to_what_the_bundle_takes(
+    bounded: Path, tmp_path: Path, texts: list[str], note: str
+) -> None:
+    rows = [json.dumps({"text": text, "label": len(text) % 2}) for text in texts * 4]
+    (tmp_path / "texts.jsonl").write_text("\ufeff" + "\r\n".join(rows), encoding="utf-8")
+    options = ["--tokenizer", "bytes", "--validation", "0", "--epochs", "1", "-o", tmp_path / "tuned"]
+    done = finetune(bounded, "--data", tmp_path / "texts.jsonl", *options)
+    assert done.exit_code == 0, done.stderr
+    assert note in done.stderr
+
+
+def test_labels_of_another_shape_than_the_loss_gives_are_told(bounded: Path, tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("a" * 99)
+    options = ["--loss", "causal-lm", "--tokenizer", "bytes", "-o", tmp_path / "tuned", "-q"]
+    done = finetune(bounded, "--data", tmp_path / "book.txt", *options)
+    assert (done.exit_code, done.stderr) == (
+        2,
+        "error: the bundle's own loss takes `labels` of int64 [examples], and --loss causal-lm gives it the tokens "
+        "that it reads. Classes of tokens, answers to texts and numbers need a loop of your own: "
+        "`aotexport_runtime.load`\n",
+    )
+
+
 # --- what is refused --------------------------------------------------------------------------------------
 
 
@@ -330,8 +373,13 @@ def test_encoder_of_sentences_learns_pairs_into_one_bundle(tmp_path: Path) -> No
         (["--data", "digits", "--lr", "1e30", "--clip", "0"], "the loss is nan at step 2; try a lower --lr, or look "),
         (["--data", "digits", "--resume"], "--resume: there is no checkpoint "),
         (["--data", "wrong.jsonl"], "wrong.jsonl, line 2: expected an object with `image`, `label`"),
-        (["--data", "ragged.jsonl"], "column `image`, row 1: [2] values; input `input` takes [8, 8]"),
-        (["--data", "class.jsonl"], "column `label`, row 0: expected a class (0, 1, ...) or its name, got 0.5"),
+        (["--data", "ragged.jsonl"], "column `image`, row 2: [2] values; input `input` takes [8, 8]"),
+        (["--data", "class.jsonl"], "column `label`, row 1: expected a class (0, 1, ...) or its name, got 0.5"),
+        (["--data", "binary.jsonl"], "binary.jsonl is no text in UTF-8: invalid start byte at byte 3"),
+        (
+            ["--data", "nan.jsonl", "--validation", "0"],
+            "the loss is nan at step 1: row 2 of the data holds one that is not finite",
+        ),
         (["--data", "ten.jsonl"], "the data has class 10, and the bundle has 10 classes"),
     ],
 )
@@ -343,6 +391,8 @@ def test_wrong_input_is_refused_in_one_line(
     write_lines("wrong.jsonl", {"image": image, "label": 1}, {"label": 1})
     write_lines("ragged.jsonl", {"image": image, "label": 1}, {"image": [1, 2], "label": 1})
     write_lines("class.jsonl", {"image": image, "label": 0.5})
+    write_lines("nan.jsonl", *({"image": [*image[1:], x], "label": 1} for x in (1, float("nan"), 0)))
+    Path("binary.jsonl").write_bytes(b"{}\n\xff\x00")
     write_lines("ten.jsonl", *({"image": image, "label": 10} for _ in range(9)))
     done = finetune(bundle, *options, "-o", "tuned", "-q")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1)

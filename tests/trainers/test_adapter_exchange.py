@@ -207,3 +207,52 @@ def test_adapter_by_groups_is_read_for_all_channels_and_is_not_merged(tmp_path):
     with pytest.warns(UserWarning, match="which files its base was loaded from"):
         adapters.load_adapter(other, tmp_path / "adapter")
     torch.testing.assert_close(results(other, kwargs), expected, rtol=0, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_peft_adapts_what_it_adapts_of_the_original_or_is_told_what_to_pass(tmp_path):
+    make = lambda: qwen2(tied=True)  # noqa: E731
+    model, kwargs = made(make)
+    aotexport.export(model, (), kwargs, output=tmp_path / "bundle", verify=False)
+
+    def trained(module: nn.Module, config: peft.PeftConfig) -> torch.Tensor:
+        torch.manual_seed(1)
+        return losses(peft.get_peft_model(module, config), kwargs)
+
+    def loaded() -> nn.Module:
+        return aotexport_runtime.load(tmp_path / "bundle", matmul="torch").train()
+
+    def refused(config: peft.PeftConfig) -> str:
+        with pytest.raises(NotSupported) as caught:
+            trained(loaded(), config)
+        return str(caught.value)
+
+    assert refused(peft.LoraConfig(target_modules="all-linear")) == (
+        "`all-linear` of peft leaves an output layer out on a model of transformers, and adapts `lm_head` of a loaded "
+        "bundle. Load the bundle again, and pass `exclude_modules=['lm_head']` too, or names of layers"
+    )
+    for config in (
+        peft.TrainableTokensConfig(token_indices=[1, 2], target_modules=["embed_tokens"]),
+        peft.LoraConfig(target_modules=["q_proj"], trainable_token_indices={"embed_tokens": [1, 2]}),
+    ):
+        assert refused(config) == (
+            "peft trains tokens of `model.embed_tokens.weight` and `lm_head.weight` as one on a model of transformers, "
+            "and knows no ties of a loaded bundle. Load the bundle again, and train whole weights, or export the model "
+            "without ties (`tie_word_embeddings=False`)"
+        )
+    original = made(make)[0]
+    config = {"target_modules": "all-linear", "exclude_modules": ["lm_head"]}
+    expected = trained(original, peft.LoraConfig(target_modules="all-linear"))
+    assert torch.equal(trained(loaded(), peft.LoraConfig(**config)), expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_peft_adapts_convolutions_of_a_bundle(tmp_path):
+    model, kwargs = made(grouped)
+    aotexport.export(model, (), kwargs, output=tmp_path / "bundle", verify=False)
+    found = []
+    for module in (made(grouped)[0], aotexport_runtime.load(tmp_path / "bundle").train()):
+        torch.manual_seed(1)
+        adapted = peft.get_peft_model(module, peft.LoraConfig(r=8, target_modules=["image", "line"]))
+        found.append(losses(adapted, kwargs))
+    assert torch.equal(*found)

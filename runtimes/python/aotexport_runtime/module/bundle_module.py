@@ -22,6 +22,7 @@ from aotexport_runtime.engines.select import NO_TARGETS, Choice
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.module.compose import compose, live_of, program_of
 from aotexport_runtime.module.module_class import class_of, methods_of
+from aotexport_runtime.module.peft_targets import check_targets
 from aotexport_runtime.module.taps import add_taps, tapped
 from aotexport_runtime.module.ties import name_tied
 from aotexport_runtime.schema.manifest import Manifest
@@ -232,6 +233,8 @@ class BundleModule(WithAttributes):
                 "fixed at export. Set it before the export"
             )
         super().__setattr__(name, value)
+        if name == "peft_config" and isinstance(value, dict):
+            check_targets(value, self.changes(), self.bundle.manifest)
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         refuse_replicas()

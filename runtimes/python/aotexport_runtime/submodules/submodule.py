@@ -55,6 +55,12 @@ class Origin:
 class LoadedSubmodule(WithAttributes):
     """A module in the place of an original submodule."""
 
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Make one; or a plain module of torch's class, for code that makes another layer of a layer's class."""
+        if not (args or kwargs) or (args and isinstance(args[0], Origin)):
+            return super().__new__(cls)
+        return next(base for base in cls.__mro__ if base.__module__.startswith("torch.nn.modules"))(*args, **kwargs)
+
     def __init__(self, origin: Origin) -> None:
         """Begin without state.
 
