@@ -84,6 +84,11 @@ class _GroupedCommand(click.Command):
     "model may be larger than the memory.",
 )
 @click.option("--dtype", type=click.Choice(DTYPES), help="Cast floating weights and example inputs first.")
+@click.option(
+    "--autocast",
+    type=click.Choice(("bfloat16", "float16")),
+    help="Serve calls under autocast to this dtype too: programs whose code casts by dtypes of values get a variant.",
+)
 @onnx_options
 @click.option("--onnx", is_flag=True, help="Add ONNX models of the programs that record no gradients.")
 @click.option(
@@ -136,6 +141,7 @@ def export(
     recipe: str | None,
     weights: Path | None,
     dtype: str | None,
+    autocast: str | None,
     onnx: bool,
     opset: int | None,
     onnx_state: str | None,
@@ -174,6 +180,7 @@ def export(
             label_free=label_free,
             verify=verify,
             kernel_sources=kernel_sources,
+            autocast=autocast,
             onnx=onnx and read_options(opset, onnx_state, translations),
             allow_untested_torch=allow_untested_torch,
             dump_passes=dump_passes,

@@ -39,7 +39,7 @@ def with_functional_of(whole: EncodedProgram, part: EncodedProgram) -> EncodedPr
     if functional is None or symbols is None or not _is_plain(functional):
         return None
     own = part.graphs[FORWARD_FILE]
-    kept = _outputs_of(own, _renamed_graph(_without_casts(whole.graphs[FORWARD_FILE]), symbols))
+    kept = _outputs_of(own, _renamed_graph(whole.graphs[FORWARD_FILE], symbols))
     if kept is None or not all(symbols_of(guard) <= symbols.keys() for guard in functional.guards):
         return None
     guards = (_renamed_size(guard, symbols) for guard in functional.guards)
@@ -85,22 +85,6 @@ def _symbols(whole: Program, part: Program) -> dict[str, str] | None:
 
 def _range(dimension: Dimension) -> Dimension:
     return msgspec.structs.replace(dimension, symbol="", input_index=0)
-
-
-def _without_casts(graph: Graph) -> Graph:
-    """Return a graph that returns tensors themselves, where it returns what a cast to their own dtype gives.
-
-    A cast in the loss gives its operand, which the trace knows by the cast's name from then on. Functional graphs have
-    no such casts.
-    """
-    metas = {node.name: node.meta for node in graph.nodes}
-    casts = {
-        node.name: node.args[0]
-        for node in graph.nodes
-        if node.op == "aten::to.dtype" and len(node.args) == 2 and metas.get(str(node.args[0])) == node.meta
-    }
-    outputs = [casts.get(output, output) if isinstance(output, str) else output for output in graph.outputs]
-    return msgspec.structs.replace(graph, outputs=outputs)
 
 
 def _outputs_of(part: Graph, whole: Graph) -> list[int] | None:

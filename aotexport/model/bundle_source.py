@@ -17,6 +17,7 @@ from aotexport.errors import ModelFileInvalid
 from aotexport.model.dynamic_shapes import nested_sizes
 from aotexport.model.programs import NAMED, Example, Program
 from aotexport.model.source import ModelSource
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.flat_call import arguments_of
 from aotexport_runtime.commands.recorded import read_vector
 from aotexport_runtime.module.bundle_module import BundleModule
@@ -41,10 +42,10 @@ def source_of(module: BundleModule) -> ModelSource:
     """
     bundle = module.bundle
     _refuse_kept_attributes(module)
-    examples = {entry.name: _example(module, entry.name) for entry in bundle.manifest.programs}
-    programs = [
-        _described(module, entry.name, examples) for entry in bundle.manifest.programs if entry.variant_of is None
-    ]
+    added = variants_under_autocast(bundle)
+    entries = [entry for entry in bundle.manifest.programs if entry.name not in added]
+    examples = {entry.name: _example(module, entry.name) for entry in entries}
+    programs = [_described(module, entry.name, examples) for entry in entries if entry.variant_of is None]
     # Programs name it where the user asks for others.
     first = next((program for program in programs if program.method == "forward"), programs[0])
     assert isinstance(first.example, Example)
@@ -60,6 +61,12 @@ def source_of(module: BundleModule) -> ModelSource:
         keep_operators=tuple(bundle.manifest.requirements.operator_namespaces),
         root=Path.cwd(),
     )
+
+
+def variants_under_autocast(bundle: Bundle) -> dict[str, str]:
+    """Return the dtype of autocast of each variant that an export has added for calls under it, by name."""
+    variants = (bundle.program(entry.name) for entry in bundle.manifest.programs if entry.variant_of is not None)
+    return {program.name: program.autocast for program in variants if program.autocast is not None}
 
 
 def programs_named(source: ModelSource, names: Iterable[str]) -> tuple[Program, ...]:
@@ -119,7 +126,7 @@ def _described(module: nn.Module, name: str, examples: dict[str, Example]) -> Pr
         grad=record.grad,
         method=record.method,
         example=examples[name],
-        variants=tuple(examples[entry.name] for entry in entries if entry.variant_of == name),
+        variants=tuple(examples[e.name] for e in entries if e.variant_of == name and e.name in examples),
     )
 
 

@@ -70,6 +70,7 @@ class ProgramSpec:
         variant_of: the program of which this is another signature.
         without: arguments of that program that this variant leaves out; the export adds such a variant unasked, and
             drops it if it cannot be captured.
+        autocast: the autocast that it is captured under, on the device of the call; None: that of the export.
     """
 
     name: str
@@ -79,6 +80,7 @@ class ProgramSpec:
     call: ExampleCall
     variant_of: str | None = None
     without: tuple[str, ...] = ()
+    autocast: str | None = None
 
 
 NAMED = {
@@ -136,7 +138,7 @@ def choose_programs(
             mode = program.mode if call.module is not None else "function"
             spec = ProgramSpec(program.name, mode, program.grad, program.method, call)
             specs.append(replace(spec, name=f"{spec.name}.{index + 1}", variant_of=spec.name) if index else spec)
-    _check_names([spec.name for spec in specs])
+    check_names([spec.name for spec in specs])
     return specs
 
 
@@ -207,7 +209,12 @@ def _described(program: Any) -> Program:
     return NAMED[program]
 
 
-def _check_names(names: list[str]) -> None:
+def check_names(names: list[str]) -> None:
+    """Refuse names of programs that a bundle cannot have.
+
+    Raises:
+        ModelFileInvalid: there is none, one twice, or one that is no plain name.
+    """
     if not names:
         raise ModelFileInvalid("no programs were asked for")
     for index, name in enumerate(names):

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from aotexport.capture.programs.forward_graphs import ForwardGraphs, StateReshaped
+from aotexport.capture.trace.autocast import autocast_of
 from aotexport.eager.label_free import with_label_free
 from aotexport.eager.python_state import attributes_of, fits, initial_values, later_states, with_attributes
 from aotexport.eager.run import eager_run
@@ -19,7 +20,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.ancestry import ancestors_of
 from aotexport.model.attributes import ChangedOnFirstCall, PythonStateChanged
 from aotexport.model.mode import refuse_modes_that_change_state
-from aotexport.model.programs import Example, ProgramSpec, choose_programs
+from aotexport.model.programs import Example, ProgramSpec, check_names, choose_programs
 from aotexport.model.state import State, collect_state
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.capture_program import capture_program, quoted
@@ -96,6 +97,8 @@ def _capture_all(specs: list[ProgramSpec], state: State, options: ExportOptions,
         capture = functools.partial(capture_program, state=state, graphs=graphs, options=options, clock=clock)
         try:
             captured = _capture_specs(specs, capture)
+            if options.autocast is not None:
+                captured = _capture_under_autocast(*captured, capture, options.autocast)
             return _capture_later_states(*captured, capture, state)
         except StateReshaped:
             # The state knows it from now on, and programs that read that tensor are judged by it.
@@ -128,6 +131,26 @@ def _capture_specs(specs: list[ProgramSpec], capture: Callable[..., EncodedProgr
             note = f"calls of program `{spec.variant_of}` must pass {quoted(spec.without)}: {first_line(error)}"
             encoded[index] = _noted(encoded[index], note)
     return captured, encoded
+
+
+def _capture_under_autocast(
+    specs: list[ProgramSpec], programs: list[EncodedProgram], capture: Callable[..., EncodedProgram], dtype: str
+) -> Captured:
+    """Add a variant under autocast per program whose code does something else then, and note what serves such calls."""
+    captured, encoded = list(specs), list[EncodedProgram]()
+    variants: list[EncodedProgram] = []
+    for spec, program in zip(specs, programs, strict=True):
+        name = f"{spec.name}.{dtype}"
+        if "autocast" not in program.record.fixed or program.record.autocast == dtype:
+            encoded.append(_noted(program, f"calls of program `{spec.name}` under autocast to {dtype} run its graph"))
+            continue
+        check_names([name])
+        variant = replace(spec, name=name, variant_of=spec.variant_of or spec.name, without=(), autocast=dtype)
+        with autocast_of(variant):
+            variants.append(capture(variant, None))
+        captured.append(variant)
+        encoded.append(_noted(program, f"calls of program `{spec.name}` under autocast to {dtype} run `{name}`"))
+    return captured, [*encoded, *variants]
 
 
 def _capture_later_states(

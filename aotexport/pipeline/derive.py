@@ -14,7 +14,7 @@ import torch
 
 from aotexport.errors import ModelFileInvalid
 from aotexport.lower.onnx.options import OnnxOptions
-from aotexport.model.bundle_source import programs_named, source_of
+from aotexport.model.bundle_source import programs_named, source_of, variants_under_autocast
 from aotexport.model.cast import cast
 from aotexport.model.narrower_sizes import narrowed
 from aotexport.pipeline.export import export_as
@@ -147,7 +147,8 @@ def derive_as(
             source = cast(source, changes.dtype)
         source = narrowed(source, changes.dynamic)
         chosen = source.programs if changes.programs is None else programs_named(source, changes.programs)
-        options = replace(options, programs=chosen, keep_operators=source.keep_operators)
+        autocast = next(iter(variants_under_autocast(module.bundle).values()), None)
+        options = replace(options, programs=chosen, keep_operators=source.keep_operators, autocast=autocast)
         return export_as(source.target, source.args, source.kwargs, options, fresh)
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from aotexport.capture.passes.dump import passes_dumped
@@ -55,6 +56,7 @@ def export(
     force: bool = False,
     strip: bool = False,
     kernel_sources: bool = True,
+    autocast: torch.dtype | str | None = None,
     keep_operators: str | Iterable[str] = (),
     source_root: str | os.PathLike[str] | None = None,
     shard_nbytes: int = SHARD_NBYTES,
@@ -85,6 +87,9 @@ def export(
         force: replace a bundle at `output`.
         strip: leave source lines and module paths out.
         kernel_sources: keep the sources of kernels for NVIDIA GPUs, so that the bundle can be checked without one.
+        autocast: `bfloat16` or `float16`: serve calls under autocast to this dtype, on the device of the model, too.
+            Programs whose code does something else then, by the dtypes of values, get a variant that is captured
+            under it.
         keep_operators: custom operators written in Python, by name (`library::operator`) or namespace (`library`), to
             keep as operators, whose package a load needs; others are traced through.
         source_root: directory that recorded source files are relative to; None: the working directory.
@@ -117,6 +122,7 @@ def export(
         force=force,
         strip=strip,
         kernel_sources=kernel_sources,
+        autocast=autocast,
         keep_operators=keep_operators,
         source_root=source_root,
         shard_nbytes=shard_nbytes,

@@ -134,6 +134,7 @@ def choose(bundle: Bundle, options: OnnxOptions) -> list[Program]:
         raise ModelFileInvalid(f"no program `{unknown[0]}`; the bundle has {', '.join(bundle.program_names)}")
     programs = [bundle.program(name) for name in options.programs or bundle.program_names]
     chosen = programs if options.programs else [program for program in programs if not program.grad]
+    chosen = [program for program in chosen if program.autocast is None] or chosen
     if not chosen:
         raise ExportFailed(
             f"ONNX models are forward only, and the bundle has only {', '.join(bundle.program_names)}, which record "

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
 from aotexport.errors import ExportFailed, OutputExists
 from aotexport.lower.onnx.options import OnnxOptions, check_options
 from aotexport.lower.targets import Targets, check_targets
@@ -37,6 +39,7 @@ class ExportOptions:
         force: replace a bundle at `output`.
         strip: leave source lines and module paths out.
         kernel_sources: keep the sources of kernels.
+        autocast: name of the dtype of autocast under which calls are served too; None: as the graphs allow.
         keep_operators: names and namespaces of operators written in Python that are not traced through.
         shard_nbytes: size above which weights are split in several files.
         onnx: options of the ONNX models to add; None: none.
@@ -56,6 +59,7 @@ class ExportOptions:
     force: bool = False
     strip: bool = False
     kernel_sources: bool = True
+    autocast: Literal["bfloat16", "float16"] | None = None
     keep_operators: tuple[str, ...] = ()
     shard_nbytes: int = SHARD_NBYTES
     onnx: OnnxOptions | None = None
@@ -78,6 +82,7 @@ class ExportOptions:
         source_root: str | os.PathLike[str] | None = None,
         targets: str | Iterable[str] = ("portable",),
         force: bool = False,
+        autocast: torch.dtype | str | None = None,
         keep_operators: str | Iterable[str] = (),
         shard_nbytes: int = SHARD_NBYTES,
         onnx: OnnxOptions | bool = False,
@@ -99,6 +104,7 @@ class ExportOptions:
             source_root=path_of("source_root", source_root or os.getcwd()).absolute(),
             targets=check_targets(names_of("targets", targets)),
             force=force,
+            autocast=_autocast(autocast),
             keep_operators=names_of("keep_operators", keep_operators),
             shard_nbytes=shard_nbytes,
             onnx=OnnxOptions() if onnx is True else onnx or None,
@@ -116,3 +122,15 @@ class ExportOptions:
         if options.onnx is not None:
             check_options(options.onnx)
         return options
+
+
+def _autocast(dtype: torch.dtype | str | None) -> Any:
+    """Return the name of a dtype of autocast.
+
+    Raises:
+        ArgumentInvalid: autocast has no such dtype.
+    """
+    name = str(dtype).removeprefix("torch.")
+    if dtype is not None and name not in ("bfloat16", "float16"):
+        raise ArgumentInvalid(f"`autocast` must be torch.bfloat16 or torch.float16, not {dtype!r}")
+    return None if dtype is None else name

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from aotexport.capture.trace.autocast import autocast_of
 from aotexport.eager.failing_example import refuse_failing_example
 from aotexport.eager.run import eager_run
 from aotexport.encode.program import EncodedProgram
@@ -53,7 +54,7 @@ def _recorded(
         )
         return replace(program, notes=(*program.notes, note)), []
     try:
-        with eager_run(spec.call, state, program.record.mode, as_traced=True) as run:
+        with autocast_of(spec), eager_run(spec.call, state, program.record.mode, as_traced=True) as run:
             program = with_versions(run, program)
             record = program.record if verification == "none" else begun_at_zero(program.record, spec.call)
             checks_path = bool(checked_programs([program]))

@@ -161,6 +161,40 @@ def _autocast_cache_kept() -> Iterator[None]:
         yield
 
 
+_CONVERSIONS = (
+    torch.ops.aten.to.device,
+    torch.ops.aten.to.dtype,
+    torch.ops.aten.to.dtype_layout,
+    torch.ops.aten.to.other,
+    torch.ops.aten.type_as.default,
+)
+
+
+@contextlib.contextmanager
+def _conversions_apart() -> Iterator[None]:
+    """Let conversions that have nothing to do return another tensor on the same memory.
+
+    Eager returns the operand itself, which the tracer would know as the result of the conversion from then on. In
+    another dtype, as under autocast, the two differ.
+    """
+    call: Any = proxy_tensor.proxy_call
+
+    def proxy_call(mode: Any, func: Any, pre_dispatch: bool, args: Any, kwargs: Any) -> Any:
+        known = proxy_tensor.get_proxy_slot(args[0], mode.tracer, None) if func in _CONVERSIONS else None
+        result = call(mode, func, pre_dispatch, args, kwargs)
+        if known is None or result is not args[0] or is_wrapper(result) or known.proxy.node.op != "call_function":
+            return result
+        # Autograd records it as it does the operand.
+        with torch._C.DisableTorchFunction(), torch.enable_grad():
+            twin = result.view_as(result) if result.requires_grad else result.detach()
+        proxy_tensor.set_proxy_slot(twin, mode.tracer, proxy_tensor.get_proxy_slot(result, mode.tracer))
+        proxy_tensor.set_proxy_slot(result, mode.tracer, known)
+        return twin
+
+    with patched(Patch(proxy_tensor, "proxy_call", proxy_call, "Tell apart a conversion and its operand")):
+        yield
+
+
 def trace_forward(
     function: Callable[..., Any],
     fakes: Sequence[Any],
@@ -200,6 +234,7 @@ def trace_forward(
         _gradients_noted(),
         layouts_unnoted(),
         _autocast_cache_kept(),
+        _conversions_apart(),
     ):
 
         def adopting(*inputs: Any) -> Any:

@@ -25,6 +25,7 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_parts, parts_of
 from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.commands.self_test import run_vector
+from aotexport_runtime.engines.autocast import device_type_of, under_autocast
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.values import dtypes
@@ -58,7 +59,8 @@ def compare_with_model(
         program = bundle.program(name)
         _check_inputs([s.path for s in program.inputs if isinstance(s, ArgumentInput)], call, name, source.name)
         forward = bundle.graph(name, program.forward.file)
-        with eager_run(call, state, program.mode, as_traced=True) as eager:
+        autocast = under_autocast(device_type_of(program, None), program.autocast)
+        with autocast, eager_run(call, state, program.mode, as_traced=True) as eager:
             vectors = record_vectors(eager, program)[1]
         for vector in vectors:
 
@@ -92,10 +94,13 @@ def _calls(bundle: Bundle, source: ModelSource) -> tuple[dict[str, ExampleCall],
     calls = {spec.name: spec.call for spec in specs}
     if any(name not in calls for name in bundle.program_names):
         calls = {spec.name: spec.call for spec in with_label_free(specs, state)[0]}
+    # Variants under autocast, which the export adds.
+    found = {name: calls.get(name.removesuffix(f".{bundle.program(name).autocast}")) for name in bundle.program_names}
+    calls = {name: call for name, call in found.items() if call is not None}
     missing = [name for name in bundle.program_names if name not in calls]
     if missing:
         raise VerificationFailed(f"`{source.name}` describes no program `{missing[0]}`, which the bundle has", missing)
-    return {name: calls[name] for name in bundle.program_names}, state
+    return calls, state
 
 
 def _give_weights(bundle: Bundle, state: State, file: str) -> None:

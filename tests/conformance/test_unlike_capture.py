@@ -18,7 +18,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 
 import aotexport
 import aotexport_runtime
-from aotexport_runtime import CallInvalid, NotSupported
+from aotexport_runtime import ArgumentInvalid, CallInvalid, NotSupported
 
 
 @pytest.fixture
@@ -380,7 +380,8 @@ def test_call_under_autocast_is_refused_where_the_code_does_something_else_then(
         module(x)
     assert caught.value.violations == [
         "autocast: expected none around the call, as at capture, since what the model's code does depends on dtypes; "
-        "got bfloat16. Export the model under this autocast, or with its region inside of the model"
+        "got bfloat16. Export the model outside of autocast and with `--autocast bfloat16`, for both, or with its "
+        "region inside of the model"
     ]
 
 
@@ -515,6 +516,90 @@ def test_model_captured_under_autocast_trains_under_it(tmp_path, target):
     torch.testing.assert_close(*seen)
     with pytest.raises(CallInvalid, match=r"autocast: expected bfloat16 around the call.*got none"):
         module(x)
+
+
+def product_and_its_cast(x):
+    scores = x @ x
+    wide = scores.float()
+    return scores, wide, wide.sum() + scores.sum()
+
+
+@pytest.mark.parametrize("target", ["autograd", "portable"])
+def test_conversion_without_work_is_another_value_than_its_operand_under_autocast(load, target):
+    module, x = load(product_and_its_cast, leaf(4, 4), target=target), leaf(4, 4)
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            got, expected = module(x), product_and_its_cast(x)
+        torch.testing.assert_close(got, expected)
+        assert (got[0] is got[1]) == (expected[0] is expected[1]) != enabled
+
+
+@pytest.fixture(scope="module")
+def for_autocast(tmp_path_factory):
+    """A bundle for calls with and without autocast, and its model."""
+    path = tmp_path_factory.mktemp("for_autocast") / "bundle"
+    torch.manual_seed(0)
+    net = InFloat32()
+    report = aotexport.export(net, (torch.randn(4, 4),), output=path, autocast=torch.bfloat16)
+    assert [note.text for note in report.notes if "autocast" in note.text] == [
+        "calls of program `train` under autocast to bfloat16 run `train.bfloat16`",
+        "calls of program `infer` under autocast to bfloat16 run `infer.bfloat16`",
+    ]
+    return path, net
+
+
+def assert_same_with_and_without_autocast(module, net):
+    x = torch.randn(4, 4)
+    for enabled in (True, False, True):
+        seen = []
+        for model in (module, net):
+            model.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                output = model.train()(x)
+                with torch.no_grad():
+                    result = model.eval()(x)
+            output.float().square().sum().backward()
+            seen.append([output, result, *(parameter.grad for parameter in model.parameters())])
+        torch.testing.assert_close(*seen)
+
+
+def test_bundle_for_autocast_serves_calls_with_and_without_it(for_autocast):
+    path, net = for_autocast
+    module = aotexport_runtime.load(path)
+    assert_same_with_and_without_autocast(module, net)
+    reason = (
+        "as at capture, since what the model's code does depends on dtypes; got float16. Export the model outside of "
+        "autocast and with `--autocast float16`, for both, or with its region inside of the model"
+    )
+    with torch.autocast("cpu", torch.float16), pytest.raises(CallInvalid) as caught:
+        module.eval()(torch.randn(4, 4))
+    assert caught.value.violations == [
+        f"variant `infer`: autocast: expected none around the call, {reason}",
+        f"variant `infer.bfloat16`: autocast: expected bfloat16 around the call, {reason}",
+    ]
+
+
+def test_bundles_saved_and_derived_of_one_for_autocast_are_for_it(for_autocast, tmp_path):
+    path, net = for_autocast
+    aotexport_runtime.save(aotexport_runtime.load(path), tmp_path / "saved")
+    aotexport.derive(path, output=tmp_path / "derived")
+    for made in ("saved", "derived"):
+        assert len(aotexport_runtime.selftest(tmp_path / made)) >= 4
+        assert_same_with_and_without_autocast(aotexport_runtime.load(tmp_path / made), net)
+
+
+def test_model_of_one_graph_for_autocast_gets_no_variant_and_a_note(tmp_path):
+    report = aotexport.export(
+        linear(), (torch.ones(4, 3),), output=tmp_path / "bundle", programs="infer", verify=False, autocast="bfloat16"
+    )
+    assert [note.text for note in report.notes] == ["calls of program `infer` under autocast to bfloat16 run its graph"]
+    assert [program.record.name for program in report.programs] == ["infer"]
+
+
+def test_dtype_that_autocast_does_not_have_is_refused(tmp_path):
+    with pytest.raises(ArgumentInvalid) as caught:
+        aotexport.export(linear(), (torch.ones(4, 3),), output=tmp_path / "bundle", autocast=torch.float32)
+    assert str(caught.value) == "`autocast` must be torch.bfloat16 or torch.float16, not torch.float32"
 
 
 def test_export_and_save_leave_the_random_state(tmp_path):

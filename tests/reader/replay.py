@@ -250,6 +250,8 @@ class Replay:
             wanted, got = self.stored[f"v{index}"], self.values.get(name)
             error = math.inf if got is None or got.shape != wanted.shape else _error(wanted, got)
             bound = TOLERANCES.get(wanted.dtype, 0.0)
+            if autocast := self.program.get("autocast"):
+                bound = max(bound, TOLERANCES[getattr(torch, autocast)])
             if not error <= max(bound, 2 * self.vector.get("eager_errors", {}).get(name, 0.0)):
                 found.append(name)
         return sorted(found)

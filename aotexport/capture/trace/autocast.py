@@ -5,6 +5,7 @@ Model code that reads dtypes may go another way under autocast. It does not wher
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -14,6 +15,7 @@ import torch
 from torch.fx import Node
 
 from aotexport.model.call import ExampleCall
+from aotexport.model.programs import ProgramSpec
 from aotexport.torch_internals.names import OpOverload, has_autocast_kernel
 from aotexport_runtime.engines.autocast import autocast_dtype, under_autocast
 
@@ -21,6 +23,11 @@ from aotexport_runtime.engines.autocast import autocast_dtype, under_autocast
 def example_autocast(call: ExampleCall) -> Any:
     """Return the dtype of the autocast around the capture; None: there is none."""
     return autocast_dtype(_device_type(call))
+
+
+def autocast_of(spec: ProgramSpec) -> AbstractContextManager[Any]:
+    """Return a context with the autocast of a program; that of the caller stays if it has none of its own."""
+    return contextlib.nullcontext() if spec.autocast is None else under_autocast(_device_type(spec.call), spec.autocast)
 
 
 def other_autocast(call: ExampleCall) -> AbstractContextManager[Any]:

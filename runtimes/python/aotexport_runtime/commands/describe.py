@@ -124,6 +124,7 @@ def describe_program(bundle: Bundle, program: Program) -> str:
     entry = next(entry for entry in bundle.manifest.programs if entry.name == program.name)
     kind = f"{program.mode} mode" + (f" of `{program.method}`" if program.method != "forward" else "")
     kind += f", a variant of `{entry.variant_of}`" if entry.variant_of else ""
+    kind += f", under autocast to {program.autocast}" if program.autocast else ""
     return f"program {program.name} ({kind}), targets: {', '.join(entry.targets)}"
 
 

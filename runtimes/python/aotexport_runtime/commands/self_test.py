@@ -28,6 +28,7 @@ from aotexport_runtime.errors import NotSupported, SelfTestFailed, first_line
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.loading import check_target, load
 from aotexport_runtime.schema.manifest import OnnxModel, VectorEntry
+from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.values import dtypes
@@ -107,7 +108,9 @@ def run_vectors(
     if target == ONNX:
         return [result for model in bundle.manifest.onnx for result in _run_onnx(bundle, model)]
     check_target(bundle, target, loading.get("trust", "data"), loading.get("device"))
-    results = _run(bundle, bundle.manifest.testvectors, target, **loading)
+    entries = bundle.manifest.testvectors
+    entries = [e for e in entries if _autocasts_alike(bundle.program(e.program), loading.get("device"))]
+    results = _run(bundle, entries, target, **loading)
     return [without_target(result, results) for result in results]
 
 
@@ -132,6 +135,8 @@ def _run_if_here(bundle: Bundle, program: str, engine: str, **loading: Unpack[Lo
     reason, record = "" if entries else "the bundle has no recorded call of it", bundle.program(program)
     if engine == AUTOGRAD and record.grad and not record.forward.differentiable:
         reason, entries = "it lacks the backward of a custom function, which the joint graph has", []
+    if not _autocasts_alike(record, loading.get("device")):
+        reason, entries = "it was captured under autocast on another kind of device", []
     try:
         if engine == ONNX:
             results = [each for m in bundle.manifest.onnx if m.program == program for each in _run_onnx(bundle, m)]
@@ -199,6 +204,11 @@ def _run_onnx(bundle: Bundle, model: OnnxModel) -> list[VectorResult]:
     return results
 
 
+def _autocasts_alike(program: Program, device: Any) -> bool:
+    """Return whether a program captured under autocast takes calls on a device; None: where it was captured."""
+    return program.autocast is None or device is None or torch.device(device).type == device_type_of(program, None)
+
+
 def without_target(result: VectorResult, results: Iterable[VectorResult]) -> VectorResult:
     """Return a result, as a failure if the requested native target ran nothing of its program.
 
@@ -244,7 +254,7 @@ def run_vector(
         )
         # Graphs requested by name give eager's results. Other kernels, also those that `auto` finds on the machine,
         # round at other places, which shows in results of finer dtypes as well.
-        least = 0.0 if exact and target in (PORTABLE, AUTOGRAD) else rounding(path, vector.program)
+        least = least_tolerance(path, vector.program, exact=exact and target in (PORTABLE, AUTOGRAD))
     except Exception as error:  # noqa: BLE001 - the call has failed, which the result says
         return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")
     if nbytes > _LARGE_NBYTES:
@@ -269,6 +279,18 @@ def why_values_differ(path: str | os.PathLike[str] | Bundle, name: str, device: 
     if here in ("", there) or not random_nodes(bundle.graph(name, program.forward.file)):
         return ""
     return f"it draws random numbers, others on {here} than on {there}"
+
+
+def least_tolerance(path: str | os.PathLike[str] | Bundle, program: str, *, exact: bool) -> float:
+    """Return the least tolerance of results of `program`; autocast rounds values that all of them come from.
+
+    Args:
+        path: directory of the bundle, or the open bundle.
+        program: name of the program.
+        exact: whether what runs rounds at the places where eager does.
+    """
+    bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
+    return 0.0 if exact and bundle.program(program).autocast is None else rounding(bundle, program)
 
 
 def rounding(path: str | os.PathLike[str] | Bundle, program: str) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.recorded import read_vector, recorded_observation
 from aotexport_runtime.commands.results import VectorResult, describe_failures
-from aotexport_runtime.commands.self_test import observe_vector, rounding
+from aotexport_runtime.commands.self_test import least_tolerance, observe_vector
 from aotexport_runtime.errors import NotSupported, SelfTestFailed
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.serving.joining import Values
@@ -38,7 +38,7 @@ def check_recorded_calls(bundle: Bundle, module: BundleModule, names: Sequence[s
         got = observe_vector(module, vector, stored)
         module.zero_grad()
         _check_unchanged(module, names[0], before)
-        least = 0.0 if target in ("portable", "autograd") else rounding(bundle, entry.program)
+        least = least_tolerance(bundle, entry.program, exact=target in ("portable", "autograd"))
         expected = recorded_observation(vector, stored)
         differences = compare(expected, got, least=least, eager_errors=vector.eager_errors)
         failures += describe_failures(VectorResult(entry.program, entry.name, target, differences))

@@ -10,7 +10,7 @@ import torch
 
 from aotexport_runtime.call.guards.rule import Call, GuardRule, GuardSource, input_name
 from aotexport_runtime.call.inner import has_hooks
-from aotexport_runtime.engines.autocast import autocast_dtype
+from aotexport_runtime.engines.autocast import autocast_dtype, device_type_of
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import Program, Question, SizeInput, StateInput
@@ -136,6 +136,8 @@ def _no_autocast(source: GuardSource, caller: Caller) -> str:
 
 
 def _same_autocast(source: GuardSource, caller: Caller) -> str:
+    if caller.program.autocast is not None and caller.device_type != device_type_of(caller.program, None):
+        return "False"
     asked = source.ask(autocast_dtype, source.constant(caller.device_type))
     return f"{asked} == {source.constant(caller.program.autocast)}"
 
@@ -149,10 +151,16 @@ def without_autocast(source: GuardSource, device_type: str) -> str:
 
 def _other_autocast(caller: Caller, call: Call) -> str:
     now, then = autocast_dtype(caller.device_type), caller.program.autocast
+    here, there = caller.device_type, device_type_of(caller.program, None)
+    reason = "as at capture, since what the model's code does depends on dtypes"
+    if then is not None and here != there:
+        return (
+            f"autocast: expected {then} on {there} around the call, {reason}; got {now or 'none'} on {here}, where "
+            "autocast casts for other operators. Export the model on that device"
+        )
     return (
-        f"autocast: expected {then or 'none'} around the call, as at capture, since what the model's code does "
-        f"depends on dtypes; got {now or 'none'}. Export the model under this autocast, or with its region inside "
-        "of the model"
+        f"autocast: expected {then or 'none'} around the call, {reason}; got {now or 'none'}. Export the model outside "
+        f"of autocast and with `--autocast {now or then}`, for both, or with its region inside of the model"
     )
 
 
