@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -27,19 +28,19 @@ from aotexport.process.patches import Patch, patched
 
 
 @contextlib.contextmanager
-def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[sympy.Symbol], None], line: Callable[[], str]) -> Iterator[None]:
+def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[Any, bool], None], line: Callable[[], str]) -> Iterator[None]:
     """Let a shape environment tell when it fixes sizes.
 
     Args:
         shape_env: of the trace.
-        seen: called with every symbol when it is fixed to a number.
+        seen: called with every symbol when it is fixed to a number, and whether something asked for that number.
         line: returns the user's running line, which guards record, see `line_of`.
     """
     replace = shape_env._set_replacement
 
     def watched(symbol: sympy.Symbol, value: sympy.Expr, reason: str) -> None:
         if value.is_number:
-            seen(symbol)
+            seen(symbol, _is_asked())
         replace(symbol, value, reason)
 
     with patched(
@@ -52,6 +53,12 @@ def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[sympy.Symbol], None], lin
         ),
     ):
         yield
+
+
+def _is_asked() -> bool:
+    """Return whether a symbolic number is being turned into a number, not compared."""
+    codes = {frame.f_code for frame, _ in traceback.walk_stack(None)}
+    return not codes.isdisjoint((SymNode.guard_int.__code__, SymNode.guard_float.__code__))
 
 
 def _asks_for_zero_or_one(condition: sympy.Basic) -> bool:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch._refs
+import torch._refs.nn.functional
+
+# Torch's own definitions of operators in Python.
+from torch._decomp import decompositions
 
 # Fake tensors with a shape environment that knows the user's dynamic dimensions.
 from torch._export.non_strict_utils import make_fake_inputs
@@ -50,6 +54,7 @@ __all__ = [
     "ENTER_AUTOCAST",
     "EXIT_AUTOCAST",
     "MATH_FUNCTIONS",
+    "REFERENCES",
     "REQUIRES_GRAD",
     "SET_GRAD_ENABLED",
     "AutogradFunctionApply",
@@ -97,8 +102,21 @@ MATH_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
 }
 """Functions of `math` from a number to a float, for symbolic numbers."""
 
+_DEFINITIONS = (
+    (torch._refs, ("diag", "diag_embed", "diagonal", "istft", "tril_indices", "triu_indices", "unfold")),
+    (torch._refs.nn.functional, ("pixel_shuffle", "pixel_unshuffle")),
+    (decompositions, ("affine_grid_generator", "im2col")),
+)
+_max_pool: Any = decompositions._max_pool_nd_with_indices
+REFERENCES: dict[Any, Callable[..., Any]] = {
+    **{name: getattr(module, name) for module, names in _DEFINITIONS for name in names},
+    **{f"max_pool{axes}d_with_indices": functools.partial(_max_pool, n_dim=axes) for axes in (1, 2, 3)},
+    **dict.fromkeys((torch.stft, torch.Tensor.stft), torch._refs.stft),
+}
+"""Torch's functions in terms of others that take symbolic numbers, by the operator's name or the function."""
 
-def tensor_of_numbers(data: Any, **options: Any) -> torch.Tensor:
+
+def tensor_of_numbers(data: Any, *, copy: bool = True, **options: Any) -> torch.Tensor:
     """Return the result of `torch.tensor` for (nested lists of) numbers, including symbolic ones."""
     return torch._refs.tensor(data, **options)
 

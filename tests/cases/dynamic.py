@@ -153,6 +153,16 @@ def tensors_of_sizes(x):
     return x * shapes.prod(), torch.as_tensor(x.shape), *halves
 
 
+@case(lambda: (leaf(2, 8),), dynamic_shapes=({1: LENGTH},))
+def integers_made_of_sizes(x):
+    count = x.shape[1]
+    pools = nn.functional.max_pool1d(x, count), nn.functional.avg_pool1d(x, count // 2, 1)
+    pools += (nn.functional.adaptive_avg_pool1d(x, count // 2),)
+    windowed = x * torch.hann_window(count) * torch.logspace(0, 1, count) * torch.fft.fftfreq(count)
+    indices = nn.functional.one_hot(x.argmax(1), count), torch.tril_indices(count, count)
+    return windowed, torch.combinations(x[0]), torch.histc(x, count), *pools, *indices
+
+
 @case(
     lambda: (leaf(1, 8, 2, 2), leaf(8, 8, 3, 3), leaf(2, 8, 3, 3)),
     dynamic_shapes=({2: Dim("height", min=1, max=20), 3: Dim("width", min=1, max=20)}, None, None),

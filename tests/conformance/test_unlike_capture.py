@@ -741,8 +741,8 @@ def test_code_that_asks_for_a_dynamic_size_is_refused_with_its_line(load, functi
     message = str(caught.value)
     assert "test_unlike_capture.py" in message
     assert message.endswith(
-        f"{line}`x`: axis 0 was declared dynamic as `rows`, and the model works only for size 4. Give another example "
-        "size, change the model, or leave this axis static"
+        f"{line}`x`: axis 0 was declared dynamic as `rows`, and the model works only for size 4, since code of the "
+        "model asks for the number itself. Write it with operators that take sizes, or leave this axis static"
     )
 
 

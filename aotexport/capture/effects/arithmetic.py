@@ -19,12 +19,13 @@ import torch
 from torch import nn
 
 from aotexport.capture.effects.size_conversions import calls_replaced
+from aotexport.capture.effects.sizes_as_integers import SizesAsIntegers, holds_symbol
 from aotexport.capture.effects.texts import is_message
 from aotexport.model.source_lines import is_user_file
 from aotexport.model.tensor_kinds import class_of
 from aotexport.process.objects import file_of, is_a, namespace_of
 from aotexport.process.patches import Patch, caller, in_this_thread, patched
-from aotexport.torch_internals.names import MATH_FUNCTIONS, tensor_of_numbers
+from aotexport.torch_internals.names import MATH_FUNCTIONS
 
 _REASON = "Let functions of numbers take symbolic ones"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -59,7 +60,7 @@ def symbolic_arithmetic(
         for name, function in _BUILTINS.items()
     ]
     conversions = calls_replaced([*functions, *_defined(namespaces)]) if converted else ()
-    with patched(*builtin, *conversions, *_attributes(), *_conversions(asked)):
+    with patched(*builtin, *conversions, *_attributes(), *_conversions(asked)), SizesAsIntegers():
         yield
 
 
@@ -120,7 +121,7 @@ def _isinstance(value: Any, types: Any) -> bool:
 
 
 def _divmod(a: Any, b: Any) -> Any:
-    return (a // b, a % b) if _symbolic(a, b) else divmod(a, b)
+    return (a // b, a % b) if holds_symbol((a, b)) else divmod(a, b)
 
 
 def _extreme(symbolic: Callable[[Any, Any], Any], original: Callable[..., Any]) -> Callable[..., Any]:
@@ -128,15 +129,11 @@ def _extreme(symbolic: Callable[[Any, Any], Any], original: Callable[..., Any]) 
     def extreme(*args: Any, **kwargs: Any) -> Any:
         values = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
         # Python compares a tensor by its value.
-        if kwargs or not _are_numbers(*values) or not _symbolic(*values):
+        if kwargs or not _are_numbers(*values) or not holds_symbol(values):
             return original(*args, **kwargs)
         return functools.reduce(symbolic, values)
 
     return extreme
-
-
-def _symbolic(*values: Any) -> bool:
-    return any(isinstance(value, _SYMBOLIC) for value in values)
 
 
 _BUILTINS: dict[str, Callable[..., Any]] = {
@@ -154,10 +151,6 @@ def _attributes() -> Iterator[Patch]:
         yield Patch(math, name, _one_of(getattr(math, name), symbolic), _REASON)
     yield Patch(math, "pow", _power(math.pow), _REASON)
     yield Patch(math, "log", _logarithm(math.log), _REASON)
-    for name in ("tensor", "as_tensor", "asarray"):
-        yield Patch(torch, name, _tensor(getattr(torch, name)), _REASON)
-    yield Patch(torch.Tensor, "new_tensor", _new_tensor(torch.Tensor.new_tensor), _REASON)
-    yield Patch(torch, "linspace", _linspace(torch.linspace), _REASON)
     # `affine_grid` asks for the least size.
     yield Patch(vars(torch.nn.functional), "min", in_this_thread(_BUILTINS["min"], min), _REASON)
     for name in ("__repr__", "__format__"):
@@ -167,59 +160,25 @@ def _attributes() -> Iterator[Patch]:
 def _one_of(original: Callable[[Any], Any], symbolic: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(original)
     def function(value: Any) -> Any:
-        return symbolic(value) if _symbolic(value) else original(value)
+        return symbolic(value) if holds_symbol(value) else original(value)
 
     return function
 
 
-def _tensor(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def tensor(*data: Any, **options: Any) -> Any:
-        if not _holds_symbol(data):
-            return original(*data, **options)
-        return tensor_of_numbers(*data, **{name: value for name, value in options.items() if name != "copy"})
-
-    return tensor
-
-
-def _new_tensor(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def new_tensor(self: torch.Tensor, *data: Any, **options: Any) -> Any:
-        if not _holds_symbol(data):
-            return original(self, *data, **options)
-        return tensor_of_numbers(*data, **{"dtype": self.dtype, "device": self.device} | options)
-
-    return new_tensor
-
-
 def _power(original: Callable[..., float]) -> Callable[..., Any]:
     def power(a: Any, b: Any) -> Any:
-        return torch.sym_float(a) ** torch.sym_float(b) if _symbolic(a, b) else original(a, b)
+        return torch.sym_float(a) ** torch.sym_float(b) if holds_symbol((a, b)) else original(a, b)
 
     return power
 
 
 def _logarithm(original: Callable[..., float]) -> Callable[..., Any]:
     def logarithm(value: Any, base: Any = math.e) -> Any:
-        if not _symbolic(value, base):
+        if not holds_symbol((value, base)):
             return original(value) if base is math.e else original(value, base)
-        return MATH_FUNCTIONS["log2"](value) / (MATH_FUNCTIONS["log2"](base) if _symbolic(base) else math.log2(base))
+        return MATH_FUNCTIONS["log2"](value) / (MATH_FUNCTIONS["log2"](base) if holds_symbol(base) else math.log2(base))
 
     return logarithm
-
-
-def _linspace(original: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    def linspace(start: Any, end: Any, steps: Any = 100, *, dtype: Any = None, **options: Any) -> torch.Tensor:
-        """Compute `torch.linspace` for a symbolic number of steps, which its operator does not take."""
-        if not _symbolic(steps) or not _are_numbers(start, end):
-            return original(start, end, steps, dtype=dtype, **options)
-        dtype = torch.get_default_dtype() if dtype is None else dtype
-        index = torch.arange(steps, **options)
-        step = (end - start) / torch.sym_max(steps - 1, 1)
-        first, second = start + step * index.to(dtype), end - step * (steps - 1 - index).to(dtype)
-        return torch.where(index < steps / 2, first, second)
-
-    return linspace
 
 
 def _are_numbers(*values: Any) -> bool:
@@ -243,10 +202,6 @@ def _watched(original: Callable[[Any], Any], asked: Callable[[], None]) -> Calla
         return original(self)
 
     return convert
-
-
-def _holds_symbol(data: Any) -> bool:
-    return _symbolic(data) or (isinstance(data, list | tuple) and any(map(_holds_symbol, data)))
 
 
 def _text(name: str) -> Callable[..., str]:

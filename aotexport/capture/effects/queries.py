@@ -24,9 +24,6 @@ _LAYERS = str(Path(nn.__file__).parent)
 _AUTOCAST = str(Path(torch.amp.__file__).parent)
 """Autocast regions and custom autograd functions (`torch.amp.custom_fwd`) query autocast from here."""
 
-_ARITHMETIC = str(Path(__file__).with_name("arithmetic.py"))
-"""Patches there may call those here: for the code that called them."""
-
 
 def patches(effects: Effects) -> list[Patch]:
     """Return patches that record such reads."""
@@ -144,8 +141,6 @@ def _dtypes(effects: Effects) -> list[Patch]:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             reader = caller()
-            if reader.f_code.co_filename == _ARITHMETIC and reader.f_back is not None:
-                reader = reader.f_back
             for value in read(*args, **kwargs):
                 note(value, reader)
             return function(*args, **kwargs)

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
+from aotexport.capture.effects.sizes_as_integers import running_function
 from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
@@ -53,6 +54,7 @@ class FakeInputs:
         axes: the user's dimension per axis, per argument tensor.
         assumed: assumptions of traces without a guard, see `general_sizes_kept`; without repetitions.
         fixed_at: the user's line that fixed a symbol to a number, by symbol.
+        asked_by: the function of torch that asked for the number of a symbol that is fixed; None: none did.
         larger: the values that the arguments' fakes were made of, see `fake_inputs`.
         results: what the mode knows of the results of operators.
     """
@@ -64,6 +66,7 @@ class FakeInputs:
     axes: list[dict[int, Any] | None] = field(default_factory=list)
     assumed: dict[Any, None] = field(default_factory=dict)
     fixed_at: dict[Any, str] = field(default_factory=dict)
+    asked_by: dict[Any, str | None] = field(default_factory=dict)
     larger: Sequence[Any] | None = None
 
     def __post_init__(self) -> None:
@@ -103,8 +106,10 @@ class FakeInputs:
         self.assumed.setdefault(condition)
         self.results.assumptions += 1
 
-    def _fix(self, symbol: Any) -> None:
-        self.fixed_at.setdefault(symbol, user_line())
+    def _fix(self, symbol: Any, asked: bool) -> None:
+        if symbol not in self.fixed_at:
+            self.fixed_at[symbol] = user_line()
+            self.asked_by[symbol] = (running_function() or "code of the model") if asked else None
 
     def fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the fake of a tensor with fixed sizes."""

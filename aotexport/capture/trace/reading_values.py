@@ -6,11 +6,14 @@ make tensors of data-dependent sizes without saying so, or are internal to torch
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from typing import Any
 
 import torch
 
+from aotexport.capture.effects.sizes_as_integers import one_hot
 from aotexport.torch_internals.checks import is_data_dependent
 
 aten = torch.ops.aten
@@ -26,13 +29,14 @@ def _allclose(
     return bool(torch.isclose(left, right, rtol, atol, equal_nan).all())
 
 
-def _one_hot(classes: torch.Tensor, num_classes: int = -1) -> Any:
-    if num_classes != -1:
-        return NotImplemented
-    count: Any = classes.max().item() + 1
-    torch._check(count >= 1)
-    rows = classes.new_zeros((*classes.shape, count))
-    return rows.scatter_(-1, classes.unsqueeze(-1), 1)
+def _combinations(values: torch.Tensor, r: int = 2, with_replacement: bool = False) -> torch.Tensor:
+    """Compute `combinations`, whose kernel asks for the number of values."""
+    size: Any = values.shape[0]
+    grids = torch.meshgrid([torch.arange(size, device=values.device)] * r, indexing="ij")
+    rises = map(operator.le if with_replacement else operator.lt, grids, grids[1:])
+    chosen = functools.reduce(torch.logical_and, rises, torch.ones_like(grids[0], dtype=torch.bool))
+    count = math.prod(size + (index if with_replacement else -index) for index in range(r)) // math.factorial(r)
+    return values[torch.nonzero_static(chosen, size=count)]
 
 
 def _ctc_loss(
@@ -111,7 +115,6 @@ def _zeros_of_tangent(tangent: torch.Tensor, primal: torch.Tensor, *, self_num_b
 
 _COMPOSITE = (
     aten.narrow.Tensor,
-    aten.combinations.default,
     aten.cov.default,
     aten.corrcoef.default,
 )
@@ -119,7 +122,8 @@ _COMPOSITE = (
 READING_VALUES: dict[Any, Any] = {
     aten.equal.default: _equal,
     aten.allclose.default: _allclose,
-    aten.one_hot.default: _one_hot,
+    aten.one_hot.default: one_hot,
+    aten.combinations.default: _combinations,
     aten.ctc_loss.IntList: _ctc_loss,
     aten.ctc_loss.Tensor: _ctc_loss,
     aten.linalg_lstsq.default: _Lstsq(),

@@ -103,13 +103,17 @@ def check_not_fixed(forward: ForwardCapture, paths: list[str]) -> None:
         value = guarded.get(at.expression, at.expression)
         if not isinstance(value, sympy.Integer) or not is_required_dimension(at.declared):
             continue
-        line = forward.fakes.fixed_at.get(at.size.node._expr, "") if isinstance(at.size, torch.SymInt) else ""
+        symbol = at.size.node._expr if isinstance(at.size, torch.SymInt) else None
+        line, asked = forward.fakes.fixed_at.get(symbol, ""), forward.fakes.asked_by.get(symbol)
         name = f" as `{at.declared.__name__}`" if hasattr(at.declared, "__name__") else ""
         where = f"`{at.path}`" if at.axis is None else f"`{at.path}`: axis {at.axis}"
         noun, kind = ("value", "integer") if at.axis is None else ("size", "axis")
+        why, helps = ".", f"Give another example {noun}, change the model"
+        if asked is not None:
+            why, helps = f", since {asked} asks for the number itself.", "Write it with operators that take sizes"
         fixed.append(
-            f"{line}{where} was declared dynamic{name}, and the model works only for {noun} {value}. "
-            f"Give another example {noun}, change the model, or leave this {kind} static{_way_out(at, value, places)}"
+            f"{line}{where} was declared dynamic{name}, and the model works only for {noun} {value}{why} "
+            f"{helps}, or leave this {kind} static{_way_out(at, value, places)}"
         )
     if fixed:
         raise SizeFixed("\n".join(fixed))
