@@ -77,6 +77,14 @@ def test_metadata_names_nested_inputs_and_bfloat16(server):
     assert found["outputs"][2] == {"name": "parts.1.0", "datatype": "BF16", "shape": [2, 3]}
 
 
+def test_page_and_log_say_whether_requests_are_joined(server):
+    assert server.ask("/ui/models/digits/joining")[:2] == (200, {"along": "batch", "not_joined": ""})
+    reason = "no dynamic size stands once in every input and output, and nowhere else"
+    assert server.ask("/ui/models/pair/joining")[:2] == (200, {"along": None, "not_joined": reason})
+    assert server.lines("model is served", model="digits", joined_along="batch")
+    assert server.lines("model is served", model="pair", joined_along=None, not_joined=reason)
+
+
 def test_binary_inference_equals_eager_and_keeps_the_id(client):
     x = np.random.default_rng(0).random((5, 8), np.float32)
     answer = ask(client, "digits", {"input": x}, request_id="mine")

@@ -86,6 +86,26 @@ class Centred(nn.Module):
         return x - x.mean(dim=0)
 
 
+class Capacity(nn.Module):
+    """Lets each of two experts answer the first eight rows that choose it."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = nn.Linear(3, 2)
+
+    def forward(self, x):
+        p, e = self.gate(x).softmax(-1).max(-1)
+        hot = nn.functional.one_hot(e, 2)
+        return x + p[:, None] * ((hot.cumsum(0) * hot).sum(-1) <= 8)[:, None]
+
+
+class Clamped(nn.Module):
+    """Divides by the greatest magnitude of the call, where that is above 4."""
+
+    def forward(self, x):
+        return x / x.abs().amax().clamp(min=4)
+
+
 class Blurred(nn.Module):
     """Takes the mean of three pixels, left to right, of a picture."""
 
@@ -102,6 +122,8 @@ MODELS = {
         ({0: LENGTH, 1: BATCH},),
     ),
     "centred": (Centred, (torch.linspace(0, 1, 12).reshape(4, 3) ** 2,), ({0: BATCH},)),
+    "capacity": (Capacity, (torch.linspace(0, 1, 12).reshape(4, 3) ** 2,), ({0: BATCH},)),
+    "clamped": (Clamped, (torch.linspace(0, 1, 12).reshape(4, 3) ** 2,), ({0: BATCH},)),
     "recurrent": (
         Recurrent,
         (torch.rand(5, 3, 4, generator=torch.Generator().manual_seed(0)),),

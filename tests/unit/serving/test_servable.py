@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
+from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.commands.describe import describe
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported, SelfTestFailed
 from aotexport_runtime.serving.servable import Servable
 from tests.unit.serving.conftest import Pair, digits_model
@@ -86,6 +89,43 @@ def test_warm_up_finds_the_axis_whose_rows_do_not_know_of_each_other(name, axes,
     servable.warm_up()
     found = servable.batch_axes
     assert (found and (found.name, found.inputs, found.outputs)) == axes
+
+
+REASONS = {
+    "capacity": r"not along `batch`: operator `aten::cumsum\.default` \(tests/unit/serving/conftest\.py:\d+\) "
+    "computes along axis 0 of `self`, which has the rows",
+    "clamped": r"not along `batch`: operator `aten::amax\.default` \(tests/unit/serving/conftest\.py:\d+\) "
+    "computes along axis 0 of `self`, which has the rows",
+    "blurred": "no dynamic size stands once in every input and output, and nowhere else",
+}
+
+
+@pytest.mark.parametrize(("name", "reason"), REASONS.items())
+def test_calls_whose_rows_know_of_each_other_are_not_joined_and_the_reason_is_told(name, reason, exported, caplog):
+    with caplog.at_level("INFO", "aotexport_runtime"):
+        servable = Servable(exported(name), max_latency_ms=50)
+        servable.warm_up()
+    assert servable.batch_axes is None
+    assert re.fullmatch(reason, servable.not_joined)
+    assert f"program infer: calls are not joined: {servable.not_joined}" in caplog.messages
+
+
+@pytest.mark.parametrize("name", ["capacity", "clamped"])
+def test_calls_that_are_not_joined_are_answered_as_alone(name, exported):
+    servable = Servable(exported(name), max_latency_ms=50)
+    servable.warm_up()
+    calls = [np.random.default_rng(seed).normal(size=(4, 3)).astype(np.float32) * seed for seed in range(8)]
+    answers = [servable.submit({"x": x}) for x in calls]
+    for x, answer in zip(calls, answers, strict=True):
+        np.testing.assert_array_equal(answer.result()["output"], servable.infer({"x": x})["output"])
+    servable.close()
+
+
+def test_inspect_says_along_which_sizes_calls_are_joined(exported):
+    assert "  a server joins calls along batch" in describe(open_bundle(exported("digits"))).splitlines()
+    assert "calls are not joined along batch: operator `aten::amax.default`" in describe(
+        open_bundle(exported("clamped"))
+    )
 
 
 def test_warm_up_refuses_a_model_that_keeps_state(exported):

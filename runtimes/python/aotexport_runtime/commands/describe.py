@@ -10,6 +10,8 @@ from aotexport_runtime.bundle.notes import notes_of
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import PORTABLE, Request
 from aotexport_runtime.engines.select import select_engine
+from aotexport_runtime.rows.analysis import dependence
+from aotexport_runtime.rows.axes import row_axes
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import (
     ArgumentInput,
@@ -111,6 +113,7 @@ def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
         if graph:
             lines += [f"    {line}" for line in describe_graph(loaded, _names(program))]
     lines += [f"  {line}" for line in describe_preference(bundle, program)]
+    lines += [f"  {line}" for line in describe_joining(bundle, program)]
     for refusal in program.refusals:
         lines.append(f"  no {refusal.graph} graph, the forward graph runs instead: {refusal.reason}")
     lines += [f"  {line}" for line in describe_refused_targets(bundle, program.name)]
@@ -141,6 +144,17 @@ def describe_preference(bundle: Bundle, program: Program) -> list[str]:
     choice = select_engine(bundle, program, Request())
     graph = "functional" if choice.because else "forward"
     return [f"under target auto the {graph} graph runs: {choice.because or choice.why_not[PORTABLE]}"]
+
+
+def describe_joining(bundle: Bundle, program: Program) -> list[str]:
+    """Return a line per size along which a server joins calls, or could but for an operator, which the line names."""
+    if program.method != "forward" or program.mode == "train":
+        return []
+    reasons = [(axes.dimension.name, dependence(_forward(bundle, program), axes)) for axes in row_axes(program)]
+    return [
+        f"a server joins calls along {name}" if reason is None else f"calls are not joined along {name}: {reason}"
+        for name, reason in reasons
+    ]
 
 
 def describe_refused_targets(bundle: Bundle, program: str) -> list[str]:
@@ -322,6 +336,7 @@ def summary(bundle: Bundle, *, program: str | None = None, graph: bool = False) 
             "outputs": describe_outputs(record, _forward(bundle, record)),
             "changes": describe_changes(record),
             "preference": describe_preference(bundle, record),
+            "joining": describe_joining(bundle, record),
         }
         if graph:
             files = [record.forward.file] + ([record.functional.file] if record.functional else [])

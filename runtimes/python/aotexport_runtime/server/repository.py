@@ -277,6 +277,7 @@ class Repository:
         served = Served(version=bundle.version, servable=servable, signature=signature, nbytes=bundle.nbytes)
         model.signature, model.chosen, model.served = signature, bundle, served
         fields = {"model": model.name, "version": bundle.version, "seconds": round(time.monotonic() - began, 3)}
+        fields |= {"joined_along": servable.batch_axes and servable.batch_axes.name, "not_joined": servable.not_joined}
         log.info("model is served", extra={"fields": fields})
         self._watcher(model.name, bundle.version, "loaded")
         if old is not None:

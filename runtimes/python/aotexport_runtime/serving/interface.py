@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.rows.axes import row_axes
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.schema.values import StringArgument, TensorMeta
-from aotexport_runtime.values.sizes import symbols_of
 from aotexport_runtime.values.trees import keys_of
 
 RESULT = "output"
@@ -171,7 +171,17 @@ def _interface(program: Program) -> Interface:
     outputs = [_spec(name, leaf.index, program.outputs[leaf.index]) for name, leaf in named_leaves(program.output_tree)]
     _check_names([spec.name for spec in inputs])
     _check_names([spec.name for spec in outputs])
-    return Interface(inputs=tuple(inputs), outputs=tuple(outputs), batches=_batches(program, inputs, outputs))
+    batches = tuple(
+        BatchAxes(
+            name=axes.dimension.name,
+            least=axes.dimension.min or 0,
+            most=axes.dimension.max,
+            inputs=tuple(axes.inputs[spec.index] for spec in inputs),
+            outputs=tuple(axes.outputs[spec.index] for spec in outputs),
+        )
+        for axes in row_axes(program)
+    )
+    return Interface(inputs=tuple(inputs), outputs=tuple(outputs), batches=batches)
 
 
 def _inputs(program: Program) -> list[TensorSpec]:
@@ -233,39 +243,6 @@ def _check_names(names: list[str]) -> None:
         raise NotSupported(
             f"two inputs or outputs are named `{twice}`, with steps joined by dots. Rename a key, and export again"
         )
-
-
-def _batches(program: Program, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> tuple[BatchAxes, ...]:
-    """Return the axes whose size is one symbol in every tensor of a call, and read nowhere else."""
-    if any(spec.is_number for spec in (*inputs, *outputs)):
-        return ()
-    given = [spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)]
-    made = [meta for spec in outputs if (meta := program.outputs[spec.index]) is not None]
-    found: list[BatchAxes] = []
-    for dimension in program.dimensions:
-        symbol = dimension.symbol
-        axes = [_only_axis(meta, symbol) for meta in (*given, *made)]
-        guarded = any(symbol in symbols_of(guard) for guard in program.guards)
-        if guarded or (dimension.factor, dimension.offset) != (1, 0):
-            continue
-        known = [axis for axis in axes if axis is not None]
-        if given and made and len(known) == len(axes):
-            found.append(
-                BatchAxes(
-                    name=dimension.name,
-                    least=dimension.min or 0,
-                    most=dimension.max,
-                    inputs=tuple(known[: len(given)]),
-                    outputs=tuple(known[len(given) :]),
-                )
-            )
-    return tuple(sorted(found, key=lambda axes: ("batch" not in axes.name.lower(), sum(axes.inputs))))
-
-
-def _only_axis(meta: TensorMeta, symbol: str) -> int | None:
-    """Return the one axis whose size is `symbol`; None: there is none, or another size depends on it."""
-    dependent = [axis for axis, size in enumerate(meta.shape) if symbol in symbols_of(size)]
-    return dependent[0] if len(dependent) == 1 and meta.shape[dependent[0]] == symbol else None
 
 
 def _merged(one: Interface, other: Interface) -> Interface:

@@ -1,9 +1,10 @@
-"""Calls that are run as one: joined along an axis, split again, and the proof that this changes no answer. No torch."""
+"""Calls that are run as one: joined along an axis, split again, where this is shown to change no answer. No torch."""
 
 from __future__ import annotations
 
 import itertools
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
@@ -12,6 +13,8 @@ import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import AotExportError
+from aotexport_runtime.rows.analysis import dependence
+from aotexport_runtime.rows.axes import row_axes
 from aotexport_runtime.serving.interface import BatchAxes, Interface
 from aotexport_runtime.values.tensors import is_torch_tensor
 
@@ -27,10 +30,12 @@ class AnyProgram(Protocol):
     Attributes:
         name: its name.
         interface: its named inputs and outputs.
+        variants: names of the program and its variants, each with its own of `interface.choices`.
         adapters: names of the adapters that calls may ask for.
     """
 
     name: str
+    variants: list[str]
     interface: Interface
     adapters: tuple[str, ...]
 
@@ -96,66 +101,87 @@ def _part(value: Any, axis: int, begin: int, end: int | None) -> Any:
     return value[(slice(None),) * axis + (slice(begin, end),)]
 
 
-def proven_batch(program: AnyProgram, recorded: Sequence[Values], choice: int) -> BatchAxes | None:
-    """Return the first axes along which joined calls give what each gives alone; None: there are none.
+def batch_of(
+    program: AnyProgram, bundle: Bundle, recorded: Sequence[Values], choice: int, most: int
+) -> tuple[BatchAxes | None, str]:
+    """Return the first axes along which joined calls give what each gives alone, and why those before it do not.
 
-    Sizes tell where calls could be joined; only the values tell whether rows of a batch know of each other, as those of
-    a sequence do.
+    The forward graph shows that no row knows of another (`rows.dependence`). Joined calls are then tried, and compared
+    with each alone: what a graph means is not all that may be wrong.
 
     Args:
         program: the program.
+        bundle: which it is of.
         recorded: arguments of its recorded calls.
         choice: index of the program that has the strings of the calls.
+        most: greatest size of a batch.
+
+    Returns:
+        The axes, None if there are none; and the reason, empty if the first ones do.
     """
-    for axes in program.interface.batches:
-        pairs = [pair for values in recorded for pair in _pairs(values, axes)]
-        verdicts = [verdict for pair in pairs if (verdict := _agrees(program, pair, axes, choice)) is not None]
-        if verdicts and all(verdicts):
-            return axes
-        log.info(
-            "program %s: calls are not joined along `%s`: %s",
-            program.name,
-            axes.name,
-            "answers would differ" if verdicts else "no recorded calls show whether answers would differ",
-        )
-    return None
+    interface, reasons = program.interface, list[str]()
+    names = [
+        name
+        for name, each in zip(program.variants, interface.choices, strict=True)
+        if each == interface.choices[choice]
+    ]
+    for axes in interface.batches:
+        reason = next(filter(None, (_dependence(bundle, name, axes) for name in names)), None)
+        if reason is None and any(_disagree(program, values, axes, choice, most) for values in recorded):
+            reason = "joined calls gave other answers than each alone"
+        if reason is None:
+            return axes, "; ".join(reasons)
+        reasons.append(f"not along `{axes.name}`: {reason}")
+    return None, "; ".join(reasons) or "no dynamic size stands once in every input and output, and nowhere else"
 
 
-def _pairs(values: Values, axes: BatchAxes) -> list[tuple[Values, Values]]:
-    """Return two calls each that differ: a recorded one and its mirror image, and the two parts of its batch."""
-    if any(isinstance(value, int) for value in values):
-        return []
-    mirrored = [_mirrored(value, axis) for value, axis in zip(values, axes.inputs, strict=True)]
-    pairs = [(values, mirrored)]
-    if values[0].shape[axes.inputs[0]] > 1:
-        heads, tails = (
-            [_part(value, axis, *ends) for value, axis in zip(values, axes.inputs, strict=True)]
-            for ends in ((0, 1), (1, None))
-        )
-        pairs.append((heads, tails))
-    return [(one, other) for one, other in pairs if not _same(one, other)]
+def _dependence(bundle: Bundle, name: str, axes: BatchAxes) -> str | None:
+    record = bundle.program(name)
+    found = next(each for each in row_axes(record) if each.dimension.name == axes.name)
+    return dependence(bundle.graph(name, record.forward.file), found)
 
 
-def _mirrored(value: Any, axis: int) -> Any:
-    """Return a value with its axes but `axis` reversed, and floats halved, so that sums differ as well."""
-    others = tuple(other for other in range(value.ndim) if other != axis)
-    mirrored = value.flip(others) if is_torch_tensor(value) else np.flip(value, others)
-    return mirrored / 2 if "float" in str(value.dtype) else mirrored
+def _disagree(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, most: int) -> bool:
+    """Return whether calls made of a recorded one are answered otherwise when they are joined.
 
-
-def _same(one: Values, other: Values) -> bool:
-    return all(a.shape == b.shape and bool((a == b).all()) for a, b in zip(one, other, strict=True))
-
-
-def _agrees(program: AnyProgram, pair: tuple[Values, Values], axes: BatchAxes, choice: int) -> bool | None:
-    """Return whether two calls have the answers that they have when they are joined; None: a call does not fit."""
+    The batch is the greatest, or what is expected to run in two seconds.
+    """
+    calls = _variations(values, axes)
+    sizes = [call[0].shape[axes.inputs[0]] for call in calls]
     try:
-        alone = [program.run(_copied(values), choice) for values in pair]
-        joined = run_together(program, pair, axes, choice)
+        began = time.monotonic()
+        alone = [program.run(_copied(call), choice) for call in calls]
+        rows_in_2_s = int(2 * sum(sizes) / (time.monotonic() - began))
+        left, chosen = min(most, axes.most or most, max(rows_in_2_s, 4)), list[int]()
+        for index in itertools.cycle(range(len(calls))):
+            if left < sizes[0] or sizes[0] == 0:
+                break
+            if sizes[index] <= left:
+                chosen.append(index)
+                left -= sizes[index]
+        joined = run_together(program, [calls[index] for index in chosen], axes, choice)
     except (AotExportError, RuntimeError, ValueError, IndexError) as error:
-        log.debug("program %s: no verdict on joined calls: %s", program.name, error)
-        return None
-    return all(program.agree(expected, got) for expected, got in zip(alone, joined, strict=True))
+        log.debug("program %s: joined calls were not tried: %s", program.name, error)
+        return False
+    return not all(program.agree(alone[index], got) for index, got in zip(chosen, joined, strict=True))
+
+
+def _variations(values: Values, axes: BatchAxes) -> list[Values]:
+    """Return calls with rows of a recorded one: the first, all, in reverse, and with floats of other magnitudes."""
+    kinds = ((True, 1, False), (False, 1, False), (True, 4, False), (False, 0.5, True))
+    return [
+        [
+            _varied(_part(value, axis, 0, max(axes.least, 1) if is_first else None), axis, factor, is_reversed)
+            for value, axis in zip(values, axes.inputs, strict=True)
+        ]
+        for is_first, factor, is_reversed in kinds
+    ]
+
+
+def _varied(value: Any, axis: int, factor: float, is_reversed: bool) -> Any:
+    if is_reversed:
+        value = value.flip(axis) if is_torch_tensor(value) else np.flip(value, axis)
+    return value * factor if "float" in str(value.dtype) else value
 
 
 def _copied(values: Values) -> Values:

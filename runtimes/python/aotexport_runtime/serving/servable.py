@@ -19,7 +19,7 @@ from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.serving.arrays import as_array, is_rare, text_of, value_of
 from aotexport_runtime.serving.batcher import Answer, Batcher, Waiting
 from aotexport_runtime.serving.interface import BatchAxes, TensorSpec, TextSpec, join_key
-from aotexport_runtime.serving.joining import AnyProgram, Values, proven_batch, run_together
+from aotexport_runtime.serving.joining import AnyProgram, Values, batch_of, run_together
 from aotexport_runtime.values.arguments import check_torch, check_type, path_of
 from aotexport_runtime.values.tensors import is_torch_tensor
 
@@ -86,6 +86,7 @@ class Servable:
         _check_least("max_waiting", max_waiting, 1, int)
         self._bundle = open_bundle(path, limits=limits)
         self._batches: dict[int, BatchAxes | None] = {}
+        self._not_joined: dict[int, str] = {}
         self._batcher = Batcher(
             self._run, max_batch_size=max_batch_size, max_latency_s=max_latency_ms / 1e3, max_waiting=max_waiting
         )
@@ -108,6 +109,11 @@ class Servable:
     def batch_axes(self) -> BatchAxes | None:
         """Where calls that name no string may be joined; None: nowhere, or `warm_up` has not shown it."""
         return self._batches.get(0)
+
+    @property
+    def not_joined(self) -> str:
+        """Why calls that name no string are joined along no axis, or not along the likeliest; empty: they are."""
+        return self._not_joined.get(0, "")
 
     @property
     def waiting(self) -> int:
@@ -217,9 +223,12 @@ class Servable:
         with program.applying(None):
             recorded = program.check_recorded_calls(self._bundle)
             choices = program.interface.choices
-            self._batches = {
-                choice: proven_batch(program, recorded, choice) for choice in {choices.index(each) for each in choices}
-            }
+            for choice in {choices.index(each) for each in choices}:
+                self._batches[choice], self._not_joined[choice] = batch_of(
+                    program, self._bundle, recorded, choice, self._batcher.max_batch_size
+                )
+                if reason := self._not_joined[choice]:
+                    log.info("program %s: calls are not joined: %s", program.variants[choice], reason)
         return recorded
 
     def _run(self, calls: Sequence[tuple[Mapping[str, Any], Values, str | None, int]]) -> list[dict[str, Any]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 
 from aotexport_runtime.server.endpoints.models import BundlePlane
 from aotexport_runtime.server.messages import write_call
@@ -45,6 +46,7 @@ class Page:
         add: Callable[..., Any] = router.add_route
         add("/ui", self.file, methods=["GET"])
         add("/ui/models/{model}/recorded", self.recorded, methods=["GET"])
+        add("/ui/models/{model}/joining", self.joining, methods=["GET"])
         add("/ui/{name}", self.file, methods=["GET"])
         return router
 
@@ -65,3 +67,9 @@ class Page:
         body, json_nbytes = write_call(inputs, served.signature)
         headers = {self._json_nbytes: str(json_nbytes)}
         return Response(body, media_type="application/octet-stream", headers=headers)
+
+    async def joining(self, request: Request) -> Response:
+        """Return the name of the size along which requests of a model are joined, or why they are not."""
+        servable = (await self._plane.loaded(request.path_params["model"])).servable
+        axes = servable.batch_axes
+        return JSONResponse({"along": axes and axes.name, "not_joined": servable.not_joined})

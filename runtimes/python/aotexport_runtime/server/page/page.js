@@ -65,7 +65,7 @@ async function choose(name) {
   chosen = { name };
   showModels();
   ["call", "result", "latency", "code"].forEach((id) => { at(id).hidden = true; });
-  at("error").textContent = at("took").textContent = "";
+  at("joining").textContent = at("error").textContent = at("took").textContent = "";
   const own = chosen;
   let metadata;
   try {
@@ -75,6 +75,9 @@ async function choose(name) {
     return;
   }
   if (own !== chosen) return;
+  const { along, not_joined: why } = await json(`ui/models/${encodeURIComponent(name)}/joining`);
+  if (own !== chosen) return;
+  at("joining").textContent = along ? `Requests are joined along ${along}.` : `Requests are not joined: ${why}.`;
   Object.assign(chosen, { inputs: metadata.inputs, outputs: metadata.outputs, latency: new Latency(name) });
   await fill();
   if (own !== chosen) return;

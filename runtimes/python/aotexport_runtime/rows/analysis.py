@@ -1,0 +1,236 @@
+"""Why calls of a program may not be joined: the first operator by which a row of the batch may know of another."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from aotexport_runtime.allowed.operators import aten_signatures
+from aotexport_runtime.allowed.signatures import split_schema
+from aotexport_runtime.rows.axes import RowAxes
+from aotexport_runtime.rows.layout import Dependent, Rows, number_of, reshaped
+from aotexport_runtime.rows.rules import RULES, Call, Operand, kinds
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.values import (
+    Argument,
+    NothingMeta,
+    SequenceMeta,
+    SizeArgument,
+    SizeMeta,
+    SliceArgument,
+    SubgraphArgument,
+    TensorMeta,
+    ValueMeta,
+)
+from aotexport_runtime.values.sizes import symbols_of
+
+State = Rows | None | tuple["State", ...]
+"""Where a value has rows; None: it has none, and does not depend on their number. A tuple: of each item."""
+
+_KEEPS_NUMBERS = ("moved", "reshaped", "expanded")
+_COUNTS = {
+    "filled": ("size",),
+    "expanded": ("size", "repeats", "dims"),
+    "reshaped": ("size", "shape", "sizes"),
+    "sliced": ("end",),
+    "numbered": ("end",),
+}
+"""Parameters that may depend on the number of rows: what they do to the result is told by its shape."""
+
+_BODIES = {"higher_order::autograd_function": 2, "higher_order::invoke_subgraph": 1}
+"""Which argument has the operands of a body that runs once, and is read as a part of its graph."""
+
+
+def dependence(graph: Graph, axes: RowAxes) -> str | None:
+    """Return why a row of a call's results may depend on the call's other rows; None: none does.
+
+    Args:
+        graph: the forward graph of a program.
+        axes: of the program, from `row_axes`.
+    """
+    states = [Rows(axes.inputs[index]) if index in axes.inputs else None for index in range(len(graph.inputs))]
+    try:
+        results = _Reading(graph, axes.dimension.symbol, states).results()
+    except Dependent as reason:
+        return str(reason)
+    for index, axis in axes.outputs.items():
+        if results[index] != Rows(axis):
+            return f"result {index} does not have the rows of its call, in their order, on axis {axis}"
+    return None
+
+
+class _Reading:
+    """The values of a graph, as far as its nodes were read."""
+
+    def __init__(self, graph: Graph, symbol: str, states: Sequence[State]) -> None:
+        self._graph = graph
+        self._symbol = symbol
+        self._count = number_of(symbol, symbol)
+        self._metas: dict[str, ValueMeta] = {value.name: value.meta for value in graph.inputs}
+        self._states = {value.name: state for value, state in zip(graph.inputs, states, strict=True)}
+
+    def results(self) -> list[State]:
+        """Read every node; return where the outputs have rows."""
+        for node in self._graph.nodes:
+            try:
+                self._states[node.name] = self._state(node)
+            except Dependent as reason:
+                raise Dependent(f"operator `{node.op}`{self._where(node)} {reason}") from None
+            self._metas[node.name] = node.meta
+        return [self._states.get(output) if isinstance(output, str) else None for output in self._graph.outputs]
+
+    def _where(self, node: Node) -> str:
+        if node.source is None:
+            return ""
+        source = self._graph.sources[node.source]
+        return f" ({source.file}:{source.line})"
+
+    def _state(self, node: Node) -> State:
+        arguments = {name: self._bound(name, value) for name, value in _named(node).items()}
+        operands = [each for value in arguments.values() for each in _leaves(value) if isinstance(each, Operand)]
+        counts = [name for name, value in arguments.items() if any(map(self._is_count, _leaves(value)))]
+        if node.op == "python::getitem" and isinstance(node.args[0], str) and isinstance(node.args[1], int):
+            items = self._states[node.args[0]]
+            return items[node.args[1]] if isinstance(items, tuple) else None
+        if isinstance(node.meta, SizeMeta) and node.meta.value is not None:
+            return None  # Its own expression tells whether it depends on the number of rows.
+        if isinstance(node.meta, NothingMeta) and node.op.startswith("aten::") and not _signature(node.op).written:
+            return None  # An assertion: where it fails, every call of the batch runs again, alone.
+        if node.op in _BODIES:
+            return self._of_body(node)
+        kind, trailing = _kind(node.op)
+        if kind in ("moved", "reshaped"):
+            operands = operands[:1]
+        if any(name not in _COUNTS.get(kind, ()) for name in counts):
+            raise Dependent("computes with the size of the batch")
+        with_rows = [each for each in operands if each.rows is not None]
+        if with_rows and not kind:
+            raise Dependent("is not known to keep rows apart")
+        if any(each.rows and each.rows.numbered for each in with_rows) and kind not in (*_KEEPS_NUMBERS, "indexed"):
+            raise Dependent("computes with the number of each row")
+        if with_rows or counts:
+            RULES[kind](Call(arguments, operands), trailing)
+        state = self._placed(node.meta, kind if with_rows or counts else "", with_rows)
+        for each in operands:
+            if each.parameter in _signature(node.op).written and each.rows != state:
+                raise Dependent(f"writes rows to `{each.parameter}`, which does not have them on that axis")
+        return state
+
+    def _of_body(self, node: Node) -> State:
+        """Return where the results of a body have rows, of those that the call gives to its graph."""
+        body, operands = node.args[0], node.args[_BODIES[node.op]]
+        assert isinstance(body, SubgraphArgument)
+        assert isinstance(operands, list)
+        states = [self._states.get(each) if isinstance(each, str) else None for each in operands]
+        try:
+            results = _Reading(self._graph.subgraphs[body.name], self._symbol, states).results()
+        except Dependent as reason:
+            raise Dependent(f"has a body whose {reason}") from None
+        return tuple(results[: len(node.meta.items)]) if isinstance(node.meta, SequenceMeta) else results[0]
+
+    def _bound(self, parameter: str, value: Argument) -> Any:
+        """Return an argument with an `Operand` in the place of each tensor."""
+        if isinstance(value, list):
+            return [self._bound(parameter, each) for each in value]
+        meta = self._metas.get(value) if isinstance(value, str) else None
+        if not isinstance(meta, TensorMeta):
+            return value
+        rows = self._states[str(value)]
+        assert not isinstance(rows, tuple)
+        return Operand(parameter, self._shape(meta), rows, meta.dtype == "bool")
+
+    def _is_count(self, value: Any) -> bool:
+        """Return whether an argument is a number made of the number of rows, or several tensors of rows at once."""
+        if isinstance(value, str) and isinstance(self._states.get(value), tuple):
+            return True
+        meta = self._metas.get(value) if isinstance(value, str) else value
+        size = meta.value if isinstance(meta, SizeMeta | SizeArgument) else None
+        return size is not None and self._symbol in symbols_of(size)
+
+    def _shape(self, meta: TensorMeta) -> tuple[int, ...]:
+        return tuple(number_of(size, self._symbol) for size in meta.shape)
+
+    def _placed(self, meta: ValueMeta, kind: str, operands: Sequence[Operand]) -> State:
+        """Return where a result has rows: on the one axis whose size depends on their number."""
+        if isinstance(meta, SequenceMeta):
+            return tuple(self._placed(item, kind, operands) for item in meta.items)
+        shape = meta.shape if isinstance(meta, TensorMeta) else ()
+        axes = [axis for axis, size in enumerate(shape) if self._symbol in symbols_of(size)]
+        if not axes and (not operands or kind == "filled" or 0 in shape):
+            return None
+        if len(axes) != 1 or not isinstance(meta, TensorMeta):
+            raise Dependent("has a result with rows on several axes" if axes else "has a result without rows")
+        sizes = self._shape(meta)
+        after, rest = divmod(sizes[axes[0]], self._count)
+        if rest:
+            raise Dependent("has a result whose size is no multiple of the number of rows")
+        source = operands[0] if operands and kind != "filled" else None
+        if source is None or source.rows is None:
+            if kind not in ("filled", "expanded", "numbered"):
+                raise Dependent("has as many elements as there are rows")
+            return Rows(axes[0], 1, after, kind == "numbered")
+        if kind == "reshaped":
+            return reshaped(source.rows, source.shape, sizes, axes[0], self._count)
+        if sizes[axes[0]] != source.shape[source.rows.axis]:
+            raise Dependent("changes the number of rows")
+        return replace(source.rows, axis=axes[0], numbered=source.rows.numbered and kind in _KEEPS_NUMBERS)
+
+
+class _Signature(NamedTuple):
+    """Parameters of an operator with their defaults, and the names of those that it writes to."""
+
+    defaults: dict[str, Any]
+    written: frozenset[str]
+
+
+@lru_cache(maxsize=4096)
+def _signature(op: str) -> _Signature:
+    """Return the signature of an operator of aten; of others, which have no names, an empty one."""
+    schema = split_schema(aten_signatures().get(op.removeprefix("aten::"), "()"))
+    defaults: dict[str, Any] = {}
+    written: set[str] = set()
+    for text in [*schema.positional, *schema.keyword_only] if schema else []:
+        declared, _, default = text.partition("=")
+        type_, _, name = declared.rpartition(" ")
+        defaults[name] = _literal(default)
+        written |= {name} if "!" in type_ else set()
+    return _Signature(defaults, frozenset(written))
+
+
+def _literal(default: str) -> Any:
+    try:
+        return ast.literal_eval(default)
+    except (ValueError, SyntaxError):  # None there is, and names of enumerations.
+        return None
+
+
+def _named(node: Node) -> dict[str, Any]:
+    defaults = _signature(node.op).defaults
+    names = [*defaults, *map(str, range(len(defaults), len(node.args)))]
+    return defaults | dict(zip(names, node.args, strict=False)) | node.kwargs
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        for each in value:
+            yield from _leaves(each)
+    elif isinstance(value, SliceArgument):
+        yield from (value.start, value.stop, value.step)
+    else:
+        yield value
+
+
+def _kind(op: str) -> tuple[str, int]:
+    """Return the kind of an operator, empty if it has none; what it does in place is what it does otherwise."""
+    none = ("", 0)
+    name = op.removeprefix("aten::")
+    base = name.partition(".")[0]
+    if name == op or "out" in _signature(op).defaults:
+        return none
+    if name in kinds() or base in kinds():
+        return kinds().get(name) or kinds()[base]
+    found = kinds().get(base[:-1], none) if base.endswith("_") and not base.endswith("__") else none
+    return none if found[0] in ("moved", "reshaped", "expanded") else found  # Other metadata of a tensor.

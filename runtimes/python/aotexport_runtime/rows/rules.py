@@ -1,0 +1,240 @@
+"""What kinds of operators do with the rows of their operands; `operators.txt` says which are of which kind.
+
+A rule returns if a call computes each row of its result from the same row of its operands, and raises `Dependent` if it
+may not. Where the result has its rows follows from its shape: `analysis.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any, NamedTuple
+
+from aotexport_runtime.rows.layout import Dependent, Rows
+
+
+class Operand(NamedTuple):
+    """A tensor among the arguments.
+
+    Attributes:
+        parameter: whose argument it is, or is an item of.
+        shape: its sizes, by `number_of`.
+        rows: where it has rows; None: it has none.
+        is_mask: whether it is of dtype bool.
+    """
+
+    parameter: str
+    shape: tuple[int, ...]
+    rows: Rows | None
+    is_mask: bool
+
+
+class Call(NamedTuple):
+    """A call of an operator.
+
+    Attributes:
+        arguments: every argument by its parameter's name, defaults too; a tensor is an `Operand`.
+        operands: all tensors, in order.
+    """
+
+    arguments: Mapping[str, Any]
+    operands: Sequence[Operand]
+
+
+def _apart(operand: Operand, axes: Sequence[int]) -> None:
+    """Refuse a call that computes along `axes` of an operand where they have its rows."""
+    if operand.rows is not None and operand.rows.axis in axes:
+        raise Dependent(f"computes along axis {operand.rows.axis} of `{operand.parameter}`, which has the rows")
+
+
+def _aligned(call: Call, trailing: int = 0) -> None:
+    """Operands are broadcast to one another; each row is computed along the last `trailing` axes."""
+    for operand in call.operands:
+        _apart(operand, range(len(operand.shape) - trailing, len(operand.shape)))
+    _alike(call)
+    if len({len(shape) - rows.axis for _, shape, rows, _ in call.operands if rows is not None}) > 1:
+        raise Dependent("has the rows of its operands on different axes")
+
+
+def _alike(call: Call) -> None:
+    if len({(each.rows.before, each.rows.after) for each in call.operands if each.rows is not None}) > 1:
+        raise Dependent("has the rows of its operands in different orders")
+
+
+def _only(call: Call, *parameters: str) -> None:
+    other = next((each.parameter for each in call.operands if each.rows and each.parameter not in parameters), None)
+    if other is not None:
+        raise Dependent(f"takes rows as `{other}`")
+
+
+def _first(call: Call, trailing: int) -> None:
+    """Only the first operand may have rows."""
+    _only(call, call.operands[0].parameter)
+    _aligned(call, trailing)
+
+
+def _leading(call: Call, _: int) -> None:
+    """Rows are those of the first axis; each is computed along all others."""
+    _alike(call)
+    for operand in call.operands:
+        _apart(operand, range(1, len(operand.shape)))
+
+
+def _along(call: Call, _: int) -> None:
+    """Computes along axes that it names; of all, where it names none."""
+    _aligned(call)
+    named = [call.arguments[name] for name in DIMENSIONS if name in call.arguments]
+    axes = [axis for each in named for axis in (each if isinstance(each, list) else [each])]
+    for operand in call.operands:
+        rank = len(operand.shape)
+        _apart(operand, [axis % rank for axis in axes if rank] if axes and None not in axes else range(rank))
+
+
+DIMENSIONS = ("dim", "dims", "dimension", "dim1", "dim2")
+
+
+def _gathered(call: Call, _: int) -> None:
+    """Takes or writes elements along `dim`, at places that a tensor tells, without broadcasting."""
+    table, index = call.operands[:2]
+    is_vector = len(index.shape) == 1
+    own = is_vector or (index.rows is not None and index.rows.axis == call.arguments["dim"] % len(table.shape))
+    if table.rows is None and own and len(call.operands) == 2:
+        return
+    if not is_vector and any(operand.rows is None for operand in call.operands):
+        raise Dependent("takes elements by the number of the row")
+    _along(call, 0)
+
+
+def _contracted(call: Call, _: int) -> None:
+    """Multiplies the matrices or vectors that are its last two operands."""
+    left, right = call.operands[-2:]
+    _apart(left, [len(left.shape) - 1])
+    _apart(right, [max(len(right.shape) - 2, 0)])
+    if sum(operand.rows is not None for operand in call.operands) > 1:
+        _aligned(call)
+
+
+def _einsum(call: Call, _: int) -> None:
+    inputs, arrow, result = call.arguments["equation"].value.replace(" ", "").partition("->")
+    names = {
+        letters[operand.rows.axis]
+        for letters, operand in zip(inputs.split(","), call.operands, strict=True)
+        if operand.rows is not None and "." not in letters
+    }
+    if not arrow or "." in inputs or len(names) != 1 or not names <= set(result):
+        raise Dependent("has rows under no one letter of its result")
+    _alike(call)
+
+
+def _indexed(call: Call, _: int) -> None:
+    """Takes elements of `self` at the places that `indices` tell, one tensor or None per axis."""
+    table, indices = call.operands[0], [each for each in call.operands[1:] if each.parameter == "indices"]
+    by_axis: dict[int, Operand | None] = {}
+    axis = 0
+    for index in call.arguments["indices"]:
+        width = len(index.shape) if index is not None and index.is_mask else 1
+        by_axis |= dict.fromkeys(range(axis, axis + width), index)
+        axis += width
+    _aligned(Call(call.arguments, indices))
+    own = None if table.rows is None else by_axis.get(table.rows.axis)
+    numbered = [index for index in indices if index.rows is not None and index.rows.numbered]
+    if numbered and (own not in numbered or table.rows is None or (table.rows.before, table.rows.after) != (1, 1)):
+        raise Dependent("takes elements by the number of the row")
+    if table.rows is not None and not numbered and (own is not None or any(index.rows for index in indices)):
+        raise Dependent(f"takes elements along axis {table.rows.axis} of `self`, which has the rows")
+
+
+def _written(call: Call, _: int) -> None:
+    """Writes a number where a mask tells."""
+    _only(call, "self", "indices")
+    table, *masks, values = call.operands
+    if len(masks) != 1 or not masks[0].is_mask or call.arguments["indices"][0] is None or values.shape:
+        raise Dependent("writes by other indices than one mask, or more than one number")
+    if table.rows != masks[0].rows:
+        raise Dependent("has the rows of its operands on different axes")
+
+
+def _padded(call: Call, _: int) -> None:
+    _first(call, 0)
+    rank = len(call.operands[0].shape)
+    _apart(call.operands[0], [rank - 1 - index // 2 for index, size in enumerate(call.arguments["pad"]) if size != 0])
+
+
+def _batch_norm(call: Call, _: int) -> None:
+    if call.arguments.get("training"):
+        raise Dependent("computes the statistics of the batch")
+    _first(call, 0)
+
+
+def _certain(call: Call, trailing: int) -> None:
+    """Drops elements by chance in training."""
+    if call.arguments.get("train", True) and call.arguments.get("p", call.arguments.get("dropout_p")):
+        raise Dependent("draws random numbers")
+    _aligned(call, trailing)
+
+
+def _recurrent(call: Call, _: int) -> None:
+    """Runs over steps; a batch is the second axis, or the first axis of the input."""
+    _only(call, "input", "hx")
+    _alike(call)
+    if call.arguments.get("train") and call.arguments["dropout"]:
+        raise Dependent("draws random numbers")
+    for operand in call.operands:
+        is_first = operand.parameter == "input" and call.arguments["batch_first"]
+        _apart(operand, [axis for axis in range(len(operand.shape)) if axis != (0 if is_first else 1)])
+
+
+def _sliced(call: Call, _: int) -> None:
+    """Keeps every row, as the size of the result tells, if it begins at the first."""
+    if call.arguments["start"] not in (None, 0) or call.arguments["step"] != 1:
+        _along(call, 0)
+
+
+def _numbered(call: Call, _: int) -> None:
+    if call.arguments.get("start", 0) != 0 or call.arguments.get("step", 1) != 1:
+        raise Dependent("counts rows otherwise than from 0 by 1")
+
+
+def _one_hot(call: Call, _: int) -> None:
+    if call.arguments["num_classes"] == -1:
+        raise Dependent("has as many classes as the greatest number of the batch tells")
+
+
+RULES: dict[str, Callable[[Call, int], None]] = {
+    "aligned": _aligned,
+    "first": _first,
+    "leading": _leading,
+    "along": _along,
+    "gathered": _gathered,
+    "contracted": _contracted,
+    "einsum": _einsum,
+    "indexed": _indexed,
+    "written": _written,
+    "embedded": lambda call, _: _only(call, "indices"),
+    "normalized": lambda call, _: _first(call, len(call.arguments["normalized_shape"])),
+    "padded": _padded,
+    "batch_norm": _batch_norm,
+    "certain": _certain,
+    "recurrent": _recurrent,
+    "one_hot": _one_hot,
+    "moved": lambda call, _: None,
+    "reshaped": lambda call, _: None,
+    "expanded": _aligned,
+    "filled": lambda call, _: None,
+    "numbered": _numbered,
+    "sliced": _sliced,
+}
+"""A rule per kind; the second argument is the number behind the kind in `operators.txt`."""
+
+
+@cache
+def kinds() -> dict[str, tuple[str, int]]:
+    """Return the kinds of operators, each with its number, by base name, or by `base.overload` where others differ."""
+    found: dict[str, tuple[str, int]] = {}
+    for line in resources.files("aotexport_runtime").joinpath("rows/operators.txt").read_text("ascii").splitlines():
+        kind, colon, names = line.partition(": ")
+        if colon and not line.startswith("#"):
+            name, _, trailing = kind.partition(" ")
+            found |= dict.fromkeys(names.split(), (name, int(trailing or 0)))
+    return found
