@@ -488,6 +488,7 @@ REFUSED = {
     # A graph says which size it takes, and no longer by which function of Python the code computed it.
     "python_functions_of_sizes": "`x`: axis 0 was declared dynamic as `batch`, and the model works only for size 4",
     "sizes_converted_by_python": "`x`: axis 0 was declared dynamic as `batch`, and the model works only for size 4",
+    "integers_made_of_sizes": "`x`: axis 1 was declared dynamic as `length`, and the model works only for size 8",
     # Its functional graph alone has the derivatives.
     "dual_numbers": "the module's custom autograd functions are only in its joint graph",
     "keywords_named_like_parameters": "got an unexpected keyword argument 'x'",
