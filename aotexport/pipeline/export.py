@@ -175,10 +175,20 @@ def export_as(
                 manifest = write_bundle(draft, directory)
                 check_kernels(draft, directory)
                 if options.onnx is not None:
+                    left_out: list[str] = []
                     manifest, found = add_onnx(
-                        directory, options.onnx, verify=bool(options.verify), progress=clock.stage
+                        directory,
+                        options.onnx,
+                        verify=bool(options.verify),
+                        progress=clock.stage,
+                        left_out=left_out,
                     )
-                    draft = replace(draft, comparisons=(*draft.comparisons, *found))
+                    notes = (*draft.target_files.notes, *left_out)
+                    draft = replace(
+                        draft,
+                        comparisons=(*draft.comparisons, *found),
+                        target_files=replace(draft.target_files, notes=notes),
+                    )
                 thinned = thin_vectors(directory, manifest)
                 if thinned is not manifest:
                     manifest = list_again(directory, thinned)

@@ -11,13 +11,13 @@ import msgspec
 import torch
 
 import aotexport
-from aotexport.errors import ExportFailed, ModelFileInvalid
+from aotexport.errors import ExportFailed, ModelFileInvalid, VerificationFailed
 from aotexport.lower.onnx.options import OnnxOptions, check_options
 from aotexport.lower.onnx.plain import stored_parts
 from aotexport.lower.onnx.trace import Trace, traced
 from aotexport.model.refusals import bugs_reported
 from aotexport.verify.comparison import Comparison
-from aotexport.write.files import list_files
+from aotexport.write.files import list_again, list_files
 from aotexport_runtime import open_bundle
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.bundle.read import Bundle
@@ -77,7 +77,12 @@ def _link(source: Path, target: Path) -> None:
 
 
 def add_onnx(
-    root: Path, options: OnnxOptions, *, verify: bool = True, progress: Callable[[str], None] = lambda stage: None
+    root: Path,
+    options: OnnxOptions,
+    *,
+    verify: bool = True,
+    progress: Callable[[str], None] = lambda stage: None,
+    left_out: list[str] | None = None,
 ) -> tuple[Manifest, list[Comparison]]:
     """Write ONNX models to the bundle in directory `root`, and list them in its manifest.
 
@@ -86,6 +91,7 @@ def add_onnx(
         options: see there.
         verify: compare ONNX Runtime with the recorded calls and with the forward graph.
         progress: called with the name of each stage as it begins.
+        left_out: takes a sentence per model that disagrees, which is then left out; None: that is an error.
 
     Returns:
         The new manifest, and every comparison.
@@ -116,9 +122,23 @@ def add_onnx(
         from aotexport.verify.onnx.check import check_model
 
         written = open_bundle(root, check_digests=False)
-        for program, model in zip(programs, models, strict=True):
+        for program, model in zip(programs, tuple(models), strict=True):
             progress(f"{program.name}: verify in ONNX Runtime")
-            comparisons += check_model(written, program, model, options)
+            try:
+                comparisons += check_model(written, program, model, options)
+            except VerificationFailed as error:
+                if left_out is None:
+                    raise
+                first, *rest = [line.strip() for line in str(error).splitlines()]
+                reason = f"{rest[0]}; {rest[-1]}" if rest else first
+                left_out.append(f"program {program.name} has no ONNX model: {reason}")
+                (root / model.file).unlink()
+                constants_file(root, program.name).unlink(missing_ok=True)
+                models.remove(model)
+        if len(models) < len(manifest.onnx):
+            manifest = _write_manifest(bundle, root, models)
+        # Recorded calls have got errors of float32.
+        manifest = list_again(root, manifest)
     return manifest, comparisons
 
 

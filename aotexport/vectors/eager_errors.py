@@ -144,7 +144,7 @@ def eager_errors(
         numbers in float64 (`randn`; dropout draws the same), or also computes in 16 bits; or if the copy cannot be made
         or does not run, as with code that asks for float32.
     """
-    if _has_16_bits(forward):
+    if has_16_bits(forward):
         return {}
     record = vector.record
     expected = {name: vector.tensors[f"v{index}"] for index, name in enumerate(record.values)}
@@ -165,6 +165,11 @@ def eager_errors(
         for each in compare(Observation({}, dict(seen)), Observation({}, truth)):
             if each.name in narrow:
                 errors[each.name] = max(errors.get(each.name, 0.0), each.error)
+    return worth_recording(errors)
+
+
+def worth_recording(errors: Mapping[str, float]) -> dict[str, float]:
+    """Return errors that allow for more than the tolerance, with the digits that a record has."""
     rounded = {name: float(f"{error:.{_DIGITS}g}") for name, error in errors.items() if math.isfinite(error)}
     return {name: error for name, error in rounded.items() if allowance(error) > TOLERANCES[torch.float32]}
 
@@ -180,7 +185,8 @@ class _ObservedRun:
     drawn: tuple[bytes, ...]
 
 
-def _has_16_bits(graph: Graph) -> bool:
+def has_16_bits(graph: Graph) -> bool:
+    """Return whether a graph computes in 16 bits."""
     metas = [value.meta for value in (*graph.inputs, *graph.nodes)]
     return any(isinstance(m, TensorMeta) and dtypes.dtype(m.dtype) in (torch.float16, torch.bfloat16) for m in metas)
 
