@@ -20,7 +20,7 @@ from aotexport_runtime import CallInvalid, NotSupported
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.describe import describe, describe_changes, describe_outputs
 from aotexport_runtime.values.subclasses import parts
-from tests.cases.subclasses import TYPES, two
+from tests.cases.subclasses import TYPES, ScaledInt8Weight, two
 from tests.scaled import Block, FastInt8, Recipe, ScaledInt8
 
 
@@ -389,3 +389,15 @@ def test_model_that_makes_tensors_of_such_a_kind_is_refused_by_name(function, na
     where, _, message = str(error.value).partition(": in <lambda>: ")
     assert where.startswith(__file__)
     assert message == f"the model calls `{name}`, which a bundle cannot hold. {way_out}"
+
+
+@pytest.mark.parametrize("target", ["auto", "portable", "autograd"])
+def test_frozen_weight_of_a_class_that_is_thawed_gets_eagers_gradient(tmp_path, target):
+    net, x = ScaledInt8Weight(), torch.ones(3, 4)
+    aotexport.export(net, (x,), output=tmp_path / "bundle", verify=False)
+    module, gradients = aotexport_runtime.load(tmp_path / "bundle", target=target, tensor_types=TYPES), []
+    for model in (module, net):
+        model.get_parameter("linear.weight").requires_grad_()
+        model(x).sum().backward()
+        gradients.append(model.get_parameter("linear.weight").grad)
+    torch.testing.assert_close(*gradients)

@@ -249,8 +249,15 @@ CALLER: tuple[GuardRule[Functional, Any], ...] = (
         ),
         message=lambda graph, call: "gradients of an inference program",
     ),
+    GuardRule(
+        name="without grad",
+        cost="tensor",
+        of=_without_grad,
+        holds=lambda source, tensor: f"not {tensor.variable}.requires_grad",
+        message=lambda tensor, call: f"input {tensor.index} requires grad, and did not at capture",
+    ),
 )
-"""Guards of the modes around a call, with tensor subclasses as inputs."""
+"""Guards of the modes around a call and of what requires grad, with tensor subclasses as inputs."""
 
 INPUTS: tuple[GuardRule[Functional, Any], ...] = (
     GuardRule(
@@ -282,13 +289,6 @@ INPUTS: tuple[GuardRule[Functional, Any], ...] = (
         of=_lazy,
         holds=_is_resolved,
         message=lambda tensor, call: f"input {tensor.index} is a conjugated or negated view",
-    ),
-    GuardRule(
-        name="without grad",
-        cost="tensor",
-        of=_without_grad,
-        holds=lambda source, tensor: f"not {tensor.variable}.requires_grad",
-        message=lambda tensor, call: f"input {tensor.index} requires grad, and did not at capture",
     ),
     GuardRule(
         name="with grad",
