@@ -23,8 +23,9 @@ def printable(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first non-empty line of an error's message, at most 300 characters of it."""
-    return next((line for line in str(error).splitlines() if line.strip()), "").strip()[:300]
+    """Return the first line of an error's message, and the next if it ends at a colon, at most 300 characters."""
+    first, second, *_ = *(line.strip() for line in str(error).splitlines() if line.strip()), "", ""
+    return (f"{first} {second}" if first.endswith(":") else first)[:300]
 
 
 class Place(str):

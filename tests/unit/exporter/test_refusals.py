@@ -16,6 +16,7 @@ from aotexport.errors import AttemptFailed, ExportFailed, InternalError
 from aotexport.model import refusals
 from aotexport.model.refusals import attempt, bugs_reported
 from aotexport_runtime import NotSupported
+from aotexport_runtime.errors import first_line
 
 
 def ours(text, **names):
@@ -176,3 +177,15 @@ def test_internal_error_says_stage_line_versions_and_what_to_do():
         "model: NameError: name 'misspelt' is not defined. Nothing was written. Please report it, with these versions "
         f"(aotexport 0.1.0, torch {torch.__version__}, Python {platform.python_version()}) and the traceback"
     )
+
+
+@pytest.mark.parametrize(
+    ("message", "line"),
+    [
+        ("\n one\ntwo", "one"),
+        ("Got graph break:\n\n  Found mutation\nthree", "Got graph break: Found mutation"),
+        ("", ""),
+    ],
+)
+def test_first_line_that_ends_at_a_colon_has_the_next(message, line):
+    assert first_line(ValueError(message)) == line
