@@ -167,7 +167,7 @@ def export(
     """
     _check_usage(onnx or (opset, onnx_state, translations) == (None, None, None), weights, recipe)
     verify = _verify(verification, write)
-    with write.running(profile) as (progress, fresh):
+    with write.running(profile and profile.absolute()) as (progress, fresh):
         from aotexport.model.dynamic_option import merge_dynamic
         from aotexport.model.model_file import importable
         from aotexport.model.recipes import load_recipe
@@ -186,12 +186,15 @@ def export(
             dump_passes=dump_passes,
             progress=progress,
         )
+        here = Path.cwd()  # The model file may change it.
         progress(f"load {model}")
         source = load_source(model, weights) if recipe is None else load_recipe(recipe, model)
         with importable(source.root):
             source = source if dtype is None else _cast(source, dtype)
             options = replace(
                 options,
+                output=here / options.output,
+                dump_passes=options.dump_passes and here / options.dump_passes,
                 source_root=source.root,
                 programs=_named(programs, source) if programs else source.programs,
                 variants=source.variants,

@@ -89,6 +89,7 @@ def _to_put_back(owners: list[_Owner], target: Any) -> Callable[[], list[ItemCha
     before = [(owner, dict(namespace_of(owner))) for owner in owners]
     cells = list(_cells(owners, target))
     named = [(_said(owner, name), value) for owner, table in before for name, value in table.items()]
+    named = [(name, value) for name, value in named if name != "__warningregistry__"]  # Python's own.
     named += [(name, value) for name, _, value in cells]
     seen: set[int] = set()
     containers = [found for name, value in named for found in _snapshots(value, name, seen)]

@@ -72,14 +72,15 @@ def _open_path(name: str, attribute: str) -> ModelFile:
     path = Path(name).absolute()
     if not path.is_file():
         raise ModelFileInvalid(f"no file `{name}`")
+    root = path.resolve().parent  # Where Python looks for modules beside a script.
     spec = importlib.util.spec_from_file_location(_module_name(path), path)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module
-    with importable(path.parent), _arguments([name]), user_code(f"running `{name}`", path.parent):
+    with importable(root), _arguments([name]), user_code(f"running `{name}`", root):
         # Compiled here and not by the loader, which would write bytecode beside the user's file.
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
-    return ModelFile(name, attribute, module, path.parent)
+    return ModelFile(name, attribute, module, root)
 
 
 @contextlib.contextmanager

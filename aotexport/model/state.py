@@ -20,6 +20,7 @@ from aotexport.process.objects import is_a
 from aotexport.values.same_tensors import are_same
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.validate.bounds import MAX_TEXT
 
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
@@ -95,6 +96,7 @@ def collect_state(module: nn.Module | None) -> State:
     by_id: dict[int, StateEntry] = {}
     seen_tables: set[int] = set()
     for path, child in module.named_modules(remove_duplicate=False):
+        _check_name(path)
         if isinstance(child, torch.jit.ScriptModule):
             raise ExportFailed(
                 f"{f'`{path}`' if path else 'the model'} is TorchScript, whose code a trace does not see; export the "
@@ -142,7 +144,16 @@ def _refuse_packed_weights(value: torch.ScriptObject, name: str) -> None:
         )
 
 
+def _check_name(name: str) -> None:
+    if len(name) > MAX_TEXT or not name.isprintable() or name == "__metadata__":
+        raise ExportFailed(
+            f"the state name {name[:80]!r} cannot be stored: it is longer than {MAX_TEXT} characters, has characters "
+            "that no screen shows, or is the one that safetensors keeps for itself. Rename it"
+        )
+
+
 def _check(tensor: torch.Tensor, name: str) -> None:
+    _check_name(name)
     if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
         raise ExportFailed(f"`{name}` is not initialised yet; call the module once before exporting it")
     if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):

@@ -148,7 +148,7 @@ def runs_triton(target: Any) -> bool:
 
 def triton_runs_on_cpu(operator: Any) -> bool:
     """Return whether an operator with Triton kernels has a kernel for CPUs."""
-    return "cpu" in OPDEFS[operator._schema.name]._backend_fns
+    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU")
 
 
 def has_sizes_of_data(node: torch.fx.Node) -> bool:

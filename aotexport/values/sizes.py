@@ -24,6 +24,7 @@ _BY_CLASS: dict[str, str] = {
     "OpaqueUnaryFn_sqrt": "sqrt",
     "TruncToInt": "trunc",
     "FloorToInt": "floor",
+    "floor": "floor",
     "CeilToInt": "ceil",
     "RoundToInt": "round",
     "Max": "max",

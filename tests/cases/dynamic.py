@@ -250,6 +250,19 @@ def drawn_per_row(x):
     )
 
 
+@case(lambda: (leaf(4, 3),), dynamic_shapes=({0: BATCH},))
+def pairs_without_themselves(x):
+    pairs = torch.ones_like(x @ x.t())
+    pairs.fill_diagonal_(0)
+    return pairs * (x @ x.t())
+
+
+@case(lambda: (leaf(10, 3),), dynamic_shapes=({0: Dim("rows", min=9, max=11)},))
+def rounded_up_to_fours(x):
+    fours = x.shape[0] / 4
+    return x if fours.is_integer() else nn.functional.pad(x, (0, 0, 0, math.ceil(fours) * 4 - x.shape[0]))
+
+
 @case(lambda: (leaf(4, 6), torch.arange(4), torch.arange(6).repeat(4, 1)), dynamic_shapes=({0: BATCH},) * 3)
 def losses_of_margins(x, target, targets):
     return nn.functional.multi_margin_loss(x, target), nn.functional.multilabel_margin_loss(x, targets)

@@ -47,7 +47,7 @@ def _(x, factor):
     return x * factor
 
 
-@product.register_kernel("cpu")
+@torch.library.impl(product._qualname, "CPU")
 def _(left, right, factor):
     return left * right * factor
 

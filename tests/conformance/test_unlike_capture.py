@@ -868,6 +868,16 @@ def test_one_row_is_served_where_eager_serves_one(name, load):
         torch.testing.assert_close(module(*args), function(*args))
 
 
+@pytest.mark.filterwarnings("ignore:where received a uint8")
+def test_mask_of_bytes_chooses_as_in_eager(load):
+    def function(x, mask):
+        return torch.where(mask, x, 0.0) + torch.where(mask, x, x * 2)
+
+    mask = torch.tensor([1, 0, 2], dtype=torch.uint8)
+    module, x = load(function, leaf(2, 3), mask), torch.randn(2, 3, requires_grad=True)
+    assert torch.equal(module(x, mask.flip(0)), function(x, mask.flip(0)))
+
+
 def test_size_that_eager_fails_at_is_a_note_with_its_error(tmp_path):
     dynamic = ({0: torch.export.Dim("rows")},)
     report = aotexport.export(lambda x: x / x[1], (torch.randn(4, 2),), output=tmp_path / "b", dynamic_shapes=dynamic)

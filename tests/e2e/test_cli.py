@@ -563,6 +563,16 @@ def test_verify_against_a_model_file_that_does_not_fit_says_why(
 # --- diff -------------------------------------------------------------------------------------------------
 
 
+def test_model_file_behind_a_link_that_changes_the_directory_is_exported_where_asked(run, tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "beside_the_file.py").write_text(FUNCTION)
+    text = f"import os\nfrom beside_the_file import example_inputs, model\nos.chdir({str(tmp_path / 'package')!r})\n"
+    (tmp_path / "package" / "net.py").write_text(text)
+    (tmp_path / "linked.py").symlink_to("package/net.py")
+    result = run("linked.py", "-o", "bundle", "--no-verify")
+    assert (result.exit_code, (tmp_path / "bundle" / "bundle.json").is_file()) == (0, True)
+
+
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a bundle that differs from `bundle` in a program, its sizes, an operator and weights."""

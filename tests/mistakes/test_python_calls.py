@@ -27,6 +27,20 @@ EXAMPLE = (
 )
 
 
+def named(name: str) -> nn.Module:
+    """Return a module with a buffer of this name."""
+    module = nn.Linear(4, 2)
+    module.register_buffer(name, torch.ones(1))
+    return module
+
+
+def unstorable(name: str) -> str:
+    return (
+        f"the state name {name} cannot be stored: it is longer than 1000 characters, has characters that no screen "
+        "shows, or is the one that safetensors keeps for itself. Rename it"
+    )
+
+
 def export(model: Any = LINEAR, args: Any = (X,), *more: Any, **options: Any) -> Callable[[], Any]:
     """Return a call of `export` that is yet to be made."""
     return lambda: aotexport.export(model, args, *more, **{"output": "new", **options})
@@ -50,6 +64,10 @@ EXPORTS = [
         ModelFileInvalid,
         "what to export must be a module or a function of tensors, got the class `Linear`: pass an instance",
     ),
+    ("name_with_a_wide_space", export(named("a\xa0b")), ExportFailed, unstorable(r"'a\xa0b'")),
+    ("name_with_half_a_letter", export(named("\ud800")), ExportFailed, unstorable(r"'\ud800'")),
+    ("name_of_1001_letters", export(named("x" * 1001)), ExportFailed, unstorable(repr("x" * 80))),
+    ("name_of_safetensors", export(named("__metadata__")), ExportFailed, unstorable("'__metadata__'")),
     (
         "name_for_model",
         export("net"),

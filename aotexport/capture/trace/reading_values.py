@@ -1,7 +1,8 @@
 """Decompose operators that read the values of their tensors into operators that a trace can follow.
 
 Some return a Python bool or branch inside: the values they read must be in the graph, so that it can check them. Others
-make tensors of data-dependent sizes without saying so, or are internal to torch and not allowed in bundles.
+make tensors of data-dependent sizes without saying so, hold sizes to one value, or are internal to torch and not
+allowed in bundles.
 """
 
 from __future__ import annotations
@@ -113,6 +114,19 @@ def _zeros_of_tangent(tangent: torch.Tensor, primal: torch.Tensor, *, self_num_b
     return zeros.as_strided((*batch, *primal.shape), strides, primal.storage_offset())
 
 
+def _where(condition: torch.Tensor, chosen: Any, other: Any) -> Any:
+    """Choose by a mask of bytes, which eager takes and torch 2.13's fake kernel does not."""
+    return torch.where(condition != 0, chosen, other) if condition.dtype == torch.uint8 else NotImplemented
+
+
+def _fill_diagonal_(tensor: torch.Tensor, value: float, wrap: bool = False) -> Any:
+    """Fill the diagonal of a matrix of dynamic sizes, which torch's function reads."""
+    if wrap or tensor.dim() != 2 or all(isinstance(size, int) for size in tensor.shape):
+        return NotImplemented
+    tensor.diagonal().fill_(value)
+    return tensor
+
+
 _COMPOSITE = (
     aten.narrow.Tensor,
     aten.cov.default,
@@ -129,7 +143,9 @@ READING_VALUES: dict[Any, Any] = {
     aten.linalg_lstsq.default: _Lstsq(),
     getattr(aten.random_, "from"): _random_,
     aten.unbind.int: _unbind,
+    aten.fill_diagonal_.default: _fill_diagonal_,
     aten._new_zeros_with_same_feature_meta.default: _zeros_of_tangent,
+    **dict.fromkeys((aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther, aten.where.Scalar), _where),
     **{operator: operator.decompose for operator in _COMPOSITE},
 }
 """Functions to trace in place of operators, by operator."""
