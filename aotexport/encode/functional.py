@@ -27,7 +27,7 @@ from aotexport.torch_internals.names import (
     ViewAndMutationMeta,
 )
 from aotexport.torch_internals.releases import release
-from aotexport.torch_internals.tracing import UNCHECKED
+from aotexport.torch_internals.tracing import UNCHECKED, is_of_forward
 from aotexport.values.sizes import encode_size
 from aotexport_runtime.schema.gradients import Gradients, Partition, Tangent
 from aotexport_runtime.schema.graph import Graph
@@ -123,6 +123,9 @@ def encode_functional(
     joint = joint or len(graph.outputs) > returned.returned
     if len(graph.outputs) != returned.returned + (len(counts) if joint else 0):
         raise Unsupported(f"a functional graph of {len(graph.outputs)} outputs")
+    nodes = [value for value in results[: returned.returned] if isinstance(value, torch.fx.Node)]
+    if joint and not all(map(is_of_forward, nodes)):
+        raise Unsupported("a backward pass of the model changes what the call returns")
     gradients = _gradients(captured, graph, returned, counts) if joint else None
     required = any(isinstance(output, FreshOutput) and output.requires_grad for output in outputs)
     if gradients is not None and required and all(gradient is None for gradient in gradients.of_inputs):

@@ -406,6 +406,11 @@ def is_of_backward(node: torch.fx.Node) -> bool:
     return node.meta.get("partitioner_tag") == "is_backward"
 
 
+def is_of_forward(node: torch.fx.Node) -> bool:
+    """Return whether a node of a joint graph was traced in forward; nodes of a hook or custom function have no tag."""
+    return node.meta.get("partitioner_tag") == "is_forward"
+
+
 def current_tracer() -> Any:
     """Return the tracer of the current trace; None: there is none."""
     mode = proxy_tensor.get_proxy_mode()

@@ -385,3 +385,115 @@ def reparametrised_beta_and_dirichlet(a, b):
     beta = torch.distributions.Beta(a, b)
     sample = beta.rsample()
     return sample * 2, beta.log_prob(sample.detach()), torch.distributions.Dirichlet(b).rsample()
+
+
+class Counting(torch.autograd.Function):
+    """Scales its gradients by the number of inputs that need one."""
+
+    @staticmethod
+    def forward(ctx, x, w, b):
+        ctx.save_for_backward(x, w)
+        return x * w + b
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        count = sum(ctx.needs_input_grad)
+        return grad * w * count, (grad * x).sum(0) * count, grad.sum(0) * count
+
+
+@case(lambda: (leaf(3, 4), torch.randn(4), leaf(4)))
+def function_that_counts_what_is_needed(x, w, b):
+    return Counting.apply(x, w, b)
+
+
+class WithoutGradientOfTheFirst(torch.autograd.Function):
+    """Refuses to be differentiated with regard to its first input, as kernels of Gaussian processes do."""
+
+    @staticmethod
+    def forward(ctx, x, w, b):
+        if any(ctx.needs_input_grad[:1]):
+            raise RuntimeError("it has no gradient with regard to `x`")
+        ctx.save_for_backward(x)
+        return x * w + b
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return None, (grad * x).sum(0) * 3, grad.sum(0)
+
+
+@case(lambda: (torch.randn(3, 4), leaf(4), leaf(4)))
+def function_without_gradient_of_the_first(x, w, b):
+    return WithoutGradientOfTheFirst.apply(x, w, b)
+
+
+class LeavingOut(torch.autograd.Function):
+    """Leaves out the gradients that are not needed, and what it would save for them."""
+
+    @staticmethod
+    def forward(ctx, x, w, b):
+        ctx.save_for_backward(x if ctx.needs_input_grad[1] else None, w)
+        return x * w + b
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        x_grad = w_grad = b_grad = None
+        if ctx.needs_input_grad[0]:
+            x_grad = grad * w * 2
+        if ctx.needs_input_grad[1]:
+            w_grad = torch.zeros_like(w).add_((grad * x).sum(0))
+        if ctx.needs_input_grad[2]:
+            b_grad = grad.sum(0)
+        return x_grad, w_grad, b_grad
+
+
+@case(lambda: (leaf(3, 4), leaf(4), leaf(4)))
+def function_that_leaves_out_what_is_not_needed(x, w, b):
+    return LeavingOut.apply(x, w, b)
+
+
+class TakingUndefined(torch.autograd.Function):
+    """Does something else where only one of its outputs has a gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 2, x * 3
+
+    @staticmethod
+    def backward(ctx, first, second):
+        grad = sum(each * factor for each, factor in ((first, 2), (second, 3)) if each is not None)
+        return grad * 10 if second is None else grad
+
+
+@case(lambda: (leaf(3, 4),), forward_only="takes undefined gradients")
+def function_that_takes_undefined_gradients(x):
+    return TakingUndefined.apply(x * 2)
+
+
+@case(lambda: (leaf(3, 4),))
+def function_that_takes_undefined_gradients_of_one_result(x):
+    first, second = TakingUndefined.apply(x * 2)
+    return first * 2 + second.detach()
+
+
+class Accumulating(torch.autograd.Function):
+    """Adds its gradient to a tensor."""
+
+    @staticmethod
+    def forward(ctx, x, total):
+        ctx.total = total
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.total.add_(grad.detach())
+        return grad * 2, None
+
+
+@case(lambda: (leaf(3, 4),), forward_only="a backward pass of the model changes what the call returns")
+def function_whose_backward_adds_to_a_result(x):
+    total = torch.zeros(3, 4)
+    return Accumulating.apply(x * 2, total), total[1:]

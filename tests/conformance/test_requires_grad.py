@@ -11,7 +11,8 @@ from torch.utils.checkpoint import checkpoint
 
 import aotexport
 import aotexport_runtime
-from aotexport_runtime import CallInvalid
+from aotexport_runtime import CallInvalid, NotSupported
+from tests.cases import functions
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
 
@@ -59,6 +60,42 @@ def reads_a_value(m, x):
     return m.b(hidden) * (2 if hidden.requires_grad else 3)
 
 
+def counts_what_is_needed(m, x):
+    return functions.Counting.apply(x, m.a.bias, m.b.bias) + m.a(x)
+
+
+def has_no_gradient_of_the_argument(m, x):
+    return functions.WithoutGradientOfTheFirst.apply(x, m.a.bias, m.b.bias)
+
+
+def leaves_out_what_is_not_needed(m, x):
+    return functions.LeavingOut.apply(x, m.a.bias, m.b.bias)
+
+
+def counts_in_a_transform(m, x):
+    return torch.vmap(lambda row: CountingRows.apply(row, m.a.bias, m.b.bias))(x)
+
+
+class CountingRows(functions.Counting):
+    """Counts what is needed, under function transforms: only a joint graph has its backward."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x, w, b):
+        return x * w + b
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[:2])
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        count = sum(ctx.needs_input_grad)
+        return grad * w * count, grad * x * count, grad * count
+
+
 def anything(names):
     return True
 
@@ -76,6 +113,12 @@ CASES = [
     (reads_a_parameter, "xb", lambda names: "a" not in names),
     (reads_a_value, "ab", lambda names: "a" in names),
     (reads_a_value, "b", lambda names: "x" not in names and "a" not in names),
+    (counts_what_is_needed, "xa", lambda names: names == "xa"),
+    (counts_what_is_needed, "ab", lambda names: names == "ab"),
+    (leaves_out_what_is_not_needed, "a", anything),
+    (leaves_out_what_is_not_needed, "xab", anything),
+    (has_no_gradient_of_the_argument, "ab", lambda names: "x" not in names),
+    (has_no_gradient_of_the_argument, "b", lambda names: "x" not in names),
 ]
 """What a model runs, what requires grad at capture, and the patterns that a bundle must serve."""
 
@@ -154,3 +197,33 @@ def test_bundle_of_a_loaded_bundle_depends_on_the_same_layers(tmp_path):
         loaded.get_submodule("1" if number else "").get_submodule("a").requires_grad_(False)
         with pytest.raises(CallInvalid, match=r"a.weight`: expected requires_grad=True, as at capture"):
             loaded(torch.randn(3, 4))
+
+
+def test_call_that_a_joint_graph_alone_serves_is_held_to_what_its_function_was_asked_for(tmp_path):
+    module = exported(tmp_path, counts_in_a_transform, "xab")
+    loaded = aotexport_runtime.load(tmp_path / "b")
+
+    x = torch.randn(3, 4)
+    for found, expected in zip(gradients(loaded, x, "xab"), gradients(module, x, "xab"), strict=True):
+        torch.testing.assert_close(found, expected)
+    with pytest.raises(CallInvalid, match=r"`a.bias`: expected requires_grad=True"):
+        gradients(loaded, x, "xb")
+    require(loaded, "ab")
+    with pytest.raises(NotSupported, match=r"call it under `torch.no_grad\(\)`, or export one with gradients in eval"):
+        loaded.eval()(x)
+    with pytest.raises(NotSupported, match="loaded without it: load it with target='auto'"):
+        gradients(aotexport_runtime.load(tmp_path / "b", target="autograd"), x, "xab")
+
+
+@pytest.mark.parametrize("indices", [(0,), (1,), (0, 1)])
+@pytest.mark.parametrize("target", TARGETS)
+def test_loss_of_some_outputs_of_a_function_that_takes_undefined_gradients_equals_eager(tmp_path, target, indices):
+    x = torch.randn(3, 4, requires_grad=True)
+    function = functions.function_that_takes_undefined_gradients
+    aotexport.export(function, (x,), output=tmp_path / "b", verify=False)
+    loaded = aotexport_runtime.load(tmp_path / "b", target=target)
+
+    found, expected = (
+        torch.autograd.grad(sum(call(x)[index].sum() for index in indices), x) for call in (loaded, function)
+    )
+    torch.testing.assert_close(found, expected)

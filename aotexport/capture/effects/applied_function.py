@@ -24,6 +24,11 @@ class AppliedFunction:
     materializes: bool
     once: bool
 
+    @property
+    def takes_some_gradients(self) -> bool:
+        """Whether its backward takes some gradients of its outputs without others, as they come."""
+        return not self.materializes and self.outputs - len(self.nondifferentiable) > 1
+
     def flat(self) -> tuple[Any, ...]:
         """Return the fields in the order of the node's operands."""
         return self.outputs, self.saved, self.dirty, self.nondifferentiable, self.materializes, self.once
@@ -72,3 +77,32 @@ def apply_function(
 def _pattern_number(defined: Sequence[bool]) -> int:
     """Return the index of the subgraph for a pattern of defined gradients: a binary number, first gradient lowest."""
     return sum(1 << place for place, is_defined in enumerate(defined) if is_defined)
+
+
+def function_of_subgraphs(
+    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, described: dict[str, Any]
+) -> type[torch.autograd.Function]:
+    """Return a custom function made of the subgraphs that Dynamo split it into.
+
+    Args:
+        forward: returns outputs and saved values.
+        backward: takes gradients and saved values.
+        described: torch's further arguments of `autograd_function_apply`.
+    """
+
+    class Taken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, *args: Any) -> Any:
+            outputs, ctx.values = torch.fx.Interpreter(forward).run(*args)
+            results = outputs if isinstance(outputs, tuple | list) else (outputs,)
+            ctx.mark_dirty(*[results[index] for index in described.get("dirty_idx", ())])
+            ctx.mark_non_differentiable(*[results[index] for index in described["non_differentiable_idx"]])
+            ctx.save_for_backward(*[ctx.values[index] for index in described["saved_for_backward_idx"]])
+            return outputs if isinstance(outputs, torch.Tensor) else tuple(outputs)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+            returned = torch.fx.Interpreter(backward).run(*grads, *ctx.values)
+            return tuple(returned) if isinstance(returned, list) else returned
+
+    return Taken

@@ -14,13 +14,15 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.autograd.function import FunctionCtx, once_differentiable
 
 from aotexport.capture.effects.applied_function import AppliedFunction, apply_function
 from aotexport.capture.effects.grad_mode import make_relative, outside_of_regions
+from aotexport.capture.effects.needed_gradients import NeededGradients, dependence, is_differentiable
+from aotexport.capture.effects.questions import current_questions
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_file, is_user_frame, user_line
@@ -30,6 +32,7 @@ from aotexport.torch_internals.tracing import (
     lift_tensors,
     record_call,
     trace_subgraph,
+    traces_subgraph,
     tracing_paused,
 )
 
@@ -68,7 +71,7 @@ def _stashed(context: _Context) -> list[Any]:
     """Return tensors and sizes among the attributes of a context that are not saved by `save_for_backward`."""
     own = {id(value) for value in context.to_save}
     found: dict[int, Any] = {}
-    hidden = ("to_save", "dirty_tensors", "non_differentiable")
+    hidden = ("to_save", "dirty_tensors", "non_differentiable", "needs_input_grad")
     for value in _leaves([value for name, value in vars(context).items() if name not in hidden], depth=4):
         if isinstance(value, torch.Tensor | torch.SymInt) and id(value) not in own:
             found[id(value)] = value
@@ -93,11 +96,15 @@ class _Recording:
         function: the user's class.
         args: arguments of `apply`, defaults bound.
         has_setup: whether the class defines `setup_context`.
+        in_eager: per argument, whether it requires grad in eager; None: that is not known.
+        asked: the tensors of which the function is fixed to whether they require grad, and what depends on it.
     """
 
     function: Any
     args: tuple[Any, ...]
     has_setup: bool
+    in_eager: Sequence[bool] | None = None
+    asked: Sequence[tuple[torch.Tensor, Literal["outputs", "gradients"]]] = ()
     result: Any = None
     outputs: list[torch.Tensor] = field(default_factory=list)
     saved: list[torch.Tensor] = field(default_factory=list)
@@ -111,21 +118,53 @@ class _Recording:
 
     def trace(self, ctx: Any) -> Any:
         """Trace all subgraphs, copy the function's marks to the real context, and return its result."""
-        differentiable = tuple(
-            isinstance(arg, torch.Tensor) and (arg.is_floating_point() or arg.is_complex()) for arg in self.args
-        )
-        context = _Context(self.function, differentiable)
-        self.subgraphs = [
-            trace_subgraph(lambda *_: self._run_forward(context), self.operands, keeps_frame=is_user_frame)
-        ]
+        needed = NeededGradients(is_differentiable(arg) for arg in self.args)
+        try:
+            with attempt("custom autograd function"):
+                context = self._trace(needed)
+            read, count = needed.read, len(self.outputs)
+            depends = dependence(self._trace_together, self.args, count, read) if read else None
+        except ExportFailed:
+            if not needed.read:
+                raise
+            depends = "outputs"
+        if depends is not None:
+            if self.in_eager is None:
+                raise NotRepresentable("what it computes depends on `ctx.needs_input_grad` within a part of the model")
+            here = [isinstance(arg, torch.Tensor) and arg.requires_grad for arg in self.args]
+            needed = NeededGradients(self.in_eager if depends == "outputs" else here)
+            context = self._trace(needed)
+            self.asked = [(self.args[i], depends) for i in needed.read if isinstance(self.args[i], torch.Tensor)]
         for tensor in context.dirty_tensors:
             if not any(tensor is operand for operand in self.operands):
                 raise NotRepresentable("it marks a tensor as dirty that is no input")
         ctx.mark_dirty(*context.dirty_tensors)
         ctx.mark_non_differentiable(*context.non_differentiable)
+        return self.result
+
+    def _trace(self, needed: NeededGradients) -> _Context:
+        context = _Context(self.function, needed)
+        self.subgraphs = [
+            trace_subgraph(lambda *_: self._run_forward(context), self.operands, keeps_frame=is_user_frame)
+        ]
         self.described = self._describe(context)
         self.subgraphs += self._trace_backwards(context, self.described)
-        return self.result
+        return context
+
+    def _trace_together(self, needed: NeededGradients) -> torch.fx.GraphModule:
+        """Return one graph of the outputs, and of all gradients for each pattern of defined gradients."""
+        assert self.described is not None
+        twin, needs_some = _Recording(self.function, self.args, self.has_setup), needed.some
+        context, grads = _Context(self.function, needed), [torch.empty_like(output) for output in self.outputs]
+        patterns = zip(self._patterns(grads, self.described), self.subgraphs[1:], strict=True)
+        traced = [tangents for tangents, subgraph in patterns if subgraph is not None and needs_some]
+
+        def run(*_: Any) -> list[Any]:
+            twin._run_forward(context)
+            with in_a_backward(grads, self.outputs[0].device):
+                return [*twin.outputs, *[each for tangents in traced for each in twin._gradients(context, tangents)]]
+
+        return trace_subgraph(run, [*self.operands, *grads], keeps_frame=is_user_frame)
 
     def _run_forward(self, context: _Context) -> list[Any]:
         if self.has_setup:
@@ -157,50 +196,58 @@ class _Recording:
         inherited = torch.autograd.Function.vjp
         return self.function.backward if self.function.vjp is inherited else self.function.vjp
 
-    def _trace_backwards(self, context: _Context, described: AppliedFunction) -> list[torch.fx.GraphModule | None]:
-        grads = [torch.empty_like(output) for output in self.outputs]
-        places = [index for index in range(len(grads)) if index not in described.nondifferentiable]
-        if _order.get() == _MAX_ORDER:
-            return [None] * (1 if described.materializes else 1 << len(places))
+    def _patterns(
+        self, grads: Sequence[torch.Tensor], described: AppliedFunction
+    ) -> Iterator[Sequence[torch.Tensor | None]]:
+        """Yield the gradients of outputs, with None for undefined ones, that the backward is traced for."""
         if described.materializes:
-            return [self._trace_backward(context, grads)]
+            yield grads
+            return
+        places = [index for index in range(len(grads)) if index not in described.nondifferentiable]
         if 1 << len(places) > _MAX_PATTERNS:
             raise NotRepresentable(f"it takes undefined gradients of {len(places)} outputs")
-        subgraphs: list[torch.fx.GraphModule | None] = []
         # The first output's gradient is the lowest bit.
         for pattern in itertools.product((False, True), repeat=len(places)):
             defined = {place for place, is_defined in zip(reversed(places), pattern, strict=True) if is_defined}
-            tangents = [grad if index in defined else None for index, grad in enumerate(grads)]
+            yield [grad if index in defined else None for index, grad in enumerate(grads)]
+
+    def _trace_backwards(self, context: _Context, described: AppliedFunction) -> list[torch.fx.GraphModule | None]:
+        patterns = list(self._patterns([torch.empty_like(output) for output in self.outputs], described))
+        if _order.get() == _MAX_ORDER:
+            return [None] * len(patterns)
+        subgraphs: list[torch.fx.GraphModule | None] = []
+        for tangents in patterns:
             try:
                 with attempt("backward of a custom autograd function"):
                     subgraphs.append(self._trace_backward(context, tangents))
             except ExportFailed:
                 # A backward that needs a missing gradient raises in eager; a missing subgraph raises too.
-                if len(defined) == len(places):
+                if tangents is patterns[-1]:
                     raise
                 subgraphs.append(None)
         return subgraphs
 
     def _trace_backward(self, context: _Context, grads: Sequence[torch.Tensor | None]) -> torch.fx.GraphModule:
+        defined = [grad for grad in grads if grad is not None]
+        further = [*self.saved, *self.stashed]
+        return traced_backward(lambda *_: self._gradients(context, grads), defined, further, self.outputs[0].device)
+
+    def _gradients(self, context: _Context, grads: Sequence[torch.Tensor | None]) -> list[Any]:
+        """Return what the backward returns for the operands."""
         results = self.result if isinstance(self.result, tuple) else (self.result,)
         own = iter(grads)
         full = [next(own) if isinstance(value, torch.Tensor) else None for value in results]
-
-        def run(*_: Any) -> list[Any]:
-            returned = self._backward()(context, *full)
-            returned = returned if isinstance(returned, tuple) else (returned,)
-            surplus = returned[len(self.args) :]
-            if len(returned) < len(self.args) or any(gradient is not None for gradient in surplus):
-                raise NotRepresentable(f"its backward returns {len(returned)} gradients for {len(self.args)} inputs")
-            pairs = zip(self.args, returned[: len(self.args)], strict=True)
-            return [gradient for arg, gradient in pairs if isinstance(arg, torch.Tensor)]
-
-        defined = [grad for grad in grads if grad is not None]
         token = _order.set(_order.get() + 1)
         try:
-            return traced_backward(run, defined, [*self.saved, *self.stashed], self.outputs[0].device)
+            returned = self._backward()(context, *full)
         finally:
             _order.reset(token)
+        returned = returned if isinstance(returned, tuple) else (returned,)
+        surplus = returned[len(self.args) :]
+        if len(returned) < len(self.args) or any(gradient is not None for gradient in surplus):
+            raise NotRepresentable(f"its backward returns {len(returned)} gradients for {len(self.args)} inputs")
+        pairs = zip(self.args, returned[: len(self.args)], strict=True)
+        return [gradient for arg, gradient in pairs if isinstance(arg, torch.Tensor)]
 
 
 def traced_backward(
@@ -214,8 +261,15 @@ def traced_backward(
         further: tensors and sizes.
         device: where the backward runs.
     """
-    with outside_of_regions(), _as_in_a_backward(grads), torch.autocast(device.type, enabled=False):
+    with in_a_backward(grads, device):
         return trace_subgraph(function, [*grads, *further], keeps_frame=is_user_frame)
+
+
+@contextlib.contextmanager
+def in_a_backward(grads: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
+    """Run the block as a backward of these gradients runs: outside of the model's regions."""
+    with outside_of_regions(), _as_in_a_backward(grads), torch.autocast(device.type, enabled=False):
+        yield
 
 
 @contextlib.contextmanager
@@ -268,35 +322,6 @@ def _is_once_differentiable(backward: Any) -> bool:
 _ONCE = once_differentiable(lambda ctx: None).__code__
 
 
-def function_of_subgraphs(
-    forward: torch.fx.GraphModule, backward: torch.fx.GraphModule, described: dict[str, Any]
-) -> type[torch.autograd.Function]:
-    """Return a custom function made of the subgraphs that Dynamo split it into.
-
-    Args:
-        forward: returns outputs and saved values.
-        backward: takes gradients and saved values.
-        described: torch's further arguments of `autograd_function_apply`.
-    """
-
-    class Taken(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, *args: Any) -> Any:
-            outputs, ctx.values = torch.fx.Interpreter(forward).run(*args)
-            results = outputs if isinstance(outputs, tuple | list) else (outputs,)
-            ctx.mark_dirty(*[results[index] for index in described.get("dirty_idx", ())])
-            ctx.mark_non_differentiable(*[results[index] for index in described["non_differentiable_idx"]])
-            ctx.save_for_backward(*[ctx.values[index] for index in described["saved_for_backward_idx"]])
-            return outputs if isinstance(outputs, torch.Tensor) else tuple(outputs)
-
-        @staticmethod
-        def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-            returned = torch.fx.Interpreter(backward).run(*grads, *ctx.values)
-            return tuple(returned) if isinstance(returned, list) else returned
-
-    return Taken
-
-
 def record_application(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Record the application of a custom function as one node of the current trace; return its result.
 
@@ -315,7 +340,9 @@ def record_application(function: Any, args: tuple[Any, ...], kwargs: dict[str, A
         args, kwargs = bound.args, bound.kwargs
     if kwargs:
         raise NotRepresentable("it takes keyword arguments")
-    recording = _Recording(function, args, has_setup)
+    questions = current_questions.get()
+    in_eager = None if traces_subgraph() else [isinstance(a, torch.Tensor) and questions.answer(a) for a in args]
+    recording = _Recording(function, args, has_setup, in_eager)
     recorded = type(function.__name__, (torch.autograd.Function,), {"forward": staticmethod(_forward_of(recording))})
     with tracing_paused() as tracer:
         result = recorded.apply(*args)
@@ -330,6 +357,8 @@ def record_application(function: Any, args: tuple[Any, ...], kwargs: dict[str, A
         assert recording.described is not None
         operands = (recording.operands, additional, *recording.described.flat())
         record_call(tracer, apply_function, (subgraphs[0], subgraphs[1:], *operands), outputs)
+    for tensor, depends in recording.asked:
+        _ = questions.ask(tensor) if depends == "outputs" else questions.ask_for_gradients([tensor])
     return result
 
 

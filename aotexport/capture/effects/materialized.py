@@ -33,7 +33,9 @@ def materialized(grads: Sequence[torch.Tensor | None], metas: Sequence[tuple[Any
     return found
 
 
-def apply_materializing(apply: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def apply_materializing(
+    apply: Callable[..., Any], function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, bool]:
     """Apply a custom function while a joint graph is traced; its backward gets materialized gradients.
 
     Args:
@@ -41,9 +43,12 @@ def apply_materializing(apply: Callable[..., Any], function: Any, args: tuple[An
         function: the user's class.
         args: arguments of its `apply`.
         kwargs: keyword arguments of its `apply`.
+
+    Returns:
+        The results, and whether the backward takes some gradients of outputs without others.
     """
     if getattr(function, "boxed_grads_call", False):
-        return apply(function, *args, **kwargs)
+        return apply(function, *args, **kwargs), True
     differentiable: list[int] = []
     materializes = [True]
     name = "backward" if function.vjp is torch.autograd.Function.vjp else "vjp"
@@ -69,7 +74,7 @@ def apply_materializing(apply: Callable[..., Any], function: Any, args: tuple[An
     differentiable += [
         place for place, output in enumerate(outputs) if isinstance(output, torch.Tensor) and output.requires_grad
     ]
-    return results
+    return results, not materializes[-1] and len(differentiable) > 1
 
 
 _set_materialize_grads = FunctionCtx.set_materialize_grads

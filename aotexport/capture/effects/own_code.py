@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType, MethodType
 from typing import Any
@@ -35,6 +36,12 @@ def own_code(target: nn.Module | Callable[..., Any], module: nn.Module | None) -
             called = [vars(base)[name] for name in code.co_names for base in owner.__mro__ if name in vars(base)]
             called += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
             pending += [(callee, owner) for callee in called]
+
+
+def codes_of_function(function: Any) -> Iterator[CodeType]:
+    """Yield the code objects of a custom autograd function."""
+    for name in ("forward", "setup_context", "backward", "vjp"):
+        yield from own_code(inspect.unwrap(getattr(function, name)), None)
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

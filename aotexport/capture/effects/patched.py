@@ -23,7 +23,8 @@ from aotexport.capture.effects import (
     queries,
     recurrence,
 )
-from aotexport.capture.effects.autograd_functions import function_of_subgraphs, record_application
+from aotexport.capture.effects.applied_function import function_of_subgraphs
+from aotexport.capture.effects.autograd_functions import record_application
 from aotexport.capture.effects.hooks import REGISTER_HOOK, record_hook
 from aotexport.capture.effects.queries import is_models_code, refused
 from aotexport.capture.effects.record import Effects

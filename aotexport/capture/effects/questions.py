@@ -48,15 +48,18 @@ class Questions:
     reads: set[Any] = field(default_factory=set[Any])
     asked: dict[Question, None] = field(default_factory=dict[Question, None])
 
+    def answer(self, tensor: torch.Tensor) -> bool:
+        """Return whether autograd records a tensor in eager."""
+        computed = _computed(tensor)
+        return tensor.requires_grad and (computed is None or self.grad or recorded_in_regions(computed))
+
     def ask(self, tensor: torch.Tensor) -> bool:
         """Record that the code reads whether autograd records a tensor; return whether it does in eager."""
-        computed = node_of(tensor)
-        answer = tensor.requires_grad
-        if answer and computed is not None and computed.op != "placeholder":
+        answer = self.answer(tensor)
+        if tensor.requires_grad and _computed(tensor) is not None:
             self.reads.add("grad_mode")
-            if not (self.grad or recorded_in_regions(computed)):
-                return False
-        self._record([tensor], recording=False)
+        if answer or not tensor.requires_grad:
+            self._record([tensor], recording=False)
         return answer
 
     def ask_for_gradients(self, tensors: Sequence[Any]) -> bool:
@@ -72,6 +75,11 @@ class Questions:
         sources = None if answer and not sources and nodes else sources
         if sources is None or sources:
             self.asked[Question(sources, answer, recording)] = None
+
+
+def _computed(tensor: torch.Tensor) -> torch.fx.Node | None:
+    node = node_of(tensor)
+    return None if node is None or node.op == "placeholder" else node
 
 
 def _sources(nodes: Sequence[torch.fx.Node], requires_grad: bool) -> frozenset[int]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import torch
 from torch.fx import Node
 
 from aotexport.capture.effects.autograd_functions import record_application
 from aotexport.capture.effects.checkpoints import Checkpoints
 from aotexport.capture.effects.materialized import apply_materializing
+from aotexport.capture.effects.own_code import codes_of_function
 from aotexport.capture.effects.questions import Questions
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
@@ -29,6 +31,7 @@ class Effects:
     Attributes:
         above_autograd: whether the trace sees autograd's work, see `trace_forward`.
         autograd_functions: names of custom autograd functions whose backward the forward graph lacks.
+        takes_some_gradients: whether the backward of one of these takes some gradients of its outputs without others.
         takes_gradients: whether the model calls `torch.autograd.grad`.
         differentiated: the tensors with regard to which it does.
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs cannot hold.
@@ -44,6 +47,7 @@ class Effects:
 
     above_autograd: bool = True
     autograd_functions: list[str] = field(default_factory=list)
+    takes_some_gradients: bool = False
     takes_gradients: bool = False
     differentiated: list[Any] = field(default_factory=list)
     sets_requires_grad: bool = False
@@ -75,7 +79,13 @@ class Effects:
             except ExportFailed as refusal:
                 reason = f"{user_line(refusal.error)}{refusal.error}"
         self.lost(function.__qualname__, reason)
-        return apply_materializing(apply, function, args, kwargs)
+        if any("needs_input_grad" in code.co_names for code in codes_of_function(function)):
+            for arg in args:
+                if isinstance(arg, torch.Tensor):
+                    self.questions.ask_for_gradients([arg])
+        results, takes_some = apply_materializing(apply, function, args, kwargs)
+        self.takes_some_gradients |= takes_some
+        return results
 
     def lost(self, name: str, reason: str) -> None:
         """Note that the forward graph lacks the backward of a custom autograd function."""

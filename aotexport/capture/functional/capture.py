@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from aotexport.capture.effects.applied_function import AppliedFunction, apply_function
 from aotexport.capture.effects.grad_mode import marked_regions
 from aotexport.capture.effects.hooks import unfit_hook
 from aotexport.capture.effects.recurrence import stepwise
@@ -34,7 +35,7 @@ from aotexport.torch_internals.functional import FunctionalCapture, capture_func
 from aotexport.torch_internals.general_sizes import is_row_major
 from aotexport.torch_internals.launches import DeviceModel, triton_target
 from aotexport.torch_internals.patches import dropout_between_layers, onednn_disabled
-from aotexport.torch_internals.tracing import current_tracer, node_meta_preserved
+from aotexport.torch_internals.tracing import current_tracer, is_of_backward, node_meta_preserved
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ def capture_functional_graph(
                 nest_mutating_calls(captured.module, mode)
                 name_launches(captured.module)
             assumed = _checked(forward, captured)
-            unfit = recompute_checkpoints(captured) if grad else None
+            unfit = (recompute_checkpoints(captured) or _undefined_gradients(forward, captured)) if grad else None
     except ExportFailed as refusal:
         return Refused(described(refusal.error))
     if unfit is not None:
@@ -131,6 +132,16 @@ def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
         return reason
     name = _phase_checked(forward)
     return name and f"eager's backward of `{name}` checks that the loss does not depend on the phase of eigenvectors"
+
+
+def _undefined_gradients(forward: ForwardCapture, captured: FunctionalCapture) -> str | None:
+    """Return why a joint graph does not serve losses of some outputs: it has zeros for the gradients of the others."""
+    described = [AppliedFunction(*node.args[4:]) for node in _calls(forward, apply_function)]  # type: ignore[arg-type]
+    takes_some = forward.effects.takes_some_gradients or any(each.takes_some_gradients for each in described)
+    tangents = sum(map(is_of_backward, captured.module.graph.find_nodes(op="placeholder")))
+    if not takes_some or tangents < 2:
+        return None
+    return "the backward of a custom autograd function takes undefined gradients (`set_materialize_grads(False)`)"
 
 
 def _phase_checked(forward: ForwardCapture) -> str | None:

@@ -116,7 +116,8 @@ def _as_function(operator: OpOverload, described: PythonOperator, args: tuple[An
                 )
                 return (None,) * len(_flat(args))
             results = form[0] if isinstance(form[0], tuple) else (form[0],)
-            ctx.needs_input_grad = _nested(ctx.needs_input_grad, args)
+            if any(map(_is_list_of_tensors, args)):
+                ctx.needs_input_grad = _nested(ctx.needs_input_grad, args)
             found = backward(ctx, *_nested(grads, results))
             return tuple(_flat(found if isinstance(found, tuple) else (found,)))
 

@@ -208,7 +208,7 @@ class Plan:
             raise NotSupported(
                 f"this call of program `{self.program.name}` needs the forward graph under autograd, and the module's "
                 "custom autograd functions are only in its joint graph. "
-                f"Reason: {self._why_not(inputs, symbols)}"
+                f"{self._way_out(inputs, symbols)}"
             )
         if self._forward is None:
             because = "" if self._functional is None else self._why_not(inputs, symbols)
@@ -225,6 +225,17 @@ class Plan:
             return self._forward(inputs, symbols)
         with restored_on_error():
             return self._forward(inputs, symbols)
+
+    def _way_out(self, inputs: list[Any], symbols: dict[str, int]) -> str:
+        """Return what to do about a call that only a joint graph could serve, or why it does not."""
+        if not self.program.grad and torch.is_grad_enabled():
+            return (
+                "The program is for calls without gradients: call it under `torch.no_grad()`, or export one with "
+                "gradients in eval mode too (`eval-joint`)"
+            )
+        if self._functional is None and self.program.functional is not None:
+            return "The bundle was loaded without it: load it with target='auto'"
+        return f"Reason: {self._why_not(inputs, symbols)}"
 
     def _why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str:
         if self._functional is None:

@@ -1,0 +1,133 @@
+"""What a custom autograd function does where some of its gradients are not needed.
+
+Most functions that read `ctx.needs_input_grad` leave out what is not needed, and one graph with all gradients serves
+every call. This compares the graphs of a function for every answer that it may read.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Literal
+
+import torch
+from torch.fx.node import map_arg
+
+from aotexport.errors import ExportFailed
+from aotexport.model.refusals import attempt
+from aotexport.torch_internals.outside import fresh_symbols_dropped
+
+_MAX_READ = 4
+"""The largest number of inputs to compare all patterns for."""
+
+
+class NeededGradients(tuple[bool, ...]):
+    """`ctx.needs_input_grad`, which knows the inputs that it was read for."""
+
+    read: set[int]
+    some: bool
+
+    def __new__(cls, needed: Iterable[bool]) -> NeededGradients:
+        self = super().__new__(cls, needed)
+        self.some = tuple.__contains__(self, True)
+        self.read = set()
+        return self
+
+    def __getitem__(self, index: Any) -> Any:
+        found = range(len(self))[index]
+        self.read.update([found] if isinstance(found, int) else found)
+        return super().__getitem__(index)
+
+    def __iter__(self) -> Iterator[bool]:
+        self.read.update(range(len(self)))
+        return super().__iter__()
+
+    def __contains__(self, value: object, /) -> bool:
+        return value in tuple(self)
+
+    def __eq__(self, other: object) -> bool:
+        return tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def count(self, value: Any, /) -> int:
+        return tuple(self).count(value)
+
+
+def dependence(
+    trace: Callable[[NeededGradients], torch.fx.GraphModule], inputs: Sequence[Any], count: int, read: Iterable[int]
+) -> Literal["outputs", "gradients"] | None:
+    """Return what depends on which gradients are needed; None: a function only leaves out the others.
+
+    Args:
+        trace: returns a graph of outputs, and of gradients of all inputs that are tensors, one after the other: each
+            for some pattern of defined gradients, none if none is needed.
+        inputs: of the function.
+        count: number of outputs.
+        read: the inputs for which it reads whether their gradient is needed, if all are.
+    """
+    places = [i for i, arg in enumerate(inputs) if isinstance(arg, torch.Tensor)]
+    has_gradient = [is_differentiable(arg) for arg in inputs]
+    asked = [index for index in read if has_gradient[index]]
+    if len(asked) > _MAX_READ:
+        return "outputs"
+    depends: Literal["gradients"] | None = None
+    with fresh_symbols_dropped():
+        try:
+            with attempt("custom autograd function"):
+                whole = trace(NeededGradients(has_gradient))
+                for answers in itertools.product((True, False), repeat=len(asked)):
+                    wanted = {**dict(enumerate(has_gradient)), **dict(zip(asked, answers, strict=True))}
+                    other = trace(NeededGradients(wanted.values()))
+                    outputs, gradients = [True] * count, [wanted[place] for place in places]
+                    if _steps(whole, outputs) != _steps(other, outputs):
+                        return "outputs"
+                    compared = outputs + gradients * ((len(_results(other)) - count) // len(places))
+                    if _steps(whole, compared) != _steps(other, compared):
+                        depends = "gradients"
+        except ExportFailed:
+            return "outputs"
+    return depends
+
+
+def is_differentiable(value: Any) -> bool:
+    """Return whether a value can have a gradient."""
+    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+def _results(graph: torch.fx.GraphModule) -> Sequence[Any]:
+    return graph.graph.output_node().args[0]  # type: ignore[return-value]
+
+
+def _steps(graph: torch.fx.GraphModule, wanted: Sequence[bool]) -> Any:
+    """Return what a graph does for some of its first results, for comparison."""
+    results = [result for result, wants in zip(_results(graph), wanted, strict=False) if wants]
+    live = {result for result in results if isinstance(result, torch.fx.Node)}
+    while True:
+        memory = {
+            each for node in graph.graph.nodes if node in live or node.op == "placeholder" for each in _memory(node)
+        }
+        before = len(live)
+        for node in reversed(graph.graph.nodes):
+            writes = node.op == "call_function" and node.is_impure()
+            written = {each for operand in node.all_input_nodes for each in _memory(operand)}
+            if node in live or (writes and (not written or not written.isdisjoint(memory))):
+                live |= {node, *node.all_input_nodes}
+        if len(live) == before:
+            break
+    numbers: dict[torch.fx.Node, str] = {}
+    steps: list[Any] = []
+    for node in graph.graph.nodes:
+        if node.op == "placeholder" or node in live:
+            numbers[node] = f"%{len(numbers)}"
+            target = id(getattr(graph, str(node.target))) if node.op == "get_attr" else node.target
+            named = node.op != "placeholder" and (target, map_arg((node.args, node.kwargs), numbers.get))
+            steps.append(named)
+    return steps, [numbers[each] if isinstance(each, torch.fx.Node) else each for each in results]
+
+
+def _memory(node: torch.fx.Node) -> list[int]:
+    value = node.meta.get("val")
+    values = value if isinstance(value, list | tuple) else [value]
+    return [each.untyped_storage()._cdata for each in values if isinstance(each, torch.Tensor)]
