@@ -96,6 +96,11 @@ class CountingRows(functions.Counting):
         return grad * w * count, grad * x * count, grad * count
 
 
+def reads_what_always_requires_grad(m, x):
+    own = x.detach().clone().requires_grad_()
+    return m.b(m.a(x)) * (2 if (own * 2).requires_grad else 3)
+
+
 def anything(names):
     return True
 
@@ -113,6 +118,7 @@ CASES = [
     (reads_a_parameter, "xb", lambda names: "a" not in names),
     (reads_a_value, "ab", lambda names: "a" in names),
     (reads_a_value, "b", lambda names: "x" not in names and "a" not in names),
+    (reads_what_always_requires_grad, "ab", anything),
     (counts_what_is_needed, "xa", lambda names: names == "xa"),
     (counts_what_is_needed, "ab", lambda names: names == "ab"),
     (leaves_out_what_is_not_needed, "a", anything),

@@ -24,11 +24,6 @@ class AppliedFunction:
     materializes: bool
     once: bool
 
-    @property
-    def takes_some_gradients(self) -> bool:
-        """Whether its backward takes some gradients of its outputs without others, as they come."""
-        return not self.materializes and self.outputs - len(self.nondifferentiable) > 1
-
     def flat(self) -> tuple[Any, ...]:
         """Return the fields in the order of the node's operands."""
         return self.outputs, self.saved, self.dirty, self.nondifferentiable, self.materializes, self.once

@@ -71,8 +71,6 @@ class Questions:
         answer = any(tensor.requires_grad for tensor in tensors)
         nodes = [node for node in map(node_of, tensors) if node is not None]
         sources = None if traces_subgraph() else _sources(nodes, answer)
-        # Below autograd the trace does not show which values have a history.
-        sources = None if answer and not sources and nodes else sources
         if sources is None or sources:
             self.asked[Question(sources, answer, recording)] = None
 
@@ -82,8 +80,8 @@ def _computed(tensor: torch.Tensor) -> torch.fx.Node | None:
     return None if node is None or node.op == "placeholder" else node
 
 
-def _sources(nodes: Sequence[torch.fx.Node], requires_grad: bool) -> frozenset[int]:
-    """Return the positions of the placeholders that decide whether one of some values requires grad.
+def _sources(nodes: Sequence[torch.fx.Node], requires_grad: bool) -> frozenset[int] | None:
+    """Return the positions of the placeholders that decide whether one of some values requires grad; None: not known.
 
     Args:
         nodes: compute the values.
@@ -95,13 +93,15 @@ def _sources(nodes: Sequence[torch.fx.Node], requires_grad: bool) -> frozenset[i
         each = pending.pop()
         if each in seen or (requires_grad and not each.meta.get(REQUIRES_GRAD, True)):
             continue
+        if requires_grad and each.target is torch.ops.aten.requires_grad_.default and each.args[1:] != (False,):
+            return frozenset()
         seen.add(each)
         if each.op == "call_function" and each.target is not torch.ops.aten.detach.default:
             pending += history_of(each)
-    if not seen:
-        return frozenset()
-    graph = next(iter(seen)).graph
-    return frozenset(place for place, node in enumerate(graph.find_nodes(op="placeholder")) if node in seen)
+    placeholders = nodes[0].graph.find_nodes(op="placeholder") if nodes else ()
+    found = frozenset(place for place, node in enumerate(placeholders) if node in seen)
+    # Below autograd the trace does not show which values have a history.
+    return None if requires_grad and nodes and not found else found
 
 
 current_questions: ContextVar[Questions] = ContextVar("current_questions")

@@ -136,8 +136,11 @@ def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
 
 def _undefined_gradients(forward: ForwardCapture, captured: FunctionalCapture) -> str | None:
     """Return why a joint graph does not serve losses of some outputs: it has zeros for the gradients of the others."""
-    described = [AppliedFunction(*node.args[4:]) for node in _calls(forward, apply_function)]  # type: ignore[arg-type]
-    takes_some = forward.effects.takes_some_gradients or any(each.takes_some_gradients for each in described)
+    takes_some = forward.effects.takes_some_gradients
+    for node in _calls(forward, apply_function):
+        function = AppliedFunction(*node.args[4:])  # type: ignore[arg-type]
+        used = [user for user in node.users if user.args[1] not in function.nondifferentiable]
+        takes_some = takes_some or (not function.materializes and len(used) > 1)
     tangents = sum(map(is_of_backward, captured.module.graph.find_nodes(op="placeholder")))
     if not takes_some or tangents < 2:
         return None
