@@ -9,6 +9,7 @@ import contextlib
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -207,7 +208,7 @@ def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             yield from _flat(f"{name}[{index}]", item)
-    elif hasattr(value, "__dict__") and not isinstance(value, type | Callable):
+    elif hasattr(value, "__dict__") and not isinstance(value, type | FunctionType):
         for attribute in sorted(vars(value)):
             yield from _flat(f"{name}.{attribute}", vars(value)[attribute])
     else:
