@@ -87,7 +87,8 @@ class _GroupedCommand(click.Command):
 @click.option(
     "--autocast",
     type=click.Choice(("bfloat16", "float16")),
-    help="Serve calls under autocast to this dtype too: programs whose code casts by dtypes of values get a variant.",
+    help="Serve calls under autocast to this dtype too, and loads in it (`load(dtype=)`): programs whose code casts by "
+    "dtypes of values get variants.",
 )
 @onnx_options
 @click.option("--onnx", is_flag=True, help="Add ONNX models of the programs that record no gradients.")

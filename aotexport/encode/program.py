@@ -63,6 +63,7 @@ class EncodedProgram:
         variant_of: see `ProgramEntry.variant_of`.
         lowered: its lowered forms by target, each with a `record` and `graphs` by file name.
         compiled: names of the targets for which it was compiled to libraries.
+        casts: the program of the model in another dtype, by its name, with a forward graph alone.
         size_lines: the user's line that narrowed the range of a symbol, by its name.
         outside: what the model does at the sizes 0 and 1 that the range of a symbol leaves out, by its name.
     """
@@ -73,6 +74,7 @@ class EncodedProgram:
     variant_of: str | None = None
     lowered: dict[str, Any] = field(default_factory=dict)
     compiled: tuple[str, ...] = ()
+    casts: dict[str, EncodedProgram] = field(default_factory=dict)
     size_lines: dict[str, SourceLine] = field(default_factory=dict)
     outside: dict[str, str] = field(default_factory=dict)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import itertools
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -27,11 +28,11 @@ def cast(source: ModelSource, dtype: torch.dtype) -> ModelSource:
         for tensor in itertools.chain(source.target.parameters(), source.target.buffers()):
             if tensor.is_floating_point():
                 tensor.data = tensor.data.to(dtype)
-    leaf = _Leaves(dtype).cast
+    leaves = _Leaves(dtype)
 
     def recast(example: AnyExample) -> Example:
         example = as_example(example)
-        args, kwargs = tree_map(leaf, (tuple(example.args), dict(example.kwargs)))
+        args, kwargs = tree_map(leaves.cast, (tuple(example.args), dict(example.kwargs)))
         return dataclasses.replace(example, args=args, kwargs=kwargs)
 
     def described(program: str | Program) -> str | Program:
@@ -48,6 +49,11 @@ def cast(source: ModelSource, dtype: torch.dtype) -> ModelSource:
         variants=tuple(map(recast, source.variants)),
         programs=None if source.programs is None else tuple(map(described, source.programs)),
     )
+
+
+def cast_arguments(args: Iterable[Any], kwargs: Mapping[str, Any], dtype: torch.dtype) -> Any:
+    """Return the arguments of a call with floating tensors in `dtype`, as `cast` does."""
+    return tree_map(_Leaves(dtype).cast, (tuple(args), dict(kwargs)))
 
 
 class _Leaves:

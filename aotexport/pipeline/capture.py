@@ -24,6 +24,7 @@ from aotexport.model.programs import Example, ProgramSpec, check_names, choose_p
 from aotexport.model.state import State, collect_state
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.capture_program import capture_program, quoted
+from aotexport.pipeline.in_dtype import with_cast
 from aotexport.pipeline.options import ExportOptions
 from aotexport.process.clock import Clock
 from aotexport.torch_internals.shared_results import results_shared
@@ -76,6 +77,8 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
             run()
         state = collect_state(specs[0].call.module)
         specs, programs = _capture_all(specs, state, options, clock)
+    pairs = zip(specs, programs, strict=True)
+    programs = [with_cast(spec, program, state, options, clock) for spec, program in pairs]
     state, attributes = initial_values(specs[0].call, state)
     return BundleDraft(
         options=options,

@@ -18,6 +18,7 @@ from aotexport.model.left_alone import left_alone
 from aotexport.model.programs import AnyExample, Program
 from aotexport.model.refusals import bugs_reported
 from aotexport.pipeline.capture import capture_programs, choose_calls
+from aotexport.pipeline.in_dtype import verify_casts
 from aotexport.pipeline.onnx import add_onnx
 from aotexport.pipeline.options import ExportOptions
 from aotexport.pipeline.output import output_noted
@@ -89,7 +90,7 @@ def export(
         kernel_sources: keep the sources of kernels for NVIDIA GPUs, so that the bundle can be checked without one.
         autocast: `bfloat16` or `float16`: serve calls under autocast to this dtype, on the device of the model, too.
             Programs whose code does something else then, by the dtypes of values, get a variant that is captured
-            under it.
+            under it. Loads in this dtype (`load(dtype=)`) are served too, by graphs captured from the cast model.
         keep_operators: custom operators written in Python, by name (`library::operator`) or namespace (`library`), to
             keep as operators, whose package a load needs; others are traced through.
         source_root: directory that recorded source files are relative to; None: the working directory.
@@ -171,6 +172,7 @@ def export_as(
                 draft = verify_graphs(draft, directory, fresh, eager, clock)
                 draft = compile_libraries(draft, directory, clock)
                 draft = verify_libraries(draft, directory, eager, clock)
+                draft = verify_casts(draft, directory, clock)
                 draft = complete_notes(draft, outputs())
                 manifest = write_bundle(draft, directory)
                 check_kernels(draft, directory)

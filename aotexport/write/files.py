@@ -49,6 +49,10 @@ def write_programs(programs: Sequence[EncodedProgram], directory: Path) -> None:
         (folder / "program.json").write_bytes(encode_record(program.record))
         for name, graph in program.graphs.items():
             (folder / name).write_bytes(encode_record(graph, indent=False))
+        for dtype, cast in program.casts.items():
+            (folder / f"program.{dtype}.json").write_bytes(encode_record(cast.record))
+            for name, graph in cast.graphs.items():
+                (folder / name).write_bytes(encode_record(graph, indent=False))
 
 
 def write_manifest(
@@ -105,13 +109,17 @@ def write_manifest(
         testvectors=vectors,
         verification=verification,
         ancestors=ancestors,
-        requirements=_requirements(programs, state),
+        requirements=_requirements(_with_casts(programs), state),
         files=list_files(directory, known),
     )
-    needed = min_reader([manifest, *map(as_written, _documents(programs, vectors, directory))])
+    needed = min_reader([manifest, *map(as_written, _documents(_with_casts(programs), vectors, directory))])
     manifest = msgspec.structs.replace(manifest, min_reader=format_version(needed))
     (directory / MANIFEST_NAME).write_bytes(encode_record(manifest))
     return manifest
+
+
+def _with_casts(programs: Sequence[EncodedProgram]) -> list[EncodedProgram]:
+    return [*programs, *(cast for program in programs for cast in program.casts.values())]
 
 
 def _documents(

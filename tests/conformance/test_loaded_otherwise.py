@@ -198,9 +198,46 @@ def test_program_with_a_dtype_of_its_own_is_refused_with_its_line(method, what, 
     assert re.fullmatch(
         rf"`dtype`: program `only` {re.escape(what)}{where}\. Whether the model in another "
         r"dtype has the same there, the bundle does not tell\. Export the model in that dtype \(`--dtype bfloat16`\), "
-        r"or convert it first \(`model\.to\(torch\.bfloat16\)`\)",
+        r"with `--autocast bfloat16` for loads in both, or convert it first \(`model\.to\(torch\.bfloat16\)`\)",
         str(caught.value),
     )
+
+
+class Branching(Names):
+    """Code that goes another way in another dtype, as the norms of T5 do."""
+
+    def forward(self, x):
+        out = self.linear(x).float()
+        return out.to(self.linear.weight.dtype) * 2 if self.linear.weight.dtype == torch.bfloat16 else out
+
+
+def test_load_in_the_dtype_of_autocast_is_the_cast_model_to_the_bit(tmp_path):
+    model, x = make(Branching).eval(), torch.rand(2, 4)
+    methods = ["forward", *(name for name in LINES if name not in ("forward", "inside"))]
+    programs = [Program(name, mode="eval", method=name, grad=True) for name in methods]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    report = aotexport.export(
+        model, (x,), output=tmp_path / "b", programs=programs, autocast="bfloat16", dynamic_shapes=({0: batch()},)
+    )
+    assert "loads in bfloat16 (`load(dtype=)`) run graphs captured in it" in [note.text for note in report.notes]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    save(load(tmp_path / "b"), tmp_path / "saved")
+    for path in ("b", "saved"):
+        for dtype in (torch.bfloat16, torch.float32):
+            loaded, own, x = load(tmp_path / path, dtype=dtype).eval(), copy.deepcopy(model).to(dtype), torch.rand(3, 4)
+            for method in methods:
+                results = [getattr(module, method)(x.to(dtype)) for module in (loaded, own)]
+                assert results[0].dtype == results[1].dtype
+                assert torch.equal(*results)
+                gradients = [
+                    torch.autograd.grad(result.sum(), module.linear.weight)[0]
+                    for result, module in zip(results, (loaded, own), strict=True)
+                ]
+                assert torch.equal(*gradients)
+
+
+def batch():
+    return torch.export.Dim("batch", max=64)
 
 
 @pytest.mark.parametrize(

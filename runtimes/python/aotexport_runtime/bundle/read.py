@@ -219,11 +219,14 @@ class Bundle:
                     f"no program {str(name)[:80]!r}; the bundle has {', '.join(self.program_names)}",
                     code="reference-missing",
                 )
-            where = f"programs/{name}/program.json"
+            where = f"programs/{name}/{self._record_of(name)}"
             program = self.record(where, Program)
             check_program(program, self.manifest, name=name, where=where)
             self._programs[name] = program
         return self._programs[name]
+
+    def _record_of(self, program: str) -> str:
+        return "program.json"
 
     def graph(self, program: str, file: str) -> Graph:
         """Return graph `file` of `program`, checked.

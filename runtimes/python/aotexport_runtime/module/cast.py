@@ -66,13 +66,24 @@ class CastBundle(Bundle):
         for entry in manifest.state:
             _check_state(entry, before)
         constants = {entry.name for entry in manifest.state if not _is_cast(entry) and entry.dtype in before}
-        super().__init__(bundle.directory, _manifest(manifest, before), bundle.limits, bundle.manifest_sha256)
+        listed = {entry.path for entry in manifest.files}
+        own = {p.name for p in programs if f"programs/{p.name}/program.{dtype}.json" in listed}
+        under_autocast = {p.name for p in programs if p.autocast is not None} if own else set[str]()
+        self._own = own
+        cast = _manifest(manifest, before, under_autocast)
+        super().__init__(bundle.directory, cast, bundle.limits, bundle.manifest_sha256)
         for program in programs:
+            if program.name in own | under_autocast:
+                continue
             file = program.forward.file
             graph = bundle.graph(program.name, file)
             _check_program(program, graph, before, constants)
             self._programs[program.name] = _program(program, before)
             self._graphs[f"programs/{program.name}/{file}"] = _graph(graph, before)
+
+    def _record_of(self, program: str) -> str:
+        """Programs of the cast model are in files of their own."""
+        return f"program.{self.dtype}.json" if program in self._own else super()._record_of(program)
 
 
 def cast_bundle(bundle: Bundle, dtype: torch.dtype) -> CastBundle:
@@ -141,7 +152,8 @@ def _refused(program: Program, what: str, before: Mapping[str, str]) -> NotSuppo
 
 def _way_out(before: Mapping[str, str]) -> str:
     dtype = next(iter(before.values()), "")
-    return f"Export the model in that dtype (`--dtype {dtype}`), or convert it first (`model.to(torch.{dtype})`)"
+    both = f", with `--autocast {dtype}` for loads in both" if dtype in ("bfloat16", "float16") else ""
+    return f"Export the model in that dtype (`--dtype {dtype}`){both}, or convert it first (`model.to(torch.{dtype})`)"
 
 
 def _where(graph: Graph, node: Node) -> str:
@@ -180,12 +192,16 @@ def _leaves(argument: Any) -> Iterator[Any]:
 # --- records ----------------------------------------------------------------------------------------------
 
 
-def _manifest(manifest: Manifest, before: Mapping[str, str]) -> Manifest:
+def _manifest(manifest: Manifest, before: Mapping[str, str], left_out: set[str]) -> Manifest:
     state = tuple(
         msgspec.structs.replace(entry, dtype=before.get(entry.dtype, entry.dtype)) if _is_cast(entry) else entry
         for entry in manifest.state
     )
-    programs = tuple(msgspec.structs.replace(entry, targets=("portable",)) for entry in manifest.programs)
+    programs = tuple(
+        msgspec.structs.replace(entry, targets=("portable",))
+        for entry in manifest.programs
+        if entry.name not in left_out
+    )
     files = tuple(entry for entry in manifest.files if not entry.path.startswith("targets/"))
     return msgspec.structs.replace(manifest, state=state, programs=programs, files=files, testvectors=(), onnx=())
 

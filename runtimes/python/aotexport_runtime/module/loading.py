@@ -159,8 +159,8 @@ def load(
         _check_files(bundle, mapped)
     namespaces, types = _allowed(bundle.manifest.requirements, operator_namespaces, tensor_types)
     request = Request(target=target, trust=trust, memory_budget=memory_budget)
-    check_operators(bundle.read_graphs(), namespaces)
     bundle = bundle if dtype is None else cast_bundle(bundle, dtype)
+    check_operators(bundle.read_graphs(), namespaces)
     place, targets, lowering = _resolved(bundle, request, device, cuda)
     passed = passed_over(targets, target)
     if passed or targets.native:
