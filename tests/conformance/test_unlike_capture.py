@@ -592,7 +592,10 @@ def test_model_of_one_graph_for_autocast_gets_no_variant_and_a_note(tmp_path):
     report = aotexport.export(
         linear(), (torch.ones(4, 3),), output=tmp_path / "bundle", programs="infer", verify=False, autocast="bfloat16"
     )
-    assert [note.text for note in report.notes] == ["calls of program `infer` under autocast to bfloat16 run its graph"]
+    assert [note.text for note in report.notes] == [
+        "calls of program `infer` under autocast to bfloat16 run its graph",
+        "loads in bfloat16 (`load(dtype=)`) run graphs captured in it",
+    ]
     assert [program.record.name for program in report.programs] == ["infer"]
 
 
