@@ -29,6 +29,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.torch_internals.general_sizes import zero_and_one_symbolic
 from aotexport.torch_internals.tracing import stamped
+from aotexport.values.same_tensors import are_same
 
 _MARKS = (enter_checkpoint, exit_checkpoint)
 _IDLE_WITHOUT_GRADIENTS = (*_MARKS, apply_hook)
@@ -234,4 +235,6 @@ def _nodes(graph: torch.fx.GraphModule, ignored: Sequence[Any]) -> Iterator[torc
 def _same_attribute(one: Any, other: Any, ignored: Sequence[Any]) -> bool:
     if isinstance(one, torch.fx.GraphModule) and isinstance(other, torch.fx.GraphModule):
         return _same(one, other, ignored)
-    return one is not None and one is other
+    # What `torch.tensor` makes is another object in each trace.
+    made = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor) and are_same(one, other)
+    return one is not None and (one is other or made)
