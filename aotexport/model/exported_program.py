@@ -10,7 +10,6 @@ import os
 import zipfile
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 from torch.export import Dim, ExportedProgram
@@ -19,6 +18,7 @@ from torch.export.graph_signature import InputKind
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.model_file import user_code
 from aotexport.model.source import ModelSource
+from aotexport.process.patches import Patch, patched
 
 SUFFIX = ".pt2"
 
@@ -65,9 +65,11 @@ def _loaded(path: Path) -> ExportedProgram:
             raise ModelFileInvalid(
                 f"`{path}` holds code that AOTInductor compiled; export what `torch.export` returned"
             )
-    # torch falls back to pickles that may run any code.
-    weights_only = mock.patch.dict(os.environ, {"TORCH_FORCE_WEIGHTS_ONLY_LOAD": "1"})
-    with weights_only, user_code(f"reading `{path}` by `torch.export.load`", path.absolute().parent):
+    reason = "Refuse pickles that may run any code, which torch falls back to"
+    with (
+        patched(Patch(os.environ, "TORCH_FORCE_WEIGHTS_ONLY_LOAD", "1", reason)),
+        user_code(f"reading `{path}` by `torch.export.load`", path.absolute().parent),
+    ):
         return torch.export.load(path)
 
 

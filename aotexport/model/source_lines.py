@@ -53,9 +53,14 @@ def own_room(file: str) -> str:
     return file.removeprefix(_HERE).partition("/")[0] if file.startswith(_HERE) else ""
 
 
+def is_library_file(file: str) -> bool:
+    """Return whether `file` is of an installed package."""
+    return file.startswith(_SITE)
+
+
 def is_stdlib_file(file: str) -> bool:
     """Return whether `file` is of Python's own library."""
-    return file.startswith((_STDLIB, "<frozen")) and not file.startswith(_SITE)
+    return file.startswith((_STDLIB, "<frozen")) and not is_library_file(file)
 
 
 def user_line(error: BaseException | None = None) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from aotexport.model.source_lines import is_stdlib_file, is_user_frame, own_room, user_line
+from aotexport.model.source_lines import is_library_file, is_stdlib_file, is_user_frame, own_room, user_line
 from aotexport.process.patches import Patch, caller, patched
 
 _CALL_MODELS = ("capture", "eager", "vectors")
@@ -40,7 +40,7 @@ def output_noted() -> Iterator[Callable[[], list[str]]]:
         Patch(builtins, "print", watched(print, "prints"), "Note that the model prints"),
         Patch(builtins, "open", opened, "Note that the model writes to a file"),
         Patch(io, "open", opened, "Note that the model writes to a file"),
-        Patch(logging.Logger, "handle", watched(logging.Logger.handle, "logs"), "Note that the model logs"),
+        Patch(logging.Logger, "handle", watched(logging.Logger.handle, "logs", _is_users), "Note that the model logs"),
     ):
         yield lambda: [
             f"{line}the model {does}, and the bundle does not; this export ran the line {count} times"
@@ -56,6 +56,11 @@ def _is_models(frame: FrameType | None) -> bool:
         return False
     rooms = (room for frame, _ in traceback.walk_stack(frame) if (room := own_room(frame.f_code.co_filename)))
     return next((room in _CALL_MODELS for room in rooms if room != "process"), False)
+
+
+def _is_users(logger: logging.Logger, record: logging.LogRecord) -> bool:
+    """Return whether no library logs: those say many things once in a process."""
+    return not is_library_file(record.pathname)
 
 
 def _writes(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> bool:
