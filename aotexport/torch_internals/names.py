@@ -160,7 +160,7 @@ def has_sizes_of_data(node: torch.fx.Node) -> bool:
 def has_autocast_kernel(operator: OpOverload, device_type: str) -> bool:
     """Return whether autocast casts the operands of an operator on devices of a type; True: nobody knows.
 
-    Composite operators of several tensors may call others that it casts: `einsum` and `lstm` do.
+    Composite operators of several tensors may call others that it casts, as `einsum` and `lstm` do; norms call none.
     """
     key = torch._C._parse_dispatch_key(f"Autocast{device_type.upper()}")
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
@@ -168,4 +168,5 @@ def has_autocast_kernel(operator: OpOverload, device_type: str) -> bool:
         return True
     tensors = "".join(str(argument.type) for argument in operator._schema.arguments)
     several = tensors.count("Tensor") > 1 or "List[Tensor]" in tensors
-    return several and has_kernel(operator.name(), "CompositeImplicitAutograd")
+    is_norm = operator._schema.name.endswith("_norm")
+    return several and not is_norm and has_kernel(operator.name(), "CompositeImplicitAutograd")

@@ -407,8 +407,14 @@ def is_of_backward(node: torch.fx.Node) -> bool:
 
 
 def is_of_forward(node: torch.fx.Node) -> bool:
-    """Return whether a node of a joint graph was traced in forward; nodes of a hook or custom function have no tag."""
-    return node.meta.get("partitioner_tag") == "is_forward"
+    """Return whether a node of a joint graph computes a number, or was traced in forward.
+
+    Nodes of a hook or custom function have no tag, nor have views of results that are made anew at the end.
+    """
+    while "partitioner_tag" not in node.meta and isinstance(node.target, OpOverload) and node.target.is_view:
+        node = node.all_input_nodes[0]
+    is_tensor = isinstance(node.meta.get("val"), torch.Tensor)
+    return not is_tensor or node.meta.get("partitioner_tag") == "is_forward"
 
 
 def current_tracer() -> Any:

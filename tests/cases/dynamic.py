@@ -191,7 +191,6 @@ def sizes_in_messages(x):
 @case(
     lambda: (leaf(2, 1, 4, 4), leaf(2, 2, 3)),
     dynamic_shapes=({0: BATCH}, {0: BATCH}),
-    forward_only="SymIntArrayRef expected to contain only concrete integers",
 )
 def sampled_where_a_grid_says(x, theta):
     grid = nn.functional.affine_grid(theta, x.shape, align_corners=False)

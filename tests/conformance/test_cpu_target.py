@@ -240,7 +240,9 @@ def test_nan_that_libraries_lack_fails_the_self_test(words, tmp_path):
     planted = with_nan(words, tmp_path / "planted", "call 0: output[1]")
     with pytest.raises(aotexport_runtime.SelfTestFailed) as caught:
         aotexport_runtime.selftest(planted, target="cpu", trust="native")
-    assert str(caught.value).splitlines()[1:] == ["  train/example (cpu): call 0: output[1]: relative error inf"]
+    assert str(caught.value).splitlines()[1:] == [
+        "  train/example, libraries (cpu): call 0: output[1]: relative error inf"
+    ]
 
 
 def test_auto_with_trust_takes_the_libraries(words, library_calls):

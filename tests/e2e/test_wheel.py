@@ -20,7 +20,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_runtime_wheel_is_pure_and_small(wheel: Path) -> None:
     assert wheel.name.endswith("-py3-none-any.whl")
-    assert wheel.stat().st_size < 600_000
+    assert wheel.stat().st_size < 650_000
 
 
 def test_runtime_wheel_holds_every_file_of_the_package(wheel: Path) -> None:

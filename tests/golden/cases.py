@@ -1189,3 +1189,13 @@ def generated_arguments() -> Case:
 def code_that_reads_is_leaf() -> Case:
     """A branch on whether an argument is a leaf."""
     return Case(lambda x: x * (2 if x.is_leaf else 3), (needs_grad(3),))
+
+
+@case
+def code_that_asks_for_gradients() -> Case:
+    """A branch on whether an argument requires grad, and a re-entrant checkpoint of one that does not."""
+
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=True) * (y * 2 if y.requires_grad else y)
+
+    return Case(call, (ramp(3), needs_grad(3)))
