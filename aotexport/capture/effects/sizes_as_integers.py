@@ -15,7 +15,6 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.signal import windows
@@ -51,8 +50,6 @@ class SizesAsIntegers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, or what stands for it; see `torch.overrides`."""
-        if is_dynamo_compiling():  # It reads this code where it captures a body, and knows no context variables.
-            return func(*args, **(kwargs or {}))
         kwargs, running = kwargs or {}, _running.get()
         is_first = func not in running and holds_symbol([*args, *kwargs.values()])
         token = _running.set((*running, func))
