@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo import _trace_wrapped_higher_order_op as attention_indices
+from torch._higher_order_ops import utils as hop_utils
 from torch._higher_order_ops._invoke_quant import InvokeQuant
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2, auto_functionalized_v2_dense
 from torch._higher_order_ops.base_hop import BaseHOP
@@ -17,14 +19,24 @@ from torch._higher_order_ops.out_dtype import OutDtypeOperator, out_dtype_dense
 from torch._higher_order_ops.print import Print
 from torch._higher_order_ops.wrap import WrapWithSetGradEnabled
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpoints
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 
 from aotexport.process.patches import Patch
 
-__all__ = ["CheckpointFunction", "Print", "checkpoints", "functionalised_calls", "marks_inlined", "trace_function"]
+__all__ = [
+    "CheckpointFunction",
+    "Print",
+    "bodies_compiled_without",
+    "checkpoints",
+    "functionalised_calls",
+    "marks_inlined",
+    "trace_function",
+]
 
 
 def marks_inlined() -> list[Patch]:
@@ -104,3 +116,16 @@ def trace_function(
     """Trace a function of fake tensors and sizes, without decompositions."""
     with fake_mode, torch.no_grad():
         return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
+
+
+def bodies_compiled_without(mode: type[TorchFunctionMode]) -> Patch:
+    """Return a patch that takes a mode away while torch's compiler captures the body of an operator."""
+    environment: Any = hop_utils._set_compilation_env
+    removed: Any = proxy_tensor._make_temp_remove_mode_context_manager(mode)
+
+    @contextlib.contextmanager
+    def compiled() -> Iterator[None]:
+        with environment(), removed():
+            yield
+
+    return Patch(hop_utils, "_set_compilation_env", compiled, "Hide a mode of ours, which the compiler would trace")

@@ -26,6 +26,7 @@ from aotexport.model.tensor_kinds import class_of
 from aotexport.process.objects import file_of, is_a, namespace_of
 from aotexport.process.patches import Patch, caller, in_this_thread, patched
 from aotexport.torch_internals.names import MATH_FUNCTIONS
+from aotexport.torch_internals.subgraphs import bodies_compiled_without
 
 _REASON = "Let functions of numbers take symbolic ones"
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -60,7 +61,8 @@ def symbolic_arithmetic(
         for name, function in _BUILTINS.items()
     ]
     conversions = calls_replaced([*functions, *_defined(namespaces)]) if converted else ()
-    with patched(*builtin, *conversions, *_attributes(), *_conversions(asked)), SizesAsIntegers():
+    plain = bodies_compiled_without(SizesAsIntegers)
+    with patched(*builtin, *conversions, *_attributes(), *_conversions(asked), plain), SizesAsIntegers():
         yield
 
 
