@@ -141,10 +141,11 @@ def test_branch_that_draws_inside_of_a_loop_is_refused(tmp_path):
     x, w = torch.ones(3, 4, requires_grad=True), torch.ones(4)
     with pytest.raises(ExportFailed) as caught:
         aotexport.export(function, (x, w), output=tmp_path / "bundle", verify=False)
-    assert (
-        "`cond` inside of `map` draws random numbers on the way to gradients; its backward in torch draws others, in "
-        "an order that a bundle cannot keep. Draw before it, and pass the numbers in"
-    ) in str(caught.value)
+    assert str(caught.value) == (
+        f"test_subgraphs.py:{function.__code__.co_firstlineno + 1}: in function: `cond` inside of `map` draws random "
+        "numbers on the way to gradients; its backward in torch draws others, in an order that a bundle cannot keep. "
+        "Draw before it, and pass the numbers in"
+    )
 
 
 def plain_loop(x, w):

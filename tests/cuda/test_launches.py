@@ -147,18 +147,18 @@ def conditional(x):
             "itself, and autograd knows no gradient of it. Leave out programs with gradients "
             f"(`programs=('infer',)`), or {WAY_OUT} and its gradient, `operator.register_autograd(function)`",
         ),
+        (
+            conditional,
+            {},
+            "itself, and program infer has no kernels: it calls graphs of their own, by `cond`",
+        ),
     ],
-    ids=["no_kernels", "gradients"],
+    ids=["no_kernels", "gradients", "branch"],
 )
 def test_launch_that_no_form_of_the_program_can_do_is_refused(function, options, reason, tmp_path):
     with pytest.raises(aotexport.ExportFailed) as caught:
         exported(function, tmp_path, **options)
     assert str(caught.value) == f"the model launches the Triton kernel `scaling` {reason}"
-
-
-def test_launch_in_a_branch_is_refused_with_its_line(tmp_path):
-    with pytest.raises(aotexport.ExportFailed, match=r"scaled|`scaling`"):
-        exported(conditional, tmp_path)
 
 
 @triton.autotune(configs=[triton.Config({"BLOCK": 16}, pre_hook=lambda args: None)], key=["count"])
