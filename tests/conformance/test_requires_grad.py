@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import aotexport
 import aotexport_runtime
-from aotexport_runtime import CallInvalid, NotSupported
+from aotexport_runtime import CallInvalid, NotSupported, adapters
 from tests.cases import functions
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
@@ -189,6 +189,50 @@ def test_layers_frozen_for_serving_are_served_where_only_gradients_depend_on_the
         "the call does not fit program `infer`:\n"
         "  - `a.weight` and `a.bias`: expected requires_grad=True of one of them, as at capture, since gradients of "
         "the model depend on it; got False. Set it so, or export the model with it as it is now"
+    )
+
+
+def replaced(module):
+    module.a = nn.Linear(4, 4)
+
+
+def hooked(module):
+    module.b.register_forward_hook(lambda module, args, result: result * 2)
+
+
+@pytest.mark.parametrize(
+    ("change", "names", "serves"), [(replaced, "b", True), (replaced, "ab", False), (hooked, "b", True)]
+)
+def test_changed_layers_count_among_what_requires_grad(tmp_path, change, names, serves):
+    module, x = exported(tmp_path, reentrant, "b"), torch.randn(3, 4)
+    loaded = aotexport_runtime.load(tmp_path / "b")
+    change(loaded)
+    if not serves:
+        with pytest.raises(CallInvalid, match="that was put in requires grad"):
+            gradients(loaded, x, names)
+        return
+
+    change(module)
+    module.load_state_dict(loaded.state_dict())
+    for got, expected in zip(gradients(loaded, x, names), gradients(module, x, names), strict=True):
+        assert (got is None) == (expected is None)
+        torch.testing.assert_close(got, expected)
+
+
+def test_adapters_before_a_checkpoint_that_recorded_nothing_are_refused(tmp_path):
+    exported(tmp_path, reentrant, "b")
+    loaded = aotexport_runtime.load(tmp_path / "b")
+    adapters.add_lora(loaded, ["a"], r=2)
+
+    with torch.no_grad():
+        loaded.eval()(torch.randn(3, 4))
+    with pytest.raises(CallInvalid) as caught:
+        loaded.train()(torch.randn(3, 4))
+    assert str(caught.value) == (
+        "the call does not fit program `train`:\n"
+        "  - an adapter or a submodule that was put in requires grad, and at capture a part of the model recorded no "
+        "gradients because nothing before it required grad (a reentrant checkpoint does so). Export the model with a "
+        "parameter or argument before that part that requires grad"
     )
 
 

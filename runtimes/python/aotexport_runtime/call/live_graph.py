@@ -65,12 +65,14 @@ class LiveGraph:
         environment: environment with the functions that call them.
         reads: names of the graph inputs that it reads.
         reasons: the changes, a sentence each.
+        added: the adapters and submodules that it calls and that hold parameters of their own.
     """
 
     graph: Graph
     environment: Environment
     reads: frozenset[str]
     reasons: tuple[str, ...]
+    added: tuple[nn.Module, ...] = ()
 
 
 def live_graph(

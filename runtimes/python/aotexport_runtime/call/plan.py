@@ -140,6 +140,7 @@ class Plan:
             state=state,
             ties=ties,
             forms={index: form for index, form in forms.items() if index in reads},
+            added=() if self._live is None else self._live.added,
         )
         devices = () if environment.device is None else (environment.device.type,)
         first = rows(ARGUMENTS, ArgumentFacts(program=program, device_types=devices, forms=forms))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -131,8 +132,11 @@ def live_of(
         untold.update(paths)
     if live is None and adapted:
         live = whole_graph(graph, environment)
-    if live is not None and adapted:
-        live = dataclasses.replace(live, reasons=(*live.reasons, f"`{adapted[0]}` has an adapter"))
+    if live is not None:
+        replaced = [change.module for change in changes if change.module is not None and not change.keeps_state]
+        added = [*itertools.chain(*adapters.values()), *replaced]
+        reasons = [*live.reasons, *(f"`{name}` has an adapter" for name in adapted[:1])]
+        live = dataclasses.replace(live, reasons=tuple(reasons), added=tuple(added))
     check_state_read(program, live, slot)
     return live
 

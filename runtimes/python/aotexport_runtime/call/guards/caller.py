@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from aotexport_runtime.call.guards.rule import Call, GuardRule, GuardSource, input_name
 from aotexport_runtime.call.inner import has_hooks
@@ -34,6 +35,7 @@ class Caller:
         state: index and slot of each input that is state.
         ties: see `Ties`.
         forms: structure per input that is state and a tensor subclass.
+        added: modules that the program calls and that were not captured.
     """
 
     program: Program
@@ -41,6 +43,7 @@ class Caller:
     state: Sequence[tuple[int, dict[str, Any], str]]
     ties: Ties
     forms: Mapping[int, Form]
+    added: Sequence[nn.Module] = ()
 
 
 @dataclass(frozen=True)
@@ -96,6 +99,13 @@ def _differentiated(caller: Caller) -> list[Differentiated]:
 
 def _questions(caller: Caller) -> list[tuple[Question, list[str]]]:
     return [(q, [_name(caller.program, index) for index in q.inputs]) for q in caller.program.questions]
+
+
+def _added(caller: Caller) -> list[Callable[[], bool]]:
+    """Return whether a module that was not captured requires grad, if parts of the program did not at capture."""
+    if not caller.added or all(question.requires_grad for question in caller.program.questions):
+        return []
+    return [lambda: any(each.requires_grad for module in caller.added for each in module.parameters())]
 
 
 def _is_answered(source: GuardSource, asked: tuple[Question, list[str]]) -> str:
@@ -287,6 +297,17 @@ STATE: tuple[GuardRule[Caller, Any], ...] = (
         of=_questions,
         holds=_is_answered,
         message=_other_answer,
+    ),
+    GuardRule(
+        name="added",
+        cost="mode",
+        of=_added,
+        holds=lambda source, requires_grad: f"not {source.ask(records_gradients)} or not {source.ask(requires_grad)}",
+        message=lambda requires_grad, call: (
+            "an adapter or a submodule that was put in requires grad, and at capture a part of the model recorded "
+            "no gradients because nothing before it required grad (a reentrant checkpoint does so). Export the model "
+            "with a parameter or argument before that part that requires grad"
+        ),
     ),
     GuardRule(
         name="ties",
