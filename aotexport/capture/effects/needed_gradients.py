@@ -100,7 +100,7 @@ def _results(graph: torch.fx.GraphModule) -> Sequence[Any]:
     return graph.graph.output_node().args[0]  # type: ignore[return-value]
 
 
-def _steps(graph: torch.fx.GraphModule, wanted: Sequence[bool]) -> Any:
+def _steps(graph: torch.fx.GraphModule, wanted: Iterable[bool]) -> Any:
     """Return what a graph does for some of its first results, for comparison."""
     results = [result for result, wants in zip(_results(graph), wanted, strict=False) if wants]
     live = {result for result in results if isinstance(result, torch.fx.Node)}
@@ -121,10 +121,16 @@ def _steps(graph: torch.fx.GraphModule, wanted: Sequence[bool]) -> Any:
     for node in graph.graph.nodes:
         if node.op == "placeholder" or node in live:
             numbers[node] = f"%{len(numbers)}"
-            target = id(getattr(graph, str(node.target))) if node.op == "get_attr" else node.target
+            target = _attribute(graph, str(node.target)) if node.op == "get_attr" else node.target
             named = node.op != "placeholder" and (target, map_arg((node.args, node.kwargs), numbers.get))
             steps.append(named)
     return steps, [numbers[each] if isinstance(each, torch.fx.Node) else each for each in results]
+
+
+def _attribute(graph: torch.fx.GraphModule, name: str) -> Any:
+    """Return an attribute for comparison: what a subgraph does, any other by its identity."""
+    value = getattr(graph, name)
+    return _steps(value, itertools.repeat(True)) if isinstance(value, torch.fx.GraphModule) else id(value)
 
 
 def _memory(node: torch.fx.Node) -> list[int]:
