@@ -27,7 +27,6 @@ from aotexport.pipeline.capture_program import capture_program, quoted
 from aotexport.pipeline.in_dtype import with_cast
 from aotexport.pipeline.options import ExportOptions
 from aotexport.process.clock import Clock
-from aotexport.torch_internals.shared_results import results_shared
 from aotexport_runtime.errors import first_line
 
 Captured = tuple[list[ProgramSpec], list[EncodedProgram]]
@@ -91,7 +90,6 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
     )
 
 
-@results_shared()
 def _capture_all(specs: list[ProgramSpec], state: State, options: ExportOptions, clock: Clock) -> Captured:
     """Capture the programs; start again with attributes as an argument if calls change more that later calls read."""
     known = len(state.entries)
@@ -121,9 +119,8 @@ def _capture_specs(specs: list[ProgramSpec], capture: Callable[..., EncodedProgr
     """Capture the programs; a variant without labels is left out if it cannot be captured."""
     captured, encoded = list[ProgramSpec](), list[EncodedProgram]()
     for spec in specs:
-        whole = next((each for each in encoded if spec.without and each.record.name == spec.variant_of), None)
         try:
-            encoded.append(capture(spec, whole))
+            encoded.append(capture(spec))
             captured.append(spec)
         except (ChangedOnFirstCall, PythonStateChanged):
             raise
@@ -150,7 +147,7 @@ def _capture_under_autocast(
         check_names([name])
         variant = replace(spec, name=name, variant_of=spec.variant_of or spec.name, without=(), autocast=dtype)
         with autocast_of(variant):
-            variants.append(capture(variant, None))
+            variants.append(capture(variant))
         captured.append(variant)
         encoded.append(_noted(program, f"calls of program `{spec.name}` under autocast to {dtype} run `{name}`"))
     return captured, [*encoded, *variants]
@@ -171,7 +168,7 @@ def _capture_later_states(
             if any(fits(record, later.call) for record in own):
                 continue
             captured.append(replace(later, name=f"{main}.{len(own) + 1}", variant_of=main, without=()))
-            encoded.append(capture(captured[-1], None))
+            encoded.append(capture(captured[-1]))
     return captured, encoded
 
 

@@ -14,7 +14,6 @@ from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.eager.failing_example import refuse_failing_example
 from aotexport.eager.python_state import depends_on
 from aotexport.eager.run import runs_without_gradients
-from aotexport.encode.fewer_results import with_functional_of
 from aotexport.encode.inherited import with_inherited, without_refused
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.errors import ExportFailed
@@ -32,7 +31,6 @@ from aotexport.vectors.paths import shorter_on_path
 @collected_rarely()
 def capture_program(
     spec: ProgramSpec,
-    whole: EncodedProgram | None,
     state: State,
     graphs: ForwardGraphs,
     options: ExportOptions,
@@ -42,7 +40,6 @@ def capture_program(
 
     Args:
         spec: the program to capture.
-        whole: the captured program whose calls it serves without their labels; None: it is no such variant.
         state: the module's state; constants that traces find are added.
         graphs: captures forward graphs over that state.
         options: of the export.
@@ -64,7 +61,7 @@ def capture_program(
         if (stored := forward.effects.stored) and depends_on(spec, state, shorter_on_path(program, spec.call)):
             names = ", ".join(f"`{name}`" for name in dict.fromkeys(stored))
             raise PythonStateChanged(stored, f"the call stores what later calls read in {names} of the model")
-        program = _with_functional(with_inherited(program, spec.call), spec, forward, whole, options, clock)
+        program = _with_functional(with_inherited(program, spec.call), spec, forward, options, clock)
     _refuse_lost_backward(program, forward)
     _refuse_lost_launches(program)
     if not spec.without:
@@ -77,17 +74,11 @@ def _with_functional(
     program: EncodedProgram,
     spec: ProgramSpec,
     forward: ForwardCapture,
-    whole: EncodedProgram | None,
     options: ExportOptions,
     clock: Clock,
 ) -> EncodedProgram:
     """Return the program with its functional graph, or the reason why it has none, and with its lowered forms."""
     clock.stage(f"{spec.name}: {'joint' if spec.grad else 'inference'} graph")
-    # Kernels are made from a graph that was traced.
-    if whole is not None and not options.targets.cuda:
-        shared = with_functional_of(whole, program)
-        if shared is not None:
-            return without_refused(shared, spec.call)
     functional = capture_functional_graph(forward, grad=spec.grad, count=clock.count)
     program = with_functional(program, forward, functional, root=options.source_root, strip=options.strip)
     program = without_refused(program, spec.call)

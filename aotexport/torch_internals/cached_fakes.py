@@ -6,18 +6,16 @@ its bounds from symbolic sizes: a tenth of the time of an export with dynamic si
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch._prims_common import suggest_memory_format
 
 # Source: torch 2.13, torch/_subclasses/fake_tensor.py, `_get_output_tensor_from_cache_entry`.
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, TensorMetadata, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from aotexport.process.patches import Patch, patched
@@ -31,8 +29,6 @@ def made_quickly(environment: ShapeEnv) -> Iterator[None]:
     left to torch.
     """
     plain = FakeTensorMode._get_output_tensor_from_cache_entry
-    plain_key, plain_validate = FakeTensorMode._cache_key, FakeTensorMode._validate_output_for_cache_entry
-    plain_flatten, ignores = TensorMetadata._flatten_into, False
 
     def made(self: FakeTensorMode, state: Any, entry: Any, key: Any, *call: Any) -> Any:
         # Torch 2.13 passes the operator before its arguments, later releases do not.
@@ -55,51 +51,16 @@ def made_quickly(environment: ShapeEnv) -> Iterator[None]:
                 result = empty.as_strided(sizes, strides, 0)
         return FakeTensor(self, result, meta.device, requires_grad=meta.requires_grad)
 
-    def cache_key(self: FakeTensorMode, state: Any, func: Any, *arguments: Any) -> Any:
-        nonlocal ignores
-        before, ignores = ignores, self.shape_env is environment and _ignores_gradients(func)
-        try:
-            return plain_key(self, state, func, *arguments)
-        finally:
-            ignores = before
-
-    def flatten_into(self: TensorMetadata, *arguments: Any) -> None:
-        # Made for this key alone.
-        self.requires_grad = self.requires_grad and not ignores
-        plain_flatten(self, *arguments)
-
-    def validate(self: FakeTensorMode, state: Any, key: Any, func: Any, *call: Any) -> None:
-        if _ignores_gradients(func) and isinstance(call[-1], FakeTensor) and call[-1].requires_grad:
-            raise fake_tensor._BypassDispatchCache("requires grad")
-        plain_validate(self, state, key, func, *call)
-
     def memory_format(tensor: torch.Tensor) -> torch.memory_format:
         return torch.contiguous_format if tensor._has_symbolic_sizes_strides else suggest_memory_format(tensor)
 
     reason = "Make results that are known from an earlier call with little symbolic arithmetic"
     unused = "Compute no memory format for the key of a tensor with symbolic sizes, which has none"
-    alike = "Keep results apart by `requires_grad` only where an operator looks at it"
     with patched(
         Patch(FakeTensorMode, "_get_output_tensor_from_cache_entry", made, reason),
         Patch(fake_tensor, "suggest_memory_format", memory_format, unused),
-        Patch(FakeTensorMode, "_cache_key", cache_key, alike),
-        Patch(TensorMetadata, "_flatten_into", flatten_into, alike),
-        Patch(FakeTensorMode, "_validate_output_for_cache_entry", validate, alike),
     ):
         yield
-
-
-@functools.cache
-def _ignores_gradients(operator: Any) -> bool:
-    """Return whether the fake result of an operator is the same whether or not its operands require grad.
-
-    Fake kernels run below autograd. Composite operators and convolutions choose by it what they compute; of operators
-    in other namespaces it is not known.
-    """
-    if not isinstance(operator, OpOverload) or operator.namespace not in ("aten", "prims"):
-        return False
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CompositeImplicitAutograd")
-    return not composite and "conv" not in operator.name()
 
 
 def _is_plain(meta: Any, viewed: torch.Tensor | None) -> bool:

@@ -86,46 +86,8 @@ def computed_once(environment: ShapeEnv) -> Iterator[None]:
         Patch(SymNode, name, remembering(name, getattr(SymNode, name)), _REASON, in_all_threads=True)
         for name in _METHODS
     ]
-    with patched(*patches, _integers(environment), _constants(environment), _functional_tensors()):
+    with patched(*patches, _functional_tensors()):
         yield
-
-
-def _integers(environment: ShapeEnv) -> Patch:
-    """Tell once per expression whether it is an integer, until the environment learns something."""
-    version = environment._replacements_version_counter
-    # With the expression, so that no other one gets its id.
-    known: dict[int, tuple[int | None, Any]] = {}
-    plain = SymNode.maybe_as_int
-
-    def maybe_as_int(self: SymNode) -> int | None:
-        nonlocal version
-        if self.shape_env is not environment:
-            return plain(self)
-        if version != environment._replacements_version_counter:
-            version = environment._replacements_version_counter
-            known.clear()
-        expression = self._expr
-        found = known.get(id(expression))
-        if found is None:
-            found = known[id(expression)] = plain(self), expression
-        return found[0]
-
-    return Patch(SymNode, "maybe_as_int", maybe_as_int, _REASON, in_all_threads=True)
-
-
-def _constants(environment: ShapeEnv) -> Patch:
-    """Make one node per integer."""
-    known: dict[int, SymNode] = {}
-    plain = SymNode.wrap_int
-
-    def wrap_int(self: SymNode, num: int) -> SymNode:
-        if self.shape_env is not environment:
-            return plain(self, num)
-        if num not in known:
-            known[num] = plain(self, num)
-        return known[num]
-
-    return Patch(SymNode, "wrap_int", wrap_int, _REASON, in_all_threads=True)
 
 
 def _functional_tensors() -> Patch:

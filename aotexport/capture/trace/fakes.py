@@ -29,7 +29,6 @@ from aotexport.torch_internals.general_sizes import (
 )
 from aotexport.torch_internals.names import int_oo, make_fake_inputs, statically_known_true
 from aotexport.torch_internals.patches import constants_in_branches
-from aotexport.torch_internals.shared_results import SharedResults
 from aotexport.torch_internals.symbolic_memo import computed_once
 from aotexport.values.polynomials import quick_simplification
 from aotexport.values.subclasses import encode_subclass
@@ -56,7 +55,6 @@ class FakeInputs:
         fixed_at: the user's line that fixed a symbol to a number, by symbol.
         asked_by: the function of torch that asked for the number of a symbol that is fixed; None: none did.
         larger: the values that the arguments' fakes were made of, see `fake_inputs`.
-        results: what the mode knows of the results of operators.
     """
 
     mode: FakeTensorMode
@@ -69,16 +67,12 @@ class FakeInputs:
     asked_by: dict[Any, str | None] = field(default_factory=dict)
     larger: Sequence[Any] | None = None
 
-    def __post_init__(self) -> None:
-        assert self.mode.shape_env is not None
-        self.results = SharedResults(self.mode.shape_env)
-
     @contextlib.contextmanager
     def tracing(self) -> Iterator[None]:
         """Let torch assume as little as it can about sizes, and record its assumptions."""
         assert self.mode.shape_env is not None
         with (
-            general_sizes_kept(self._assume),
+            general_sizes_kept(self.assumed.setdefault),
             fixed_symbols(self.mode.shape_env, self._fix, user_line),
             computed_once(self.mode.shape_env),
             made_quickly(self.mode.shape_env),
@@ -101,10 +95,6 @@ class FakeInputs:
             symbol: span for symbol, span in ranges if symbol not in free or (span.lower > 0 or span.upper < int_oo)
         }
         return guards, bounded, set(self.fixed_at), set(self.assumed)
-
-    def _assume(self, condition: Any) -> None:
-        self.assumed.setdefault(condition)
-        self.results.assumptions += 1
 
     def _fix(self, symbol: Any, asked: bool) -> None:
         if symbol not in self.fixed_at:
