@@ -32,7 +32,11 @@ _OPTIONS = (
     ),
     click.option("--force", is_flag=True, help="Replace a bundle at the output."),
     click.option("--fast", is_flag=True, help="Compare with eager in fewer calls; the manifest says so."),
-    click.option("--no-verify", is_flag=True, help="Do not compare the bundle with eager execution."),
+    click.option(
+        "--no-verify",
+        is_flag=True,
+        help="Do not compare the bundle with eager execution: graphs that differ from it are not left out.",
+    ),
     click.option("--strip", is_flag=True, help="Leave source lines and module paths out."),
     click.option("-q", "--quiet", is_flag=True, help="Print errors, and warnings about the bundle, alone."),
     click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),

@@ -84,7 +84,7 @@ def export(
         targets: forms to ship; `portable` always is. `cpu`: shared libraries for this machine's processor, `cpu:v3,v4`
             for these levels of x86-64. `cuda`: kernels for NVIDIA GPUs, `cuda:sm_80,sm_90` for those.
         verify: compare the written bundle with eager execution, in a fresh process; `fast`: in fewer calls, `full`: in
-            more. The manifest says which.
+            more. The manifest says which. False: functional graphs and libraries that differ from eager stay in it.
         force: replace a bundle at `output`.
         strip: leave source lines and module paths out.
         kernel_sources: keep the sources of kernels for NVIDIA GPUs, so that the bundle can be checked without one.

@@ -35,6 +35,8 @@ class Case:
 
 
 CASES: dict[str, Case] = {}
+DISAGREES = "it disagreed with eager execution when it was verified"
+"""The recorded reason of a graph that verification drops; such a case says `verify`."""
 
 
 def case(

@@ -369,7 +369,7 @@ def function_computed_by_numpy(x):
     return ByNumpy.apply(x)
 
 
-@case(lambda: (leaf(3, 4), leaf(4), torch.tensor([2, 1])))
+@case(lambda: (leaf(3, 4), leaf(4), torch.tensor([2, 1])), forward_only="registers hooks")
 def function_and_hook_beside_branches_on_values(x, w, counts):
     y = Scale.apply(x, w, 2.0)
     y.register_hook(lambda grad: grad * 3)

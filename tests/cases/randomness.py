@@ -79,6 +79,6 @@ def draws_into_other_layouts(x):
     return *noise, *dropped, *slopes, torch._standard_gamma(turned.exp())
 
 
-@case(lambda: (leaf(4, 6),), forward_only="`bernoulli_` fills a tensor")
+@case(lambda: (leaf(4, 6),))
 def draws_by_chances_into_another_layout(x):
     return x.t() * torch.empty_like(x.t()).bernoulli_(x.detach().t().sigmoid())

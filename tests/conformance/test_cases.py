@@ -30,7 +30,7 @@ def bundles(tmp_path_factory):
             # Operators with bodies make torch compile, which warns of its own deprecations.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                aotexport.export(callable_, args, kwargs, output=root / case.name, verify=False, **case.options)
+                aotexport.export(callable_, args, kwargs, output=root / case.name, **{"verify": False} | case.options)
         except aotexport.AotExportError as error:
             failures[case.name] = error
     paths = [str(root / case.name) for case in CASES if case.name not in failures]

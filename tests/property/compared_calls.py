@@ -159,7 +159,7 @@ def export(model: Model, path: Path) -> None:
     named = {"programs": ["train", "infer", "eval-joint"]} if isinstance(module, nn.Module) else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        aotexport.export(module, args, kwargs, output=path, verify=False, **named | model.options)
+        aotexport.export(module, args, kwargs, output=path, **{"verify": False} | named | model.options)
 
 
 @contextlib.contextmanager

@@ -113,59 +113,8 @@ def _checked(returned: Any) -> torch.Tensor | None:
 
 
 def _does_something(subgraph: torch.fx.GraphModule) -> bool:
-    return subgraph.graph.output_node().args[0] != [None] or _has_effects(subgraph.graph)
-
-
-def _has_effects(subgraph: torch.fx.Graph) -> bool:
-    return any(node.op == "call_function" and node.is_impure() for node in subgraph.nodes)
-
-
-def unfit_hook(graph: torch.fx.Graph) -> str | None:
-    """Return why the functional graph would not do the same as the forward graph's hooks; None: it does.
-
-    Args:
-        graph: the forward graph of a program with gradients.
-    """
-    for node in graph.find_nodes(op="call_function", target=apply_hook):
-        subgraph, tensor, _ = node.args
-        if tensor.op == "placeholder":
-            return "the model registers a hook on an input, whose gradient others add to"
-        if not _is_linear(getattr(graph.owning_module, subgraph.target).graph):
-            return "a hook of the model is no linear function of gradients, and sees parts of them when differentiated"
-    return None
-
-
-_LINEAR = frozenset(
-    (
-        *("_to_copy", "alias", "clone", "contiguous", "expand", "mean", "neg", "permute", "reshape", "select", "slice"),
-        *("squeeze", "sum", "t", "to", "transpose", "unsqueeze", "view", "zeros_like"),
-    )
-)
-"""Base names of operators that are linear in their first operand."""
-
-_BILINEAR = frozenset(("bmm", "linear", "matmul", "mm", "mul"))
-"""Base names of operators that are linear in each of their first two operands."""
-
-
-def _is_linear(subgraph: torch.fx.Graph) -> bool:
-    """Return whether a hook is known to be linear: its result for a sum of gradients is the sum of its results."""
-    (grad, *_), output = subgraph.find_nodes(op="placeholder"), subgraph.output_node()
-    derived = {grad}
-    for node in subgraph.nodes:
-        operands = [operand in derived for operand in node.args]
-        if node.op != "call_function" or not any(operand in derived for operand in node.all_input_nodes):
-            continue
-        base = str(node.target).removeprefix("aten.").partition(".")[0]
-        if base.startswith("sym_"):
-            continue
-        first = operands[0] and sum(operands) == 1
-        linear = first and (base in _LINEAR or base in _BILINEAR or base == "div")
-        bilinear = base in _BILINEAR and operands[:2] == [False, True]
-        addition = base in ("add", "sub") and operands == [True, True]
-        if not (linear or bilinear or addition) or node.is_impure():
-            return False
-        derived.add(node)
-    return all(node in derived for node in output.all_input_nodes) and not _has_effects(subgraph)
+    has_effects = any(node.op == "call_function" and node.is_impure() for node in subgraph.graph.nodes)
+    return has_effects or subgraph.graph.output_node().args[0] != [None]
 
 
 # --- Python objects within reach of a hook ----------------------------------------------------------------

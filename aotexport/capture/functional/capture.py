@@ -12,10 +12,8 @@ import torch
 
 from aotexport.capture.effects.applied_function import AppliedFunction, apply_function
 from aotexport.capture.effects.grad_mode import marked_regions
-from aotexport.capture.effects.hooks import unfit_hook
+from aotexport.capture.effects.hooks import apply_hook
 from aotexport.capture.effects.recurrence import stepwise
-from aotexport.capture.functional.hidden_aliases import written_hidden_alias
-from aotexport.capture.functional.mistaken_layouts import mistaken_layout
 from aotexport.capture.functional.mutating_operators import nest_mutating_calls
 from aotexport.capture.functional.overlapping_views import contiguous_tangents
 from aotexport.capture.functional.recomputed import recompute_checkpoints
@@ -32,7 +30,6 @@ from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
-from aotexport.torch_internals.general_sizes import is_row_major
 from aotexport.torch_internals.launches import DeviceModel, triton_target
 from aotexport.torch_internals.patches import dropout_between_layers, onednn_disabled
 from aotexport.torch_internals.tracing import current_tracer, is_of_backward, node_meta_preserved
@@ -117,21 +114,11 @@ def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
         return "calls change the shape or dtype of the module's tensors"
     if (name := resizes_input(forward.graph.graph)) is not None:
         return f"`{name}` gives an input another shape"
-    if (name := written_hidden_alias(forward.graph.graph)) is not None:
-        return f"`{name}` gives views without saying so, and the model writes to their memory"
-    if (name := mistaken_layout(forward.graph.graph)) is not None:
-        return f"`{name}` lays its result out otherwise in eager than in a trace"
-    filled = [node.meta["val"] for node in _calls(forward, torch.ops.aten.bernoulli_.Tensor)]
-    if not all(map(is_row_major, filled)):
-        return "`bernoulli_` fills a tensor that is not contiguous, and its functional form draws in another order"
     if (name := stepwise(forward.graph.graph)) is not None:
         return f"`{name}` has a dynamic number of steps, and functional graphs take recurrence apart, step by step"
-    if not grad:
-        return None
-    if (reason := unfit_hook(forward.graph.graph)) is not None:
-        return reason
-    name = _phase_checked(forward)
-    return name and f"eager's backward of `{name}` checks that the loss does not depend on the phase of eigenvectors"
+    if grad and _calls(forward, apply_hook):
+        return "the model registers hooks on tensors, which would see parts of the gradients that eager's see"
+    return None
 
 
 def _undefined_gradients(forward: ForwardCapture, captured: FunctionalCapture) -> str | None:
@@ -145,19 +132,6 @@ def _undefined_gradients(forward: ForwardCapture, captured: FunctionalCapture) -
     if not takes_some or tangents < 2:
         return None
     return "the backward of a custom autograd function takes undefined gradients (`set_materialize_grads(False)`)"
-
-
-def _phase_checked(forward: ForwardCapture) -> str | None:
-    """Return the operator whose traced backward lacks a check of values that eager's has; None: there is none.
-
-    Source: torch 2.13, torch/csrc/autograd/FunctionsManual.cpp, `linalg_eig_backward`.
-    """
-    for operator in (torch.ops.aten.linalg_eig.default, torch.ops.aten.linalg_eigh.default):
-        for node in _calls(forward, operator):
-            vectors = [user for user in node.users if user.args[1:] == (1,)]
-            if vectors and node.meta["val"][1].is_complex():
-                return operator.__name__.partition(".")[0]
-    return None
 
 
 def _checked(forward: ForwardCapture, captured: FunctionalCapture) -> Any | None:
