@@ -10,12 +10,10 @@ from typing import Any
 import torch
 
 from aotexport.capture.functional.overlapping_views import OverlappingView, asks_for_size
-from aotexport.capture.functional.random_layouts import DRAWN_IN_MEMORY, MADE_CONTIGUOUS
 from aotexport.capture.functional.shared_casts import Cast
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.torch_internals.calls import FakeTensor, tree_leaves
 from aotexport.torch_internals.checks import knows_data_dependent_numbers
-from aotexport.torch_internals.general_sizes import is_row_major
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.tracing import REQUIRES_GRAD
 
@@ -75,8 +73,6 @@ class Retrace(torch.fx.Interpreter):
             # Functional graphs have no versions; the eager run records the work of the epilogue.
             with torch.no_grad():
                 return args[0].set_(args[1].detach())
-        if target in MADE_CONTIGUOUS:
-            return super().call_function(target, args, kwargs).contiguous()
         if target in _DROPOUTS and len(args) == 3:
             # Their decomposition copies where eager returns the input itself, and draws where eager does not.
             # Source: torch 2.13, aten/src/ATen/native/Dropout.cpp, `_dropout_impl`.
@@ -88,10 +84,7 @@ class Retrace(torch.fx.Interpreter):
             if target is torch.ops.aten.dropout.default and tensor.device.type == "cpu" and tensor.dtype in _HALVES:
                 # Eager's backward multiplies by the scaled mask, which is rounded; `native_dropout`'s by the scale.
                 return tensor.mul(torch.native_dropout(torch.ones_like(tensor), p, True)[0])
-        drawn = DRAWN_IN_MEMORY.get(target)
-        if drawn is None or args[0].device.type != "cpu" or is_row_major(args[0]):
-            return super().call_function(target, args, kwargs)
-        return drawn(*args)
+        return super().call_function(target, args, kwargs)
 
 
 class Analysis(Retrace):
