@@ -7,16 +7,15 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
-from aotexport.eager.run import eager_run
+from aotexport.eager.run import copies, eager_run
 from aotexport.model.attributes import AttributeChanged
 from aotexport.model.call import ExampleCall
 from aotexport.model.mode import Attribute
 from aotexport.model.programs import Mode
 from aotexport.model.state import State
-from aotexport.model.structure import tree_of
+from aotexport.model.structure import flattened
 from aotexport.values.same_tensors import are_same
 
 
@@ -66,14 +65,6 @@ def _path(module: nn.Module, attribute: Attribute) -> str:
 
 def _outcome(call: ExampleCall, state: State, mode: Mode, attribute: Attribute) -> tuple[list[Any], Any]:
     """Return outputs, inputs and changed state of a call for real with an attribute, and the attribute after it."""
-    values: list[Any] = []
-
-    def keep(value: Any, path: str) -> int:
-        values.append(value)
-        return len(values) - 1
-
     with eager_run(call, state, mode, seed=0, outside=True, attributes=[attribute]) as run:
-        tree_of(run(), "output", keep, role="output")
-        values += run.tensors
-        values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
-        return [*values, *run.snapshot.changes()], getattr(*attribute[:2])
+        tree, values = flattened(run(), "output", role="output")
+        return [tree, *copies(values), *copies(run.tensors), *run.snapshot.changes()], getattr(*attribute[:2])

@@ -22,7 +22,7 @@ from aotexport.model.programs import ProgramSpec
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
 from aotexport.model.state import State
-from aotexport.model.structure import tree_of
+from aotexport.model.structure import flattened
 from aotexport_runtime.schema.trees import Leaf, Tree
 from aotexport_runtime.values.trees import leaves
 
@@ -133,14 +133,7 @@ def _results(run: Run, call: ExampleCall) -> Results:
     if shorter is not None:
         with contextlib.suppress(ExportFailed):
             return _results(run, shorter)
-    ranks: list[int] = []
-
-    def index(value: Any, path: str) -> int | None:
-        if type(value) is int:
-            return None
-        ranks.append(value.dim() if isinstance(value, torch.Tensor) else 0)
-        return len(ranks) - 1
-
     with attempt("call without labels"):
         run.begin()
-        return tree_of(run(call), "output", index, role="output"), ranks
+        tree, values = flattened(run(call), "output", role="output")
+        return tree, [value.dim() if isinstance(value, torch.Tensor) else 0 for value in values]

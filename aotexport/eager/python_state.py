@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from aotexport.eager.run import eager_run
+from aotexport.eager.run import copies, eager_run
 from aotexport.errors import ExportFailed
-from aotexport.model.attributes import attributes_restored, attributes_watched
+from aotexport.model.attributes import Attributes, attributes_restored
 from aotexport.model.call import ExampleCall, example_call
 from aotexport.model.memory_snapshots import copied, spans_of
 from aotexport.model.programs import ProgramSpec
@@ -29,7 +29,7 @@ from aotexport.model.refusals import attempt
 from aotexport.model.restore import Before
 from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
-from aotexport.model.structure import tree_of
+from aotexport.model.structure import flattened, tree_of
 from aotexport.process.objects import namespace_of
 from aotexport.values.same_tensors import are_same
 from aotexport_runtime.call.guards.arguments import argument_guards
@@ -217,11 +217,11 @@ def _watched(call: ExampleCall, state: State) -> Callable[[], bool]:
     known = {id(entry.tensor) for entry in state.entries}
     tensors = [Before.of(tensor) for tensor in reached_tensors([call.module]) if id(tensor) not in known]
     memory = [copied(span) for span in spans_of(each.alias for each in tensors if each.alias is not None)]
-    attributes = attributes_watched(call.module)
+    attributes = Attributes.of(call.module)
 
     def are_same() -> bool:
         in_place = (each.alias is not None and each.tensor.is_set_to(each.alias) for each in tensors)
-        return attributes() and all(in_place) and all(span.is_unchanged() for span in memory)
+        return attributes.are_same() and all(in_place) and all(span.is_unchanged() for span in memory)
 
     return are_same
 
@@ -271,19 +271,10 @@ def _run(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[Observed, 
 
 def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[Observed, dict[str, Any]]:
     """Do as `_run`, but leave in the module the values that the call stores in attributes outside of the argument."""
-    values: list[Any] = []
-
-    def keep(value: Any, path: str) -> int | None:
-        if type(value) is int:
-            return None
-        values.append(value)
-        return len(values) - 1
-
     running = eager_run(call, state, spec.mode, grad=spec.grad, seed=0, as_traced=True, keeps_attributes=True)
     with attempt("call for real"), running as run:
-        tree = tree_of(run(), "output", keep, role="output")
-        values = [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
-        values += run.snapshot.changes()
+        tree, values = flattened(run(), "output", role="output")
+        values = [*copies(values), *run.snapshot.changes()]
     return (tree, values), _detached(run.kwargs.get(ARGUMENT, {}))
 
 
@@ -311,19 +302,11 @@ def _items(value: Any) -> Iterable[Any]:
 def _same_value(one: Any, other: Any) -> bool:
     """Return whether two states are the same for a program: equal metadata of tensors, equal other values."""
 
-    def described(value: Any) -> Tree:
-        def index(leaf: Any, path: str) -> int | None:
-            if type(leaf) is int:
-                return None
-            metas.append((leaf.dtype, leaf.shape, leaf.stride(), leaf.requires_grad))
-            return len(metas) - 1
+    def described(value: Any) -> tuple[Tree, list[Any]]:
+        tree, tensors = flattened(value, ARGUMENT, role="input")
+        return tree, [(each.dtype, each.shape, each.stride(), each.requires_grad) for each in tensors]
 
-        return tree_of(value, ARGUMENT, index, role="input")
-
-    metas: list[Any] = []
-    first, of_first = described(one), metas
-    metas = []
-    return (first, of_first) == (described(other), metas)
+    return described(one) == described(other)
 
 
 def fits(program: Program, call: ExampleCall) -> bool:

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 
 from aotexport.eager.python_state import with_other_inputs
-from aotexport.eager.run import Run, eager_run
+from aotexport.eager.run import copies, eager_run
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
 from aotexport.model.mode import Mode
 from aotexport.model.refusals import attempt
 from aotexport.model.state import State, StateEntry
-from aotexport.model.structure import tree_of
+from aotexport.model.structure import flattened
 from aotexport.values.same_tensors import are_same
 
 
@@ -33,37 +33,26 @@ def only_prepares(call: ExampleCall, state: State, reshaped: Sequence[StateEntry
     options = {"grad": grad, "seed": 0, "as_traced": True, "outside": True}
     try:
         with attempt("call for real"), eager_run(call, state, mode, **options) as run:
-            tree, first = _result(run)
-            first += _left(reshaped)
+            tree, first = flattened(run(), "output", role="output")
+            first = copies(first) + _left(reshaped)
         with attempt("call for real"), eager_run(call, state, mode, **options) as run:
             run.call = with_other_inputs(call)
             run()
             left = _left(reshaped)
             run.call = call
             torch.manual_seed(0)
-            other, later = _result(run)
-            later += _left(reshaped)
+            other, later = flattened(run(), "output", role="output")
+            later = copies(later) + _left(reshaped)
     except ExportFailed:
         return False
     is_kept = all(map(_is_laid_out_alike, left, later[-len(left) :]))
     return is_kept and tree == other and all(map(are_same, first, later))
 
 
-def _result(run: Run) -> tuple[Any, list[Any]]:
-    values: list[Any] = []
-
-    def keep(value: Any, path: str) -> int:
-        values.append(value.detach().clone() if isinstance(value, torch.Tensor) else value)
-        return len(values) - 1
-
-    return tree_of(run(), "output", keep, role="output"), values
-
-
 def _left(entries: Sequence[StateEntry]) -> list[Any]:
     """Return copies of the tensors that are in the places of these now."""
     places = [entry.slots[0] if entry.slots else ({"": entry.tensor}, "") for entry in entries]
-    tensors = [table.get(key) for table, key in places]
-    return [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in tensors]
+    return copies(table.get(key) for table, key in places)
 
 
 def _is_laid_out_alike(one: Any, other: Any) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -14,7 +14,7 @@ import torch
 from aotexport.eager.recorded_arguments import RecordedArguments, example_arguments
 from aotexport.errors import ExportFailed
 from aotexport.model.argument_containers import check_changes, containers
-from aotexport.model.attributes import attributes_to_put_back, named_modules
+from aotexport.model.attributes import Attributes
 from aotexport.model.call import ExampleCall
 from aotexport.model.mode import Attribute, in_mode
 from aotexport.model.programs import Mode
@@ -107,7 +107,7 @@ def eager_run(
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(in_mode(call.module, mode, [*call.first_call_constants, *attributes]))
-        put_back = None if keeps_attributes else attributes_to_put_back(named_modules(call.module))
+        put_back = None if keeps_attributes else Attributes.of(call.module).put_back
         if put_back is not None:
             stack.callback(put_back)
         if grad is not None:
@@ -119,6 +119,11 @@ def eager_run(
         if seed is not None:
             torch.manual_seed(seed)
         yield Run(call, state, snapshot, put_back)
+
+
+def copies(values: Iterable[Any]) -> list[Any]:
+    """Return values with detached copies of the tensors among them."""
+    return [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
 
 
 def runs_without_gradients(call: ExampleCall, state: State) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from aotexport.errors import ExportFailed
-from aotexport.model.containers import Snapshot, snapshots
+from aotexport.model.containers import ItemChange, snapshots
 from aotexport_runtime.submodules.python_state import INTERNAL, WithAttributes
 
 _MISSING = object()
@@ -48,108 +48,97 @@ class AttributeChanged(ExportFailed):
         self.name, self.old, self.new = name, old, new
 
 
+class Attributes:
+    """The attributes of modules as they are now, and the items of the containers in them."""
+
+    def __init__(self, modules: Iterable[tuple[str, nn.Module]]) -> None:
+        """Remember them.
+
+        Args:
+            modules: each with its path; their submodules are not included.
+        """
+        self._before = [(path, child, _own(child)) for path, child in modules]
+        self._containers = [
+            snapshot
+            for path, _, attributes in self._before
+            for name, value in attributes.items()
+            for snapshot in snapshots(value, _joined(path, name))
+        ]
+
+    @classmethod
+    def of(cls, module: nn.Module | None) -> Attributes:
+        """Return those of a model, its submodules included; none for a function."""
+        return cls([] if module is None else module.named_modules())
+
+    def changed_items(self) -> list[ItemChange]:
+        """Return the changes of containers since."""
+        return [change for snapshot in self._containers for change in snapshot.changes()]
+
+    def changed(self) -> list[tuple[str, Any, Any]]:
+        """Return the attributes that have changed since, as `(name, old, new)`; None: it was not, or is not, there."""
+        return [
+            (_joined(path, name), old.get(name), new.get(name))
+            for path, child, old in self._before
+            for new in [_own(child)]
+            for name in {**old, **new}
+            if old.get(name) is not new.get(name)
+        ]
+
+    def are_same(self) -> bool:
+        """Return whether all are as they were."""
+        same = all(_identical(old, _own(child)) for _, child, old in self._before)
+        return same and not any(snapshot.has_changed() for snapshot in self._containers)
+
+    def put_back(self) -> None:
+        """Put all back as they were."""
+        for snapshot in self._containers:
+            snapshot.restore()
+        for _, child, old in self._before:
+            new = _own(child)
+            if not _identical(old, new):
+                for name in new:
+                    del vars(child)[name]
+                vars(child).update(old)
+
+    def undoing(self) -> Callable[[], None]:
+        """Return a function that undoes the changes until now, and no later ones."""
+        containers = [snapshot for snapshot in self._containers if snapshot.has_changed()]
+        slots = [
+            (vars(child), name, old.get(name, _MISSING))
+            for _, child, old in self._before
+            for new in [_own(child)]
+            for name in {**old, **new}
+            if old.get(name, _MISSING) is not new.get(name, _MISSING)
+        ]
+
+        def undo() -> None:
+            for snapshot in containers:
+                snapshot.restore()
+            for table, name, value in slots:
+                table.pop(name, None) if value is _MISSING else table.update({name: value})
+
+        return undo
+
+
 @contextlib.contextmanager
 def attributes_restored(module: nn.Module | None) -> Iterator[None]:
     """Put the attributes of the model, and their items, back after the block."""
-    put_back = attributes_to_put_back(named_modules(module))
+    before = Attributes.of(module)
     try:
         yield
     finally:
-        put_back()
+        before.put_back()
 
 
-@contextlib.contextmanager
-def changed_for_a_while(module: nn.Module, change: Callable[[], None]) -> Iterator[None]:
-    """Let `change` set attributes of the model and their items; put these back after the block, and no others."""
-    before = [(child, own_attributes(child)) for _, child in named_modules(module)]
-    containers = containers_of(named_modules(module))
-    changed: list[Snapshot] = []
-    slots: list[tuple[dict[str, Any], str, Any]] = []
-    try:
-        try:
-            change()
-        finally:
-            changed += [snapshot for snapshot in containers if snapshot.has_changed()]
-            for child, old in before:
-                new = own_attributes(child)
-                names = [name for name in {**old, **new} if old.get(name, _MISSING) is not new.get(name, _MISSING)]
-                slots += [(vars(child), name, old.get(name, _MISSING)) for name in names]
-        yield
-    finally:
-        for snapshot in changed:
-            snapshot.restore()
-        for table, name, value in slots:
-            if value is _MISSING:
-                table.pop(name, None)
-            else:
-                table[name] = value
-
-
-def attributes_to_put_back(modules: Iterable[tuple[str, nn.Module]]) -> Callable[[], None]:
-    """Return a function that puts the attributes of modules, and their items, back as they are now.
-
-    Args:
-        modules: each with its path; their submodules are not included.
-    """
-    modules = list(modules)
-    before = [(path, child, own_attributes(child)) for path, child in modules]
-    containers = containers_of(modules)
-
-    def put_back() -> None:
-        for snapshot in containers:
-            snapshot.restore()
-        restore(before)
-
-    return put_back
-
-
-def attributes_watched(module: nn.Module | None) -> Callable[[], bool]:
-    """Return a function that tells whether the attributes of the model, and their items, are as they are now."""
-    before = [(child, own_attributes(child)) for _, child in named_modules(module)]
-    containers = containers_of(named_modules(module))
-
-    def are_same() -> bool:
-        same = all(_identical(old, own_attributes(child)) for child, old in before)
-        return same and not any(snapshot.has_changed() for snapshot in containers)
-
-    return are_same
-
-
-def named_modules(module: nn.Module | None) -> list[tuple[str, nn.Module]]:
-    """Return the modules of a model, each with its path; none for a function."""
-    return [] if module is None else list(module.named_modules())
-
-
-def own_attributes(module: nn.Module) -> dict[str, Any]:
+def _own(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module; of a loaded bundle, without those internal to its calls."""
     if not isinstance(module, WithAttributes):
         return vars(module).copy()
     return {name: value for name, value in vars(module).items() if name not in INTERNAL}
 
 
-def containers_of(modules: Iterable[tuple[str, nn.Module]]) -> list[Snapshot]:
-    """Return the containers in the attributes of modules, including torch's own tables of their state."""
-    found: list[Snapshot] = []
-    for path, child in modules:
-        for name, value in own_attributes(child).items():
-            found += snapshots(value, f"{path}.{name}" if path else name)
-    return found
-
-
-def restore(before: list[tuple[str, nn.Module, dict[str, Any]]]) -> list[tuple[str, Any, Any]]:
-    """Put every attribute back; return the changed ones as `(name, old, new)`."""
-    changes: list[tuple[str, Any, Any]] = []
-    for path, child, old in before:
-        new = own_attributes(child)
-        if _identical(old, new):
-            continue
-        for key in {**old, **new}:
-            if old.get(key) is not new.get(key):
-                changes.append((f"{path}.{key}" if path else key, old.get(key), new.get(key)))
-        for key in new:
-            del vars(child)[key]
-        vars(child).update(old)
-    return changes
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
 
 
 def _identical(one: dict[str, Any], other: dict[str, Any]) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from aotexport.model.attributes import attributes_to_put_back
+from aotexport.model.attributes import Attributes
 from aotexport.model.globals import globals_to_put_back
 from aotexport.model.reach import reached
 from aotexport.model.restore import Before
@@ -39,14 +39,14 @@ def left_alone(target: Any, others: Iterable[Any]) -> Iterator[None]:
     # Parameters that are not initialised yet are refused before anything runs, and have nothing to put back.
     tensors = [_TensorBefore.of(value) for value in found if isinstance(value, torch.Tensor) and not is_lazy(value)]
     module = target if isinstance(target, nn.Module) else getattr(target, "__self__", None)
-    attributes = attributes_to_put_back(modules)
+    attributes = Attributes(modules)
     globals_ = globals_to_put_back(target, module if isinstance(module, nn.Module) else None)
     generators = _generators()
     try:
         yield
     finally:
         with uninterrupted():
-            attributes()
+            attributes.put_back()
             globals_()
             for tensor in tensors:
                 tensor.put_back()

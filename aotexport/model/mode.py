@@ -10,7 +10,7 @@ from torch import nn
 from torch.fx import GraphModule, Node
 
 from aotexport.errors import ExportFailed
-from aotexport.model.attributes import changed_for_a_while
+from aotexport.model.attributes import Attributes
 from aotexport.model.restore import UNCHANGED, restored
 from aotexport.model.state import State
 
@@ -94,8 +94,14 @@ def _switched(module: nn.Module, training: bool) -> Iterator[None]:
     if module.training == training:
         yield
     elif _any_has_own_switches(module):
-        with changed_for_a_while(module, switch):
+        before = Attributes.of(module)
+        undo = before.put_back
+        try:
+            switch()
+            undo = before.undoing()
             yield
+        finally:
+            undo()
     else:
         switch()
         yield

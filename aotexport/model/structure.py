@@ -52,6 +52,19 @@ def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, role: str) -> Tree:
     return _TreeMaker(leaf_index, role).visit(value, path)
 
 
+def flattened(value: Any, path: str, *, role: str) -> tuple[Tree, list[Any]]:
+    """Return the tree of `value`, and its leaves; integers are constants. See `tree_of`."""
+    leaves: list[Any] = []
+
+    def leaf_index(leaf: Any, path: str) -> int | None:
+        if type(leaf) is int:
+            return None
+        leaves.append(leaf)
+        return len(leaves) - 1
+
+    return tree_of(value, path, leaf_index, role=role), leaves
+
+
 class _TreeMaker:
     """Makes the tree of a value; see `tree_of`."""
 

@@ -17,12 +17,9 @@ from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
 from aotexport.model.attributes import (
     AttributeChanged,
+    Attributes,
     ChangedOnFirstCall,
     PythonStateChanged,
-    containers_of,
-    named_modules,
-    own_attributes,
-    restore,
 )
 from aotexport.model.containers import ItemChange
 
@@ -41,16 +38,12 @@ def attributes_kept(module: nn.Module | None, effects: Effects) -> Iterator[None
     Raises:
         ExportFailed: the block changed Python state that the model's next call may depend on.
     """
-    modules = named_modules(module)
-    before = [(path, child, own_attributes(child)) for path, child in modules]
-    containers = containers_of(modules)
+    before = Attributes.of(module)
     try:
         yield
     finally:
-        items = [change for snapshot in containers for change in snapshot.changes()]
-        for snapshot in containers:
-            snapshot.restore()
-        changes = restore(before)
+        items, changes = before.changed_items(), before.changed()
+        before.put_back()
     _judge_items(items, effects)
     _judge(changes, effects)
 
