@@ -57,8 +57,7 @@ def derive(
     No model code is needed: the forward graphs are captured again, with the recorded calls as examples, and the new
     bundle is verified against them. `aotexport inspect` shows which bundle a bundle was made of, and what was changed.
     """
-    if write.fast and write.no_verify:
-        raise click.UsageError("--fast and --no-verify exclude each other; give one")
+    given = write.keywords()
     with write.running() as (progress, fresh):
         import torch
 
@@ -66,12 +65,7 @@ def derive(
         from aotexport.pipeline.derive import Changes, derive_as
         from aotexport.pipeline.options import ExportOptions
 
-        options = ExportOptions.checked(
-            **write.keywords(),
-            label_free=False,
-            verify=False if write.no_verify else "fast" if write.fast else True,
-            progress=progress,
-        )
+        options = ExportOptions.checked(**given, label_free=False, progress=progress)
         progress(f"load {bundle}")
         changes = Changes(
             freeze=freeze,

@@ -167,7 +167,7 @@ def export(
     was exported in. torch reads it, pickles by `weights_only`; export files that you trust.
     """
     _check_usage(onnx or (opset, onnx_state, translations) == (None, None, None), weights, recipe)
-    verify = _verify(verification, write)
+    given = write.keywords(verification)
     with write.running(profile and profile.absolute()) as (progress, fresh):
         from aotexport.model.dynamic_option import merge_dynamic
         from aotexport.model.model_file import importable
@@ -177,9 +177,8 @@ def export(
 
         # Checked before the model is built, which may take long.
         options = ExportOptions.checked(
-            **write.keywords(),
+            **given,
             label_free=label_free,
-            verify=verify,
             kernel_sources=kernel_sources,
             autocast=autocast,
             onnx=onnx and read_options(opset, onnx_state, translations),
@@ -224,19 +223,6 @@ def _check_usage(onnx_is_clear: bool, weights: Path | None, recipe: str | None) 
         raise click.UsageError("--opset, --onnx-state and --onnx-translations are for --onnx; give both")
     if recipe is not None and weights is not None:
         raise click.UsageError("--weights is for a model file, and a recipe reads the weights of its directory")
-
-
-def _verify(verification: str | None, write: WriteOptions) -> bool | str:
-    """Return the keyword `verify` of `aotexport.export`.
-
-    Raises:
-        UsageError: more than one of the options is given.
-    """
-    if (verification is not None) + write.fast + write.no_verify > 1:
-        raise click.UsageError("--verify, --fast and --no-verify exclude each other; give one")
-    if write.fast or write.no_verify:
-        return "fast" if write.fast else False
-    return True if verification in (None, "standard") else verification
 
 
 def _named(names: tuple[str, ...], source: ModelSource) -> list[str | Program]:

@@ -45,18 +45,7 @@ _OPTIONS = (
 
 @dataclass(frozen=True, kw_only=True)
 class WriteOptions:
-    """Options of a command that writes a bundle; `aotexport.export` documents the first four.
-
-    Attributes:
-        output: directory to write the bundle to.
-        targets: forms to ship.
-        force: replace a bundle at `output`.
-        strip: leave source lines and module paths out.
-        fast: compare with eager in fewer calls.
-        no_verify: do not compare.
-        quiet: print errors and warnings alone.
-        as_json: print the summary as JSON.
-    """
+    """What a command that writes a bundle was given for the options above."""
 
     output: Path
     targets: tuple[str, ...]
@@ -67,9 +56,28 @@ class WriteOptions:
     quiet: bool
     as_json: bool
 
-    def keywords(self) -> dict[str, Any]:
-        """Return the keywords of `ExportOptions.checked` that the options say; all but `verify`."""
-        return {"output": self.output, "targets": self.targets, "force": self.force, "strip": self.strip}
+    def keywords(self, verification: str | None = None) -> dict[str, Any]:
+        """Return the keywords of `ExportOptions.checked` that the options say.
+
+        Args:
+            verification: of `--verify`, where the command has it.
+
+        Raises:
+            UsageError: more than one option says how the bundle is compared.
+        """
+        if (verification is not None) + self.fast + self.no_verify > 1:
+            first = "" if verification is None else "--verify, "
+            raise click.UsageError(f"{first}--fast and --no-verify exclude each other; give one")
+        verify = "fast" if self.fast else not self.no_verify
+        if verification not in (None, "standard"):
+            verify = verification
+        return {
+            "output": self.output,
+            "targets": self.targets,
+            "verify": verify,
+            "force": self.force,
+            "strip": self.strip,
+        }
 
     @contextlib.contextmanager
     def running(self, profile: Path | None = None) -> Iterator[tuple[Progress, FreshProcess | None]]:

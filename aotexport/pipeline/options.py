@@ -25,28 +25,7 @@ from aotexport_runtime.values.arguments import check_type, names_of, path_of, wh
 
 @dataclass(frozen=True, kw_only=True)
 class ExportOptions:
-    """Options of an export. `checked` makes them from the keywords of `aotexport.export`, which documents each.
-
-    Attributes:
-        output: directory to write the bundle to.
-        source_root: directory that recorded source files are relative to.
-        programs: names and descriptions of programs; None: the default for the model.
-        variants: further example calls.
-        dynamic_shapes: the sizes that may differ from the example's.
-        label_free: capture programs for calls without labels too.
-        targets: forms to ship beside the portable one.
-        verify: compare the written bundle with eager execution: True, False, `fast` or `full`.
-        force: replace a bundle at `output`.
-        strip: leave source lines and module paths out.
-        kernel_sources: keep the sources of kernels.
-        autocast: name of the dtype of autocast under which calls are served too; None: as the graphs allow.
-        keep_operators: names and namespaces of operators written in Python that are not traced through.
-        shard_nbytes: size above which weights are split in several files.
-        onnx: options of the ONNX models to add; None: none.
-        allow_untested_torch: export with a release of torch that the tests were not run with.
-        dump_passes: directory for forward graphs as text, as traced and after each pass; None: none are written.
-        progress: called with the name of each stage as it begins.
-    """
+    """The keywords of `aotexport.export`, which documents each, as `checked` returns them; None: not asked for."""
 
     output: Path
     source_root: Path

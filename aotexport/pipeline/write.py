@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
+import aotexport
+from aotexport.encode.program import EncodedProgram
 from aotexport.encode.submodules import settings_of
 from aotexport.lower.build import write_targets
 from aotexport.pipeline.bundle_draft import BundleDraft
@@ -13,7 +17,9 @@ from aotexport.process.garbage import collected_rarely
 from aotexport.write import weights
 from aotexport.write.files import write_manifest, write_programs
 from aotexport.write.readme import write_readme
-from aotexport_runtime.schema.manifest import Manifest
+from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION
+from aotexport_runtime.schema.manifest import Manifest, ModuleAttribute, Producer, ProgramEntry
+from aotexport_runtime.schema.versions import format_version
 
 
 def write_weights(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:
@@ -31,21 +37,32 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
     write_programs(programs, directory)
     write_targets(programs, draft.target_files, directory)
     write_readme(directory, name, programs)
-    return write_manifest(
-        directory,
+    version = format_version(FORMAT_VERSION)
+    kept = {*draft.attributes}.union(*((entry.name, *entry.tied) for entry in draft.weights))
+    manifest = Manifest(
+        format=version,
+        min_reader=version,
+        calling_convention=CALLING_CONVENTION,
+        producer=Producer(aotexport=aotexport.__version__, torch=str(torch.__version__)),
         name=name,
         kind="module" if module is not None else "function",
         training=_starts_in_training(draft),
-        programs=programs,
+        programs=tuple(map(_entry, programs)),
         state=draft.weights,
-        attributes=draft.attributes,
+        attributes=tuple(ModuleAttribute(name=name, value=value) for name, value in draft.attributes.items()),
         modules=draft.modules,
-        settings=settings_of(module),
-        vectors=draft.entries,
+        settings={name: value for name, value in settings_of(module).items() if name not in kept},
+        testvectors=draft.entries,
         verification=draft.options.verification,
         ancestors=draft.ancestors,
-        known=draft.digested,
+        files=(),
     )
+    return write_manifest(manifest, programs, directory, draft.digested)
+
+
+def _entry(program: EncodedProgram) -> ProgramEntry:
+    targets = ("portable", *sorted((*program.lowered, *program.compiled)))
+    return ProgramEntry(name=program.record.name, targets=targets, variant_of=program.variant_of)
 
 
 def _starts_in_training(draft: BundleDraft) -> bool:

@@ -4,38 +4,29 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
-import torch
 
-import aotexport
 from aotexport.encode.program import EncodedProgram
 from aotexport.torch_internals.names import custom_operator_module
 from aotexport.values.subclasses import types_of
 from aotexport_runtime.allowed.operators import NAMESPACES
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
-from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION, decode_record, encode_record
+from aotexport_runtime.schema import decode_record, encode_record
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.codec import as_written
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import (
-    Ancestor,
     FileEntry,
     Manifest,
-    ModuleAttribute,
-    Producer,
-    ProgramEntry,
     Requirements,
     StateTensor,
-    Submodule,
     VectorEntry,
-    Verification,
 )
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.schema.versions import format_version, min_reader
 
@@ -56,63 +47,21 @@ def write_programs(programs: Sequence[EncodedProgram], directory: Path) -> None:
 
 
 def write_manifest(
-    directory: Path,
-    *,
-    name: str,
-    kind: str,
-    training: bool,
-    programs: Sequence[EncodedProgram],
-    state: tuple[StateTensor, ...],
-    attributes: Mapping[str, Tree],
-    modules: tuple[Submodule, ...],
-    settings: dict[str, Constant | None],
-    vectors: tuple[VectorEntry, ...],
-    verification: Verification,
-    ancestors: tuple[Ancestor, ...] = (),
-    known: Iterable[FileEntry] = (),
+    manifest: Manifest, programs: Sequence[EncodedProgram], directory: Path, known: Iterable[FileEntry] = ()
 ) -> Manifest:
-    """List everything below `directory` in its manifest; return it.
+    """Write a manifest with the files below `directory`, and with what a load of them needs; return it.
 
     Args:
-        directory: of the bundle; the manifest's other fields follow.
-        name: see `Manifest`.
-        kind: see `Manifest`.
-        training: see `Manifest`.
-        programs: see `Manifest`; written.
-        state: see `Manifest`; written.
-        attributes: see `Manifest`, by name.
-        modules: see `Manifest`.
-        settings: see `Manifest`.
-        vectors: see `Manifest`; written.
-        verification: see `Manifest`.
-        ancestors: see `Manifest`.
+        manifest: its other fields.
+        programs: of the bundle; written.
+        directory: of the bundle.
         known: entries of files that have not changed since, whose digests need not be computed again.
     """
-    manifest = Manifest(
-        format=format_version(FORMAT_VERSION),
-        min_reader=format_version(FORMAT_VERSION),
-        calling_convention=CALLING_CONVENTION,
-        producer=Producer(aotexport=aotexport.__version__, torch=str(torch.__version__)),
-        name=name,
-        kind=kind,  # type: ignore[arg-type]
-        training=training,
-        programs=tuple(
-            ProgramEntry(
-                name=p.record.name, targets=("portable", *sorted((*p.lowered, *p.compiled))), variant_of=p.variant_of
-            )
-            for p in programs
-        ),
-        state=state,
-        attributes=tuple(ModuleAttribute(name=name, value=value) for name, value in attributes.items()),
-        modules=modules,
-        settings={name: value for name, value in settings.items() if name not in {*attributes, *_names(state)}},
-        testvectors=vectors,
-        verification=verification,
-        ancestors=ancestors,
-        requirements=_requirements(_with_casts(programs), state),
-        files=list_files(directory, known),
+    everything = _with_casts(programs)
+    manifest = msgspec.structs.replace(
+        manifest, requirements=_requirements(everything, manifest.state), files=list_files(directory, known)
     )
-    needed = min_reader([manifest, *map(as_written, _documents(_with_casts(programs), vectors, directory))])
+    needed = min_reader([manifest, *map(as_written, _documents(everything, manifest.testvectors, directory))])
     manifest = msgspec.structs.replace(manifest, min_reader=format_version(needed))
     (directory / MANIFEST_NAME).write_bytes(encode_record(manifest))
     return manifest
@@ -132,10 +81,6 @@ def _documents(
             yield from (lowered.record, *lowered.graphs.values())
     for entry in vectors:
         yield decode_record((directory / entry.record).read_bytes(), Vector, where=entry.record)
-
-
-def _names(state: tuple[StateTensor, ...]) -> set[str]:
-    return {name for entry in state for name in (entry.name, *entry.tied)}
 
 
 def list_again(directory: Path, manifest: Manifest) -> Manifest:

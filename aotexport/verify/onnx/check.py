@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from aotexport.errors import ExportFailed, VerificationFailed
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.model.refusals import attempt
 from aotexport.verify.comparison import Comparison
+from aotexport.verify.comparison import comparisons as compared
 from aotexport.verify.onnx.calls import random_calls
 from aotexport.verify.onnx.widen import is_narrow, write_wide
 from aotexport.write.files import list_again
@@ -146,7 +146,7 @@ def _line(comparison: Comparison) -> str:
 
 def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subject, calls: Calls) -> list[Comparison]:
     """Compare ONNX Runtime's results of consecutive calls with the expected ones."""
-    base = {"program": program.name, "vector": calls.name, "target": TARGET}
+    base: dict[str, Any] = {"program": program.name, "vector": calls.name, "target": TARGET}
     if calls.refused:
         name = f"not compared at {calls.name}: {calls.refused}"
         return [Comparison(**base, name=name, error=0.0, absolute=0.0, agrees=True, detail=calls.refused)]
@@ -154,21 +154,10 @@ def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subje
         with attempt("calls of ONNX Runtime"):
             got = observed(program, model, calls, subject.run, subject.state)
     except ExportFailed as refusal:
-        detail = f"raises {first_line(refusal.error)}"
-        return [Comparison(**base, name="call", error=math.inf, absolute=math.inf, agrees=False, detail=detail)]
-    found = [
-        Comparison(
-            **base,
-            name=difference.name,
-            error=difference.error,
-            absolute=difference.absolute,
-            agrees=difference.agrees,
-            detail=f"expected {difference.expected}, got {difference.got}" if difference.expected else "",
-        )
-        for difference in compare(
-            calls.expected, got, least=rounding(bundle, program.name), eager_errors=calls.eager_errors
-        )
-    ]
+        return compared({**base, "error": f"raises {first_line(refusal.error)}"})
+    least = rounding(bundle, program.name)
+    differences = compare(calls.expected, got, least=least, eager_errors=calls.eager_errors)
+    found = compared({**base, "error": "", "differences": [asdict(difference) for difference in differences]})
     if model.updates or all(comparison.agrees for comparison in found):
         return found
     outputs = outputs_of(program, subject.run, calls.values, {})
@@ -187,4 +176,4 @@ def _tie(
     if not is_tie(bundle, program, calls.values, path, outputs[path]):
         return comparison
     same = {"error": 0.0, "absolute": 0.0, "agrees": True, "detail": "other indices, of equal values"}
-    return dataclasses.replace(comparison, name=f"{comparison.name} (of equal values)", **same)
+    return replace(comparison, name=f"{comparison.name} (of equal values)", **same)
