@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from aotexport.lower.cuda.attention import MOVED, attend, attend_backward, bias, factor_of, fitted, fused_kind
 from aotexport_runtime.values.sizes import evaluate, symbols_of
 from tests.cuda.lowered import lowered, operators
 
@@ -82,3 +85,149 @@ def test_attention_over_the_first_axis_is_fused():
     attention = nn.MultiheadAttention(8, 2)
     program = lowered(lambda x: attention(x, x, x, need_weights=False)[0], torch.randn(5, 2, 8))
     assert attention_of(program) == ["efficient_attention"]
+
+
+# --- operators of CPUs by those of GPUs ----------------------------------------------------------------------
+
+aten = torch.ops.aten
+
+FOR_CPU = "aten::_scaled_dot_product_flash_attention_for_cpu.default"
+FOR_CPU_BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default"
+
+
+def flash(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+    out, statistics = attend(query, key, value, None, is_causal, factor_of(query, scale))
+    state = torch.zeros(2, dtype=torch.uint64)
+    return out, statistics, None, None, query.shape[2], key.shape[2], state, state[0], query.new_empty(0)
+
+
+def flash_backward(grad, query, key, value, out, statistics, *rest, scale=None):
+    factor = factor_of(query, scale)
+    return attend_backward(grad, query, key, value, out, statistics, None, rest[5], factor)[:3]
+
+
+def efficient(query, key, value, mask, statistics, dropout_p=0.0, is_causal=False, *, scale=None):
+    seed = torch.zeros((), dtype=torch.int64)
+    return *attend(query, key, value, mask, is_causal, factor_of(query, scale)), seed, seed
+
+
+def efficient_backward(grad, query, key, value, mask, out, statistics, *rest, is_causal=False, scale=None):
+    is_causal, factor = len(rest) > 4 and rest[4], factor_of(query, scale)
+    return *attend_backward(grad, query, key, value, out, statistics, mask, is_causal, factor)[:3], None
+
+
+@pytest.fixture
+def cuda_operators():
+    """Give CPUs the operators that CUDA devices have."""
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        for kind, functions in {"flash": (flash, flash_backward), "efficient": (efficient, efficient_backward)}.items():
+            for direction, function in zip(("", "_backward"), functions, strict=True):
+                library.impl(f"_scaled_dot_product_{kind}_attention{direction}", function, "CPU")
+        yield
+
+
+def operands(dtype=torch.float32, width=8, rows=5, columns=5, batch=2, heads=3):
+    torch.manual_seed(0)
+    query = torch.randn(batch, rows, heads, width, dtype=dtype).transpose(1, 2)
+    return query, *(torch.randn(batch, heads, columns, width, dtype=dtype) for _ in range(2))
+
+
+def boolean(query, key):
+    mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(1)
+    return mask
+
+
+def added(query, key):
+    return torch.randn(query.shape[0], 1, query.shape[2], key.shape[2], dtype=query.dtype)
+
+
+def nothing_at_first(query, key):
+    return torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(-1)
+
+
+def shared(tensors):
+    return tensors[0], tensors[1][:, :2], tensors[2][:, :2]
+
+
+CALLS = {
+    "plain": (operands(), None, False),
+    "causal": (operands(), None, True),
+    "wide": (operands(columns=9), None, True),
+    "odd_head": (operands(width=7), None, False),
+    "truths": (operands(columns=9), boolean, False),
+    "added": (operands(), added, False),
+    "added_in_sixteens": (operands(columns=16), added, False),
+    "half": (operands(torch.float16), None, True),
+    "half_odd_head": (operands(torch.bfloat16, width=5), None, False),
+    "half_masked": (operands(torch.bfloat16), added, False),
+    "half_wide": (operands(torch.float16, columns=7), None, True),
+    "double": (operands(torch.float64), None, True),
+    "shared_heads": (shared(operands(heads=4)), None, True),
+    "half_shared_heads": (shared(operands(torch.float16, heads=4)), None, True),
+    "double_shared_heads": (shared(operands(torch.float64, heads=4)), None, True),
+    "rows_without_keys": (operands(), nothing_at_first, False),
+    "double_rows_without_keys": (operands(torch.float64), nothing_at_first, False),
+}
+
+
+@pytest.mark.parametrize("scale", [None, 0.3])
+@pytest.mark.parametrize("name", CALLS)
+def test_operator_of_cpus_on_cuda_computes_the_same(name, scale, cuda_operators):
+    (query, key, value), make, is_causal = CALLS[name]
+    mask = None if make is None else make(query, key)
+    reference = None if mask is None or mask.dtype != torch.bool else mask.new_zeros(mask.shape, dtype=query.dtype)
+    reference = mask if reference is None else reference.masked_fill(~mask, -math.inf)
+    options = {"scale": scale}
+    tolerance = {"rtol": 2e-2, "atol": 2e-2} if query.dtype in (torch.float16, torch.bfloat16) else {}
+
+    out, statistics = MOVED[FOR_CPU](query, key, value, 0.0, is_causal, attn_mask=mask, **options)
+    expected = aten._scaled_dot_product_flash_attention_for_cpu(
+        query, key, value, 0.0, is_causal, attn_mask=reference, **options
+    )
+    torch.testing.assert_close(out, expected[0], **tolerance)
+
+    grad = torch.randn_like(expected[0])
+    gradients = MOVED[FOR_CPU_BACKWARD](
+        grad, query, key, value, out, statistics, 0.0, is_causal, attn_mask=mask, **options
+    )
+    expected = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        grad, query, key, value, *expected, 0.0, is_causal, attn_mask=reference, **options
+    )
+    for gradient, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(gradient, other, **tolerance)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind"),
+    [
+        ((*operands(torch.float16), None, True), "flash"),
+        ((*operands(torch.bfloat16, width=7), None, False), "flash"),
+        ((*operands(torch.float16, columns=9), None, True), "efficient"),
+        ((*operands(torch.float16, columns=9), None, False), "flash"),
+        ((*operands(torch.float16, width=200), None, False), "efficient"),
+        ((*operands(torch.float16), torch.ones(5, 5, dtype=torch.bool), False), "efficient"),
+        ((*operands(torch.float16), torch.zeros(5, 5), False), None),
+        ((*operands(), None, True), "efficient"),
+        ((*operands(torch.float64), None, True), None),
+        ((*operands(columns=0), None, False), None),
+    ],
+)
+def test_kernel_is_chosen_as_torch_chooses(call, kind):
+    assert fused_kind(*call) == kind
+
+
+def test_operand_off_the_grid_of_vectors_is_copied():
+    wide = torch.randn(2, 3, 5, 9)
+    part = wide[..., 1:]
+    copy = fitted(part)
+    assert copy.stride() == (120, 40, 8, 1)
+    assert torch.equal(copy, part)
+    assert fitted(copy) is copy
+
+
+def test_mask_is_expanded_without_memory_and_its_rows_are_aligned():
+    query, key, _ = operands(columns=9)
+    result = bias(torch.zeros(5, 9), query, key)
+    assert result is not None
+    assert result.shape == (2, 3, 5, 9)
+    assert result.stride() == (0, 0, 16, 1)

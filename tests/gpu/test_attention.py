@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aotexport_runtime.engines.attention import MOVED
+from aotexport.lower.cuda.attention import MOVED
+from aotexport_runtime.engines.attention import replacement
 
 pytestmark = [
     pytest.mark.gpu,
@@ -33,8 +34,9 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("found", [MOVED.get, lambda name: replacement(name, "cuda")], ids=["kernels", "portable"])
 @pytest.mark.parametrize("name", CASES)
-def test_attention_of_cpus_on_a_gpu_equals_the_cpus(name):
+def test_attention_of_cpus_on_a_gpu_equals_the_cpus(name, found):
     dtype, width, rows, columns, shared, is_causal, masked = CASES[name]
     torch.manual_seed(0)
     query = torch.randn(2, rows, 4, width, dtype=dtype).transpose(1, 2)
@@ -56,4 +58,4 @@ def test_attention_of_cpus_on_a_gpu_equals_the_cpus(name):
         aten._scaled_dot_product_flash_attention_for_cpu,
         aten._scaled_dot_product_flash_attention_for_cpu_backward,
     )
-    torch.testing.assert_close(run("cuda", MOVED["cuda"][FORWARD], MOVED["cuda"][BACKWARD]), expected, **tolerance)
+    torch.testing.assert_close(run("cuda", found(FORWARD), found(BACKWARD)), expected, **tolerance)

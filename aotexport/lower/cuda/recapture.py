@@ -17,14 +17,13 @@ from aotexport.capture.forward import ForwardCapture
 from aotexport.capture.functional.capture import Refused, capture_functional_graph
 from aotexport.capture.functional.mutating_operators import call_subgraph
 from aotexport.capture.passes.launches import launched
+from aotexport.lower.cuda.attention import bias, factor_of, fitted, for_all_heads, fused_kind
 from aotexport.lower.cuda.layout import laid_out_in
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.process.quiet import quiet
 from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport.torch_internals.launches import DeviceModel, triton_target
 from aotexport.torch_internals.names import runs_triton
-from aotexport_runtime.engines.attention.definition import factor_of, for_all_heads
-from aotexport_runtime.engines.attention.on_cuda import bias, fitted, fused_kind
 
 aten: Any = torch.ops.aten
 

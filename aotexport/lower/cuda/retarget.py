@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from aotexport.errors import ExportFailed
+from aotexport.lower.cuda.attention import MOVED
 from aotexport.lower.cuda.layout import laid_out_in
 from aotexport.torch_internals.calls import FakeTensor, FakeTensorMode
 from aotexport.torch_internals.inductor import retraced
 from aotexport.torch_internals.names import OpOverload
-from aotexport_runtime.engines.attention import MOVED
 
 DEVICE = torch.device("cuda:0")
 
@@ -115,7 +115,7 @@ def _replacement(target: Any) -> Callable[..., Any] | None:
     if not isinstance(target, OpOverload):
         return None
     schema = target._schema
-    return MOVED["cuda"].get(f"{schema.name}.{schema.overload_name or 'default'}")
+    return MOVED.get(f"{schema.name}.{schema.overload_name or 'default'}")
 
 
 def _elsewhere(value: Any) -> Any:
