@@ -177,7 +177,7 @@ def _record(run: Run, program: Program, arguments: RecordedArguments, calls: int
 def write_vectors(vectors: Iterable[RecordedCall], directory: Path) -> tuple[VectorEntry, ...]:
     """Write the vectors below `directory`; return their manifest entries."""
     folder = directory / "testvectors"
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     entries: list[VectorEntry] = []
     for vector in vectors:
         stem = record_path(directory, vector).stem

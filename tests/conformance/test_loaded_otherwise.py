@@ -13,7 +13,10 @@ from torch import nn
 
 import aotexport
 from aotexport import Program
-from aotexport_runtime import ArgumentInvalid, NotSupported, load, open_bundle, save, selftest
+from aotexport_runtime import ArgumentInvalid, NotSupported, SelfTestFailed, load, open_bundle, save, selftest
+from aotexport_runtime.bundle.check import faults_of
+from aotexport_runtime.commands.results import describe_graphs
+from tests.hostile.crafted import Crafted
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float64]
 
@@ -221,8 +224,17 @@ def test_load_in_the_dtype_of_autocast_is_the_cast_model_to_the_bit(tmp_path):
     )
     assert "loads in bfloat16 (`load(dtype=)`) run graphs captured in it" in [note.text for note in report.notes]
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-    save(load(tmp_path / "b"), tmp_path / "saved")
+    trained = load(tmp_path / "b")
+    with torch.no_grad():
+        trained.linear.weight.mul_(2)
+    save(trained, tmp_path / "saved")
+    model = copy.deepcopy(model)
     for path in ("b", "saved"):
+        if path == "saved":
+            model.load_state_dict(trained.state_dict())
+        lines = describe_graphs(selftest(tmp_path / path))
+        assert sum(", forward graph in bfloat16 (autograd): ok, " in line for line in lines) == len(methods)
+        assert faults_of(tmp_path / path) == []
         for dtype in (torch.bfloat16, torch.float32):
             loaded, own, x = load(tmp_path / path, dtype=dtype).eval(), copy.deepcopy(model).to(dtype), torch.rand(3, 4)
             for method in methods:
@@ -234,6 +246,12 @@ def test_load_in_the_dtype_of_autocast_is_the_cast_model_to_the_bit(tmp_path):
                     for result, module in zip(results, (loaded, own), strict=True)
                 ]
                 assert torch.equal(*gradients)
+
+    wrong = Crafted(tmp_path / "b", tmp_path / "wrong")
+    file = "programs/forward/forward.bfloat16.json"
+    wrong.write(file, wrong.root.joinpath(file).read_bytes().replace(b"aten::mul.Tensor", b"aten::div.Tensor"))
+    with pytest.raises(SelfTestFailed, match=r"forward/example, forward graph in bfloat16 \(autograd\): .*output"):
+        selftest(wrong.seal())
 
 
 def batch():

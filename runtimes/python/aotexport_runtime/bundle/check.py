@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterable
 from typing import TypeVar
 
 import msgspec
 
+from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.manifest import read_envelope, read_manifest_bytes
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import BundleInvalid, NotSupported, Place
@@ -64,7 +66,11 @@ def faults_of(path: str | os.PathLike[str], *, limits: Limits = DEFAULT) -> list
         check_manifest(manifest, Place("bundle.json", (), faults))
     # Paths and names are not safe to follow before.
     if manifest is not None and not faults:
-        _Check(Bundle(directory, manifest, limits), faults).run()
+        bundle = Bundle(directory, manifest, limits)
+        _Check(bundle, faults).run()
+        for dtype in cast_dtypes(manifest):
+            cast = CastPrograms(bundle, dtype)
+            _Check(cast, faults).programs_and_calls(sorted(cast.own))
     return faults
 
 
@@ -95,19 +101,22 @@ class _Check:
         for entry in self.bundle.manifest.files:
             with self.place(entry.path):
                 self.bundle.intact_file(entry.path)
-        for name in self.bundle.program_names:
-            self.program(name)
+        self.programs_and_calls(self.bundle.program_names)
         for target in self.bundle.target_names:
             self.target(target)
         for entry in self.bundle.manifest.programs:
             for target in entry.targets:
                 if entry.name in self.programs and target not in ("portable", "onnx", *self.bundle.target_names):
                     self.lowered(target, self.programs[entry.name])
+        self.weights()
+
+    def programs_and_calls(self, names: Iterable[str]) -> None:
+        for name in names:
+            self.program(name)
         for entry in self.bundle.manifest.testvectors:
             vector = self.document(entry.record, Vector)
             if vector is not None and entry.program in self.programs:
                 check_vector(vector, self.programs[entry.program], where=self.place(entry.record))
-        self.weights()
 
     def place(self, path: str) -> Place:
         return Place(path, (), self.faults)
@@ -122,7 +131,7 @@ class _Check:
         return None
 
     def program(self, name: str) -> None:
-        path, before = f"programs/{name}/program.json", len(self.faults)
+        path, before = self.bundle.record_path(name), len(self.faults)
         program = self.document(path, Program)
         if program is None:
             return
@@ -148,7 +157,7 @@ class _Check:
         if file == program.forward.file:
             check_forward_graph(graph, program, where=place)
         elif program.functional is not None:
-            record = self.place(f"programs/{name}/program.json")
+            record = self.place(self.bundle.record_path(name))
             check_functional_graph(graph, program, program.functional, where=place, record=record)
 
     def target(self, name: str) -> None:

@@ -219,14 +219,15 @@ class Bundle:
                     f"no program {str(name)[:80]!r}; the bundle has {', '.join(self.program_names)}",
                     code="reference-missing",
                 )
-            where = f"programs/{name}/{self._record_of(name)}"
+            where = self.record_path(name)
             program = self.record(where, Program)
             check_program(program, self.manifest, name=name, where=where)
             self._programs[name] = program
         return self._programs[name]
 
-    def _record_of(self, program: str) -> str:
-        return "program.json"
+    def record_path(self, program: str) -> str:
+        """Return the path of the record of a program."""
+        return f"programs/{program}/program.json"
 
     def graph(self, program: str, file: str) -> Graph:
         """Return graph `file` of `program`, checked.
@@ -295,7 +296,7 @@ class Bundle:
         if file == program.forward.file:
             check_forward_graph(graph, program, where=where)
         if program.functional is not None and file == program.functional.file:
-            record = f"programs/{program.name}/program.json"
+            record = self.record_path(program.name)
             check_functional_graph(graph, program, program.functional, where=where, record=record)
 
     # --- targets ------------------------------------------------------------------------------------------

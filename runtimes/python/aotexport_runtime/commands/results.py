@@ -62,12 +62,12 @@ def describe_failures(result: VectorResult) -> list[str]:
 
 def describe_graphs(results: Iterable[VectorResult]) -> list[str]:
     """Return a line per program and graph: what was compared, by what; each followed by a line per difference."""
-    graphs: dict[tuple[str, str], list[VectorResult]] = {}
+    graphs: dict[tuple[str, str, str], list[VectorResult]] = {}
     for result in results:
-        graphs.setdefault((result.program, result.target), []).append(result)
+        graphs.setdefault((result.program, result.target, result.graph), []).append(result)
     lines: list[str] = []
-    for (program, target), group in graphs.items():
-        head, first = f"{program}, {group[0].graph} ({target}): ", group[0]
+    for (program, target, graph), group in graphs.items():
+        head, first = f"{program}, {graph} ({target}): ".removeprefix(", "), group[0]
         if first.not_run:
             lines.append(f"{head}not run: {first.not_run}")
             continue

@@ -20,6 +20,7 @@ import torch
 from safetensors.torch import save_file
 
 from aotexport_runtime import schema
+from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.staging import staged
@@ -29,6 +30,7 @@ from aotexport_runtime.commands.self_test import record_again
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle
+from aotexport_runtime.module.in_dtype import in_dtype
 from aotexport_runtime.module.ties import check_ties
 from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
 from aotexport_runtime.submodules.adapter import adapters_below
@@ -172,10 +174,15 @@ def _write(
         for record, part in zip(parts_of(entry), _parts(entry, tensors[entry.name]), strict=True)
     ]
     rewritten = {record.file for record, _ in stored}
-    rewritten |= {file for vector in bundle.manifest.testvectors for file in (vector.record, vector.tensors)}
+    whole = not gathering.in_parts
+    casts = {dtype: CastPrograms(bundle, dtype).manifest.testvectors for dtype in cast_dtypes(bundle.manifest)}
+    of_casts = {file for calls in casts.values() for call in calls for file in (call.record, call.tensors)}
+    rewritten |= {file for call in bundle.manifest.testvectors for file in (call.record, call.tensors)}
+    rewritten |= of_casts if whole else set()
     constants = {f"targets/onnx/{model.program}.safetensors" for model in bundle.manifest.onnx}
-    # Files of tensors that only attributes held.
-    left = {part.file for entry in bundle.manifest.state for part in parts_of(entry)} - rewritten
+    # Files of tensors that only attributes held, and calls of the cast model, which is not made in parts.
+    left = {part.file for entry in bundle.manifest.state for part in parts_of(entry)} | of_casts
+    left -= rewritten
     remaining = [entry for entry in bundle.manifest.files if entry.path not in left]
     _copy_files(bundle, remaining, rewritten, constants, stage)
     for file in sorted({record.file for record, _ in stored}):
@@ -203,10 +210,13 @@ def _write(
         own = {name: tensor.clone() for name, tensor in attributes.tensors.items()}
         return module.over(manifest, {**tensors, **own}, target=target)
 
-    whole = not gathering.in_parts
     reloaded = module.over(manifest, {**tensors, **attributes.tensors}) if whole and manifest.attributes else module
-    for vector in bundle.manifest.testvectors:
-        record, values = record_again(reloaded, vector, None if whole else over)
+    again = [(reloaded, vector) for vector in bundle.manifest.testvectors]
+    for dtype, vectors in casts.items() if whole else ():
+        cast = in_dtype(module, dtypes.dtype(dtype))
+        again += [(cast, vector) for vector in vectors]
+    for called, vector in again:
+        record, values = record_again(called, vector, None if whole or called is not reloaded else over)
         stage.joinpath(*vector.record.split("/")).write_bytes(schema.encode_record(record))
         save_file(values, stage.joinpath(*vector.tensors.split("/")))
     files = [_entry(e.path, stage) if e.path in rewritten else e for e in remaining]

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import msgspec
 import torch
 
+from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.call.engines import EngineRun, words
 from aotexport_runtime.call.explain import ProgramExplanation, kind_of
@@ -26,6 +27,7 @@ from aotexport_runtime.engines.impure import random_nodes
 from aotexport_runtime.engines.onnx.session import OnnxRuntime
 from aotexport_runtime.errors import NotSupported, SelfTestFailed, first_line
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.cast import cast_bundle
 from aotexport_runtime.module.loading import check_target, load
 from aotexport_runtime.schema.manifest import OnnxModel, VectorEntry
 from aotexport_runtime.schema.program import Program
@@ -67,7 +69,8 @@ def selftest(
         path: directory of the bundle.
         device: see `load`.
         target: the engine to test alone, see `load`; `auto`: every one that the bundle has something for, which are
-            forward graphs, joint or inference graphs, libraries and kernels (with `trust="native"`), ONNX models.
+            forward graphs, joint or inference graphs, libraries and kernels (with `trust="native"`), ONNX models, and
+            forward graphs for loads in another dtype.
         trust: see `load`.
         operator_namespaces: see `load`.
         tensor_types: see `load`.
@@ -102,7 +105,8 @@ def run_vectors(
     loading["operator_namespaces"] = tuple(loading.get("operator_namespaces", ()))
     if target == "auto":
         pairs = [(program, engine) for program in bundle.program_names for engine in _engines(bundle, program)]
-        return [result for pair in pairs for result in _run_if_here(bundle, *pair, **loading)]
+        results = [result for pair in pairs for result in _run_if_here(bundle, *pair, **loading)]
+        return [*results, *(r for d in cast_dtypes(bundle.manifest) for r in _run_cast(bundle, d, **loading))]
     if target == ONNX and not bundle.manifest.onnx:
         raise NotSupported("the bundle has no ONNX models; add them with `aotexport onnx`")
     if target == ONNX:
@@ -166,8 +170,21 @@ def _run(
     return [dataclasses.replace(each, graph=_graph_of(bundle, each.program, target)) for each in results]
 
 
+def _run_cast(bundle: Bundle, dtype: str, **loading: Unpack[LoadKeywords]) -> Iterator[VectorResult]:
+    """Yield the results of the programs that a bundle holds for loads in a dtype."""
+    try:
+        cast = cast_bundle(bundle, dtypes.dtype(dtype))
+    except NotSupported as error:
+        yield VectorResult("", "", AUTOGRAD, [], graph=f"forward graphs in {dtype}", not_run=str(error))
+        return
+    for program in sorted(cast.own):
+        yield from _run_if_here(cast, program, AUTOGRAD, **loading)
+
+
 def _graph_of(bundle: Bundle, program: str, target: str) -> str:
     """Return what a target runs of a program, in words."""
+    if isinstance(bundle, CastPrograms):
+        return f"{kind_of(target)} in {bundle.dtype}"
     functional = bundle.program(program).functional
     if target == PORTABLE and functional is None:
         target = AUTOGRAD

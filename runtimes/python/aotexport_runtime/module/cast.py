@@ -12,12 +12,13 @@ from typing import Any
 import msgspec
 import torch
 
+from aotexport_runtime.bundle.cast_programs import FLOATS, CastPrograms, is_cast
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_tensors
 from aotexport_runtime.engines.checks import place
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.manifest import Manifest, StateTensor
+from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import ArgumentInput, Program, Refusal, SizeInput, StateInput
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.values import (
@@ -33,18 +34,14 @@ from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import check_type
 from aotexport_runtime.values.subclasses import Form
 
-FLOATS = ("bfloat16", "float16", "float32", "float64")
-"""Dtypes that a bundle can be cast from and to."""
-
 _OF_ONE_DTYPE = ("subclass::", "distributed::", "higher_order::triton_kernel")
 """Operators that were captured for tensors of one dtype."""
 
 
-class CastBundle(Bundle):
-    """An open bundle in another floating dtype: its forward graphs alone, without recorded calls and targets.
+class CastBundle(CastPrograms):
+    """An open bundle in another floating dtype: its forward graphs alone.
 
     Attributes:
-        dtype: name of the dtype.
         original: the bundle as it is in its files.
     """
 
@@ -58,32 +55,26 @@ class CastBundle(Bundle):
         Raises:
             NotSupported: a program, or the state, holds a dtype of its own; names it with the user's line.
         """
-        manifest, self.dtype, self.original = bundle.manifest, dtype, bundle
+        super().__init__(bundle, dtype)
+        manifest, self.original = bundle.manifest, bundle
         programs = [bundle.program(name) for name in bundle.program_names]
         found = {spec.meta.dtype for p in programs for spec in p.inputs if isinstance(spec, ArgumentInput)}
-        found |= {entry.dtype for entry in manifest.state if _is_cast(entry)}
+        found |= {entry.dtype for entry in manifest.state if is_cast(entry)}
         before = {name: dtype for name in found if name in FLOATS and name != dtype}
         for entry in manifest.state:
             _check_state(entry, before)
-        constants = {entry.name for entry in manifest.state if not _is_cast(entry) and entry.dtype in before}
-        listed = {entry.path for entry in manifest.files}
-        own = {p.name for p in programs if f"programs/{p.name}/program.{dtype}.json" in listed}
-        under_autocast = {p.name for p in programs if p.autocast is not None} if own else set[str]()
-        self._own = own
-        cast = _manifest(manifest, before, under_autocast)
-        super().__init__(bundle.directory, cast, bundle.limits, bundle.manifest_sha256)
+        constants = {entry.name for entry in manifest.state if not is_cast(entry) and entry.dtype in before}
+        under_autocast = {p.name for p in programs if p.autocast is not None} if self.own else set[str]()
+        served = tuple(entry for entry in self.manifest.programs if entry.name not in under_autocast)
+        self.manifest = msgspec.structs.replace(self.manifest, programs=served)
         for program in programs:
-            if program.name in own | under_autocast:
+            if program.name in self.own | under_autocast:
                 continue
             file = program.forward.file
             graph = bundle.graph(program.name, file)
             _check_program(program, graph, before, constants)
             self._programs[program.name] = _program(program, before)
             self._graphs[f"programs/{program.name}/{file}"] = _graph(graph, before)
-
-    def _record_of(self, program: str) -> str:
-        """Programs of the cast model are in files of their own."""
-        return f"program.{self.dtype}.json" if program in self._own else super()._record_of(program)
 
 
 def cast_bundle(bundle: Bundle, dtype: torch.dtype) -> CastBundle:
@@ -109,15 +100,10 @@ def stored_state(
     return {entry.name: tensors[entry.name].to(dtypes.dtype(entry.dtype)) for entry in bundle.manifest.state}
 
 
-def _is_cast(entry: StateTensor) -> bool:
-    """Return whether `model.to(dtype)` casts a tensor, if it is floating."""
-    return entry.role != "constant"
-
-
 def _check_state(entry: StateTensor, before: Mapping[str, str]) -> None:
     if entry.subclass is not None:
         raise NotSupported(f"`dtype`: `{entry.name}` is a tensor of a subclass. {_way_out(before)}")
-    if entry.dtype.startswith("complex") and _is_cast(entry):
+    if entry.dtype.startswith("complex") and is_cast(entry):
         raise NotSupported(f"`dtype`: `{entry.name}` is {entry.dtype}, which has no floating form")
 
 
@@ -190,20 +176,6 @@ def _leaves(argument: Any) -> Iterator[Any]:
 
 
 # --- records ----------------------------------------------------------------------------------------------
-
-
-def _manifest(manifest: Manifest, before: Mapping[str, str], left_out: set[str]) -> Manifest:
-    state = tuple(
-        msgspec.structs.replace(entry, dtype=before.get(entry.dtype, entry.dtype)) if _is_cast(entry) else entry
-        for entry in manifest.state
-    )
-    programs = tuple(
-        msgspec.structs.replace(entry, targets=("portable",))
-        for entry in manifest.programs
-        if entry.name not in left_out
-    )
-    files = tuple(entry for entry in manifest.files if not entry.path.startswith("targets/"))
-    return msgspec.structs.replace(manifest, state=state, programs=programs, files=files, testvectors=(), onnx=())
 
 
 def _program(program: Program, before: Mapping[str, str]) -> Program:
