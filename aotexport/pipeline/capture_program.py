@@ -122,6 +122,6 @@ def _refuse_lost_backward(program: EncodedProgram, forward: ForwardCapture) -> N
         names = ", ".join(f"`{name}`" for name in forward.effects.autograd_functions)
         raise ExportFailed(
             f"program `{record.name}`: the backward of the custom autograd function {names} cannot be captured: "
-            f"{record.refusals[-1].reason}. Write it with torch's operators, or leave out programs with gradients "
-            "(`programs=('infer',)`)"
+            f"{record.refusals[-1].reason.rstrip('.')}. Write it with torch's operators, or leave out programs with "
+            "gradients (`programs=('infer',)`)"
         )
