@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 
 from aotexport.errors import DataInvalid
 
@@ -12,45 +11,17 @@ BYTES = "bytes"
 """The tokenizer whose tokens are the bytes of UTF-8."""
 
 
-class Tokenizer(Protocol):
-    """Turns texts to tokens."""
-
-    @property
-    def padding(self) -> int:
-        """The token that fills up short texts."""
-        ...
-
-    def tokens(self, texts: Sequence[str], *, marked: bool) -> list[list[int]]:
-        """Return the tokens of each text.
-
-        Args:
-            texts: to read.
-            marked: with the tokens that mark begin and end.
-        """
-        ...
-
-
-class Bytes:
-    """The bytes of UTF-8 as tokens."""
-
-    padding = 0
-
-    def tokens(self, texts: Sequence[str], *, marked: bool) -> list[list[int]]:
-        """Return the bytes of each text; there are no marks."""
-        return [list(text.encode()) for text in texts]
-
-
 @dataclass(frozen=True)
-class File:
-    """A file of the `tokenizers` library."""
+class Tokenizer:
+    """Turns texts to tokens.
 
-    loaded: Any
-    padding: int
+    Attributes:
+        tokens: returns the tokens of each text; `marked`: with the tokens that mark begin and end.
+        padding: the token that fills up short texts.
+    """
 
-    def tokens(self, texts: Sequence[str], *, marked: bool) -> list[list[int]]:
-        """Return the tokens of each text."""
-        encoded = self.loaded.encode_batch(list(texts), add_special_tokens=marked)
-        return [encoding.ids for encoding in encoded]
+    tokens: Callable[..., list[list[int]]]
+    padding: int = 0
 
 
 def tokenizer_of(source: str | None, need: str) -> Tokenizer:
@@ -66,7 +37,7 @@ def tokenizer_of(source: str | None, need: str) -> Tokenizer:
     if source is None:
         raise DataInvalid(f"{need} is text: give the model's tokenizer (--tokenizer tokenizer.json, or bytes)")
     if source == BYTES:
-        return Bytes()
+        return Tokenizer(lambda texts, *, marked: [list(text.encode()) for text in texts])
     try:
         import tokenizers
     except ImportError:
@@ -78,4 +49,8 @@ def tokenizer_of(source: str | None, need: str) -> Tokenizer:
     padding = (loaded.padding or {}).get("pad_id", 0)
     loaded.no_padding()
     loaded.no_truncation()
-    return File(loaded, padding)
+
+    def tokens(texts: Sequence[str], *, marked: bool) -> list[list[int]]:
+        return [encoding.ids for encoding in loaded.encode_batch(list(texts), add_special_tokens=marked)]
+
+    return Tokenizer(tokens, padding)

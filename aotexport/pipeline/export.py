@@ -194,4 +194,5 @@ def export_as(
                 thinned = thin_vectors(directory, manifest)
                 if thinned is not manifest:
                     manifest = list_again(directory, thinned)
-    return report_of(draft, manifest, clock.finish())
+    clock.end()
+    return report_of(draft, manifest, clock.seconds)

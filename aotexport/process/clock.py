@@ -90,31 +90,21 @@ def own_memory_nbytes() -> int:
     return (resident - shared) * resource.getpagesize()
 
 
-class Clock:
+class Clock(Stopwatch):
     """The stages of an export, told to the progress callback."""
 
     def __init__(self, progress: Progress) -> None:
+        super().__init__()
         self._progress = progress
-        self._stopwatch = Stopwatch()
-
-    @property
-    def current(self) -> str:
-        """Name of the current stage."""
-        return self._stopwatch.current
 
     def stage(self, name: str) -> None:
         """Begin a stage, and end the one before it."""
-        self._stopwatch.end()
+        self.end()
         self._progress(name)
-        self._stopwatch.begin(name)
+        self.begin(name)
 
     def count(self, done: int, of: int) -> None:
         """Report the progress of the current stage, to a callback that has a `count`."""
         tell = getattr(self._progress, "count", None)
         if tell is not None:
             tell(done, of)
-
-    def finish(self) -> dict[str, float]:
-        """End the current stage; return the seconds of every stage."""
-        self._stopwatch.end()
-        return self._stopwatch.seconds

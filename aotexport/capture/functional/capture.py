@@ -19,7 +19,6 @@ from aotexport.capture.functional.overlapping_views import contiguous_tangents
 from aotexport.capture.functional.recomputed import recompute_checkpoints
 from aotexport.capture.functional.resized_outputs import resizes_input
 from aotexport.capture.functional.retrace import Analysis, Retrace, hidden_values
-from aotexport.capture.functional.shared_casts import shared_casts
 from aotexport.capture.passes.launches import launched_kernels, name_launches
 from aotexport.capture.trace.autocast import example_autocast
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
@@ -165,13 +164,12 @@ def _traced(
     for node in graph.graph.nodes:
         node.meta["custom"] = {**(node.meta.get("custom") or {}), "origin": node.name}
     hidden = hidden_values(forward, instead, grad=grad)
-    casts = shared_casts(forward) if grad else {}
 
     def run(*inputs: Any) -> Any:
         if current_tracer() is None:
             return Analysis(graph, instead, hidden).run(*inputs)
         with node_meta_preserved():
-            return Retrace(graph, instead, casts, count).run(*inputs)
+            return Retrace(graph, instead, count).run(*inputs)
 
     return run
 

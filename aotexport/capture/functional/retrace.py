@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from aotexport.capture.functional.overlapping_views import OverlappingView, asks_for_size
-from aotexport.capture.functional.shared_casts import Cast
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.torch_internals.calls import FakeTensor, tree_leaves
 from aotexport.torch_internals.checks import knows_data_dependent_numbers
@@ -34,14 +32,11 @@ class Retrace(torch.fx.Interpreter):
         self,
         graph: torch.fx.GraphModule,
         instead: Mapping[Any, Callable[..., Any]],
-        casts: Mapping[torch.fx.Node, Sequence[Cast]] = MappingProxyType({}),
         count: Callable[[int, int], None] = lambda done, of: None,
     ) -> None:
-        """Prepare to run `graph`; see `capture_functional_graph`, and for `casts`, `shared_casts`."""
+        """Prepare to run `graph`; see `capture_functional_graph`."""
         super().__init__(graph)
         self._instead = instead
-        self._casts = casts
-        self._made: dict[Cast, torch.Tensor] = {}
         self._places = {node: place for place, node in enumerate(graph.graph.nodes)}
         self._count = count
 
@@ -52,19 +47,6 @@ class Retrace(torch.fx.Interpreter):
             return super().run_node(n)
         args, kwargs = self.fetch_args_kwargs_from_env(n)
         return other(n.meta["val"], *args, **kwargs)
-
-    def fetch_args_kwargs_from_env(self, n: torch.fx.Node) -> Any:
-        """Return the arguments of a node, shared casts in place of weights."""
-        casts = self._casts.get(n, ())
-        weights = {cast.weight: self.env[cast.weight] for cast in casts}
-        for cast in casts:
-            if cast not in self._made:
-                self._made[cast] = weights[cast.weight].to(cast.dtype)
-            self.env[cast.weight] = self._made[cast]
-        try:
-            return super().fetch_args_kwargs_from_env(n)
-        finally:
-            self.env.update(weights)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target is torch.ops.aten.as_strided.default and asks_for_size(*args, **kwargs):
