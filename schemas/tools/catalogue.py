@@ -10,7 +10,7 @@ import inspect
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 import msgspec
@@ -22,6 +22,7 @@ from aotexport_runtime.schema import (
     kernels,
     manifest,
     program,
+    references,
     sizes,
     targets,
     trees,
@@ -82,6 +83,14 @@ BOUNDED: dict[Any, str] = {
 }
 """Names of the numbers and text with bounds."""
 
+_REFERENCES: dict[type, Callable[[Any], str]] = {
+    references.IndexOf: lambda rule: f"index into `{rule.of}`" if rule.of else "without leaves",
+    references.TensorOf: lambda rule: "of a tensor",
+    references.NameOf: lambda rule: f"in `{rule.of}`",
+    references.Over: lambda rule: f"over `{rule.of}`",
+    references.Length: lambda rule: f"as many as `{rule.of}`",
+    references.Unique: lambda rule: f"unique by `{rule.by.replace(' ', '` and `')}`" if rule.by else "unique",
+}
 Union = list[Any]
 _PLAIN: dict[Any, str] = {Any: "any", bool: "bool", int: "int", float: "float", str: "string", types.NoneType: "null"}
 
@@ -146,7 +155,18 @@ def _arms(hint: Any) -> list[Any]:
         return [arm for part in typing.get_args(hint) for arm in _arms(part)]
     if origin is typing.Literal:
         return [typing.Literal[value] for value in typing.get_args(hint)]
+    if origin is Annotated:
+        type_, *rules = typing.get_args(hint)
+        bounds = next((rule for rule in rules if isinstance(rule, bounded.Bounds)), None)
+        return _arms(type_) if bounds is None else [Annotated[type_, bounds]]
     return [hint]
+
+
+def references_of(hint: Any) -> list[str]:
+    """Return what a type declares of references, in words."""
+    type_, *rules = typing.get_args(hint) if typing.get_origin(hint) is Annotated else (hint,)
+    said = [_REFERENCES[type(rule)](rule) for rule in rules if type(rule) in _REFERENCES]
+    return said + [each for part in typing.get_args(type_) for each in references_of(part)]
 
 
 def _arm(arm: Any) -> Any:

@@ -20,6 +20,7 @@ from catalogue import DOCUMENTS, NAMED_TYPES, attribute_docs, records, summary_o
 from lock import LOCK, lock_of_records, read_lock
 from reference import codes_page, fields_page
 
+from aotexport_runtime.schema.bounded import Bounds
 from aotexport_runtime.schema.versions import FORMAT_VERSION
 
 SCHEMAS = Path(__file__).parents[1]
@@ -69,17 +70,18 @@ def _bounded(schema: dict[str, Any], hint: Any) -> dict[str, Any]:
     """Return the schema of a type with the bounds that the type's parts are annotated with."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Annotated:
-        inner, bounds = arguments[0], {k: v for k, v in vars(arguments[1]).items() if v is not None}
-        return _bounded({**schema, **bounds}, inner)
+        bounds = (rule.keywords for rule in arguments[1:] if isinstance(rule, Bounds))
+        return _bounded({**schema, **next(bounds, {})}, arguments[0])
     if typing.get_origin(hint) in (typing.Union, types.UnionType):
         arms = [arm for arm in arguments if typing.get_origin(arm) is Annotated]
         for arm in arms:
-            kind = {int: "integer", str: "string"}[typing.get_args(arm)[0]]
+            kind = {int: "integer", str: "string"}.get(typing.get_args(arm)[0], "")
             arm_schemas = [_bounded(each, arm) if each.get("type") == kind else each for each in schema["anyOf"]]
             schema = {**schema, "anyOf": arm_schemas}
         return schema
-    if typing.get_origin(hint) is dict and typing.get_origin(arguments[0]) is Annotated:
-        return {**schema, "propertyNames": _bounded({"type": "string"}, arguments[0])}
+    if typing.get_origin(hint) is dict:
+        names = _bounded({}, arguments[0])
+        return {**schema, "propertyNames": {"type": "string", **names}} if names else schema
     if typing.get_origin(hint) in (tuple, list) and isinstance(schema.get("items"), dict):
         return {**schema, "items": _bounded(schema["items"], arguments[0])}
     return schema

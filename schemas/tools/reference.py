@@ -13,6 +13,7 @@ from catalogue import (
     attribute_docs,
     by_module,
     hints,
+    references_of,
     spelled,
     summary_of,
     union_of,
@@ -27,6 +28,7 @@ FIELDS_HEAD = """\
 
 Every record of the [bundle format](README.md), written by `schemas/tools/generate.py`. A field without a default is
 required. What is newer than format 1.0 says so. A record that is *tagged* has the field `kind` with that value as well.
+What a value refers to stands in italics at the end; `Plain` is the program with each tensor subclass taken apart.
 """
 
 CODES_HEAD = """\
@@ -73,6 +75,8 @@ def _record(record: type[Record], entries: dict[str, Entry]) -> str:
 def _row(field: str, hint: Any, entry: Entry, meaning: str) -> str:
     default = f"`{json.dumps(entry['default'])}`" if "default" in entry else ""
     type_ = _type(union_of(hint))
+    said = references_of(hint)
+    meaning += f" *{'; '.join(said)}*" if said else ""
     cells = [f"`{field}`", type_, default, _since(entry, "Since {}: ") + meaning.replace("|", "\\|")]
     return f"| {' | '.join(cells)} |"
 
@@ -87,8 +91,7 @@ def _type(union: list[Any]) -> str:
 
 def _bounds(name: str, hint: Any) -> str:
     inner, bounds = typing.get_args(hint)
-    said = {keyword: value for keyword, value in vars(bounds).items() if value is not None}
-    texts = [f"{keyword} `{value}`".replace("|", "\\|") for keyword, value in said.items()]
+    texts = [f"{keyword} `{value}`".replace("|", "\\|") for keyword, value in bounds.keywords.items()]
     return f"| `{name}` | {_type(union_of(inner))} | {', '.join(texts)} |"
 
 

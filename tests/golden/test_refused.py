@@ -29,7 +29,10 @@ def test_bundle_that_breaks_one_rule_is_refused_with_its_code_and_place(name, tm
     case = CASES[name]
     root = edited_bundle(case, tmp_path / name)
 
-    assert [(f.code, f.where, f.path) for f in faults_of(root)] == [(case["code"], case["where"], case["path"])]
+    (fault,) = faults_of(root)
+    assert (fault.code, fault.where) == (case["code"], case["where"])
+    # A reader may name a value within the place.
+    assert fault.path == case["path"] or fault.path.startswith((f"{case['path']}.", f"{case['path']}["))
     if case["where"].startswith(("bundle.json", "programs/")) and case["code"] != "tensor-stored":
         with pytest.raises(BundleInvalid) as caught:
             open_bundle(root).read_graphs()

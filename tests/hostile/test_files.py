@@ -70,7 +70,7 @@ def test_listed_path_that_is_not_plain_is_refused(crafted: Crafted, path):
     crafted.put("manifest", "files/-", {"path": path, "nbytes": 0, "sha256": "0" * 64})
     with pytest.raises(BundleInvalid) as caught:
         crafted.read()
-    assert str(caught.value) == f"bundle.json: path {path[:80]!r} is not a plain relative path"
+    assert str(caught.value) == f"bundle.json: `FileEntry.path` {path[:80]!r} is not a plain relative path"
 
 
 def test_listed_link_that_leads_outside_is_refused(crafted: Crafted):
@@ -175,12 +175,12 @@ def test_file_that_is_not_listed_is_not_read(crafted: Crafted, path):
 
 
 @pytest.mark.parametrize("file", ["../../bundle.json", "/etc/passwd", "a/b", ""])
-@pytest.mark.parametrize("path", ["forward/file", "functional/file"])
-def test_graph_file_that_is_no_plain_name_is_refused(crafted: Crafted, path, file):
-    crafted.put("program", path, file)
+@pytest.mark.parametrize(("path", "name"), [("forward", "ForwardGraph"), ("functional", "FunctionalGraph")])
+def test_graph_file_that_is_no_plain_name_is_refused(crafted: Crafted, path, name, file):
+    crafted.put("program", f"{path}/file", file)
     with pytest.raises(BundleInvalid) as caught:
         crafted.read()
-    assert str(caught.value) == f"programs/train/program.json: graph file {file!r} is not a plain name"
+    assert str(caught.value) == f"programs/train/program.json: `{name}.file` {file!r} is not a plain name"
 
 
 def test_json_file_that_is_listed_as_enormous_is_not_read(crafted: Crafted):

@@ -69,17 +69,19 @@ def test_constant_in_place_of_a_tensor_of_an_epilogue_is_refused(crafted: Crafte
 @pytest.mark.parametrize("index", [-1, 0, 3, 8])
 def test_gradient_that_is_no_gradient_output_is_refused(crafted: Crafted, index):
     crafted.put("program", f"{GRADIENTS}/of_inputs/0", index)
-    assert refusal(crafted) == f"programs/train/program.json: gradient {index} is not among the outputs 4 to 7"
+    below = "`Gradients.of_inputs` is -1; at least 0 is expected"
+    message = below if index < 0 else f"gradient {index} is not among the outputs 4 to 7"
+    assert refusal(crafted) == f"programs/train/program.json: {message}"
 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
         (SAVED, ["nothing"], "saved value 'nothing' is not in the graph"),
-        (SAVED, ["t", "t"], "saved value 't' occurs twice"),
+        (SAVED, ["t", "t"], "`Partition.saved` 't' occurs twice"),
         (SAVED, ["tangent:0"], "saved value 'tangent:0' needs an incoming gradient"),
         (SAVED, ["mm"], "saved value 'mm' needs an incoming gradient"),
-        (UNCHECKED, ["t"], "unchecked value 't' is not saved"),
+        (UNCHECKED, ["t"], "`Partition.unchecked` 't' is not in `Partition.saved`"),
     ],
 )
 def test_partition_that_saves_what_it_cannot_is_refused(crafted: Crafted, path, value, message):

@@ -20,7 +20,7 @@ def attributes(key: object) -> dict[str, object]:
 
 
 MODULES = [
-    ([{"name": ""}, {"name": ""}], "submodule '' occurs twice"),
+    ([{"name": ""}, {"name": ""}], "`Submodule.name` '' occurs twice"),
     ([{"name": "linear.a"}], "submodule 'linear.a' does not follow the one that it is in"),
     (
         [{"name": ""}, {"name": "a"}, {"name": "b"}, {"name": "a.c"}],
@@ -71,8 +71,8 @@ def test_submodules_with_a_fault_are_refused(crafted: Crafted, modules, message)
 
 RUN = "call 0 of a submodule is no run of nodes after the one before it, in the one around it"
 CALLS = [
-    ({"module": 9}, "module of call 0 of a submodule is 9, out of range(1)"),
-    ({"begin": -1}, RUN),
+    ({"module": 9}, "`ModuleCall.module` is 9, out of range(1)"),
+    ({"begin": -1}, "`ModuleCall.begin` is -1; at least 0 is expected"),
     ({"end": 99}, RUN),
     ({"begin": 2, "end": 1}, RUN),
     ({"parent": 0}, "parent of call 0 of a submodule is 0, out of range(0)"),
@@ -81,7 +81,7 @@ CALLS = [
     ({"values": ["linear"], "begin": 0}, "call 0 of a submodule takes or returns a value that is computed after it"),
     ({"arguments": NOTHING}, "arguments of call 0 of a submodule are no pair of positional and keyword arguments"),
     ({"arguments": None}, "call 0 of a submodule has no structure, and no reason why"),
-    ({"refusal": "\x1b[2J"}, r"reason '\x1b[2J' is too long or not printable"),
+    ({"refusal": "\x1b[2J"}, r"`ModuleCall.refusal` '\x1b[2J' is too long or not printable"),
 ]
 
 

@@ -60,7 +60,7 @@ def test_operator_off_the_list_is_refused(crafted: Crafted, graph, op, reason):
 )
 def test_operator_with_a_malformed_name_is_refused(crafted: Crafted, op):
     crafted.node("forward", op=op)
-    assert refusal(crafted) == f"{WHERE}: operator {op!r} is not a full operator name"
+    assert refusal(crafted) == f"{WHERE}: `Node.op` {op!r} is not a full operator name"
 
 
 @pytest.mark.parametrize("op", ["python::eval", "python::exec", "python::getattr", "torch::load", "torch::compile"])

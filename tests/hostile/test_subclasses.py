@@ -42,11 +42,15 @@ def crafted(wrapped, tmp_path):
 SUBCLASS = "state/0/subclass/"
 CONTEXT = SUBCLASS + "context"
 FAULTS = [
-    ("requirements/tensor_types", ["os:system('x')"], "\"os:system('x')\" is not the name of a class"),
-    (SUBCLASS + "type", "builtins.exec", "'builtins.exec' is not the name of a class"),
-    (SUBCLASS + "attributes", ["integers", "integers"], "inner tensor 'integers' occurs twice"),
+    (
+        "requirements/tensor_types",
+        ["os:system('x')"],
+        "`Requirements.tensor_types` \"os:system('x')\" is not the name of a class",
+    ),
+    (SUBCLASS + "type", "builtins.exec", "`Subclass.type` 'builtins.exec' is not the name of a class"),
+    (SUBCLASS + "attributes", ["integers", "integers"], "`Subclass.attributes` 'integers' occurs twice"),
     (SUBCLASS + "attributes", ["integers", "a.b"], f"an inner tensor of `{NAME}` has a malformed name"),
-    (SUBCLASS + "attributes", ["integers"], "2 inner tensors for 1 names"),
+    (SUBCLASS + "attributes", ["integers"], "`Subclass.inner` has 2 items, and `Subclass.attributes` 1"),
     (SUBCLASS + "stride", [1], f"`{NAME}` has 2 sizes, 1 strides"),
     (SUBCLASS + "shape", [2, 5], "state 'weight' has another shape than its structure"),
     (SUBCLASS + "shape", ["s0", 4], "unknown symbol 's0' in a size"),
@@ -61,7 +65,7 @@ FAULTS = [
     (CONTEXT + "/form", "enum", "a member of `tests.scaled:Recipe` has no name"),
     (CONTEXT + "/fields/0", "a b", "a field of `tests.scaled:Recipe` has a malformed name"),
     ("state/0/parts", [], "state 'weight' has 0 parts for its structure"),
-    ("state/0/parts/0/file", "x", "state 'weight', part 'weight.integers' is in a file that is not listed: 'x'"),
+    ("state/0/parts/0/file", "x", "`StoredPart.file` 'x' is not in `Manifest.files.path`"),
     ("state/0/parts/0/shape", [-2, 4], "state 'weight', part 'weight.integers' has negative sizes, strides or offset"),
     (
         "state/0/parts/1/stride",
@@ -98,9 +102,9 @@ PROGRAM = "programs/train/program.json"
             "x",
             "input 'weight' is not made of what the manifest's state says",
         ),
-        ("program", "functional/gradients/of_inputs", [], "0 gradients for 5 inputs"),
+        ("program", "functional/gradients/of_inputs", [], "`Gradients.of_inputs` has 0 items, and `Plain.inputs` 5"),
         ("program", "output_tree", "instance", "an object of `a:B` is no input or output"),
-        ("forward", "subclasses/0/type", "x", "'x' is not the name of a class"),
+        ("forward", "subclasses/0/type", "x", "`Subclass.type` 'x' is not the name of a class"),
         ("forward", "subclasses", [], "builtin `subclass::wrap` takes no structure that the graph has"),
     ],
 )

@@ -36,7 +36,7 @@ def test_parameter_that_python_takes_for_another_is_refused(crafted: Crafted) ->
     crafted.put("program", "parameters/0/name", "ﬁt")
     with pytest.raises(BundleInvalid) as caught:
         crafted.read()
-    assert str(caught.value) == "programs/train/program.json: parameter 'ﬁt' is not an identifier"
+    assert str(caught.value) == "programs/train/program.json: `Parameter.name` 'ﬁt' is not an identifier"
 
 
 @pytest.mark.parametrize(

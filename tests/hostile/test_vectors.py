@@ -11,23 +11,23 @@ RECORD = "testvectors/train.example.json"
 
 FAULTS = [
     ("program", "infer", "it is of program 'infer', not `train`"),
-    ("calls", 10**9, "number of calls is 1000000000, out of range(101)"),
-    ("calls", -1, "number of calls is -1, out of range(101)"),
-    ("seed", -1, f"seed is -1, out of range({2**63 - 1})"),
+    ("calls", 10**9, "`Vector.calls` is 1000000000; at most 100 is read"),
+    ("calls", -1, "`Vector.calls` is -1; at least 0 is expected"),
+    ("seed", -1, "`Vector.seed` is -1; at least 0 is expected"),
     ("inputs", [], "0 arguments; the program takes 1"),
-    ("inputs/0/path", "\x1b]", r"path of an argument '\x1b]' is too long or not printable"),
+    ("inputs/0/path", "\x1b]", r"`VectorInput.path` '\x1b]' is too long or not printable"),
     ("inputs/0/stride", [1], "argument 'x' has 2 sizes and 1 strides"),
     ("inputs/0/offset", -1, "argument 'x' has negative sizes, strides or offset"),
     ("inputs/0/offset", 1, "argument 'x' reaches past the end of 'input0'"),
     ("inputs/0/shape", [1 << 20, 4], "argument 'x' reaches past the end of 'input0'"),
     ("inputs/0/key", "nothing", "argument 'x' reaches past the end of 'nothing'"),
-    ("sample", 0, "it keeps 0 elements of a value; at least 1 must be"),
-    ("values", ["a", "a"], "value 'a' occurs twice"),
-    ("eager_errors", {"a": 1.0}, "an error of 'a', which is no value"),
+    ("sample", 0, "`Vector.sample` is 0; at least 1 is expected"),
+    ("values", ["a", "a"], "`Vector.values` 'a' occurs twice"),
+    ("eager_errors", {"a": 1.0}, "`Vector.eager_errors` 'a' is not in `Vector.values`"),
     (
         "eager_errors",
         {"call 0: x afterwards": -1.0},
-        "the error of 'call 0: x afterwards' is -1.0: it must be finite, and 0 or more",
+        "`Vector.eager_errors` is -1.0; at least 0 is expected",
     ),
 ]
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.bounded import Count, Line, PlainName
-from aotexport_runtime.schema.sizes import SizeExpression
+from aotexport_runtime.schema.references import IndexOf, Unique
+from aotexport_runtime.schema.sizes import Condition
 
 
 class CpuRequirements(Record, kw_only=True, tag="cpu", tag_field="kind"):
@@ -33,8 +34,8 @@ class CompiledHalf(Record, kw_only=True):
     """
 
     file: PlainName
-    inputs: tuple[str, ...]
-    results: tuple[str, ...]
+    inputs: Annotated[tuple[str, ...], Unique()]
+    results: Annotated[tuple[str, ...], Unique()]
     indexes: bool = False
 
 
@@ -54,10 +55,12 @@ class CompiledProgram(Record, kw_only=True):
 
     program: PlainName
     partition: str | None = None
-    guards: tuple[SizeExpression, ...] = ()
+    guards: tuple[Condition, ...] = ()
     forward: CompiledHalf
     backward: CompiledHalf | None = None
-    undefined_tangents: tuple[Count, ...] = ()
+    undefined_tangents: Annotated[
+        tuple[Annotated[Count, IndexOf("Gradients.tangents", code="target-malformed")], ...], Unique()
+    ] = ()
 
 
 class TargetRefusal(Record, kw_only=True):

@@ -6,8 +6,12 @@ from typing import Annotated, Literal
 
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.bounded import Bounds, Count
+from aotexport_runtime.schema.references import IndexOf, Length, NameOf, TensorOf, Unique
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import MemoryFormat, TensorMeta
+
+TensorIndex = Annotated[Count, IndexOf("Plain.inputs"), TensorOf("Plain.inputs")]
+"""An index of a tensor among the inputs of a functional graph."""
 
 
 class Tangent(Record, kw_only=True):
@@ -38,8 +42,8 @@ class Partition(Record, kw_only=True):
     """
 
     name: str
-    saved: tuple[str, ...]
-    unchecked: tuple[str, ...] = ()
+    saved: Annotated[tuple[str, ...], Unique()]
+    unchecked: tuple[Annotated[str, NameOf("Partition.saved", "partition-malformed")], ...] = ()
 
 
 class VersionCheck(Record, kw_only=True):
@@ -54,7 +58,7 @@ class VersionCheck(Record, kw_only=True):
 
     of: Literal["input", "output"]
     index: Count
-    tangents: tuple[Count, ...]
+    tangents: Annotated[tuple[Annotated[Count, IndexOf("Gradients.tangents")], ...], Unique()]
 
 
 class Gradients(Record, kw_only=True):
@@ -74,9 +78,9 @@ class Gradients(Record, kw_only=True):
         partitions: at least one; the first is the default.
     """
 
-    tangents: tuple[Tangent, ...]
-    of_inputs: tuple[Count | None, ...]
-    detached_inputs: tuple[Count, ...] = ()
-    checks: tuple[VersionCheck, ...] = ()
+    tangents: Annotated[tuple[Tangent, ...], Unique("of index")]
+    of_inputs: Annotated[tuple[Count | None, ...], Length("Plain.inputs", "program-malformed")]
+    detached_inputs: tuple[TensorIndex, ...] = ()
+    checks: Annotated[tuple[VersionCheck, ...], Unique("of index")] = ()
     saves_nothing: bool = False
-    partitions: Annotated[tuple[Partition, ...], Bounds(minItems=1)]
+    partitions: Annotated[tuple[Partition, ...], Bounds(minItems=1, code="program-malformed")]

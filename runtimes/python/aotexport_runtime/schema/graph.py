@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import Count, OperatorName
+from aotexport_runtime.schema.bounded import Count, Line, OperatorName
+from aotexport_runtime.schema.references import Code, IndexOf
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.schema.values import Argument, ValueMeta
@@ -64,8 +65,8 @@ class Node(Record, kw_only=True):
     args: list[Argument] = []
     kwargs: dict[str, Argument] = {}
     meta: SharedMeta
-    source: Count | None = None
-    module: Count | None = None
+    source: Annotated[Count, IndexOf("Graph.sources")] | None = None
+    module: Annotated[Count, IndexOf("Graph.modules")] | None = None
 
 
 class ModuleCall(Record, kw_only=True):
@@ -82,14 +83,14 @@ class ModuleCall(Record, kw_only=True):
         refusal: why it cannot be told apart from the rest, for people; the structures are None then. None: it can.
     """
 
-    module: Count
-    begin: Count
-    end: Count
-    parent: Count | None = None
-    arguments: Tree | None = None
-    result: Tree | None = None
+    module: Annotated[Count, IndexOf("Graph.modules")]
+    begin: Annotated[Count, Code("module-malformed")]
+    end: Annotated[Count, Code("module-malformed")]
+    parent: Annotated[Count, IndexOf("Graph.calls")] | None = None
+    arguments: Annotated[Tree | None, IndexOf("ModuleCall.values")] = None
+    result: Annotated[Tree | None, IndexOf("ModuleCall.values")] = None
     values: list[Argument] = []
-    refusal: str | None = None
+    refusal: Line | None = None
 
 
 class Graph(Record, kw_only=True):

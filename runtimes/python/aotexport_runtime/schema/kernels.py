@@ -5,13 +5,21 @@ A node of a lowered graph launches kernel `name` by the operator `kernel::<name>
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import Count, Digest, FilePath, Positive
+from aotexport_runtime.schema.bounded import Architecture, Bounds, Count, Digest, FilePath, KernelName, Line, Positive
 from aotexport_runtime.schema.graph import SourceLine
+from aotexport_runtime.schema.references import AtMost, Code, NameOf, Unique
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import DType
+
+MAX_WARPS = 32
+MAX_SHARED_NBYTES = (1 << 20) - 1
+MAX_NBYTES = 1 << 30
+"""Most bytes of a pack, and of scratch memory per block."""
+
+Alignment = Annotated[Positive, Code("kernel-malformed"), AtMost(1 << 16, "kernel-malformed")]
 
 NumberType = Literal["i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64"]
 
@@ -25,9 +33,9 @@ class PointerParameter(Record, kw_only=True, tag="pointer", tag_field="kind"):
         alignment: divisor of the address, in bytes.
     """
 
-    name: str
+    name: KernelName
     dtype: DType
-    alignment: Positive = 1
+    alignment: Alignment = 1
 
 
 class NumberParameter(Record, kw_only=True, tag="number", tag_field="kind"):
@@ -39,9 +47,9 @@ class NumberParameter(Record, kw_only=True, tag="number", tag_field="kind"):
         multiple_of: divisor of the number that the code assumes.
     """
 
-    name: str
+    name: KernelName
     type: NumberType
-    multiple_of: Positive = 1
+    multiple_of: Alignment = 1
 
 
 KernelParameter = PointerParameter | NumberParameter
@@ -60,13 +68,13 @@ class KernelBinary(Record, kw_only=True):
         global_scratch_alignment: divisor of its address, in bytes.
     """
 
-    architecture: str
-    offset: Count
-    nbytes: Positive
-    sha256: Digest
-    shared_nbytes: Count = 0
-    global_scratch_nbytes: Count = 0
-    global_scratch_alignment: Positive = 1
+    architecture: Annotated[str, NameOf("KernelLibrary.packs.architecture")]
+    offset: Annotated[Count, Code("kernel-malformed")]
+    nbytes: Annotated[Positive, Code("kernel-malformed")]
+    sha256: Annotated[Digest, Code("kernel-malformed")]
+    shared_nbytes: Annotated[Count, AtMost(MAX_SHARED_NBYTES)] = 0
+    global_scratch_nbytes: Annotated[Count, AtMost(MAX_NBYTES)] = 0
+    global_scratch_alignment: Alignment = 1
 
 
 class KernelConstant(Record, kw_only=True):
@@ -77,7 +85,7 @@ class KernelConstant(Record, kw_only=True):
         value: its value.
     """
 
-    name: str
+    name: KernelName
     value: bool | int | float | str | None
 
 
@@ -94,11 +102,11 @@ class KernelCandidate(Record, kw_only=True):
     """
 
     constants: tuple[KernelConstant, ...] = ()
-    num_warps: Positive
+    num_warps: Annotated[Positive, Code("kernel-malformed"), AtMost(MAX_WARPS, "kernel-malformed")]
     num_stages: int
     grid: tuple[Size, Size, Size]
     cooperative: bool = False
-    binaries: tuple[KernelBinary, ...] = ()
+    binaries: Annotated[tuple[KernelBinary, ...], Unique("architecture")] = ()
 
 
 class Kernel(Record, kw_only=True):
@@ -117,12 +125,12 @@ class Kernel(Record, kw_only=True):
         lines: lines of the user's code that they came from; for people.
     """
 
-    name: str
+    name: KernelName
     source: FilePath | None = None
     parameters: tuple[KernelParameter, ...]
-    grid_arguments: tuple[str, ...] = ()
-    candidates: tuple[KernelCandidate, ...]
-    operators: tuple[str, ...] = ()
+    grid_arguments: tuple[KernelName, ...] = ()
+    candidates: Annotated[tuple[KernelCandidate, ...], Bounds(minItems=1, code="kernel-malformed")]
+    operators: tuple[Line, ...] = ()
     lines: tuple[SourceLine, ...] = ()
 
 
@@ -135,9 +143,9 @@ class KernelPack(Record, kw_only=True):
         nbytes: size of the uncompressed bytes.
     """
 
-    architecture: str
+    architecture: Architecture
     file: FilePath
-    nbytes: Count
+    nbytes: Annotated[Count, AtMost(MAX_NBYTES)]
 
 
 class KernelLibrary(Record, kw_only=True):
@@ -149,6 +157,6 @@ class KernelLibrary(Record, kw_only=True):
         kernels: kernels, sorted by name.
     """
 
-    compiler: str
-    packs: tuple[KernelPack, ...]
-    kernels: tuple[Kernel, ...]
+    compiler: Line
+    packs: Annotated[tuple[KernelPack, ...], Unique("architecture")]
+    kernels: Annotated[tuple[Kernel, ...], Unique("name")]

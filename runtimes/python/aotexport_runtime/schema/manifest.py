@@ -14,12 +14,15 @@ from aotexport_runtime.schema.bounded import (
     ExtensionName,
     FilePath,
     Line,
+    ModulePath,
     Namespace,
+    Offset,
     OperatorSet,
     PlainName,
     Positive,
     VersionText,
 )
+from aotexport_runtime.schema.references import IndexOf, NameOf, Unique
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.schema.values import DType
@@ -71,12 +74,12 @@ class StoredPart(Record, kw_only=True):
         whole: see `StateTensor`.
     """
 
-    file: FilePath
+    file: Annotated[FilePath, NameOf("Manifest.files.path", "file-unlisted")]
     key: str
     dtype: DType
     shape: Axes
     stride: Axes
-    offset: Count = 0
+    offset: Offset = 0
     whole: bool = True
 
 
@@ -114,7 +117,7 @@ class StateTensor(Record, kw_only=True):
     dtype: DType
     shape: Axes
     stride: Axes
-    offset: Count = 0
+    offset: Offset = 0
     whole: bool = True
     subclass: Subclass | None = None
     parts: tuple[StoredPart, ...] = ()
@@ -128,8 +131,8 @@ class ModuleAttribute(Record, kw_only=True):
         value: its value at export; leaves index `Manifest.state`.
     """
 
-    name: str
-    value: Tree
+    name: Line
+    value: Annotated[Tree, IndexOf("Manifest.state")]
 
 
 class Submodule(Record, kw_only=True):
@@ -146,7 +149,7 @@ class Submodule(Record, kw_only=True):
     name: str
     same_as: str | None = None
     type: str | None = None
-    attributes: Tree | None = None
+    attributes: Annotated[Tree | None, IndexOf()] = None
     absent: tuple[str, ...] = ()
 
 
@@ -160,10 +163,10 @@ class VectorEntry(Record, kw_only=True):
         tensors: safetensors file of its tensors.
     """
 
-    program: PlainName
+    program: Annotated[PlainName, NameOf("Manifest.programs.name")]
     name: PlainName
-    record: FilePath
-    tensors: FilePath
+    record: Annotated[FilePath, NameOf("Manifest.files.path", "file-unlisted")]
+    tensors: Annotated[FilePath, NameOf("Manifest.files.path", "file-unlisted")]
 
 
 class OnnxModel(Record, kw_only=True):
@@ -181,14 +184,14 @@ class OnnxModel(Record, kw_only=True):
         checks: conditions on the values of a call, in words; for each the model returns whether it holds.
     """
 
-    program: PlainName
-    file: FilePath
+    program: Annotated[PlainName, NameOf("Manifest.programs.name")]
+    file: Annotated[FilePath, NameOf("Manifest.files.path", "file-unlisted")]
     opset: Positive
-    inputs: tuple[str, ...]
-    outputs: tuple[str, ...]
-    updates: tuple[str, ...] = ()
-    state_inputs: dict[str, str] = {}
-    checks: tuple[str, ...] = ()
+    inputs: tuple[Line, ...]
+    outputs: tuple[Line, ...]
+    updates: Annotated[tuple[Line, ...], Unique()] = ()
+    state_inputs: dict[Annotated[str, NameOf("Manifest.state.name")], Line] = {}
+    checks: tuple[Line, ...] = ()
 
 
 class Requirements(Record, kw_only=True):
@@ -202,7 +205,7 @@ class Requirements(Record, kw_only=True):
     """
 
     operator_namespaces: tuple[Namespace, ...] = ()
-    operator_modules: tuple[str, ...] = ()
+    operator_modules: tuple[ModulePath, ...] = ()
     tensor_types: tuple[ClassName, ...] = ()
 
 
@@ -282,20 +285,24 @@ class Manifest(Record, kw_only=True):
     name: Line
     kind: Literal["module", "function"]
     training: bool = False
-    programs: Annotated[tuple[ProgramEntry, ...], Bounds(minItems=1)]
+    programs: Annotated[
+        tuple[ProgramEntry, ...],
+        Bounds(minItems=1, code="program-malformed"),
+        Unique("name"),
+    ]
     state: tuple[StateTensor, ...] = ()
-    attributes: tuple[ModuleAttribute, ...] = ()
-    modules: tuple[Submodule, ...] = ()
-    settings: dict[str, Constant | None] = {}
-    testvectors: tuple[VectorEntry, ...] = ()
+    attributes: Annotated[tuple[ModuleAttribute, ...], Unique("name")] = ()
+    modules: Annotated[tuple[Submodule, ...], Unique("name")] = ()
+    settings: dict[Line, Annotated[Constant | None, IndexOf()]] = {}
+    testvectors: Annotated[tuple[VectorEntry, ...], Unique("program name")] = ()
     verification: Verification | None = None
     ancestors: tuple[Ancestor, ...] = ()
-    onnx: tuple[OnnxModel, ...] = ()
+    onnx: Annotated[tuple[OnnxModel, ...], Unique("program")] = ()
     requirements: Requirements = Requirements()
     operator_set: OperatorSet = OPERATOR_SET
     extensions: dict[ExtensionName, Any] = {}
-    must_understand: tuple[ExtensionName, ...] = ()
-    files: tuple[FileEntry, ...]
+    must_understand: tuple[Annotated[ExtensionName, NameOf("Manifest.extensions")], ...] = ()
+    files: Annotated[tuple[FileEntry, ...], Unique("path")]
 
     def with_variants(self, name: str) -> list[str]:
         """Return the names of a program and of its variants, in order of preference."""

@@ -8,16 +8,23 @@ come with the mutations and aliases that functionalisation took out (`Functional
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from aotexport_runtime.schema.base import Record, keep_default
-from aotexport_runtime.schema.bounded import Count, Line, OperatorName, PlainName
-from aotexport_runtime.schema.gradients import Gradients
+from aotexport_runtime.schema.bounded import Count, Identifier, Line, OperatorName, PlainName
+from aotexport_runtime.schema.gradients import Gradients, TensorIndex
 from aotexport_runtime.schema.notes import Note
-from aotexport_runtime.schema.sizes import Dimension, SizeExpression
+from aotexport_runtime.schema.references import AtMost, IndexOf, Length, NameOf, Over, TensorOf, Unique
+from aotexport_runtime.schema.sizes import Condition, Dimension
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Key, Tree
 from aotexport_runtime.schema.values import Argument, TensorMeta
+
+MAX_NODES = 1_000_000
+MAX_RISE = MAX_NODES
+
+TensorInput = Annotated[Count, IndexOf("Program.inputs"), TensorOf("Program.inputs")]
+TensorOutput = Annotated[Count, IndexOf("Program.outputs"), TensorOf("Program.outputs")]
 
 # --- inputs -----------------------------------------------------------------------------------------------
 
@@ -65,7 +72,7 @@ class SizeInput(Record, kw_only=True, tag="size", tag_field="kind"):
     """
 
     path: Line
-    symbol: str
+    symbol: Annotated[str, Over("Program.dimensions.symbol")]
 
 
 InputSpec = StateInput | ArgumentInput | SizeInput
@@ -83,11 +90,11 @@ class Parameter(Record, kw_only=True):
             something else; it is shown and never used. None: it has none, or none that is a constant.
     """
 
-    name: str
+    name: Identifier
     kind: Literal["positional_only", "positional_or_keyword", "var_positional", "keyword_only", "var_keyword"]
-    tree: Tree
+    tree: Annotated[Tree, IndexOf("Program.inputs")]
     optional: bool = False
-    default: Constant | None = None
+    default: Annotated[Constant | None, IndexOf()] = None
 
 
 # --- outputs ----------------------------------------------------------------------------------------------
@@ -128,7 +135,7 @@ class InputItself(Record, kw_only=True, tag="input", tag_field="kind"):
         input_index: which input.
     """
 
-    input_index: Count
+    input_index: TensorIndex
 
 
 class InputAlias(Record, kw_only=True, tag="input_alias", tag_field="kind"):
@@ -141,7 +148,7 @@ class InputAlias(Record, kw_only=True, tag="input_alias", tag_field="kind"):
         steps: view operators from the base, first to last; None: there are none that a bundle can say.
     """
 
-    input_index: Count
+    input_index: TensorIndex
     requires_grad: bool = False
     under_no_grad: bool = False
     steps: tuple[ViewStep, ...] | None = None
@@ -157,7 +164,7 @@ class IntermediateAlias(Record, kw_only=True, tag="intermediate_alias", tag_fiel
         steps: see `InputAlias`.
     """
 
-    base_index: Count
+    base_index: Annotated[Count, IndexOf("FunctionalGraph.intermediate_bases")]
     requires_grad: bool = False
     under_no_grad: bool = False
     steps: tuple[ViewStep, ...] | None = None
@@ -173,7 +180,7 @@ class OutputAlias(Record, kw_only=True, tag="output_alias", tag_field="kind"):
         steps: see `InputAlias`.
     """
 
-    output_index: Count
+    output_index: TensorOutput
     requires_grad: bool = False
     under_no_grad: bool = False
     steps: tuple[ViewStep, ...] | None = None
@@ -199,7 +206,7 @@ class InputMutation(Record, kw_only=True):
         is_leaf: whether it was a leaf of autograd.
     """
 
-    input_index: Count
+    input_index: TensorIndex
     data: bool = False
     metadata: bool = False
     storage: bool = False
@@ -216,8 +223,8 @@ class VersionRise(Record, kw_only=True):
         by: the rise, from before the call to after it.
     """
 
-    input_index: Count
-    by: Count
+    input_index: TensorIndex
+    by: Annotated[Count, AtMost(MAX_RISE)]
 
 
 # --- gradients --------------------------------------------------------------------------------------------
@@ -247,13 +254,13 @@ class FunctionalGraph(Record, kw_only=True):
     """
 
     file: PlainName
-    mutations: tuple[InputMutation, ...] = ()
-    version_rises: tuple[VersionRise, ...] = ()
-    outputs: tuple[OutputSpec, ...]
-    intermediate_bases: Count = 0
+    mutations: Annotated[tuple[InputMutation, ...], Unique("input_index")] = ()
+    version_rises: Annotated[tuple[VersionRise, ...], Unique("input_index")] = ()
+    outputs: Annotated[tuple[OutputSpec, ...], Length("Program.outputs", "program-malformed")]
+    intermediate_bases: Annotated[Count, AtMost(MAX_NODES)] = 0
     grad_mode: bool | None = None
     deterministic: bool | None = None
-    guards: tuple[SizeExpression, ...] = ()
+    guards: tuple[Condition, ...] = ()
     gradients: Gradients | None = None
 
 
@@ -278,8 +285,8 @@ class Rebind(Record, kw_only=True):
         output_index: index into `Program.outputs` of the tensor that takes its place, also for later calls.
     """
 
-    name: str
-    output_index: Count
+    name: Annotated[str, NameOf("Manifest.state.name")]
+    output_index: TensorOutput
 
 
 class ContainerChange(Record, kw_only=True):
@@ -293,7 +300,7 @@ class ContainerChange(Record, kw_only=True):
 
     path: Line
     keys: tuple[Key, ...]
-    items: tuple[Tree | None, ...]
+    items: tuple[Annotated[Tree | None, IndexOf("Program.outputs")], ...]
 
 
 class Refusal(Record, kw_only=True):
@@ -319,7 +326,7 @@ class Question(Record, kw_only=True):
         recording: whether only calls that record gradients must have it.
     """
 
-    inputs: tuple[Count, ...]
+    inputs: Annotated[tuple[TensorInput, ...], Unique()]
     requires_grad: bool
     recording: bool = False
 
@@ -365,19 +372,19 @@ class Program(Record, kw_only=True):
     mode: Literal["train", "eval", "function"]
     grad: bool
     method: str = "forward"
-    parameters: tuple[Parameter, ...]
+    parameters: Annotated[tuple[Parameter, ...], Unique("name")]
     inputs: tuple[InputSpec, ...]
     outputs: tuple[TensorMeta | None, ...]
-    output_tree: Tree
-    rebinds: tuple[Rebind, ...] = ()
-    container_changes: tuple[ContainerChange, ...] = ()
-    dimensions: tuple[Dimension, ...] = ()
-    guards: tuple[SizeExpression, ...] = ()
+    output_tree: Annotated[Tree, IndexOf("Program.outputs")]
+    rebinds: Annotated[tuple[Rebind, ...], Unique("name")] = ()
+    container_changes: Annotated[tuple[ContainerChange, ...], Unique("path")] = ()
+    dimensions: Annotated[tuple[Dimension, ...], Unique("symbol")] = ()
+    guards: tuple[Condition, ...] = ()
     fixed: tuple[
         Literal["layout", "requires_grad", "is_leaf", "grad_mode", "inference_mode", "identity", "autocast"], ...
     ] = ()
     autocast: Literal["bfloat16", "float16"] | None = None
-    differentiated: tuple[Count, ...] = ()
+    differentiated: Annotated[tuple[TensorInput, ...], Unique()] = ()
     questions: tuple[Question, ...] = ()
     forward: ForwardGraph
     functional: FunctionalGraph | None = None

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import MAX_TERMS, Bounds, Count
+from aotexport_runtime.schema.bounded import MAX_TERMS, Bounds, Count, Line, Whole
+from aotexport_runtime.schema.references import IndexOf, Over
 
 SizeOperator = Literal[
     "add",
@@ -53,6 +54,9 @@ class SizeExpression(Record, kw_only=True):
 Size = int | str | SizeExpression
 """An integer, the name of a symbol, or an expression."""
 
+Condition = Annotated[SizeExpression, Over("Program.dimensions.symbol")]
+"""A truth over the symbols of a program."""
+
 
 class Dimension(Record, kw_only=True):
     """A symbol: a dynamic size of the program's inputs, or a dynamic integer among them.
@@ -69,10 +73,10 @@ class Dimension(Record, kw_only=True):
     """
 
     symbol: str
-    name: str
-    min: int | None
-    max: int | None = None
-    input_index: Count
+    name: Line
+    min: Whole | None
+    max: Whole | None = None
+    input_index: Annotated[Count, IndexOf("Program.inputs")]
     axis: Count
-    factor: int = 1
-    offset: int = 0
+    factor: Whole = 1
+    offset: Whole = 0

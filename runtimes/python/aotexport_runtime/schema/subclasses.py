@@ -6,8 +6,11 @@ the reader to compare with the classes that its caller gave it; no reader import
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.bounded import ClassName
+from aotexport_runtime.schema.references import Length, Unique
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.trees import Tree
 
@@ -27,8 +30,8 @@ class Subclass(Record, kw_only=True):
     """
 
     type: ClassName
-    attributes: tuple[str, ...]
-    inner: tuple[Subclass | None, ...]
+    attributes: Annotated[tuple[str, ...], Unique()]
+    inner: Annotated[tuple[Subclass | None, ...], Length("Subclass.attributes", "structure-malformed")]
     context: Tree
     shape: tuple[Size, ...]
     stride: tuple[Size, ...]

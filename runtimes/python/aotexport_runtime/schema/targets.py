@@ -6,9 +6,14 @@ The files of a target are below `targets/<target>/`. Each program that the targe
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.bounded import Count, PlainName
-from aotexport_runtime.schema.sizes import SizeExpression
+from aotexport_runtime.schema.references import AtMost
+from aotexport_runtime.schema.sizes import Condition
+
+MAX_SAVED = 1_000_000
 
 
 class LoweredProgram(Record, kw_only=True):
@@ -28,5 +33,5 @@ class LoweredProgram(Record, kw_only=True):
 
     forward: PlainName
     backward: PlainName | None = None
-    saved: Count = 0
-    guards: tuple[SizeExpression, ...] = ()
+    saved: Annotated[Count, AtMost(MAX_SAVED)] = 0
+    guards: tuple[Condition, ...] = ()

@@ -5,8 +5,21 @@ from __future__ import annotations
 from typing import Annotated
 
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import MAX_QUANTILES, Axes, Bounds, Count, Line, PlainName, Positive
+from aotexport_runtime.schema.bounded import (
+    MAX_QUANTILES,
+    Axes,
+    Bounds,
+    Count,
+    Line,
+    NonNegative,
+    Offset,
+    PlainName,
+    Positive,
+)
+from aotexport_runtime.schema.references import AtMost, Code, NameOf, Unique
 from aotexport_runtime.schema.subclasses import Subclass
+
+MAX_CALLS = 100
 
 
 class VectorPart(Record, kw_only=True):
@@ -23,7 +36,7 @@ class VectorPart(Record, kw_only=True):
     key: str
     shape: Axes
     stride: Axes
-    offset: Count = 0
+    offset: Offset = 0
     is_complex: bool = False
 
 
@@ -50,7 +63,7 @@ class VectorInput(Record, kw_only=True):
     key: str = ""
     shape: Axes = ()
     stride: Axes = ()
-    offset: Count = 0
+    offset: Offset = 0
     requires_grad: bool = False
     is_leaf: bool = True
     is_complex: bool = False
@@ -80,11 +93,14 @@ class Vector(Record, kw_only=True):
 
     program: PlainName
     seed: Count
-    calls: Count
+    calls: Annotated[Count, AtMost(MAX_CALLS)]
     backward: bool
     dropped_gradients: tuple[str, ...] = ()
     inputs: tuple[VectorInput, ...]
     facts: dict[str, str]
-    values: tuple[str, ...]
-    sample: Positive | None = None
-    eager_errors: dict[str, float] = {}
+    values: Annotated[tuple[str, ...], Unique()]
+    sample: Annotated[Positive, Code("vector-malformed")] | None = None
+    eager_errors: dict[
+        Annotated[str, NameOf("Vector.values", "vector-malformed")],
+        NonNegative,
+    ] = {}

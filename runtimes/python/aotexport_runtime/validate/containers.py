@@ -8,7 +8,6 @@ from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.program import ContainerChange, Program
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, PythonValue, Sequence, Tree
 from aotexport_runtime.validate.arguments import check_constant
-from aotexport_runtime.validate.bounds import check_text, check_unique
 from aotexport_runtime.validate.subclasses import check_plain
 from aotexport_runtime.values.python_values import check_keys, check_python_value
 from aotexport_runtime.values.trees import check_tree, leaves, steps
@@ -42,16 +41,13 @@ def check_container_changes(program: Program, where: str) -> None:
         BundleInvalid: names the fault.
     """
     where = Place(where)
-    with where.at("container_changes") as here:
-        check_unique([change.path for change in program.container_changes], "change of container", here)
     passed = {path: tree for p in program.parameters if not p.optional for path, tree in _containers(p.tree, p.name)}
     for index, change in enumerate(program.container_changes):
         with where.at("container_changes", index) as here:
-            _check_change(change, passed.get(change.path), len(program.outputs), here)
+            _check_change(change, passed.get(change.path), here)
 
 
-def _check_change(change: ContainerChange, tree: Tree | None, outputs: int, where: str) -> None:
-    check_text(change.path, "path of a container", where)
+def _check_change(change: ContainerChange, tree: Tree | None, where: str) -> None:
     if tree is None:
         raise BundleInvalid(
             f"every call must pass the changed container {change.path[:80]!r}", where=where, code="reference-missing"
@@ -65,9 +61,6 @@ def _check_change(change: ContainerChange, tree: Tree | None, outputs: int, wher
         raise BundleInvalid(
             f"the container {change.path[:80]!r} cannot be changed so", where=where, code="program-malformed"
         )
-    for item in change.items:
-        if item is not None:
-            check_values(item, outputs, where)
 
 
 def _containers(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from keyword import iskeyword
@@ -15,13 +14,11 @@ from aotexport_runtime.schema.values import SequenceMeta, ValueMeta
 from aotexport_runtime.validate.allocations import check_allocations
 from aotexport_runtime.validate.arguments import check_argument, check_meta, introduced
 from aotexport_runtime.validate.bodies import check_bodies
-from aotexport_runtime.validate.bounds import check_index
 from aotexport_runtime.validate.builtins import Builtins
+from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.modules import check_calls
 from aotexport_runtime.validate.subclasses import check_subclass
 from aotexport_runtime.validate.types import check_types, typed_call
-
-_OPERATOR = re.compile(r"[A-Za-z_][A-Za-z0-9_]*::[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)?")
 
 
 def check_graph(
@@ -49,7 +46,15 @@ def check_graph(
     Raises:
         BundleInvalid: names the fault.
     """
-    _Check(graph, symbols, namespaces, Place(where), limits, has_signatures, is_cast).run()
+    where = Place(where)
+    faults, count = where.found, _count_nodes(graph)
+    with where:
+        if count > limits.nodes:
+            message = f"{count} nodes; at most {limits.nodes} are read"
+            raise BundleInvalid(message, where=where, code="bundle-limit")
+        check_declared(graph, where)
+    if where.found == faults:
+        _Check(graph, symbols, namespaces, where, limits, has_signatures, is_cast).run()
 
 
 @dataclass
@@ -74,10 +79,7 @@ class _Check:
         self.builtins = Builtins(self.values, self.graph.subclasses, self.limits)
 
     def run(self) -> None:
-        graph, where, count = self.graph, self.where, _count_nodes(self.graph)
-        if count > self.limits.nodes:
-            message = f"{count} nodes; at most {self.limits.nodes} are read"
-            raise BundleInvalid(message, where=where, code="bundle-limit")
+        graph, where = self.graph, self.where
         self._check_inputs()
         self._check_nodes()
         with where:
@@ -122,7 +124,7 @@ class _Check:
                     self.described |= introduced(node.meta)
                     check_meta(node.meta, self.described, here)
                     metas.add(node.meta)
-                _check_node(node, graph, self.limits, here)
+                _check_node(node, self.limits, here)
             with here:
                 if where.found == before and (self.has_signatures or node.op in graph.schemas):
                     # Dtypes behind a fault follow from what may be false.
@@ -142,17 +144,13 @@ def _check_arguments(node: Node, graph: Graph, values: Mapping[str, ValueMeta], 
         check_argument(argument, values, graph.subgraphs, symbols, here.at("kwargs", keyword))
 
 
-def _check_node(node: Node, graph: Graph, limits: Limits, here: Place) -> None:
+def _check_node(node: Node, limits: Limits, here: Place) -> None:
     if isinstance(node.meta, SequenceMeta) and len(node.meta.items) > limits.results:
         raise BundleInvalid(
             f"{len(node.meta.items)} results of a node; at most {limits.results} are read",
             where=here,
             code="bundle-limit",
         )
-    if node.source is not None:
-        check_index(node.source, len(graph.sources), "source of a node", here)
-    if node.module is not None:
-        check_index(node.module, len(graph.modules), "module of a node", here)
 
 
 def _count_nodes(graph: Graph) -> int:
@@ -166,10 +164,6 @@ def _define(name: str, meta: ValueMeta, values: dict[str, ValueMeta], where: str
 
 
 def _check_operator(node: Node, namespaces: set[str], where: str) -> None:
-    if not _OPERATOR.fullmatch(node.op):
-        raise BundleInvalid(
-            f"operator {node.op[:80]!r} is not a full operator name", where=where, code="operator-malformed"
-        )
     check_allowed(node.op, namespaces, where=where)
     for keyword in node.kwargs:
         if not (keyword.isidentifier() and keyword.isascii()) or iskeyword(keyword):

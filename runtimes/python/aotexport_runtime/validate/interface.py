@@ -11,7 +11,6 @@ from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, Input
 from aotexport_runtime.schema.values import Argument, NothingMeta, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import descendants, references
 from aotexport_runtime.validate.bodies import described, described_argument
-from aotexport_runtime.validate.bounds import check_unique
 from aotexport_runtime.validate.subclasses import taken_apart
 
 
@@ -213,18 +212,9 @@ def _check_tensors_returned(outputs: Sequence[Argument], functional: FunctionalG
 
 
 def _check_partition(partition: Partition, values: set[str], late: set[str], where: Place) -> None:
-    check_unique(partition.saved, "saved value", where.at("saved"))
     for index, name in enumerate(partition.saved):
         if name not in values or name in late:
             reason = "is not in the graph" if name not in values else "needs an incoming gradient"
             raise BundleInvalid(
                 f"saved value {name[:80]!r} {reason}", where=where.at("saved", index), code="partition-malformed"
-            )
-    saved = set(partition.saved)
-    for index, name in enumerate(partition.unchecked):
-        if name not in saved:
-            raise BundleInvalid(
-                f"unchecked value {name[:80]!r} is not saved",
-                where=where.at("unchecked", index),
-                code="partition-malformed",
             )

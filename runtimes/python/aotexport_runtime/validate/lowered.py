@@ -11,13 +11,11 @@ from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import LoweredProgram
 from aotexport_runtime.schema.values import NothingMeta, SizeArgument, TensorMeta, ValueMeta
-from aotexport_runtime.validate.bounds import check_index, check_plain_name
+from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.graph import check_graph
 from aotexport_runtime.validate.subclasses import taken_apart
-from aotexport_runtime.values.sizes import check_size
 
 KERNEL = "kernel::"
-MAX_SAVED = 1_000_000
 
 
 def check_lowered(lowered: LoweredProgram, program: Program, *, where: str) -> None:
@@ -35,17 +33,11 @@ def check_lowered(lowered: LoweredProgram, program: Program, *, where: str) -> N
             where=where,
             code="target-malformed",
         )
-    check_plain_name(lowered.forward, "graph file", where.at("forward"))
-    if lowered.backward is not None:
-        check_plain_name(lowered.backward, "graph file", where.at("backward"))
-    check_index(lowered.saved, MAX_SAVED, "number of saved tensors", where.at("saved"))
     if lowered.backward is None and lowered.saved:
         raise BundleInvalid(
             "it saves tensors for a backward that it does not have", where=where.at("saved"), code="target-malformed"
         )
-    symbols = {dimension.symbol for dimension in program.dimensions}
-    for index, guard in enumerate(lowered.guards):
-        check_size(guard, symbols, where=where.at("guards", index))
+    check_declared(lowered, where, Program=program)
 
 
 def check_lowered_graph(

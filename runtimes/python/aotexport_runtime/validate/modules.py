@@ -10,8 +10,7 @@ from aotexport_runtime.schema.graph import Graph, ModuleCall
 from aotexport_runtime.schema.manifest import Manifest, Submodule
 from aotexport_runtime.schema.trees import Leaf, Mapping, Sequence, Tree
 from aotexport_runtime.validate.arguments import check_argument, references
-from aotexport_runtime.validate.bounds import MAX_NODES, check_index, check_text, check_unique
-from aotexport_runtime.validate.containers import check_values
+from aotexport_runtime.validate.bounds import MAX_NODES, check_index, check_text
 from aotexport_runtime.values.trees import keys_of, leaves
 
 MAX_PARTS = 64
@@ -37,8 +36,6 @@ def check_submodules(manifest: Manifest, where: str) -> None:
         BundleInvalid: names the path.
     """
     where = Place(where)
-    with where.at("modules") as here:
-        check_unique([record.name for record in manifest.modules], "submodule", here)
     state = {name for entry in manifest.state for name in (entry.name, *entry.tied)}
     with where.at("settings") as here:
         _check_settings(manifest, {*state, *(record.name for record in manifest.modules)}, here)
@@ -74,21 +71,17 @@ def _check_order(manifest: Manifest, state: set[str], place: Place) -> None:
 
 
 def _check_settings(manifest: Manifest, others: set[str], place: Place) -> None:
-    for name, value in manifest.settings.items():
+    for name in manifest.settings:
         where = place.at(name)
-        check_text(name, "name of an attribute", where)
         if name in others or any(name == attribute.name for attribute in manifest.attributes):
             raise BundleInvalid(
                 f"attribute {name[:80]!r} is listed as something else as well", where=where, code="name-twice"
             )
-        if value is not None:
-            check_values(value, 0, where)
 
 
 def _check_attributes(record: Submodule, where: str) -> None:
     names = [*record.absent]
     if record.attributes is not None:
-        check_values(record.attributes, 0, where)
         if not isinstance(record.attributes, Mapping):
             raise BundleInvalid(
                 f"attributes of submodule {record.name[:80]!r} are no mapping", where=where, code="module-malformed"
@@ -120,7 +113,6 @@ def check_calls(graph: Graph, symbols: set[str], where: str) -> None:
     ends: dict[int | None, int] = {}
     for index, call in enumerate(graph.calls):
         subject, where = f"call {index} of a submodule", place.at(index)
-        check_index(call.module, len(graph.modules), f"module of {subject}", where)
         low, high = 0, len(graph.nodes)
         if call.parent is not None:
             check_index(call.parent, index, f"parent of {subject}", where)
@@ -138,7 +130,6 @@ def check_calls(graph: Graph, symbols: set[str], where: str) -> None:
 def _check_structures(
     call: ModuleCall, places: dict[str, int], graph: Graph, symbols: set[str], subject: str, where: str
 ) -> None:
-    check_text(call.refusal or "", "reason", where)
     check_argument(call.values, places, graph.subgraphs, symbols, where)
     if call.arguments is None or call.result is None:
         if call.refusal is None:
@@ -152,7 +143,6 @@ def _check_structures(
             code="module-malformed",
         )
     for tree, end in ((call.arguments, call.begin), (call.result, call.end)):
-        check_values(tree, len(call.values), where)
         if any(places[name] >= end for leaf in _leaves(tree) for name in references(call.values[leaf])):
             raise BundleInvalid(
                 f"{subject} takes or returns a value that is computed after it", where=where, code="module-malformed"

@@ -20,7 +20,7 @@ from aotexport_runtime.schema.trees import (
     Tree,
 )
 from aotexport_runtime.validate.arguments import check_constant
-from aotexport_runtime.validate.bounds import MAX_AXES, MAX_TEXT, check_unique
+from aotexport_runtime.validate.bounds import MAX_AXES, MAX_TEXT
 from aotexport_runtime.values.python_values import check_python_value
 from aotexport_runtime.values.sizes import check_size
 from aotexport_runtime.values.trees import check_tree
@@ -50,17 +50,9 @@ def check_subclass(record: Subclass, symbols: set[str], where: str) -> None:
     Raises:
         BundleInvalid: names the fault.
     """
-    check_type_name(record.type, where)
-    check_unique(record.attributes, "inner tensor", where)
     if not all(name.isidentifier() for name in record.attributes):
         raise BundleInvalid(
             f"an inner tensor of `{record.type}` has a malformed name", where=where, code="name-malformed"
-        )
-    if len(record.inner) != len(record.attributes):
-        raise BundleInvalid(
-            f"{len(record.inner)} inner tensors for {len(record.attributes)} names",
-            where=where,
-            code="structure-malformed",
         )
     if len(record.shape) != len(record.stride) or len(record.shape) > MAX_AXES:
         raise BundleInvalid(

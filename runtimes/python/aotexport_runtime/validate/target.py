@@ -8,8 +8,8 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.values import TensorMeta
-from aotexport_runtime.validate.bounds import check_plain_name, check_text, check_unique
-from aotexport_runtime.values.sizes import check_size
+from aotexport_runtime.validate.bounds import check_unique
+from aotexport_runtime.validate.declared import check_declared
 
 
 def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -> None:
@@ -29,7 +29,10 @@ def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -
         raise BundleInvalid(
             f"it is of target {target.name[:80]!r}, not `{name}`", where=where.at("name"), code="target-malformed"
         )
-    check_text(target.requirements.torch, "version of torch", where.at("requirements"))
+    faults = where.found
+    check_declared(target, where)
+    if where.found > faults:
+        return
     listed = {entry.path for entry in manifest.files}
     named = [program.program for program in (*target.programs, *target.refusals)]
     check_unique(named, "program", where)
@@ -39,8 +42,6 @@ def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -
         raise BundleInvalid(
             f"it lacks program {min(missing)!r}, which the manifest says it has", where=where, code="target-malformed"
         )
-    for index, refusal in enumerate(target.refusals):
-        check_text(refusal.reason, "reason", where.at("refusals", index))
     for index, program in enumerate(target.programs):
         here = where.at("programs", index)
         if program.program not in having:
@@ -50,21 +51,20 @@ def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -
                 code="target-malformed",
             )
         for library in _libraries(program):
-            check_plain_name(library.file, "library", here)
             if f"targets/{name}/{library.file}" not in listed:
                 raise BundleInvalid(
                     f"library {library.file!r} is not listed in the manifest", where=here, code="file-unlisted"
                 )
 
 
-def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | None, *, where: str) -> None:
+def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | None, *, where: Place) -> None:
     """Refuse a compiled program that does not fit its functional graph.
 
     Args:
         compiled: of a checked target.
         program: its program, checked.
         graph: the functional graph of `program`, checked; None: it has none.
-        where: file name of the target, for errors.
+        where: its place, for errors.
 
     Raises:
         BundleInvalid: names the fault.
@@ -83,20 +83,9 @@ def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | N
             where=where,
             code="target-malformed",
         )
-    check_unique(compiled.undefined_tangents, "undefined tangent", where)
-    tangents = 0 if gradients is None else len(gradients.tangents)
-    for index in compiled.undefined_tangents:
-        if not 0 <= index < tangents:
-            raise BundleInvalid(
-                f"program `{program.name}` has no tangent {index}", where=where, code="target-malformed"
-            )
-    symbols = {dimension.symbol for dimension in program.dimensions}
-    for guard in compiled.guards:
-        check_size(guard, symbols, where=where)
+    check_declared(compiled, where, Program=program, Gradients=gradients)
     tensors = {value.name for value in (*graph.inputs, *graph.nodes) if isinstance(value.meta, TensorMeta)}
     for library in _libraries(compiled):
-        check_unique(library.inputs, "input of a library", where)
-        check_unique(library.results, "result of a library", where)
         for value in (*library.inputs, *library.results):
             if value not in tensors:
                 raise BundleInvalid(

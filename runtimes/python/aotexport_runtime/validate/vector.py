@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
-
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.bounded import MAX_QUANTILES
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.vectors import Vector, VectorInput
-from aotexport_runtime.validate.bounds import check_index, check_span, check_text, check_unique, span_end
+from aotexport_runtime.validate.bounds import check_span, span_end
+from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.subclasses import check_subclass, count_parts
-from aotexport_runtime.values.sizes import INT64_MAX
 
-MAX_CALLS = 100
 MAX_GENERATED = 1 << 28
 """Most elements of an argument that is generated."""
 GENERATED = ("bfloat16", "float16", "float32", "float64")
@@ -31,15 +28,10 @@ def check_vector(vector: Vector, program: Program, *, where: str) -> None:
             raise BundleInvalid(
                 f"it is of program {vector.program[:80]!r}, not `{program.name}`", where=here, code="vector-malformed"
             )
-    with where.at("calls") as here:
-        check_index(vector.calls, MAX_CALLS + 1, "number of calls", here)
-    with where.at("seed") as here:
-        check_index(vector.seed, INT64_MAX, "seed", here)
-    with where.at("sample") as here:
-        if vector.sample is not None and vector.sample < 1:
-            raise BundleInvalid(
-                f"it keeps {vector.sample} elements of a value; at least 1 must be", where=here, code="vector-malformed"
-            )
+    faults = where.found
+    check_declared(vector, where)
+    if where.found > faults:
+        return
     arguments = [spec for spec in program.inputs if not isinstance(spec, StateInput)]
     with where.at("inputs") as here:
         if len(vector.inputs) != len(arguments):
@@ -54,15 +46,9 @@ def check_vector(vector: Vector, program: Program, *, where: str) -> None:
             _check_input(spec, here)
             if spec.quantiles:
                 _check_generated(spec, argument, keys.count(spec.key), here)
-    with where.at("values") as here:
-        check_unique(vector.values, "value", here)
-    for name, error in vector.eager_errors.items():
-        with where.at("eager_errors", name) as here:
-            _check_error(name, error, vector, here)
 
 
 def _check_input(spec: VectorInput, where: str) -> None:
-    check_text(spec.path, "path of an argument", where)
     check_span(spec.shape, spec.stride, spec.offset, f"argument {spec.path!r}", where)
     if spec.subclass is not None:
         check_subclass(spec.subclass, set(), where)
@@ -89,17 +75,6 @@ def _check_generated(spec: VectorInput, argument: ArgumentInput | SizeInput, use
     if span_end(spec.shape, spec.stride, spec.offset) > MAX_GENERATED:
         raise BundleInvalid(
             f"argument {spec.path!r} is generated, with more than {MAX_GENERATED} elements",
-            where=where,
-            code="vector-malformed",
-        )
-
-
-def _check_error(name: str, error: float, vector: Vector, where: str) -> None:
-    if name not in vector.values:
-        raise BundleInvalid(f"an error of {name[:80]!r}, which is no value", where=where, code="vector-malformed")
-    if not 0 <= error < math.inf:
-        raise BundleInvalid(
-            f"the error of {name[:80]!r} is {error}: it must be finite, and 0 or more",
             where=where,
             code="vector-malformed",
         )

@@ -1,0 +1,277 @@
+"""Checks that follow from what the records declare: bounds, lengths, and references between them.
+
+`schema/bounded.py` and `schema/references.py` have the words. A refusal names the field, and its place is the value.
+A reference into a record that is not at hand is passed over. Sizes, metadata, arguments and the insides of trees
+declare nothing: they mean something in their place alone.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from operator import attrgetter
+from typing import Annotated, Any, NamedTuple
+
+from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.schema import trees, values
+from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Bounds
+from aotexport_runtime.schema.program import SizeInput
+from aotexport_runtime.schema.references import AtMost, Code, IndexOf, Length, NameOf, Over, TensorOf, Unique
+from aotexport_runtime.validate.bounds import check_unique
+from aotexport_runtime.validate.containers import check_values
+from aotexport_runtime.values.sizes import check_size
+
+Step = str | int
+Found = Iterable[tuple[tuple[Step, ...], str, str]]
+"""Faults: the steps to each, its code and its message."""
+
+
+class _Around:
+    """The records around a value, by name; None: what it would refer to has nothing."""
+
+    def __init__(self, records: dict[str, Record | None]) -> None:
+        self.records = records
+        self._names: dict[tuple[str, int], frozenset[Any]] = {}
+
+    def find(self, of: str) -> Any:
+        """Return the field that `Record.field` leads to."""
+        name, field, *_ = _path(of)
+        record = self.records[name]
+        return () if record is None else getattr(record, field)
+
+    def names(self, of: str) -> frozenset[Any]:
+        """Return the keys of a map, the items of an array, or what its records have in the last part of `of`."""
+        found = self.find(of)
+        key = of, id(found)
+        if key not in self._names:
+            fields = _path(of)[2:]
+            self._names[key] = frozenset(map(attrgetter(*fields), found) if fields else found)
+        return self._names[key]
+
+
+Check = Callable[[Any, _Around], Found]
+
+
+@cache
+def _path(of: str) -> list[str]:
+    return of.split(".")
+
+
+def check_declared(record: Record, where: Place, **around: Record | None) -> None:
+    """Refuse a record that is not as its fields, and those of the records in it, declare.
+
+    Args:
+        record: as decoded.
+        where: for errors.
+        around: further records that its references lead to, by the names there; None: it has nothing.
+
+    Raises:
+        BundleInvalid: names the field.
+    """
+    for steps, code, message in _faults(record, _Around(around)):
+        with where.at(*steps) as here:
+            raise BundleInvalid(message, where=here, code=code)
+
+
+class _Field(NamedTuple):
+    """A field that declares something.
+
+    Attributes:
+        name: its name.
+        check: of its values.
+        plain: whether these are numbers and text, which is checked once for all records that have the same.
+    """
+
+    name: str
+    check: Check
+    plain: bool
+
+
+@cache
+def _fields(record: type[Record]) -> list[_Field]:
+    hints = typing.get_type_hints(record, include_extras=True)
+    checks = {field: _check_of(hints[field], f"`{record.__name__}.{field}`") for field in record.__struct_fields__}
+    return [_Field(field, check, _is_plain(hints[field])) for field, check in checks.items() if check is not None]
+
+
+def _faults(record: Record, around: _Around, fields: Iterable[_Field] | None = None) -> Found:
+    records, name = around.records, type(record).__name__
+    outer = records.get(name)
+    records[name] = record
+    found = [
+        ((field.name, *steps), code, message)
+        for field in (_fields(type(record)) if fields is None else fields)
+        for steps, code, message in field.check(getattr(record, field.name), around)
+    ]
+    records[name] = outer
+    return found
+
+
+def _each_record(kind: type[Record]) -> Check:
+    def check(values: Sequence[Record], around: _Around) -> Found:
+        fields = [field for field in _fields(kind) if not (field.plain and _all_pass(field, values, around))]
+        found = enumerate(_faults(value, around, fields) for value in values) if fields else ()
+        return [((index, *steps), code, message) for index, faults in found for steps, code, message in faults]
+
+    return check
+
+
+def _all_pass(field: _Field, values: Sequence[Record], around: _Around) -> bool:
+    return not any(field.check(value, around) for value in {getattr(record, field.name) for record in values})
+
+
+def _is_plain(hint: Any) -> bool:
+    if typing.get_origin(hint) in (Annotated, typing.Union, types.UnionType):
+        return all(map(_is_plain, typing.get_args(hint)[: 1 if typing.get_origin(hint) is Annotated else None]))
+    return hint in (int, str, float, types.NoneType) or getattr(hint, "__module__", "") == values.__name__
+
+
+def _check_of(hint: Any, subject: str) -> Check | None:
+    """Return the check of the values of a type; None: it declares nothing."""
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if isinstance(hint, type) and issubclass(hint, Record):
+        return _faults if hint.__module__ not in (values.__name__, trees.__name__) else None
+    if origin is Annotated:
+        checks = [_rule(rule, subject, arguments[0]) for rule in _rules(arguments[1:])]
+        inner = None if any(_is_left(rule) for rule in arguments[1:]) else _check_of(arguments[0], subject)
+        return _all([inner, *checks] if inner else checks)
+    checks = [_check_of(argument, subject) for argument in arguments]
+    if not any(checks):
+        return None
+    if origin in (tuple, list):
+        return _each_record(arguments[0]) if checks[0] is _faults else _each(checks[0])
+    if origin is dict:
+        return _entries(*checks)
+    arms = {_class_of(arm): check for arm, check in zip(arguments, checks, strict=True) if check is not None}
+    return lambda value, around: arms[type(value)](value, around) if type(value) in arms else ()
+
+
+def _rules(rules: tuple[Any, ...]) -> list[Any]:
+    """Return what is to be checked: without bounds of what refers, which is right if what it refers to is."""
+    refers = any(isinstance(rule, IndexOf | NameOf | Over) for rule in rules)
+    code = next((rule.code for rule in rules if isinstance(rule, Code)), "")
+    bounds = [replace(r, code=code or r.code) for r in rules if isinstance(r, Bounds) and r.code and not refers]
+    return bounds + [rule for rule in rules if not isinstance(rule, Bounds | Code)]
+
+
+def _is_left(rule: Any) -> bool:
+    """Return whether a type is checked elsewhere, with what is in it."""
+    return isinstance(rule, Bounds) and not rule.code
+
+
+def _class_of(hint: Any) -> type:
+    """Return the class that the values of a type have; it is no union."""
+    if typing.get_origin(hint) is Annotated:
+        return _class_of(typing.get_args(hint)[0])
+    return typing.get_origin(hint) or hint
+
+
+def _all(checks: list[Check]) -> Check | None:
+    if len(checks) < 2:
+        return next(iter(checks), None)
+    return lambda value, around: [fault for check in checks for fault in check(value, around)]
+
+
+def _each(check: Check | None) -> Check | None:
+    return check and (
+        lambda values, around: [
+            ((index, *steps), code, message)
+            for index, value in enumerate(values)
+            for steps, code, message in check(value, around)
+        ]
+    )
+
+
+def _entries(key: Check | None, value: Check | None) -> Check:
+    def check(entries: Mapping[str, Any], around: _Around) -> Found:
+        for name, item in entries.items():
+            found = [*(key(name, around) if key else ()), *(value(item, around) if value else ())]
+            yield from (((name, *steps), code, message) for steps, code, message in found)
+
+    return check
+
+
+def _rule(rule: Any, subject: str, type_: Any) -> Check:
+    """Return the check of one thing that a field of a type declares."""
+    if isinstance(rule, Unique) and rule.by:
+        subject = " and ".join(f"`{typing.get_args(type_)[0].__name__}.{field}`" for field in rule.by.split())
+    name = _path(getattr(rule, "of", ""))[0]
+    refuse = _REFUSE[type(rule)]
+
+    def check(value: Any, around: _Around) -> Found:
+        if name == "" or name in around.records:
+            try:
+                refuse(rule, value, around, subject)
+            except BundleInvalid as error:
+                return (((), error.code, error.reason),)
+        return ()
+
+    return check
+
+
+def _refuse_beyond_bounds(rule: Bounds, value: Any, around: _Around, subject: str) -> None:
+    if rule.takes(value):
+        return
+    if isinstance(value, str):
+        raise BundleInvalid(f"{subject} {value[:80]!r} is {rule.fault}", code=rule.code)
+    if isinstance(value, tuple):
+        raise BundleInvalid(f"{subject} has {len(value)} items; at least {rule.minItems} must be there", code=rule.code)
+    limit = f"at least {rule.minimum}" if value < (rule.minimum or 0) else f"at most {rule.maximum}"
+    raise BundleInvalid(f"{subject} is {value}; {limit} is expected", code=rule.code)
+
+
+def _refuse_above(rule: AtMost, value: int, around: _Around, subject: str) -> None:
+    if value > rule.most:
+        raise BundleInvalid(f"{subject} is {value}; at most {rule.most} is read", code=rule.code)
+
+
+def _refuse_twice(rule: Unique, values: Iterable[Any], around: _Around, subject: str) -> None:
+    fields = rule.by.split()
+    check_unique([" ".join(str(getattr(v, f)) for f in fields) for v in values] if fields else values, subject, "")
+
+
+def _refuse_other_length(rule: Length, value: Any, around: _Around, subject: str) -> None:
+    expected = len(around.find(rule.of))
+    if len(value) != expected:
+        raise BundleInvalid(f"{subject} has {len(value)} items, and `{rule.of}` {expected}", code=rule.code)
+
+
+def _refuse_unknown(rule: NameOf, name: str, around: _Around, subject: str) -> None:
+    if name not in around.names(rule.of):
+        raise BundleInvalid(f"{subject} {name[:80]!r} is not in `{rule.of}`", code=rule.code)
+
+
+def _refuse_index(rule: IndexOf, index: int | trees.Tree | None, around: _Around, subject: str) -> None:
+    entries = around.find(rule.of) if rule.of else ()
+    count = entries if isinstance(entries, int) else len(entries)
+    if isinstance(index, int):
+        if not 0 <= index < count:
+            raise BundleInvalid(f"{subject} is {index}, out of range({count})", code=rule.code)
+    elif index is not None:
+        check_values(index, count, "")
+
+
+def _refuse_number(rule: TensorOf, index: int, around: _Around, subject: str) -> None:
+    found = around.find(rule.of)[index : index + 1]
+    if found and isinstance(found[0], SizeInput | None):
+        raise BundleInvalid(f"{subject} is {index}, which is no tensor", code=rule.code)
+
+
+def _refuse_size(rule: Over, size: Any, around: _Around, subject: str) -> None:
+    check_size(size, around.names(rule.of), where="")
+
+
+_REFUSE: dict[type, Callable[[Any, Any, _Around, str], None]] = {
+    Bounds: _refuse_beyond_bounds,
+    AtMost: _refuse_above,
+    Unique: _refuse_twice,
+    Length: _refuse_other_length,
+    NameOf: _refuse_unknown,
+    IndexOf: _refuse_index,
+    TensorOf: _refuse_number,
+    Over: _refuse_size,
+}
