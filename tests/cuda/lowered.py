@@ -17,6 +17,7 @@ from aotexport.lower.cuda.program import CudaProgram, lower_program
 from aotexport.model.mode import in_mode
 from aotexport.model.programs import Example, choose_programs
 from aotexport.model.state import collect_state
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.limits import DEFAULT
 from aotexport_runtime.validate.graph import check_graph
 
@@ -39,7 +40,7 @@ def lowered(
     found = with_results_apart(program).lowered[CUDA]
     symbols = {dimension.symbol for dimension in encoded.record.dimensions}
     for file, graph in found.graphs.items():
-        check_graph(graph, symbols, {"kernel", NAMESPACE}, where=file, limits=DEFAULT, has_signatures=False)
+        check_graph(graph, symbols, {"kernel", NAMESPACE}, where=Place(file), limits=DEFAULT, has_signatures=False)
     return found
 
 

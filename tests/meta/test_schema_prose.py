@@ -92,13 +92,26 @@ def test_prose_lists_the_operators_of_view_steps():
 def test_no_refusal_has_a_code_that_is_not_listed():
     runtime = Path(errors.__file__).parent
     used = {
-        str(node.value.value)
+        str(value.value)
         for path in runtime.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.keyword) and node.arg == "code" and isinstance(node.value, ast.Constant)
+        for value in _codes(node)
+        if isinstance(value, ast.Constant)
     }
 
     assert used - set(CODES) == set()
+
+
+def _codes(node: ast.AST) -> list[ast.expr]:
+    """Return the codes that are said at a node: by keyword, of an error at a place, of what a field declares."""
+    if isinstance(node, ast.keyword):
+        return [node.value] if node.arg == "code" else []
+    if not isinstance(node, ast.Call):
+        return []
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    if name == "Code":
+        return node.args
+    return node.args[1:2] if name in ("invalid", "IndexOf", "NameOf", "Over", "Length", "AtMost") else []
 
 
 def test_signatures_of_the_operator_set_have_the_grammar_of_the_prose():

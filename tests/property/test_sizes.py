@@ -28,6 +28,7 @@ from torch.utils._sympy.functions import (
 
 from aotexport.values.sizes import encode_expression
 from aotexport_runtime import BundleInvalid
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.values.sizes import MAX_NBITS, SCOPE, UNDEFINED, check_size, evaluate, source, symbols_of
 from tests.property.profile import quick
@@ -92,7 +93,7 @@ def test_generated_source_gives_what_the_evaluator_gives(size, symbols):
 @given(sizes, st.fixed_dictionaries({name: st.integers(-(1 << 63), (1 << 63) - 1) for name in NAMES}))
 def test_size_that_is_accepted_has_no_large_value_for_any_symbols(size, symbols):
     try:
-        check_size(size, set(NAMES), where="test")
+        check_size(size, set(NAMES), where=Place("test"))
     except BundleInvalid:
         return
     value = value_or_error(lambda: evaluate(size, symbols))
@@ -105,7 +106,7 @@ def test_size_is_accepted_only_if_its_symbols_are_known(size):
     known = symbols_of(size)
     for missing in known:
         try:
-            check_size(size, known - {missing}, where="test")
+            check_size(size, known - {missing}, where=Place("test"))
         except BundleInvalid:
             continue
         raise AssertionError(f"{missing} is unknown")
@@ -169,5 +170,5 @@ positive = st.fixed_dictionaries({name: st.integers(1, 50) for name in NAMES})
 def test_encoded_expression_has_the_value_that_sympy_gives(expression, symbols):
     expected = expression.subs({SYMBOLS[name]: value for name, value in symbols.items()})
     size = encode_expression(expression)
-    check_size(size, set(NAMES), where="test")
+    check_size(size, set(NAMES), where=Place("test"))
     assert evaluate(size, symbols) == int(bool(expected) if expected in (sympy.true, sympy.false) else expected)

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotexport_runtime.call.signature import Signature
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.values.trees import builder, check_tree, leaves
@@ -60,7 +61,7 @@ def numbered(tree: Any, count: list[int]) -> Any:
 def test_value_that_a_tree_builds_is_flattened_to_the_same_leaves(tree):
     count = [0]
     tree = numbered(tree, count)
-    check_tree(tree, count[0], where="test")
+    check_tree(tree, count[0], where=Place("test"))
     values = [object() for _ in range(count[0])]
     value = builder(tree, lambda constant: constant.value)(values)
     parameter = Parameter(name="x", kind="positional_only", tree=tree)

@@ -67,6 +67,10 @@ class Place(str):
         """How many faults were collected so far."""
         return len(self.faults or ())
 
+    def invalid(self, message: str, code: str) -> BundleInvalid:
+        """Return the error of a rule that is broken here, by its code."""
+        return BundleInvalid(message, where=self, code=code)
+
     def __enter__(self) -> Place:
         """Return the place itself."""
         return self

@@ -221,7 +221,7 @@ class Bundle:
                 )
             where = self.record_path(name)
             program = self.record(where, Program)
-            check_program(program, self.manifest, name=name, where=where)
+            check_program(program, self.manifest, name=name, where=Place(where))
             self._programs[name] = program
         return self._programs[name]
 
@@ -238,7 +238,7 @@ class Bundle:
         where = f"programs/{program}/{file}"
         if where not in self._graphs:
             graph = self.record(where, Graph)
-            self._check_graph(graph, self.program(program), file, where)
+            self._check_graph(graph, self.program(program), file, Place(where))
             self._graphs[where] = graph
         return self._graphs[where]
 
@@ -257,7 +257,7 @@ class Bundle:
         if name not in self._targets:
             where = f"targets/{name}/target.json"
             target = self.record(where, Target)
-            check_target(target, self.manifest, name=name, where=where)
+            check_target(target, self.manifest, name=name, where=Place(where))
             self._targets[name] = target
         return self._targets[name]
 
@@ -288,7 +288,7 @@ class Bundle:
                 raise BundleInvalid(TAMPERED, where=path, code="file-differs")
         return full
 
-    def _check_graph(self, graph: Graph, program: Program, file: str, where: str) -> None:
+    def _check_graph(self, graph: Graph, program: Program, file: str, where: Place) -> None:
         symbols = {dimension.symbol for dimension in program.dimensions}
         namespaces = set(self.manifest.requirements.operator_namespaces)
         is_cast = program.autocast is not None
@@ -296,7 +296,7 @@ class Bundle:
         if file == program.forward.file:
             check_forward_graph(graph, program, where=where)
         if program.functional is not None and file == program.functional.file:
-            record = self.record_path(program.name)
+            record = Place(self.record_path(program.name))
             check_functional_graph(graph, program, program.functional, where=where, record=record)
 
     # --- targets ------------------------------------------------------------------------------------------
@@ -313,7 +313,7 @@ class Bundle:
         """
         where = f"targets/{target}/programs/{program}/lowered.json"
         record = self.record(where, LoweredProgram)
-        check_lowered(record, self.program(program), where=where)
+        check_lowered(record, self.program(program), where=Place(where))
         return record
 
     def lowered_graph(self, target: str, program: str, *, backward: bool) -> Graph:
@@ -335,7 +335,7 @@ class Bundle:
             kernels,
             namespaces,
             backward=backward,
-            where=where,
+            where=Place(where),
             limits=self.limits,
         )
         return graph
@@ -359,7 +359,7 @@ class Bundle:
         if target not in self._kernels:
             where = f"targets/{target}/kernels/kernels.json"
             library = self.record(where, KernelLibrary)
-            check_kernels(library, where=where)
+            check_kernels(library, where=Place(where))
             self._kernels[target] = library
         return self._kernels[target]
 

@@ -10,7 +10,7 @@ import torch
 from aotexport_runtime.bundle.generated import generated_inputs
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import read_tensors
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.validate import check_vector
@@ -34,7 +34,7 @@ def read_vector(bundle: Bundle, entry: VectorEntry) -> tuple[Vector, dict[str, t
         BundleInvalid: the record is invalid, or does not fit the stored tensors.
     """
     vector = bundle.record(entry.record, Vector)
-    check_vector(vector, bundle.program(entry.program), where=entry.record)
+    check_vector(vector, bundle.program(entry.program), where=Place(entry.record))
     stored = read_tensors(bundle.file(entry.tensors), where=entry.tensors)
     for spec, dtype, made in generated_inputs(vector, bundle.program(entry.program)):
         stored[spec.key] = torch.from_numpy(made).to(dtypes.dtype(dtype))

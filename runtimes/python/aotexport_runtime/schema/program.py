@@ -368,7 +368,7 @@ class Program(Record, kw_only=True):
         notes: limits of calls, and features that the program lacks.
     """
 
-    name: PlainName
+    name: Annotated[PlainName, NameOf("Manifest.programs.name", "program-malformed")]
     mode: Literal["train", "eval", "function"]
     grad: bool
     method: str = "forward"

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import force_setattr
 
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.limits import Limits
 
@@ -41,10 +41,8 @@ def resolve_tables(graph: Graph, where: Place, limits: Limits) -> None:
                 nbytes += len(text) * count
                 containers += (text.count(b"{") + text.count(b"[")) * count
     if nbytes > limits.json_nbytes or containers > limits.json_containers:
-        raise BundleInvalid(
-            "with what its tables hold in the place of indexes it is larger than what is read of a file",
-            where=where,
-            code="bundle-limit",
+        raise where.invalid(
+            "with what its tables hold in the place of indexes it is larger than what is read of a file", "bundle-limit"
         )
 
 
@@ -75,10 +73,8 @@ def _resolve(graph: Graph, table: str, entries: tuple[Any, ...], where: Place) -
         if not isinstance(index, int):
             continue
         if not 0 <= index < len(entries):
-            raise BundleInvalid(
-                f"index {index} into `{table}` is out of range({len(entries)})",
-                where=where.at(*steps, field),
-                code="index-range",
+            raise where.at(*steps, field).invalid(
+                f"index {index} into `{table}` is out of range({len(entries)})", "index-range"
             )
         force_setattr(value, field, entries[index])
         uses[index] += 1

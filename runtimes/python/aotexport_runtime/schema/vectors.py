@@ -91,7 +91,7 @@ class Vector(Record, kw_only=True):
             relative as comparisons are; of values that may be further off than the tolerance for it.
     """
 
-    program: PlainName
+    program: Annotated[PlainName, NameOf("Manifest.programs.name", "vector-malformed")]
     seed: Count
     calls: Annotated[Count, AtMost(MAX_CALLS)]
     backward: bool

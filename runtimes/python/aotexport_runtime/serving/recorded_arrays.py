@@ -16,7 +16,7 @@ from safetensors.numpy import load
 
 from aotexport_runtime.bundle.generated import generated_inputs
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.errors import BundleInvalid, NotSupported, SelfTestFailed
+from aotexport_runtime.errors import BundleInvalid, NotSupported, Place, SelfTestFailed
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import TensorMeta
@@ -61,7 +61,7 @@ def read_call(bundle: Bundle, entry: VectorEntry) -> RecordedCall:
         NotSupported: numpy lacks a dtype.
     """
     vector = bundle.record(entry.record, Vector)
-    check_vector(vector, bundle.program(entry.program), where=entry.record)
+    check_vector(vector, bundle.program(entry.program), where=Place(entry.record))
     try:
         arrays = load(bundle.file(entry.tensors).read_bytes())
     except SafetensorError as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from functools import cache, lru_cache
 
 from aotexport_runtime.allowed.operators import VIEWS
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.limits import Limits
 from aotexport_runtime.schema.values import Argument, DTypeArgument, SequenceMeta, TensorMeta, ValueMeta
@@ -48,7 +48,7 @@ def check_allocations(graph: Graph, limits: Limits, where: Place) -> None:
         if asked > limits.allocation_nbytes:
             most = limits.allocation_nbytes
             message = f"`{node.op}` takes the graph's memory to {asked} bytes; at most {most} are given"
-            raise BundleInvalid(message, where=where.at("nodes", index), code="bundle-limit")
+            raise where.at("nodes", index).invalid(message, "bundle-limit")
         for name in used[index]:
             if last[name] == index:
                 live -= held.pop(name, 0)

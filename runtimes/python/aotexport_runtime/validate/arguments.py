@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import (
     Argument,
@@ -44,7 +44,7 @@ def descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:
 
 
 def check_argument(
-    argument: Argument, defined: Collection[str], subgraphs: Collection[str], symbols: set[str], where: str
+    argument: Argument, defined: Collection[str], subgraphs: Collection[str], symbols: set[str], where: Place
 ) -> None:
     """Refuse an argument with a dangling reference, or a value that no operator of a bundle takes.
 
@@ -60,25 +60,23 @@ def check_argument(
     """
     if isinstance(argument, str):
         if argument not in defined:
-            raise BundleInvalid(
-                f"value {argument[:80]!r} is used before it is defined", where=where, code="value-undefined"
-            )
+            raise where.invalid(f"value {argument[:80]!r} is used before it is defined", "value-undefined")
     elif isinstance(argument, list):
         for item in argument:
             check_argument(item, defined, subgraphs, symbols, where)
     elif isinstance(argument, int):
         if not -_MAX_INTEGER < argument < _MAX_INTEGER:
-            raise BundleInvalid("an integer argument has more than 64 bits", where=where, code="number-limit")
+            raise where.invalid("an integer argument has more than 64 bits", "number-limit")
     elif isinstance(argument, SliceArgument):
         for item in (argument.start, argument.stop, argument.step):
             check_argument(item, defined, subgraphs, symbols, where)
     elif isinstance(argument, SizeArgument):
         check_size(argument.value, symbols, where=where)
     elif isinstance(argument, SubgraphArgument) and argument.name not in subgraphs:
-        raise BundleInvalid(f"no subgraph {argument.name[:80]!r}", where=where, code="reference-missing")
+        raise where.invalid(f"no subgraph {argument.name[:80]!r}", "reference-missing")
 
 
-def check_constant(argument: Argument, subject: str, where: str) -> None:
+def check_constant(argument: Argument, subject: str, where: Place) -> None:
     """Refuse an argument that is no constant: it refers to a value, a symbol or a subgraph.
 
     Raises:
@@ -91,12 +89,12 @@ def check_constant(argument: Argument, subject: str, where: str) -> None:
         for part in (argument.start, argument.stop, argument.step):
             check_constant(part, subject, where)
     elif isinstance(argument, str | SizeArgument | SubgraphArgument):
-        raise BundleInvalid(f"{subject} is no constant", where=where, code="constant-expected")
+        raise where.invalid(f"{subject} is no constant", "constant-expected")
     else:
         check_argument(argument, (), (), set(), where)
 
 
-def check_meta(meta: ValueMeta, symbols: set[str], where: str) -> None:
+def check_meta(meta: ValueMeta, symbols: set[str], where: Place) -> None:
     """Refuse metadata with malformed sizes or unknown symbols.
 
     Raises:
@@ -104,16 +102,15 @@ def check_meta(meta: ValueMeta, symbols: set[str], where: str) -> None:
     """
     if isinstance(meta, TensorMeta):
         if len(meta.shape) != len(meta.stride) or len(meta.shape) > MAX_AXES:
-            raise BundleInvalid(
+            raise where.invalid(
                 f"a tensor has {len(meta.shape)} sizes and {len(meta.stride)} strides; at most {MAX_AXES} are read",
-                where=where,
-                code="tensor-layout",
+                "tensor-layout",
             )
         for size in (*meta.shape, *meta.stride, meta.offset):
             if not isinstance(size, int) or size > INT64_MAX:
                 check_size(size, symbols, where=where)
             elif size < 0:
-                raise BundleInvalid("a size, stride or offset is negative", where=where, code="tensor-layout")
+                raise where.invalid("a size, stride or offset is negative", "tensor-layout")
     elif isinstance(meta, SizeMeta):
         if meta.value is not None:
             check_size(meta.value, symbols, where=where)

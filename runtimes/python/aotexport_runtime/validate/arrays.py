@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.program import ArgumentInput, Program
 from aotexport_runtime.schema.trees import Leaf, Tree
 from aotexport_runtime.schema.values import TensorMeta
@@ -19,7 +19,7 @@ _DTYPES = frozenset(
 """Element types that torch and NumPy both have."""
 
 
-def check_arrays(program: Program, where: str) -> None:
+def check_arrays(program: Program, where: Place) -> None:
     """Refuse arrays that no call can pass or return.
 
     Raises:
@@ -28,10 +28,8 @@ def check_arrays(program: Program, where: str) -> None:
     for index in _arrays([parameter.tree for parameter in program.parameters], "input", where):
         spec = program.inputs[index]
         if not isinstance(spec, ArgumentInput) or spec.subclass is not None or spec.meta.requires_grad:
-            raise BundleInvalid(
-                f"input {index} is an array, and no plain argument without gradients",
-                where=where,
-                code="structure-malformed",
+            raise where.invalid(
+                f"input {index} is an array, and no plain argument without gradients", "structure-malformed"
             )
         _check_meta(spec.meta, f"input {index}", where)
     put = [item for change in program.container_changes for item in change.items if item is not None]
@@ -39,23 +37,19 @@ def check_arrays(program: Program, where: str) -> None:
         _check_meta(program.outputs[index], f"output {index}", where)
 
 
-def _arrays(trees: Iterable[Tree], subject: str, where: str) -> list[int]:
+def _arrays(trees: Iterable[Tree], subject: str, where: Place) -> list[int]:
     """Return the indices of the leaves that are arrays, in order; refuse one that is also the index of another leaf."""
     trees = list(trees)
     arrays = arrays_in(trees)
     found = [leaf for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf) and leaf.index in arrays]
     for leaf in found:
         if not leaf.array:
-            raise BundleInvalid(
-                f"{subject} {leaf.index} is an array in one place, and none in another",
-                where=where,
-                code="structure-malformed",
+            raise where.invalid(
+                f"{subject} {leaf.index} is an array in one place, and none in another", "structure-malformed"
             )
     return sorted(arrays)
 
 
-def _check_meta(meta: TensorMeta | None, subject: str, where: str) -> None:
+def _check_meta(meta: TensorMeta | None, subject: str, where: Place) -> None:
     if meta is None or meta.dtype not in _DTYPES:
-        raise BundleInvalid(
-            f"{subject} is an array, and NumPy has no such values", where=where, code="structure-malformed"
-        )
+        raise where.invalid(f"{subject} is an array, and NumPy has no such values", "structure-malformed")

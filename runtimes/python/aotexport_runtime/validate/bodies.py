@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import (
     Argument,
@@ -65,9 +65,7 @@ def check_bodies(
         metas = {value.name: value.meta for value in (*condition.inputs, *condition.nodes)}
         _check_truth(node, condition.outputs[0] if len(condition.outputs) == 1 else None, metas, where)
     if not isinstance(node.meta, SequenceMeta):
-        raise BundleInvalid(
-            f"`{node.op}` gives a sequence, and the graph says otherwise", where=where.at("meta"), code="result-type"
-        )
+        raise where.at("meta").invalid(f"`{node.op}` gives a sequence, and the graph says otherwise", "result-type")
     for position in positions[1:] if node.op in _CONDITIONS else positions:
         _check_results(node, node.meta.items, _body(node.args[position], subgraphs), where.at("meta"))
 
@@ -89,9 +87,7 @@ def _count(argument: Argument) -> int:
 def _check_taken(node: Node, body: Argument, count: int, subgraphs: Mapping[str, Graph], where: Place) -> None:
     taken = len(_body(body, subgraphs).inputs)
     if taken != count:
-        raise BundleInvalid(
-            f"a body of `{node.op}` takes {taken} values, and gets {count}", where=where, code="operator-arguments"
-        )
+        raise where.invalid(f"a body of `{node.op}` takes {taken} values, and gets {count}", "operator-arguments")
 
 
 def _check_operands(
@@ -103,9 +99,7 @@ def _check_operands(
         expected = described(taken.meta, typed=typed)
         # Nothing stands for an operand that the body does not use.
         if given not in (None, "nothing", expected) and expected != "nothing":
-            raise BundleInvalid(
-                f"a body of `{node.op}` takes {expected}, and gets {given}", where=where, code="operator-arguments"
-            )
+            raise where.invalid(f"a body of `{node.op}` takes {expected}, and gets {given}", "operator-arguments")
 
 
 def _check_truth(node: Node, argument: Argument, values: Mapping[str, ValueMeta], where: Place) -> None:
@@ -115,10 +109,8 @@ def _check_truth(node: Node, argument: Argument, values: Mapping[str, ValueMeta]
     if isinstance(meta, TensorMeta) and all(size == 1 for size in meta.shape if isinstance(size, int)):
         return
     if not is_number:
-        raise BundleInvalid(
-            f"`{node.op}` decides by what is no truth value, and no tensor of one element",
-            where=where,
-            code="operator-arguments",
+        raise where.invalid(
+            f"`{node.op}` decides by what is no truth value, and no tensor of one element", "operator-arguments"
         )
 
 
@@ -135,9 +127,7 @@ def _check_results(node: Node, items: Sequence[ValueMeta], body: Graph, where: P
         described_argument(output, metas, axes, typed=typed) not in (None, described(item, typed=typed))
         for item, output, axes in zip(items, outputs, stacked, strict=True)
     ):
-        raise BundleInvalid(
-            f"`{node.op}` gives what its body returns, and the graph says otherwise", where=where, code="result-type"
-        )
+        raise where.invalid(f"`{node.op}` gives what its body returns, and the graph says otherwise", "result-type")
 
 
 def _stacked(node: Node, count: int) -> list[int]:

@@ -68,11 +68,11 @@ class Builtins:
         self._are_floats: dict[str, bool] = {}
         self._values = values
         self._subclasses = subclasses
-        self._where = ""
+        self._where = Place("")
         self._nbits: dict[str, int] = {}
-        self._regions: list[tuple[Node, str]] = []
+        self._regions: list[tuple[Node, Place]] = []
 
-    def check(self, node: Node, where: str) -> None:
+    def check(self, node: Node, where: Place) -> None:
         """Refuse a call with operands that it does not take.
 
         Args:
@@ -113,13 +113,13 @@ class Builtins:
             raise BundleInvalid("a region is not left", where=self._regions[-1][1], code="region-open")
 
     def _invalid(self, node: Node, reason: str) -> BundleInvalid:
-        return BundleInvalid(f"builtin `{node.op}` {reason}", where=self._where, code="operator-arguments")
+        return self._where.invalid(f"builtin `{node.op}` {reason}", "operator-arguments")
 
     def _wrong_result(self, node: Node, given: str) -> BundleInvalid:
-        return BundleInvalid(
-            f"builtin `{node.op}` gives {given}, and the graph says {described(node.meta)}",
-            where=Place(self._where).at("meta"),
-            code="result-type",
+        return (
+            Place(self._where)
+            .at("meta")
+            .invalid(f"builtin `{node.op}` gives {given}, and the graph says {described(node.meta)}", "result-type")
         )
 
     def _check_bodies(self, node: Node) -> None:
@@ -297,7 +297,7 @@ class Builtins:
             begun = self._regions.pop()[0] if self._regions else None
             if begun is None or (begun.name, begun.op) != (node.args[0], node.op.replace("exit", "enter")):
                 message = f"builtin `{node.op}` leaves a region that is not the innermost one"
-                raise BundleInvalid(message, where=self._where, code="region-open")
+                raise self._where.invalid(message, "region-open")
         elif node.op == "torch::set_grad_enabled":
             mode = node.args[0]
             meta = self._values.get(mode) if isinstance(mode, str) else None

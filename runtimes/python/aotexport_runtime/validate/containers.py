@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.program import ContainerChange, Program
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, PythonValue, Sequence, Tree
 from aotexport_runtime.validate.arguments import check_constant
@@ -13,7 +13,7 @@ from aotexport_runtime.values.python_values import check_keys, check_python_valu
 from aotexport_runtime.values.trees import check_tree, leaves, steps
 
 
-def check_values(tree: Tree, count: int, where: str) -> None:
+def check_values(tree: Tree, count: int, where: Place) -> None:
     """Refuse a malformed tree of arguments or results.
 
     Args:
@@ -34,33 +34,26 @@ def check_values(tree: Tree, count: int, where: str) -> None:
                 check_constant(leaf.value, "a constant of a tree", where)
 
 
-def check_container_changes(program: Program, where: str) -> None:
+def check_container_changes(program: Program, where: Place) -> None:
     """Refuse changes of containers that no call passes, or that such a container cannot take.
 
     Raises:
         BundleInvalid: names the fault.
     """
-    where = Place(where)
     passed = {path: tree for p in program.parameters if not p.optional for path, tree in _containers(p.tree, p.name)}
     for index, change in enumerate(program.container_changes):
         with where.at("container_changes", index) as here:
             _check_change(change, passed.get(change.path), here)
 
 
-def _check_change(change: ContainerChange, tree: Tree | None, where: str) -> None:
+def _check_change(change: ContainerChange, tree: Tree | None, where: Place) -> None:
     if tree is None:
-        raise BundleInvalid(
-            f"every call must pass the changed container {change.path[:80]!r}", where=where, code="reference-missing"
-        )
+        raise where.invalid(f"every call must pass the changed container {change.path[:80]!r}", "reference-missing")
     check_keys(change.keys, where)
     if len(set(change.keys)) != len(change.keys) or len(change.items) != len(change.keys):
-        raise BundleInvalid(
-            f"the keys of the changed container {change.path[:80]!r} do not fit", where=where, code="program-malformed"
-        )
+        raise where.invalid(f"the keys of the changed container {change.path[:80]!r} do not fit", "program-malformed")
     if not _takes(tree, change):
-        raise BundleInvalid(
-            f"the container {change.path[:80]!r} cannot be changed so", where=where, code="program-malformed"
-        )
+        raise where.invalid(f"the container {change.path[:80]!r} cannot be changed so", "program-malformed")
 
 
 def _containers(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:

@@ -21,9 +21,13 @@ from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.bounded import Bounds
 from aotexport_runtime.schema.program import SizeInput
 from aotexport_runtime.schema.references import AtMost, Code, IndexOf, Length, NameOf, Over, TensorOf, Unique
+from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.validate.bounds import check_unique
 from aotexport_runtime.validate.containers import check_values
 from aotexport_runtime.values.sizes import check_size
+
+_NOWHERE = Place("")
+_REFERENCES = (IndexOf, TensorOf, NameOf, Over, Length)
 
 Step = str | int
 Found = Iterable[tuple[tuple[Step, ...], str, str]]
@@ -31,10 +35,11 @@ Found = Iterable[tuple[tuple[Step, ...], str, str]]
 
 
 class _Around:
-    """The records around a value, by name; None: what it would refer to has nothing."""
+    """The records around a value, by name (None: what it would refer to has nothing), and which rules are checked."""
 
-    def __init__(self, records: dict[str, Record | None]) -> None:
+    def __init__(self, records: dict[str, Record | None], *, refers: bool) -> None:
         self.records = records
+        self.refers = refers
         self._names: dict[tuple[str, int], frozenset[Any]] = {}
 
     def find(self, of: str) -> Any:
@@ -72,9 +77,12 @@ def check_declared(record: Record, where: Place, **around: Record | None) -> Non
     Raises:
         BundleInvalid: names the field.
     """
-    for steps, code, message in _faults(record, _Around(around)):
-        with where.at(*steps) as here:
-            raise BundleInvalid(message, where=here, code=code)
+    faults = where.found
+    # What refers to a malformed name would be told for it.
+    for refers in (False, True):
+        for steps, code, message in _faults(record, _Around(around, refers=refers)) if where.found == faults else ():
+            with where.at(*steps) as here:
+                raise here.invalid(message, code)
 
 
 class _Field(NamedTuple):
@@ -92,9 +100,11 @@ class _Field(NamedTuple):
 
 
 @cache
-def _fields(record: type[Record]) -> list[_Field]:
+def _fields(record: type[Record], refers: bool) -> list[_Field]:
     hints = typing.get_type_hints(record, include_extras=True)
-    checks = {field: _check_of(hints[field], f"`{record.__name__}.{field}`") for field in record.__struct_fields__}
+    checks = {
+        field: _check_of(hints[field], f"`{record.__name__}.{field}`", refers) for field in record.__struct_fields__
+    }
     return [_Field(field, check, _is_plain(hints[field])) for field, check in checks.items() if check is not None]
 
 
@@ -104,7 +114,7 @@ def _faults(record: Record, around: _Around, fields: Iterable[_Field] | None = N
     records[name] = record
     found = [
         ((field.name, *steps), code, message)
-        for field in (_fields(type(record)) if fields is None else fields)
+        for field in (_fields(type(record), around.refers) if fields is None else fields)
         for steps, code, message in field.check(getattr(record, field.name), around)
     ]
     records[name] = outer
@@ -113,7 +123,9 @@ def _faults(record: Record, around: _Around, fields: Iterable[_Field] | None = N
 
 def _each_record(kind: type[Record]) -> Check:
     def check(values: Sequence[Record], around: _Around) -> Found:
-        fields = [field for field in _fields(kind) if not (field.plain and _all_pass(field, values, around))]
+        fields = [
+            field for field in _fields(kind, around.refers) if not (field.plain and _all_pass(field, values, around))
+        ]
         found = enumerate(_faults(value, around, fields) for value in values) if fields else ()
         return [((index, *steps), code, message) for index, faults in found for steps, code, message in faults]
 
@@ -124,38 +136,46 @@ def _all_pass(field: _Field, values: Sequence[Record], around: _Around) -> bool:
     return not any(field.check(value, around) for value in {getattr(record, field.name) for record in values})
 
 
+def _is_record(hint: Any) -> bool:
+    """Return whether a type is a record that may declare something."""
+    is_record = isinstance(hint, type) and issubclass(hint, Record) and hint is not SizeExpression
+    return is_record and hint.__module__ not in (values.__name__, trees.__name__)
+
+
 def _is_plain(hint: Any) -> bool:
     if typing.get_origin(hint) in (Annotated, typing.Union, types.UnionType):
         return all(map(_is_plain, typing.get_args(hint)[: 1 if typing.get_origin(hint) is Annotated else None]))
     return hint in (int, str, float, types.NoneType) or getattr(hint, "__module__", "") == values.__name__
 
 
-def _check_of(hint: Any, subject: str) -> Check | None:
+def _check_of(hint: Any, subject: str, refers: bool) -> Check | None:
     """Return the check of the values of a type; None: it declares nothing."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if isinstance(hint, type) and issubclass(hint, Record):
-        return _faults if hint.__module__ not in (values.__name__, trees.__name__) else None
+    if _is_record(hint):
+        return _faults
     if origin is Annotated:
-        checks = [_rule(rule, subject, arguments[0]) for rule in _rules(arguments[1:])]
-        inner = None if any(_is_left(rule) for rule in arguments[1:]) else _check_of(arguments[0], subject)
+        checks = [_rule(rule, subject, arguments[0]) for rule in _rules(arguments[1:], refers)]
+        inner = None if any(_is_left(rule) for rule in arguments[1:]) else _check_of(arguments[0], subject, refers)
         return _all([inner, *checks] if inner else checks)
-    checks = [_check_of(argument, subject) for argument in arguments]
+    checks = [_check_of(argument, subject, refers) for argument in arguments]
     if not any(checks):
         return None
     if origin in (tuple, list):
-        return _each_record(arguments[0]) if checks[0] is _faults else _each(checks[0])
+        return _each_record(arguments[0]) if _is_record(arguments[0]) else _each(checks[0])
     if origin is dict:
         return _entries(*checks)
     arms = {_class_of(arm): check for arm, check in zip(arguments, checks, strict=True) if check is not None}
     return lambda value, around: arms[type(value)](value, around) if type(value) in arms else ()
 
 
-def _rules(rules: tuple[Any, ...]) -> list[Any]:
-    """Return what is to be checked: without bounds of what refers, which is right if what it refers to is."""
-    refers = any(isinstance(rule, IndexOf | NameOf | Over) for rule in rules)
+def _rules(rules: tuple[Any, ...], refers: bool) -> list[Any]:
+    """Return the references, or all else, without bounds of what refers: it is right if what it refers to is."""
+    if refers:
+        return [rule for rule in rules if isinstance(rule, _REFERENCES)]
     code = next((rule.code for rule in rules if isinstance(rule, Code)), "")
-    bounds = [replace(r, code=code or r.code) for r in rules if isinstance(r, Bounds) and r.code and not refers]
-    return bounds + [rule for rule in rules if not isinstance(rule, Bounds | Code)]
+    bounds = [replace(rule, code=code or rule.code) for rule in rules if isinstance(rule, Bounds) and rule.code]
+    is_name = any(isinstance(rule, IndexOf | NameOf | Over) for rule in rules)
+    return [rule for rule in rules if isinstance(rule, AtMost | Unique)] + ([] if is_name else bounds)
 
 
 def _is_left(rule: Any) -> bool:
@@ -231,7 +251,9 @@ def _refuse_above(rule: AtMost, value: int, around: _Around, subject: str) -> No
 
 def _refuse_twice(rule: Unique, values: Iterable[Any], around: _Around, subject: str) -> None:
     fields = rule.by.split()
-    check_unique([" ".join(str(getattr(v, f)) for f in fields) for v in values] if fields else values, subject, "")
+    check_unique(
+        [" ".join(str(getattr(v, f)) for f in fields) for v in values] if fields else values, subject, _NOWHERE
+    )
 
 
 def _refuse_other_length(rule: Length, value: Any, around: _Around, subject: str) -> None:
@@ -252,7 +274,7 @@ def _refuse_index(rule: IndexOf, index: int | trees.Tree | None, around: _Around
         if not 0 <= index < count:
             raise BundleInvalid(f"{subject} is {index}, out of range({count})", code=rule.code)
     elif index is not None:
-        check_values(index, count, "")
+        check_values(index, count, _NOWHERE)
 
 
 def _refuse_number(rule: TensorOf, index: int, around: _Around, subject: str) -> None:
@@ -262,7 +284,7 @@ def _refuse_number(rule: TensorOf, index: int, around: _Around, subject: str) ->
 
 
 def _refuse_size(rule: Over, size: Any, around: _Around, subject: str) -> None:
-    check_size(size, around.names(rule.of), where="")
+    check_size(size, around.names(rule.of), where=_NOWHERE)
 
 
 _REFUSE: dict[type, Callable[[Any, Any, _Around, str], None]] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from keyword import iskeyword
 
 from aotexport_runtime.allowed.operators import NAMESPACES, OPERANDS, allowed_aten_operators
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.values import SequenceMeta, ValueMeta
@@ -26,7 +26,7 @@ def check_graph(
     symbols: set[str],
     namespaces: set[str],
     *,
-    where: str,
+    where: Place,
     limits: Limits = DEFAULT,
     has_signatures: bool = True,
     is_cast: bool = False,
@@ -38,7 +38,7 @@ def check_graph(
         symbols: symbols of its program. Values may introduce others, for sizes that depend on data: they describe
             values, and nothing is computed from them.
         namespaces: namespaces of custom operators that the manifest declares; the caller decides whether they may run.
-        where: file name, for errors.
+        where: its file, for errors.
         limits: the most that it may ask for.
         has_signatures: whether it must have the signature of every operator that it calls.
         is_cast: whether its program runs under autocast.
@@ -46,12 +46,11 @@ def check_graph(
     Raises:
         BundleInvalid: names the fault.
     """
-    where = Place(where)
     faults, count = where.found, _count_nodes(graph)
     with where:
         if count > limits.nodes:
             message = f"{count} nodes; at most {limits.nodes} are read"
-            raise BundleInvalid(message, where=where, code="bundle-limit")
+            raise where.invalid(message, "bundle-limit")
         check_declared(graph, where)
     if where.found == faults:
         _Check(graph, symbols, namespaces, where, limits, has_signatures, is_cast).run()
@@ -146,10 +145,8 @@ def _check_arguments(node: Node, graph: Graph, values: Mapping[str, ValueMeta], 
 
 def _check_node(node: Node, limits: Limits, here: Place) -> None:
     if isinstance(node.meta, SequenceMeta) and len(node.meta.items) > limits.results:
-        raise BundleInvalid(
-            f"{len(node.meta.items)} results of a node; at most {limits.results} are read",
-            where=here,
-            code="bundle-limit",
+        raise here.invalid(
+            f"{len(node.meta.items)} results of a node; at most {limits.results} are read", "bundle-limit"
         )
 
 
@@ -157,24 +154,22 @@ def _count_nodes(graph: Graph) -> int:
     return len(graph.nodes) + sum(map(_count_nodes, graph.subgraphs.values()))
 
 
-def _define(name: str, meta: ValueMeta, values: dict[str, ValueMeta], where: str) -> None:
+def _define(name: str, meta: ValueMeta, values: dict[str, ValueMeta], where: Place) -> None:
     if name in values:
-        raise BundleInvalid(f"value {name[:80]!r} is defined twice", where=where, code="name-twice")
+        raise where.invalid(f"value {name[:80]!r} is defined twice", "name-twice")
     values[name] = meta
 
 
-def _check_operator(node: Node, namespaces: set[str], where: str) -> None:
+def _check_operator(node: Node, namespaces: set[str], where: Place) -> None:
     check_allowed(node.op, namespaces, where=where)
     for keyword in node.kwargs:
         if not (keyword.isidentifier() and keyword.isascii()) or iskeyword(keyword):
-            raise BundleInvalid(
-                f"operator `{node.op[:80]}` has a malformed keyword {keyword[:40]!r}",
-                where=where,
-                code="operator-malformed",
+            raise where.invalid(
+                f"operator `{node.op[:80]}` has a malformed keyword {keyword[:40]!r}", "operator-malformed"
             )
 
 
-def check_allowed(op: str, namespaces: set[str], *, where: str) -> None:
+def check_allowed(op: str, namespaces: set[str], *, where: Place) -> None:
     """Refuse an operator that no bundle may call, or whose namespace the manifest does not declare.
 
     Args:
@@ -188,17 +183,14 @@ def check_allowed(op: str, namespaces: set[str], *, where: str) -> None:
     namespace, _, name = op.partition("::")
     if namespace == "aten":
         if name not in allowed_aten_operators():
-            raise BundleInvalid(
-                f"operator `{op[:80]}` is not on the list of operators that a bundle may call",
-                where=where,
-                code="operator-unlisted",
+            raise where.invalid(
+                f"operator `{op[:80]}` is not on the list of operators that a bundle may call", "operator-unlisted"
             )
     elif namespace in NAMESPACES:
         if op not in OPERANDS:
-            raise BundleInvalid(f"unknown builtin `{op[:80]}`", where=where, code="operator-unlisted")
+            raise where.invalid(f"unknown builtin `{op[:80]}`", "operator-unlisted")
     elif namespace not in namespaces:
-        raise BundleInvalid(
+        raise where.invalid(
             f"operator `{op[:80]}` is in namespace `{namespace[:40]}`, which the manifest does not declare",
-            where=where,
-            code="operator-undeclared",
+            "operator-undeclared",
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.gradients import Gradients, Partition
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputSpec, Program, SizeInput
@@ -14,26 +14,23 @@ from aotexport_runtime.validate.bodies import described, described_argument
 from aotexport_runtime.validate.subclasses import taken_apart
 
 
-def check_forward_graph(graph: Graph, program: Program, *, where: str) -> None:
+def check_forward_graph(graph: Graph, program: Program, *, where: Place) -> None:
     """Refuse a forward graph that does not take the program's inputs and return its outputs.
 
     Raises:
         BundleInvalid: names the fault.
     """
-    where = Place(where)
     _check_inputs(graph, program, [], where)
     with where.at("outputs") as here:
         if len(graph.outputs) != len(program.outputs):
-            raise BundleInvalid(
-                f"{len(graph.outputs)} outputs for the program's {len(program.outputs)}",
-                where=here,
-                code="graph-interface",
+            raise here.invalid(
+                f"{len(graph.outputs)} outputs for the program's {len(program.outputs)}", "graph-interface"
             )
     _check_results(graph, graph.outputs, program.outputs, where, ())
 
 
 def check_functional_graph(
-    graph: Graph, program: Program, functional: FunctionalGraph, *, where: str, record: str
+    graph: Graph, program: Program, functional: FunctionalGraph, *, where: Place, record: str
 ) -> None:
     """Refuse a joint or inference graph that breaks its calling convention.
 
@@ -41,31 +38,26 @@ def check_functional_graph(
         graph: as decoded.
         program: its program, checked.
         functional: its record in the program.
-        where: file of the graph, for errors.
+        where: its file, for errors.
         record: file of the program.
 
     Raises:
         BundleInvalid: names the fault.
     """
-    where = Place(where)
     program = taken_apart(program)
     gradients = functional.gradients
     _check_inputs(graph, program, [] if gradients is None else [tangent.meta for tangent in gradients.tangents], where)
     for index, node in enumerate(graph.nodes):
         if node.op.startswith("torch::"):
             with where.at("nodes", index, "op") as here:
-                raise BundleInvalid(
-                    f"`{node.op}` changes the state of the interpreter; a functional graph may not",
-                    where=here,
-                    code="operator-unlisted",
+                raise here.invalid(
+                    f"`{node.op}` changes the state of the interpreter; a functional graph may not", "operator-unlisted"
                 )
     returned = len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
     if len(graph.outputs) < returned or (gradients is None and len(graph.outputs) > returned):
         with where.at("outputs") as here:
-            raise BundleInvalid(
-                f"{len(graph.outputs)} outputs; the calling convention has {returned}",
-                where=here,
-                code="graph-interface",
+            raise here.invalid(
+                f"{len(graph.outputs)} outputs; the calling convention has {returned}", "graph-interface"
             )
         return
     faults = where.found
@@ -96,9 +88,7 @@ def _check_tangents(graph: Graph, functional: FunctionalGraph, gradients: Gradie
             of = "what is no new tensor"
         with said.at("tangents", index) as here:
             if described(tangent.meta) != of:
-                raise BundleInvalid(
-                    f"a tangent is {described(tangent.meta)}, and belongs to {of}", where=here, code="program-malformed"
-                )
+                raise here.invalid(f"a tangent is {described(tangent.meta)}, and belongs to {of}", "program-malformed")
 
 
 def _check_gradients_returned(
@@ -111,10 +101,9 @@ def _check_gradients_returned(
             continue
         with said.at("of_inputs", index) as here:
             if not returned <= gradient < len(graph.outputs):
-                raise BundleInvalid(
+                raise here.invalid(
                     f"gradient {gradient} is not among the outputs {returned} to {len(graph.outputs) - 1}",
-                    where=here,
-                    code="index-range",
+                    "index-range",
                 )
         output = graph.outputs[gradient] if gradient < len(graph.outputs) else None
         found = metas.get(output) if isinstance(output, str) else None
@@ -122,10 +111,8 @@ def _check_gradients_returned(
             continue
         with where.at("outputs", gradient) as here:
             if described(found) != (of := described(_meta_of(program.inputs[index]))):
-                raise BundleInvalid(
-                    f"the gradient of input {index} is {described(found)}, and the input {of}",
-                    where=here,
-                    code="result-type",
+                raise here.invalid(
+                    f"the gradient of input {index} is {described(found)}, and the input {of}", "result-type"
                 )
 
 
@@ -137,9 +124,7 @@ def _check_partitions(
     for index, argument in enumerate(graph.outputs[:returned]):
         with where.at("outputs", index) as here:
             if not late.isdisjoint(references(argument)):
-                raise BundleInvalid(
-                    "an output of the forward needs an incoming gradient", where=here, code="partition-malformed"
-                )
+                raise here.invalid("an output of the forward needs an incoming gradient", "partition-malformed")
     values = {*names, *(node.name for node in graph.nodes)}
     for index, partition in enumerate(gradients.partitions):
         with said.at("partitions", index) as here:
@@ -167,10 +152,8 @@ def _check_results(
             continue
         with where.at("outputs", index) as here:
             if found != required:
-                raise BundleInvalid(
-                    f"output {index} of the graph is {found}, and the program says {required}",
-                    where=here,
-                    code="result-type",
+                raise here.invalid(
+                    f"output {index} of the graph is {found}, and the program says {required}", "result-type"
                 )
 
 
@@ -178,16 +161,12 @@ def _check_inputs(graph: Graph, program: Program, tangents: Sequence[TensorMeta]
     expected = len(program.inputs) + len(tangents)
     if len(graph.inputs) != expected:
         with where.at("inputs") as here:
-            raise BundleInvalid(
-                f"{len(graph.inputs)} inputs; the program passes {expected}", where=here, code="graph-interface"
-            )
+            raise here.invalid(f"{len(graph.inputs)} inputs; the program passes {expected}", "graph-interface")
     metas = [*map(_meta_of, program.inputs), *tangents]
     for index, (graph_input, meta) in enumerate(zip(graph.inputs, metas, strict=False)):
         with where.at("inputs", index) as here:
             if not _is_same(graph_input.meta, meta):
-                raise BundleInvalid(
-                    f"input {index} of the graph is not what the program passes", where=here, code="graph-interface"
-                )
+                raise here.invalid(f"input {index} of the graph is not what the program passes", "graph-interface")
 
 
 def _meta_of(spec: InputSpec) -> ValueMeta:
@@ -208,13 +187,11 @@ def _check_tensors_returned(outputs: Sequence[Argument], functional: FunctionalG
         fresh = 0 <= place < len(functional.outputs) and isinstance(functional.outputs[place], FreshOutput)
         with where.at("outputs", index) as here:
             if not fresh and not isinstance(output, str):
-                raise BundleInvalid(f"output {index} of the graph is no value", where=here, code="graph-interface")
+                raise here.invalid(f"output {index} of the graph is no value", "graph-interface")
 
 
 def _check_partition(partition: Partition, values: set[str], late: set[str], where: Place) -> None:
     for index, name in enumerate(partition.saved):
         if name not in values or name in late:
             reason = "is not in the graph" if name not in values else "needs an incoming gradient"
-            raise BundleInvalid(
-                f"saved value {name[:80]!r} {reason}", where=where.at("saved", index), code="partition-malformed"
-            )
+            raise where.at("saved", index).invalid(f"saved value {name[:80]!r} {reason}", "partition-malformed")

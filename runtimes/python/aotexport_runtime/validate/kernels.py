@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.kernels import Kernel, KernelCandidate, KernelLibrary, NumberParameter
 from aotexport_runtime.validate.bounds import check_text, check_unique
 from aotexport_runtime.validate.declared import check_declared
@@ -11,13 +11,13 @@ from aotexport_runtime.values.sizes import INT64_MAX, check_size
 _INTEGERS = ("i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64")
 
 
-def check_kernels(library: KernelLibrary, *, where: str) -> None:
+def check_kernels(library: KernelLibrary, *, where: Place) -> None:
     """Refuse kernels with malformed names, grids over unknown arguments, or code outside of its pack.
 
     Raises:
         BundleInvalid: names the fault.
     """
-    where, faults = Place(where), Place(where).found
+    faults = where.found
     check_declared(library, where)
     if where.found > faults:
         return
@@ -43,26 +43,22 @@ def _check_kernel(kernel: Kernel, packs: dict[str, int], where: Place) -> None:
             _check_candidate(candidate, kernel, integers, packs, here)
 
 
-def _check_power_of_two(number: int, subject: str, where: str) -> None:
+def _check_power_of_two(number: int, subject: str, where: Place) -> None:
     if number & (number - 1):
-        raise BundleInvalid(f"{subject} is {number}, no power of two", where=where, code="kernel-malformed")
+        raise where.invalid(f"{subject} is {number}, no power of two", "kernel-malformed")
 
 
 def _check_candidate(
-    candidate: KernelCandidate, kernel: Kernel, integers: set[str], packs: dict[str, int], where: str
+    candidate: KernelCandidate, kernel: Kernel, integers: set[str], packs: dict[str, int], where: Place
 ) -> None:
     for axis in candidate.grid:
         check_size(axis, integers, where=where)
     for constant in candidate.constants:
         if isinstance(constant.value, int) and abs(constant.value) > INT64_MAX:
-            raise BundleInvalid(
-                f"constant `{constant.name}` has more than 64 bits", where=where, code="kernel-malformed"
-            )
+            raise where.invalid(f"constant `{constant.name}` has more than 64 bits", "kernel-malformed")
     for binary in candidate.binaries:
         if binary.offset + binary.nbytes > packs[binary.architecture]:
-            raise BundleInvalid(
-                f"code of `{kernel.name}` lies outside of its pack", where=where, code="kernel-malformed"
-            )
+            raise where.invalid(f"code of `{kernel.name}` lies outside of its pack", "kernel-malformed")
         _check_power_of_two(
             binary.global_scratch_alignment, f"alignment of the scratch memory of `{kernel.name}`", where
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.kernels import Kernel, NumberParameter
 from aotexport_runtime.schema.limits import DEFAULT, Limits
@@ -18,25 +18,21 @@ from aotexport_runtime.validate.subclasses import taken_apart
 KERNEL = "kernel::"
 
 
-def check_lowered(lowered: LoweredProgram, program: Program, *, where: str) -> None:
+def check_lowered(lowered: LoweredProgram, program: Program, *, where: Place) -> None:
     """Refuse the record of a lowered program that does not fit its program.
 
     Raises:
         BundleInvalid: names the fault.
     """
-    where, functional = Place(where), program.functional
+    functional = program.functional
     if functional is None:
-        raise BundleInvalid("the program has no functional graph to stand in for", where=where, code="target-malformed")
+        raise where.invalid("the program has no functional graph to stand in for", "target-malformed")
     if (lowered.backward is None) != (functional.gradients is None):
-        raise BundleInvalid(
-            "it has a backward and the program has no gradients, or the other way round",
-            where=where,
-            code="target-malformed",
+        raise where.invalid(
+            "it has a backward and the program has no gradients, or the other way round", "target-malformed"
         )
     if lowered.backward is None and lowered.saved:
-        raise BundleInvalid(
-            "it saves tensors for a backward that it does not have", where=where.at("saved"), code="target-malformed"
-        )
+        raise where.at("saved").invalid("it saves tensors for a backward that it does not have", "target-malformed")
     check_declared(lowered, where, Program=program)
 
 
@@ -48,7 +44,7 @@ def check_lowered_graph(
     namespaces: Collection[str],
     *,
     backward: bool,
-    where: str,
+    where: Place,
     limits: Limits = DEFAULT,
 ) -> None:
     """Refuse a lowered graph that breaks the calling convention, or launches a missing kernel.
@@ -60,16 +56,19 @@ def check_lowered_graph(
         kernels: kernels of the target, by name.
         namespaces: namespaces of custom operators that the manifest declares.
         backward: whether it is the backward.
-        where: file name, for errors.
+        where: its file, for errors.
         limits: the most that it may ask for.
 
     Raises:
         BundleInvalid: names the fault.
     """
-    where, functional = Place(where), program.functional
+    functional = program.functional
     assert functional is not None
     symbols = {dimension.symbol for dimension in program.dimensions}
+    faults = where.found
     check_graph(graph, symbols, {"kernel", *namespaces}, where=where, limits=limits, has_signatures=False)
+    if where.found > faults:
+        return
     returned = len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
     taken = len(taken_apart(program).inputs)
     inputs, outputs = taken, returned + lowered.saved
@@ -78,10 +77,8 @@ def check_lowered_graph(
         inputs, outputs = lowered.saved + len(functional.gradients.tangents), taken
     for field, count, expected in (("inputs", graph.inputs, inputs), ("outputs", graph.outputs, outputs)):
         if len(count) != expected:
-            raise BundleInvalid(
-                f"{len(count)} {field}; the calling convention has {expected}",
-                where=where.at(field),
-                code="graph-interface",
+            raise where.at(field).invalid(
+                f"{len(count)} {field}; the calling convention has {expected}", "graph-interface"
             )
     values: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     said = enumerate(taken_apart(program).outputs, len(functional.mutations))
@@ -90,49 +87,38 @@ def check_lowered_graph(
         is_tensor = isinstance(output, str) and isinstance(values.get(output), TensorMeta)
         if not is_tensor and not (output is None if backward else index in numbers):
             is_saved = not backward and index >= returned
-            raise BundleInvalid(
+            raise where.at("outputs", index).invalid(
                 f"{'a saved value' if is_saved else f'output {index}'} is no tensor",
-                where=where.at("outputs", index),
-                code="target-malformed" if is_saved else "result-type",
+                "target-malformed" if is_saved else "result-type",
             )
     for index, node in enumerate(graph.nodes):
         if node.op.startswith(KERNEL):
             _check_launch(node, kernels, values, where.at("nodes", index))
         elif node.op.partition("::")[0] not in ("aten", "python", *namespaces):
-            raise BundleInvalid(
-                f"operator `{node.op[:80]}` may not stand in a lowered graph",
-                where=where.at("nodes", index),
-                code="operator-unlisted",
+            raise where.at("nodes", index).invalid(
+                f"operator `{node.op[:80]}` may not stand in a lowered graph", "operator-unlisted"
             )
 
 
-def _check_launch(node: Node, kernels: Mapping[str, Kernel], values: Mapping[str, ValueMeta], where: str) -> None:
+def _check_launch(node: Node, kernels: Mapping[str, Kernel], values: Mapping[str, ValueMeta], where: Place) -> None:
     name = node.op.removeprefix(KERNEL)
     kernel = kernels.get(name)
     if kernel is None:
-        raise BundleInvalid(f"there is no kernel `{name[:80]}`", where=where, code="reference-missing")
+        raise where.invalid(f"there is no kernel `{name[:80]}`", "reference-missing")
     expected = {parameter.name for parameter in kernel.parameters} | set(kernel.grid_arguments)
     if node.args or set(node.kwargs) != expected or not isinstance(node.meta, NothingMeta):
-        raise BundleInvalid(
-            f"a launch of `{name[:80]}` has other arguments than the kernel", where=where, code="operator-arguments"
-        )
+        raise where.invalid(f"a launch of `{name[:80]}` has other arguments than the kernel", "operator-arguments")
     for parameter in kernel.parameters:
         argument = node.kwargs[parameter.name]
         if isinstance(parameter, NumberParameter):
             if not isinstance(argument, bool | int | float | SizeArgument):
-                raise BundleInvalid(
-                    f"argument `{parameter.name}` of `{name[:80]}` is no number", where=where, code="argument-type"
-                )
+                raise where.invalid(f"argument `{parameter.name}` of `{name[:80]}` is no number", "argument-type")
             continue
         meta = values[argument] if isinstance(argument, str) else None
         if not isinstance(meta, TensorMeta) or meta.dtype != parameter.dtype:
-            raise BundleInvalid(
-                f"argument `{parameter.name}` of `{name[:80]}` is no tensor of {parameter.dtype}",
-                where=where,
-                code="argument-type",
+            raise where.invalid(
+                f"argument `{parameter.name}` of `{name[:80]}` is no tensor of {parameter.dtype}", "argument-type"
             )
     for argument in kernel.grid_arguments:
         if not isinstance(node.kwargs[argument], int | SizeArgument):
-            raise BundleInvalid(
-                f"argument `{argument}` of `{name[:80]}` is no integer", where=where, code="argument-type"
-            )
+            raise where.invalid(f"argument `{argument}` of `{name[:80]}` is no integer", "argument-type")

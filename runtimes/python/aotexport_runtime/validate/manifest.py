@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aotexport_runtime.allowed.operators import operator_sets
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.manifest import OPERATOR_SET, Manifest, OnnxModel, StateTensor, StoredPart
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING_CONVENTION
 from aotexport_runtime.validate.bounds import check_span, check_unique
@@ -12,10 +12,10 @@ from aotexport_runtime.validate.modules import check_path, check_submodules
 from aotexport_runtime.validate.subclasses import check_subclass, count_parts
 from aotexport_runtime.values.trees import arrays_in
 
-WHERE = "bundle.json"
+WHERE = Place("bundle.json")
 
 
-def check_manifest(manifest: Manifest, where: str = WHERE) -> None:
+def check_manifest(manifest: Manifest, where: Place = WHERE) -> None:
     """Refuse a manifest with escaping paths, duplicate names or dangling references.
 
     Args:
@@ -25,21 +25,20 @@ def check_manifest(manifest: Manifest, where: str = WHERE) -> None:
     Raises:
         BundleInvalid: names the fault.
     """
-    where = Place(where)
     faults = where.found
     with where.at("calling_convention") as here:
         _check_convention(manifest.calling_convention, here)
     with where.at("operator_set") as here:
         _check_operator_set(manifest.operator_set, here)
-    check_declared(manifest, where)
+    if where.found == faults:
+        check_declared(manifest, where)
     if where.found > faults:
         return
     for index, name in enumerate(manifest.must_understand):
         with where.at("must_understand", index) as here:
-            raise BundleInvalid(
+            raise here.invalid(
                 f"extension `{name}` is not known to this runtime, and the bundle says that no reader may skip it",
-                where=here,
-                code="extension-unknown",
+                "extension-unknown",
             )
     _check_variants(manifest, where)
     listed = {entry.path for entry in manifest.files}
@@ -52,40 +51,34 @@ def check_manifest(manifest: Manifest, where: str = WHERE) -> None:
     for index, attribute in enumerate(manifest.attributes):
         with where.at("attributes", index) as here:
             if arrays_in([attribute.value]):
-                raise BundleInvalid(
-                    f"the attribute {attribute.name[:80]!r} holds an array", where=here, code="structure-malformed"
-                )
+                raise here.invalid(f"the attribute {attribute.name[:80]!r} holds an array", "structure-malformed")
     for index, model in enumerate(manifest.onnx):
         with where.at("onnx", index) as here:
             _check_model(model, here)
     for index, ancestor in enumerate(manifest.ancestors):
         with where.at("ancestors", index) as here:
             if ancestor.child is not None and ancestor.child >= index:
-                raise BundleInvalid(
-                    f"the ancestor {ancestor.name[:80]!r} has a child that is not before it",
-                    where=here,
-                    code="index-range",
+                raise here.invalid(
+                    f"the ancestor {ancestor.name[:80]!r} has a child that is not before it", "index-range"
                 )
 
 
-def _check_convention(convention: int, where: str) -> None:
+def _check_convention(convention: int, where: Place) -> None:
     if not OLDEST_CALLING_CONVENTION <= convention <= CALLING_CONVENTION:
-        raise BundleInvalid(
+        raise where.invalid(
             f"calling convention {convention} is not known to this runtime, which implements "
             f"{OLDEST_CALLING_CONVENTION} to {CALLING_CONVENTION}. Install the aotexport-runtime that fits, or export "
             "the model again",
-            where=where,
-            code="convention-unknown",
+            "convention-unknown",
         )
 
 
-def _check_operator_set(name: str, where: str) -> None:
+def _check_operator_set(name: str, where: Place) -> None:
     if name != OPERATOR_SET and name not in operator_sets():
-        raise BundleInvalid(
+        raise where.invalid(
             f"operator set {name[:80]!r} is not known to this runtime, which has "
             f"{', '.join(operator_sets())}. Install a newer aotexport-runtime, or export the model again",
-            where=where,
-            code="operator-set-unknown",
+            "operator-set-unknown",
         )
 
 
@@ -94,16 +87,14 @@ def _check_variants(manifest: Manifest, where: Place) -> None:
     for index, program in enumerate(manifest.programs):
         with where.at("programs", index) as here:
             if program.variant_of not in mains:
-                raise BundleInvalid(
-                    f"program `{program.name}` is a variant of no program before it",
-                    where=here,
-                    code="reference-missing",
+                raise here.invalid(
+                    f"program `{program.name}` is a variant of no program before it", "reference-missing"
                 )
         if program.variant_of is None:
             mains.add(program.name)
 
 
-def _check_state(tensor: StateTensor, listed: set[str], where: str) -> None:
+def _check_state(tensor: StateTensor, listed: set[str], where: Place) -> None:
     subject = f"state {tensor.name[:80]!r}"
     if tensor.subclass is None:
         _check_stored(tensor, subject, listed, where)
@@ -111,34 +102,24 @@ def _check_state(tensor: StateTensor, listed: set[str], where: str) -> None:
         check_span(tensor.shape, tensor.stride, 0, subject, where)
         check_subclass(tensor.subclass, set(), where)
         if (tensor.subclass.shape, tensor.subclass.stride) != (tensor.shape, tensor.stride):
-            raise BundleInvalid(
-                f"{subject} has another shape than its structure", where=where, code="structure-malformed"
-            )
+            raise where.invalid(f"{subject} has another shape than its structure", "structure-malformed")
     if tensor.subclass is None and tensor.parts:
-        raise BundleInvalid(f"{subject} is plain and has parts", where=where, code="structure-malformed")
+        raise where.invalid(f"{subject} is plain and has parts", "structure-malformed")
     if tensor.subclass is not None and len(tensor.parts) != count_parts(tensor.subclass):
-        raise BundleInvalid(
-            f"{subject} has {len(tensor.parts)} parts for its structure", where=where, code="structure-malformed"
-        )
+        raise where.invalid(f"{subject} has {len(tensor.parts)} parts for its structure", "structure-malformed")
     for part in tensor.parts:
         _check_stored(part, f"{subject}, part {part.key[:80]!r}", listed, where)
     if tensor.requires_grad and not tensor.dtype.startswith(("float", "bfloat", "complex")):
-        raise BundleInvalid(
-            f"{subject} is {tensor.dtype} and cannot require grad", where=where, code="structure-malformed"
-        )
+        raise where.invalid(f"{subject} is {tensor.dtype} and cannot require grad", "structure-malformed")
 
 
-def _check_stored(tensor: StateTensor | StoredPart, subject: str, listed: set[str], where: str) -> None:
+def _check_stored(tensor: StateTensor | StoredPart, subject: str, listed: set[str], where: Place) -> None:
     if tensor.file not in listed:
-        raise BundleInvalid(
-            f"{subject} is in a file that is not listed: {tensor.file[:80]!r}", where=where, code="file-unlisted"
-        )
+        raise where.invalid(f"{subject} is in a file that is not listed: {tensor.file[:80]!r}", "file-unlisted")
     check_span(tensor.shape, tensor.stride, tensor.offset, subject, where)
     if tensor.whole and (tensor.offset != 0 or not _is_contiguous(tensor)):
-        raise BundleInvalid(
-            f"{subject} is said to be whole, and is not contiguous from its first element",
-            where=where,
-            code="tensor-layout",
+        raise where.invalid(
+            f"{subject} is said to be whole, and is not contiguous from its first element", "tensor-layout"
         )
 
 
@@ -151,7 +132,7 @@ def _is_contiguous(tensor: StateTensor | StoredPart) -> bool:
     return True
 
 
-def _check_state_names(names: list[str], where: str) -> None:
+def _check_state_names(names: list[str], where: Place) -> None:
     check_unique(names, "state tensor", where)
     modules: set[str] = set()
     for name in names:
@@ -159,15 +140,11 @@ def _check_state_names(names: list[str], where: str) -> None:
         modules.update(".".join(parts[:count]) for count in range(1, len(parts)))
     both = modules.intersection(names)
     if both:
-        raise BundleInvalid(
-            f"{min(both)[:80]!r} is the name of a state tensor and of a module", where=where, code="name-twice"
-        )
+        raise where.invalid(f"{min(both)[:80]!r} is the name of a state tensor and of a module", "name-twice")
 
 
-def _check_model(model: OnnxModel, where: str) -> None:
+def _check_model(model: OnnxModel, where: Place) -> None:
     if "/" in model.file:
-        raise BundleInvalid(
-            f"an ONNX model is no file at the top: {model.file[:80]!r}", where=where, code="file-unlisted"
-        )
+        raise where.invalid(f"an ONNX model is no file at the top: {model.file[:80]!r}", "file-unlisted")
     names = (*model.inputs, *model.state_inputs.values(), *model.outputs)
     check_unique(names, "input or output of an ONNX model", where)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from keyword import iskeyword
 
 from aotexport_runtime.allowed.modules import is_own_attribute
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.graph import Graph, ModuleCall
 from aotexport_runtime.schema.manifest import Manifest, Submodule
 from aotexport_runtime.schema.trees import Leaf, Mapping, Sequence, Tree
@@ -16,7 +16,7 @@ from aotexport_runtime.values.trees import keys_of, leaves
 MAX_PARTS = 64
 
 
-def check_path(path: str, subject: str, where: str) -> list[str]:
+def check_path(path: str, subject: str, where: Place) -> list[str]:
     """Return the parts of a path of submodules.
 
     Raises:
@@ -25,17 +25,16 @@ def check_path(path: str, subject: str, where: str) -> list[str]:
     check_text(path, subject, where)
     parts = path.split(".")
     if len(parts) > MAX_PARTS or not all(parts) or "__dict__" in parts:
-        raise BundleInvalid(f"{subject} {path[:80]!r} is malformed", where=where, code="name-malformed")
+        raise where.invalid(f"{subject} {path[:80]!r} is malformed", "name-malformed")
     return parts
 
 
-def check_submodules(manifest: Manifest, where: str) -> None:
+def check_submodules(manifest: Manifest, where: Place) -> None:
     """Refuse submodules out of order, twice, or within themselves.
 
     Raises:
         BundleInvalid: names the path.
     """
-    where = Place(where)
     state = {name for entry in manifest.state for name in (entry.name, *entry.tied)}
     with where.at("settings") as here:
         _check_settings(manifest, {*state, *(record.name for record in manifest.modules)}, here)
@@ -53,19 +52,13 @@ def _check_order(manifest: Manifest, state: set[str], place: Place) -> None:
             ended.add(".".join(around))
             around.pop()
         if around != parts[:-1]:
-            raise BundleInvalid(
-                f"submodule {record.name[:80]!r} does not follow the one that it is in",
-                where=where,
-                code="module-malformed",
+            raise where.invalid(
+                f"submodule {record.name[:80]!r} does not follow the one that it is in", "module-malformed"
             )
         if record.name in state:
-            raise BundleInvalid(
-                f"{record.name[:80]!r} is the name of a state tensor and of a module", where=where, code="name-twice"
-            )
+            raise where.invalid(f"{record.name[:80]!r} is the name of a state tensor and of a module", "name-twice")
         if record.same_as is not None and record.same_as not in ended:
-            raise BundleInvalid(
-                f"submodule {record.name[:80]!r} is the same as none before it", where=where, code="module-malformed"
-            )
+            raise where.invalid(f"submodule {record.name[:80]!r} is the same as none before it", "module-malformed")
         _check_attributes(record, where)
         around = parts
 
@@ -74,40 +67,32 @@ def _check_settings(manifest: Manifest, others: set[str], place: Place) -> None:
     for name in manifest.settings:
         where = place.at(name)
         if name in others or any(name == attribute.name for attribute in manifest.attributes):
-            raise BundleInvalid(
-                f"attribute {name[:80]!r} is listed as something else as well", where=where, code="name-twice"
-            )
+            raise where.invalid(f"attribute {name[:80]!r} is listed as something else as well", "name-twice")
 
 
-def _check_attributes(record: Submodule, where: str) -> None:
+def _check_attributes(record: Submodule, where: Place) -> None:
     names = [*record.absent]
     if record.attributes is not None:
         if not isinstance(record.attributes, Mapping):
-            raise BundleInvalid(
-                f"attributes of submodule {record.name[:80]!r} are no mapping", where=where, code="module-malformed"
-            )
+            raise where.invalid(f"attributes of submodule {record.name[:80]!r} are no mapping", "module-malformed")
         names += keys_of(record.attributes)
     for name in names:
         text = str(name)
         if name != text or not text.isidentifier() or iskeyword(text) or not is_own_attribute(text):
-            raise BundleInvalid(
-                f"submodule {record.name[:80]!r} has a malformed attribute {text[:40]!r}",
-                where=where,
-                code="name-malformed",
+            raise where.invalid(
+                f"submodule {record.name[:80]!r} has a malformed attribute {text[:40]!r}", "name-malformed"
             )
 
 
-def check_calls(graph: Graph, symbols: set[str], where: str) -> None:
+def check_calls(graph: Graph, symbols: set[str], where: Place) -> None:
     """Refuse calls of submodules that are no nested runs of a graph's nodes, or use other values than the graph's.
 
     Raises:
         BundleInvalid: names the fault.
     """
-    place = Place(where).at("calls")
+    place = where.at("calls")
     if len(graph.calls) > MAX_NODES:
-        raise BundleInvalid(
-            f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read", where=place, code="bundle-limit"
-        )
+        raise place.invalid(f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read", "bundle-limit")
     places = {value.name: -1 for value in graph.inputs}
     places |= {node.name: index for index, node in enumerate(graph.nodes)}
     ends: dict[int | None, int] = {}
@@ -118,35 +103,29 @@ def check_calls(graph: Graph, symbols: set[str], where: str) -> None:
             check_index(call.parent, index, f"parent of {subject}", where)
             low, high = graph.calls[call.parent].begin, graph.calls[call.parent].end
         if not max(low, ends.get(call.parent, 0)) <= call.begin <= call.end <= high:
-            raise BundleInvalid(
-                f"{subject} is no run of nodes after the one before it, in the one around it",
-                where=where,
-                code="module-malformed",
+            raise where.invalid(
+                f"{subject} is no run of nodes after the one before it, in the one around it", "module-malformed"
             )
         ends[call.parent] = call.end
         _check_structures(call, places, graph, symbols, subject, where)
 
 
 def _check_structures(
-    call: ModuleCall, places: dict[str, int], graph: Graph, symbols: set[str], subject: str, where: str
+    call: ModuleCall, places: dict[str, int], graph: Graph, symbols: set[str], subject: str, where: Place
 ) -> None:
     check_argument(call.values, places, graph.subgraphs, symbols, where)
     if call.arguments is None or call.result is None:
         if call.refusal is None:
-            raise BundleInvalid(f"{subject} has no structure, and no reason why", where=where, code="module-malformed")
+            raise where.invalid(f"{subject} has no structure, and no reason why", "module-malformed")
         return
     pair = call.arguments.items if isinstance(call.arguments, Sequence) else ()
     if len(pair) != 2 or not isinstance(pair[0], Sequence) or not isinstance(pair[1], Mapping):
-        raise BundleInvalid(
-            f"arguments of {subject} are no pair of positional and keyword arguments",
-            where=where,
-            code="module-malformed",
+        raise where.invalid(
+            f"arguments of {subject} are no pair of positional and keyword arguments", "module-malformed"
         )
     for tree, end in ((call.arguments, call.begin), (call.result, call.end)):
         if any(places[name] >= end for leaf in _leaves(tree) for name in references(call.values[leaf])):
-            raise BundleInvalid(
-                f"{subject} takes or returns a value that is computed after it", where=where, code="module-malformed"
-            )
+            raise where.invalid(f"{subject} takes or returns a value that is computed after it", "module-malformed")
 
 
 def _leaves(tree: Tree) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from aotexport_runtime.allowed.operators import VIEWS
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.gradients import Gradients, Tangent
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
 from aotexport_runtime.schema.program import (
@@ -36,19 +36,18 @@ from aotexport_runtime.values.trees import leaves
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
 
 
-def check_program(program: Program, manifest: Manifest, *, name: str, where: str) -> None:
+def check_program(program: Program, manifest: Manifest, *, name: str, where: Place) -> None:
     """Refuse a program whose indices, symbols or names are inconsistent.
 
     Args:
         program: as decoded.
         manifest: manifest of its bundle, checked.
         name: its name in the manifest.
-        where: file name, for errors.
+        where: its file, for errors.
 
     Raises:
         BundleInvalid: names the fault.
     """
-    where = Place(where)
     faults = where.found
     with where.at("name") as here:
         _check_name(program, name, here)
@@ -67,24 +66,22 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: str
         with where.at("outputs", index) as here:
             if meta is not None:
                 check_meta(meta, symbols | introduced(meta), here)
-    check_container_changes(program, where)
-    with where:
-        check_arrays(program, where)
-    _check_passed(program, where)
+    for check in (check_container_changes, check_arrays, _check_passed):
+        with where:
+            if where.found == faults:
+                check(program, where)
     if program.functional is not None and where.found == faults:
         _check_functional(program, program.functional, symbols, where.at("functional"))
 
 
-def _check_name(program: Program, name: str, where: str) -> None:
+def _check_name(program: Program, name: str, where: Place) -> None:
     if program.name != name:
-        raise BundleInvalid(
-            f"it is of program {program.name[:80]!r}, not `{name}`", where=where, code="program-malformed"
-        )
+        raise where.invalid(f"it is of program {program.name[:80]!r}, not `{name}`", "program-malformed")
 
 
-def _check_method(name: str, where: str) -> None:
+def _check_method(name: str, where: Place) -> None:
     if not name.isidentifier() or name.startswith("__"):
-        raise BundleInvalid(f"method {name[:80]!r} is no name of a method", where=where, code="name-malformed")
+        raise where.invalid(f"method {name[:80]!r} is no name of a method", "name-malformed")
 
 
 def _check_inputs(program: Program, manifest: Manifest, symbols: set[str], where: Place) -> None:
@@ -97,60 +94,48 @@ def _check_inputs(program: Program, manifest: Manifest, symbols: set[str], where
                 check_meta(spec.meta, symbols, here)
                 _check_parts(spec, symbols, here)
                 if spec.meta.requires_grad and not spec.meta.dtype.startswith(("float", "bfloat", "complex")):
-                    raise BundleInvalid(
-                        f"an input is {spec.meta.dtype} and cannot require grad", where=here, code="structure-malformed"
-                    )
+                    raise here.invalid(f"an input is {spec.meta.dtype} and cannot require grad", "structure-malformed")
 
 
-def _check_parts(spec: ArgumentInput | StateInput, symbols: set[str], where: str) -> None:
+def _check_parts(spec: ArgumentInput | StateInput, symbols: set[str], where: Place) -> None:
     subject = f"argument {spec.path!r}" if isinstance(spec, ArgumentInput) else f"input {spec.name[:80]!r}"
     expected = 0
     if spec.subclass is not None:
         check_subclass(spec.subclass, symbols, where)
         expected = count_parts(spec.subclass)
         if (spec.subclass.shape, spec.subclass.stride) != (spec.meta.shape, spec.meta.stride):
-            raise BundleInvalid(
-                f"{subject} has another shape than its structure", where=where, code="structure-malformed"
-            )
+            raise where.invalid(f"{subject} has another shape than its structure", "structure-malformed")
     if len(spec.parts) != expected:
-        raise BundleInvalid(
-            f"{subject} has {len(spec.parts)} parts, not {expected}", where=where, code="structure-malformed"
-        )
+        raise where.invalid(f"{subject} has {len(spec.parts)} parts, not {expected}", "structure-malformed")
     for part in spec.parts:
         check_meta(part, symbols, where)
 
 
-def _check_state_input(spec: StateInput, stored: StateTensor | None, where: str) -> None:
+def _check_state_input(spec: StateInput, stored: StateTensor | None, where: Place) -> None:
     if stored is None:
-        raise BundleInvalid(
-            f"input {spec.name[:80]!r} is not in the manifest's state", where=where, code="reference-missing"
-        )
+        raise where.invalid(f"input {spec.name[:80]!r} is not in the manifest's state", "reference-missing")
     if (spec.meta.dtype, spec.meta.shape) != (stored.dtype, stored.shape):
-        raise BundleInvalid(
-            f"input {spec.name[:80]!r} is not what the manifest's state says", where=where, code="state-differs"
-        )
+        raise where.invalid(f"input {spec.name[:80]!r} is not what the manifest's state says", "state-differs")
     metas = [(part.dtype, part.shape) for part in stored.parts]
     if spec.subclass != stored.subclass or [(part.dtype, part.shape) for part in spec.parts] != metas:
-        raise BundleInvalid(
-            f"input {spec.name[:80]!r} is not made of what the manifest's state says", where=where, code="state-differs"
-        )
+        raise where.invalid(f"input {spec.name[:80]!r} is not made of what the manifest's state says", "state-differs")
 
 
-def _check_dimension(dimension: Dimension, program: Program, where: str) -> None:
+def _check_dimension(dimension: Dimension, program: Program, where: Place) -> None:
     spec = program.inputs[dimension.input_index]
     if isinstance(spec, StateInput):
-        raise BundleInvalid("a dimension is read from a state tensor", where=where, code="program-malformed")
+        raise where.invalid("a dimension is read from a state tensor", "program-malformed")
     if not isinstance(spec, SizeInput):
         check_index(dimension.axis, len(spec.meta.shape), "axis of a dimension", where)
     if dimension.factor == 0:
-        raise BundleInvalid("a dimension has factor 0", where=where, code="program-malformed")
+        raise where.invalid("a dimension has factor 0", "program-malformed")
 
 
 def _check_parameters(program: Program, where: Place) -> None:
     with where.at("parameters") as here:
         for kind in ("var_positional", "var_keyword"):
             if sum(parameter.kind == kind for parameter in program.parameters) > 1:
-                raise BundleInvalid(f"several parameters are {kind}", where=here, code="program-malformed")
+                raise here.invalid(f"several parameters are {kind}", "program-malformed")
     for index, parameter in enumerate(program.parameters):
         with where.at("parameters", index) as here:
             _check_parameter(parameter, here)
@@ -163,22 +148,14 @@ def _check_passed(program: Program, where: Place) -> None:
     for index, spec in enumerate(program.inputs):
         if not isinstance(spec, StateInput) and index not in passed:
             with where.at("inputs", index) as here:
-                raise BundleInvalid(
-                    f"no parameter has the argument `{spec.path[:80]}`", where=here, code="program-malformed"
-                )
+                raise here.invalid(f"no parameter has the argument `{spec.path[:80]}`", "program-malformed")
 
 
-def _check_parameter(parameter: Parameter, where: str) -> None:
+def _check_parameter(parameter: Parameter, where: Place) -> None:
     if parameter.kind == "var_positional" and not isinstance(parameter.tree, Sequence):
-        raise BundleInvalid(
-            f"parameter `{parameter.name[:80]}` is var_positional and no sequence",
-            where=where,
-            code="program-malformed",
-        )
+        raise where.invalid(f"parameter `{parameter.name[:80]}` is var_positional and no sequence", "program-malformed")
     if parameter.kind == "var_keyword" and not isinstance(parameter.tree, Mapping):
-        raise BundleInvalid(
-            f"parameter `{parameter.name[:80]}` is var_keyword and no mapping", where=where, code="program-malformed"
-        )
+        raise where.invalid(f"parameter `{parameter.name[:80]}` is var_keyword and no mapping", "program-malformed")
 
 
 def _check_functional(program: Program, functional: FunctionalGraph, symbols: set[str], where: Place) -> None:
@@ -195,20 +172,18 @@ def _check_functional(program: Program, functional: FunctionalGraph, symbols: se
 
 def _check_output(output: OutputSpec, functional: FunctionalGraph, where: Place) -> None:
     if isinstance(output, OutputAlias) and not isinstance(functional.outputs[output.output_index], FreshOutput):
-        raise BundleInvalid(
-            f"output_index of an output is {output.output_index}, which is no new tensor",
-            where=where,
-            code="program-malformed",
+        raise where.invalid(
+            f"output_index of an output is {output.output_index}, which is no new tensor", "program-malformed"
         )
     if isinstance(output, InputAlias | IntermediateAlias | OutputAlias):
         for index, step in enumerate(output.steps or ()):
             _check_step(step, where.at("steps", index))
 
 
-def _check_step(step: ViewStep, where: str) -> None:
+def _check_step(step: ViewStep, where: Place) -> None:
     check_allowed(step.op, set(), where=where)
     if step.op.removeprefix("aten::").partition(".")[0] not in VIEWS:
-        raise BundleInvalid(f"operator `{step.op}` of a view step is no view", where=where, code="operator-unlisted")
+        raise where.invalid(f"operator `{step.op}` of a view step is no view", "operator-unlisted")
     for argument in step.args:
         check_constant(argument, "an argument of a view step", where)
 
@@ -219,9 +194,7 @@ def _check_gradients(
     for index, gradient in enumerate(gradients.of_inputs):
         with where.at("of_inputs", index) as here:
             if gradient is not None and isinstance(program.inputs[index], SizeInput):
-                raise BundleInvalid(
-                    f"input of a gradient is {index}, which is no tensor", where=here, code="program-malformed"
-                )
+                raise here.invalid(f"input of a gradient is {index}, which is no tensor", "program-malformed")
     limits = {"mutation": len(functional.mutations), "output": len(program.outputs)}
     limits["intermediate_base"] = functional.intermediate_bases
     for index, tangent in enumerate(gradients.tangents):
@@ -233,22 +206,18 @@ def _check_gradients(
             checked = program.inputs if check.of == "input" else program.outputs
             check_index(check.index, len(checked), f"checked {check.of}", here)
             if isinstance(checked[check.index], SizeInput):
-                raise BundleInvalid(
-                    f"checked input is {check.index}, which is no tensor", where=here, code="program-malformed"
-                )
+                raise here.invalid(f"checked input is {check.index}, which is no tensor", "program-malformed")
 
 
-def _check_tangent(tangent: Tangent, symbols: set[str], where: str) -> None:
+def _check_tangent(tangent: Tangent, symbols: set[str], where: Place) -> None:
     check_meta(tangent.meta, symbols | introduced(tangent.meta), where)
     rank = len(tangent.meta.shape)
     if tangent.memory_format is not None:
         if tangent.memory_format == "preserve_format" or _RANKS.get(tangent.memory_format, rank) != rank:
-            raise BundleInvalid(
-                f"a tangent of {rank} axes has memory format {tangent.memory_format}",
-                where=where,
-                code="program-malformed",
+            raise where.invalid(
+                f"a tangent of {rank} axes has memory format {tangent.memory_format}", "program-malformed"
             )
         return
     if tangent.stride is None or len(tangent.stride) != rank:
-        raise BundleInvalid(f"a tangent of {rank} axes has no layout", where=where, code="program-malformed")
+        raise where.invalid(f"a tangent of {rank} axes has no layout", "program-malformed")
     check_meta(msgspec.structs.replace(tangent.meta, stride=tangent.stride), symbols, where)

@@ -6,7 +6,7 @@ import re
 
 import msgspec
 
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.program import InputSpec, Program, SizeInput
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import (
@@ -29,17 +29,17 @@ MAX_PARTS = 1000
 _TYPE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.([A-Za-z_]\w*|<locals>))*", re.ASCII)
 
 
-def check_type_name(name: str, where: str) -> None:
+def check_type_name(name: str, where: Place) -> None:
     """Refuse a name that is no class's, `module:qualified.name`.
 
     Raises:
         BundleInvalid: shows it.
     """
     if len(name) > MAX_TEXT or not _TYPE_NAME.fullmatch(name):
-        raise BundleInvalid(f"{name[:80]!r} is not the name of a class", where=where, code="name-malformed")
+        raise where.invalid(f"{name[:80]!r} is not the name of a class", "name-malformed")
 
 
-def check_subclass(record: Subclass, symbols: set[str], where: str) -> None:
+def check_subclass(record: Subclass, symbols: set[str], where: Place) -> None:
     """Refuse a structure whose names, sizes or context are malformed.
 
     Args:
@@ -51,14 +51,10 @@ def check_subclass(record: Subclass, symbols: set[str], where: str) -> None:
         BundleInvalid: names the fault.
     """
     if not all(name.isidentifier() for name in record.attributes):
-        raise BundleInvalid(
-            f"an inner tensor of `{record.type}` has a malformed name", where=where, code="name-malformed"
-        )
+        raise where.invalid(f"an inner tensor of `{record.type}` has a malformed name", "name-malformed")
     if len(record.shape) != len(record.stride) or len(record.shape) > MAX_AXES:
-        raise BundleInvalid(
-            f"`{record.type}` has {len(record.shape)} sizes, {len(record.stride)} strides",
-            where=where,
-            code="structure-malformed",
+        raise where.invalid(
+            f"`{record.type}` has {len(record.shape)} sizes, {len(record.stride)} strides", "structure-malformed"
         )
     for size in (*record.shape, *record.stride):
         check_size(size, symbols, where=where)
@@ -68,12 +64,12 @@ def check_subclass(record: Subclass, symbols: set[str], where: str) -> None:
         if inner is not None:
             check_subclass(inner, symbols, where)
     if not 0 < count_parts(record) <= MAX_PARTS:
-        raise BundleInvalid(f"`{record.type}` has {count_parts(record)} parts", where=where, code="structure-malformed")
+        raise where.invalid(f"`{record.type}` has {count_parts(record)} parts", "structure-malformed")
 
 
-def _check_context(tree: Tree, where: str) -> None:
+def _check_context(tree: Tree, where: Place) -> None:
     if isinstance(tree, Leaf | NamedFields):
-        raise BundleInvalid("a context holds what no context has", where=where, code="structure-malformed")
+        raise where.invalid("a context holds what no context has", "structure-malformed")
     if isinstance(tree, Constant):
         if isinstance(tree.value, PythonValue):
             check_python_value(tree.value, where)
@@ -83,23 +79,21 @@ def _check_context(tree: Tree, where: str) -> None:
     if isinstance(tree, Instance):
         check_type_name(tree.type, where)
         if tree.form == "enum" and tree.fields != ("name",):
-            raise BundleInvalid(f"a member of `{tree.type}` has no name", where=where, code="name-malformed")
+            raise where.invalid(f"a member of `{tree.type}` has no name", "name-malformed")
         if not all(name.isidentifier() for name in tree.fields):
-            raise BundleInvalid(f"a field of `{tree.type}` has a malformed name", where=where, code="name-malformed")
+            raise where.invalid(f"a field of `{tree.type}` has a malformed name", "name-malformed")
     for item in tree.items:
         _check_context(item, where)
 
 
-def check_plain(tree: Tree, where: str) -> None:
+def check_plain(tree: Tree, where: Place) -> None:
     """Refuse a tree of inputs or outputs with an object that only contexts have.
 
     Raises:
         BundleInvalid: names its class.
     """
     if isinstance(tree, Instance):
-        raise BundleInvalid(
-            f"an object of `{tree.type[:80]}` is no input or output", where=where, code="structure-malformed"
-        )
+        raise where.invalid(f"an object of `{tree.type[:80]}` is no input or output", "structure-malformed")
     if isinstance(tree, Sequence | Mapping | NamedFields):
         for item in tree.items:
             check_plain(item, where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.compiled import CompiledHalf, CompiledProgram, Target
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import Manifest
@@ -12,23 +12,20 @@ from aotexport_runtime.validate.bounds import check_unique
 from aotexport_runtime.validate.declared import check_declared
 
 
-def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -> None:
+def check_target(target: Target, manifest: Manifest, *, name: str, where: Place) -> None:
     """Refuse a target whose programs or files are not in the bundle.
 
     Args:
         target: as decoded.
         manifest: of its bundle, checked.
         name: of its directory.
-        where: file name, for errors.
+        where: its file, for errors.
 
     Raises:
         BundleInvalid: names the fault.
     """
-    where = Place(where)
     if target.name != name:
-        raise BundleInvalid(
-            f"it is of target {target.name[:80]!r}, not `{name}`", where=where.at("name"), code="target-malformed"
-        )
+        raise where.at("name").invalid(f"it is of target {target.name[:80]!r}, not `{name}`", "target-malformed")
     faults = where.found
     check_declared(target, where)
     if where.found > faults:
@@ -39,22 +36,16 @@ def check_target(target: Target, manifest: Manifest, *, name: str, where: str) -
     having = {entry.name for entry in manifest.programs if name in entry.targets}
     missing = having - {program.program for program in target.programs}
     if missing:
-        raise BundleInvalid(
-            f"it lacks program {min(missing)!r}, which the manifest says it has", where=where, code="target-malformed"
-        )
+        raise where.invalid(f"it lacks program {min(missing)!r}, which the manifest says it has", "target-malformed")
     for index, program in enumerate(target.programs):
         here = where.at("programs", index)
         if program.program not in having:
-            raise BundleInvalid(
-                f"the manifest does not say that it has program {program.program[:80]!r}",
-                where=here,
-                code="target-malformed",
+            raise here.invalid(
+                f"the manifest does not say that it has program {program.program[:80]!r}", "target-malformed"
             )
         for library in _libraries(program):
             if f"targets/{name}/{library.file}" not in listed:
-                raise BundleInvalid(
-                    f"library {library.file!r} is not listed in the manifest", where=here, code="file-unlisted"
-                )
+                raise here.invalid(f"library {library.file!r} is not listed in the manifest", "file-unlisted")
 
 
 def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | None, *, where: Place) -> None:
@@ -70,27 +61,19 @@ def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | N
         BundleInvalid: names the fault.
     """
     if program.functional is None or graph is None:
-        raise BundleInvalid(
-            f"program `{program.name}` has no functional graph to be compiled from",
-            where=where,
-            code="target-malformed",
-        )
+        raise where.invalid(f"program `{program.name}` has no functional graph to be compiled from", "target-malformed")
     gradients = program.functional.gradients
     partitions = {None} if gradients is None else {partition.name for partition in gradients.partitions}
     if (gradients is None) != (compiled.backward is None) or compiled.partition not in partitions:
-        raise BundleInvalid(
-            f"program `{program.name}` has no partition {str(compiled.partition)[:80]!r}",
-            where=where,
-            code="target-malformed",
+        raise where.invalid(
+            f"program `{program.name}` has no partition {str(compiled.partition)[:80]!r}", "target-malformed"
         )
     check_declared(compiled, where, Program=program, Gradients=gradients)
     tensors = {value.name for value in (*graph.inputs, *graph.nodes) if isinstance(value.meta, TensorMeta)}
     for library in _libraries(compiled):
         for value in (*library.inputs, *library.results):
             if value not in tensors:
-                raise BundleInvalid(
-                    f"{value[:80]!r} is no tensor of the functional graph", where=where, code="reference-missing"
-                )
+                raise where.invalid(f"{value[:80]!r} is no tensor of the functional graph", "reference-missing")
 
 
 def _libraries(program: CompiledProgram) -> list[CompiledHalf]:

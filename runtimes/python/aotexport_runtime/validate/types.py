@@ -94,24 +94,20 @@ def check_types(node: Node, schema: str | None, values: Values, here: Place, *, 
         return
     signature = None if schema is None else signature_of(schema)
     if signature is None or schema is None or schema.partition("(")[0] != _written(node.op):
-        raise BundleInvalid(f"no signature of operator `{node.op[:80]}`", where=here.at("op"), code="operator-schema")
+        raise here.at("op").invalid(f"no signature of operator `{node.op[:80]}`", "operator-schema")
     in_set = aten_signatures().get(node.op.removeprefix("aten::"))
     if in_set not in (None, schema) and not is_compatible(schema, in_set) and not is_compatible(in_set, schema):
-        raise BundleInvalid(
-            f"operator `{node.op}` has another signature in its operator set: {in_set}",
-            where=here.at("op"),
-            code="operator-schema",
+        raise here.at("op").invalid(
+            f"operator `{node.op}` has another signature in its operator set: {in_set}", "operator-schema"
         )
     _check_arguments(node, signature, values, here)
     if not _returns(signature.returns, node, values):
         given = ", ".join(signature.returns) or "nothing"
-        raise BundleInvalid(
-            f"operator `{node.op}` gives {given}, and the graph says otherwise",
-            where=here.at("meta"),
-            code="result-type",
+        raise here.at("meta").invalid(
+            f"operator `{node.op}` gives {given}, and the graph says otherwise", "result-type"
         )
     if infers_dtypes and (lie := wrong_dtype(node, schema, values)) is not None:
-        raise BundleInvalid(f"operator `{node.op}` gives {lie}", where=here.at("meta"), code="result-type")
+        raise here.at("meta").invalid(f"operator `{node.op}` gives {lie}", "result-type")
 
 
 def _written(op: str) -> str:
@@ -121,10 +117,9 @@ def _written(op: str) -> str:
 def _check_arguments(node: Node, signature: Signature, values: Values, here: Place) -> None:
     positional = signature.positional
     if len(node.args) > len(positional):
-        raise BundleInvalid(
+        raise here.at("args").invalid(
             f"operator `{node.op}` takes {len(positional)} positional arguments, got {len(node.args)}",
-            where=here.at("args"),
-            code="operator-arguments",
+            "operator-arguments",
         )
     for index, (parameter, argument) in enumerate(zip(positional, node.args, strict=False)):
         if not _takes(parameter.type, argument, values) and not _is_undefined(node, parameter, argument, values):
@@ -132,18 +127,14 @@ def _check_arguments(node: Node, signature: Signature, values: Values, here: Pla
     rest = {each.name: each for each in (*positional[len(node.args) :], *signature.keyword_only)}
     for keyword, argument in node.kwargs.items():
         if keyword not in rest:
-            raise BundleInvalid(
-                f"operator `{node.op}` takes no keyword argument {keyword[:40]!r} here",
-                where=here.at("kwargs", keyword),
-                code="operator-arguments",
+            raise here.at("kwargs", keyword).invalid(
+                f"operator `{node.op}` takes no keyword argument {keyword[:40]!r} here", "operator-arguments"
             )
         if not _takes(rest[keyword].type, argument, values):
             raise _wrong_type(node, rest[keyword], here.at("kwargs", keyword))
     lacking = next((each.name for each in rest.values() if each.is_required and each.name not in node.kwargs), None)
     if lacking is not None:
-        raise BundleInvalid(
-            f"operator `{node.op}` lacks its argument `{lacking}`", where=here, code="operator-arguments"
-        )
+        raise here.invalid(f"operator `{node.op}` lacks its argument `{lacking}`", "operator-arguments")
 
 
 def _is_undefined(node: Node, parameter: Parameter, argument: Argument, values: Values) -> bool:
@@ -153,10 +144,8 @@ def _is_undefined(node: Node, parameter: Parameter, argument: Argument, values: 
 
 
 def _wrong_type(node: Node, parameter: Parameter, here: Place) -> BundleInvalid:
-    return BundleInvalid(
-        f"argument `{parameter.name}` of operator `{node.op}` is no {parameter.type.removesuffix('?')}",
-        where=here,
-        code="argument-type",
+    return here.invalid(
+        f"argument `{parameter.name}` of operator `{node.op}` is no {parameter.type.removesuffix('?')}", "argument-type"
     )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import MAX_QUANTILES
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.vectors import Vector, VectorInput
@@ -16,18 +16,15 @@ GENERATED = ("bfloat16", "float16", "float32", "float64")
 """Dtypes of arguments that are generated."""
 
 
-def check_vector(vector: Vector, program: Program, *, where: str) -> None:
+def check_vector(vector: Vector, program: Program, *, where: Place) -> None:
     """Refuse a recorded call that does not fit its program, or never ends.
 
     Raises:
         BundleInvalid: names the fault.
     """
-    where = Place(where)
     with where.at("program") as here:
         if vector.program != program.name:
-            raise BundleInvalid(
-                f"it is of program {vector.program[:80]!r}, not `{program.name}`", where=here, code="vector-malformed"
-            )
+            raise here.invalid(f"it is of program {vector.program[:80]!r}, not `{program.name}`", "vector-malformed")
     faults = where.found
     check_declared(vector, where)
     if where.found > faults:
@@ -35,10 +32,8 @@ def check_vector(vector: Vector, program: Program, *, where: str) -> None:
     arguments = [spec for spec in program.inputs if not isinstance(spec, StateInput)]
     with where.at("inputs") as here:
         if len(vector.inputs) != len(arguments):
-            raise BundleInvalid(
-                f"{len(vector.inputs)} arguments; the program takes {len(arguments)}",
-                where=here,
-                code="vector-malformed",
+            raise here.invalid(
+                f"{len(vector.inputs)} arguments; the program takes {len(arguments)}", "vector-malformed"
             )
     keys = [part.key for spec in vector.inputs for part in (spec, *spec.parts)]
     for index, (spec, argument) in enumerate(zip(vector.inputs, arguments, strict=False)):
@@ -48,33 +43,26 @@ def check_vector(vector: Vector, program: Program, *, where: str) -> None:
                 _check_generated(spec, argument, keys.count(spec.key), here)
 
 
-def _check_input(spec: VectorInput, where: str) -> None:
+def _check_input(spec: VectorInput, where: Place) -> None:
     check_span(spec.shape, spec.stride, spec.offset, f"argument {spec.path!r}", where)
     if spec.subclass is not None:
         check_subclass(spec.subclass, set(), where)
     if len(spec.parts) != (0 if spec.subclass is None else count_parts(spec.subclass)):
-        raise BundleInvalid(
-            f"argument {spec.path!r} has {len(spec.parts)} parts for its structure",
-            where=where,
-            code="vector-malformed",
-        )
+        raise where.invalid(f"argument {spec.path!r} has {len(spec.parts)} parts for its structure", "vector-malformed")
     for part in spec.parts:
         check_span(part.shape, part.stride, part.offset, f"argument {spec.path!r}", where)
 
 
-def _check_generated(spec: VectorInput, argument: ArgumentInput | SizeInput, users: int, where: str) -> None:
+def _check_generated(spec: VectorInput, argument: ArgumentInput | SizeInput, users: int, where: Place) -> None:
     is_plain = spec.value is None and spec.subclass is None and not spec.is_complex and bool(spec.key) and users == 1
     is_float = isinstance(argument, ArgumentInput) and argument.meta.dtype in GENERATED
     if not (is_plain and is_float and 2 <= len(spec.quantiles) <= MAX_QUANTILES):
-        raise BundleInvalid(
+        raise where.invalid(
             f"argument {spec.path!r} is generated: it must be a tensor of floats with a span of its own, by 2 to "
             f"{MAX_QUANTILES} quantiles",
-            where=where,
-            code="vector-malformed",
+            "vector-malformed",
         )
     if span_end(spec.shape, spec.stride, spec.offset) > MAX_GENERATED:
-        raise BundleInvalid(
-            f"argument {spec.path!r} is generated, with more than {MAX_GENERATED} elements",
-            where=where,
-            code="vector-malformed",
+        raise where.invalid(
+            f"argument {spec.path!r} is generated, with more than {MAX_GENERATED} elements", "vector-malformed"
         )

@@ -5,28 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.errors import NotSupported, Place
 from aotexport_runtime.schema.trees import Bytes, EllipsisLiteral, Key, NumpyNumber, PythonValue, Range
 from aotexport_runtime.schema.values import FloatArgument
 
 
-def check_python_value(value: Any, where: str) -> None:
+def check_python_value(value: Any, where: Place) -> None:
     """Refuse a malformed constant of the kinds that only trees have.
 
     Raises:
         BundleInvalid: names the fault.
     """
     if isinstance(value, Bytes) and not (len(value.hex) % 2 == 0 and set(value.hex) <= set("0123456789abcdef")):
-        raise BundleInvalid(
-            "the bytes of a tree are no pairs of hexadecimal digits", where=where, code="structure-malformed"
-        )
+        raise where.invalid("the bytes of a tree are no pairs of hexadecimal digits", "structure-malformed")
     if isinstance(value, Range) and value.step == 0:
-        raise BundleInvalid("a range of a tree has the step 0", where=where, code="structure-malformed")
+        raise where.invalid("a range of a tree has the step 0", "structure-malformed")
     if isinstance(value, NumpyNumber) and not _is_of_type(value):
-        raise BundleInvalid(f"a NumPy number of a tree is no {value.dtype}", where=where, code="structure-malformed")
+        raise where.invalid(f"a NumPy number of a tree is no {value.dtype}", "structure-malformed")
 
 
-def check_keys(keys: Iterable[Key], where: str) -> None:
+def check_keys(keys: Iterable[Key], where: Place) -> None:
     """Refuse malformed keys of a dict.
 
     Raises:

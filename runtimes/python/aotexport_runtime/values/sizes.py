@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from aotexport_runtime.allowed.operators import sym_max, sym_min
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.sizes import Size, SizeExpression
 
 MAX_TERMS = 500
@@ -112,7 +112,7 @@ def _evaluate(size: Size | float, symbols: Mapping[str, int]) -> Any:
     return OPERATORS[size.op](*values)
 
 
-def check_size(size: Size, known: frozenset[str] | set[str], *, where: str) -> None:
+def check_size(size: Size, known: frozenset[str] | set[str], *, where: Place) -> None:
     """Refuse an expression with unknown symbols, wrong operands, absurd length, or values unbounded or not whole.
 
     The depth of the JSON around it bounds its nesting (`Limits.json_depth`).
@@ -122,49 +122,43 @@ def check_size(size: Size, known: frozenset[str] | set[str], *, where: str) -> N
     """
     nbits, terms = _check(size, known, where)
     if nbits is None:
-        raise BundleInvalid("a size expression is a float, and a size an integer", where=where, code="size-malformed")
+        raise where.invalid("a size expression is a float, and a size an integer", "size-malformed")
     if terms > MAX_TERMS:
-        raise BundleInvalid(
-            f"a size expression has {terms} terms; at most {MAX_TERMS} are read", where=where, code="size-malformed"
-        )
+        raise where.invalid(f"a size expression has {terms} terms; at most {MAX_TERMS} are read", "size-malformed")
 
 
-def _check(size: Size | float, known: frozenset[str] | set[str], where: str) -> tuple[int | None, int]:
+def _check(size: Size | float, known: frozenset[str] | set[str], where: Place) -> tuple[int | None, int]:
     """Return how many bits the value of `size` has at most (None: it is a float), and how many terms `size` has."""
     if isinstance(size, float):
         if not math.isfinite(size):
-            raise BundleInvalid("a float of a size is not finite", where=where, code="number-limit")
+            raise where.invalid("a float of a size is not finite", "number-limit")
         return None, 1
     if isinstance(size, int):
         if abs(size) > INT64_MAX:
-            raise BundleInvalid("an integer of a size has more than 64 bits", where=where, code="number-limit")
+            raise where.invalid("an integer of a size has more than 64 bits", "number-limit")
         return size.bit_length(), 1
     if isinstance(size, str):
         if size not in known:
-            raise BundleInvalid(f"unknown symbol {size[:40]!r} in a size", where=where, code="symbol-undefined")
+            raise where.invalid(f"unknown symbol {size[:40]!r} in a size", "symbol-undefined")
         return SYMBOL_NBITS, 1
     _check_operands(size, where)
     checked = [_check(arg, known, where) for arg in size.args]
     nbits = _nbits(size, [nbits for nbits, _ in checked], where)
     if nbits is not None and nbits > MAX_NBITS:
-        raise BundleInvalid(
-            f"a size expression may have values of more than {MAX_NBITS} bits", where=where, code="size-malformed"
-        )
+        raise where.invalid(f"a size expression may have values of more than {MAX_NBITS} bits", "size-malformed")
     return nbits, 1 + sum(terms for _, terms in checked)
 
 
-def _check_operands(size: SizeExpression, where: str) -> None:
+def _check_operands(size: SizeExpression, where: Place) -> None:
     count, expected = len(size.args), _ARITY.get(size.op)
     if count < 2 if expected is None else count != expected:
         wanted = "two or more" if expected is None else expected
-        raise BundleInvalid(
-            f"size operator `{size.op}` takes {wanted} operands, got {count}", where=where, code="size-malformed"
-        )
+        raise where.invalid(f"size operator `{size.op}` takes {wanted} operands, got {count}", "size-malformed")
     if size.op in _DIVISIONS and size.args[1] == 0:
-        raise BundleInvalid(f"size operator `{size.op}` divides by zero", where=where, code="size-malformed")
+        raise where.invalid(f"size operator `{size.op}` divides by zero", "size-malformed")
 
 
-def _nbits(size: SizeExpression, operands: list[int | None], where: str) -> int | None:
+def _nbits(size: SizeExpression, operands: list[int | None], where: Place) -> int | None:
     if size.op in _TRUTHS:
         return 1
     if size.op in _TO_INTEGER:
@@ -172,7 +166,7 @@ def _nbits(size: SizeExpression, operands: list[int | None], where: str) -> int 
     whole = [nbits for nbits in (operands[1:] if size.op == "where" else operands) if nbits is not None]
     is_float = size.op in _TO_FLOAT or len(whole) < len(operands) - (size.op == "where")
     if is_float and size.op in _INTEGERS_ONLY:
-        raise BundleInvalid(f"size operator `{size.op}` takes integers", where=where, code="size-malformed")
+        raise where.invalid(f"size operator `{size.op}` takes integers", "size-malformed")
     if is_float:
         return None
     if size.op == "mul":
@@ -180,9 +174,7 @@ def _nbits(size: SizeExpression, operands: list[int | None], where: str) -> int 
     if size.op == "pow":
         exponent = size.args[1]
         if not (isinstance(exponent, int) and 0 <= exponent <= MAX_EXPONENT):
-            raise BundleInvalid(
-                f"the exponent of a size is no integer from 0 to {MAX_EXPONENT}", where=where, code="size-malformed"
-            )
+            raise where.invalid(f"the exponent of a size is no integer from 0 to {MAX_EXPONENT}", "size-malformed")
         return max(whole[0] * exponent, 1)
     return max(whole) + len(operands).bit_length()
 

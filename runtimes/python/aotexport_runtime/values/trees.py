@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from keyword import iskeyword
 from typing import Any
 
-from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.errors import BundleInvalid, NotSupported, Place
 from aotexport_runtime.schema.trees import Bytes, Constant, Instance, Key, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.schema.values import SliceArgument
 from aotexport_runtime.values.python_values import check_keys
@@ -56,7 +56,7 @@ def key_of(key: Key) -> Any:
     return bytes.fromhex(key.hex) if isinstance(key, Bytes) else key
 
 
-def check_tree(tree: Tree, count: int, *, where: str) -> None:
+def check_tree(tree: Tree, count: int, *, where: Place) -> None:
     """Refuse a tree whose leaves point outside `range(count)`, or whose containers are malformed.
 
     Raises:
@@ -64,7 +64,7 @@ def check_tree(tree: Tree, count: int, *, where: str) -> None:
     """
     if isinstance(tree, Leaf):
         if not 0 <= tree.index < count:
-            raise BundleInvalid(f"leaf {tree.index} of a tree is out of range", where=where, code="index-range")
+            raise where.invalid(f"leaf {tree.index} of a tree is out of range", "index-range")
         return
     if isinstance(tree, Constant):
         return
@@ -72,11 +72,7 @@ def check_tree(tree: Tree, count: int, *, where: str) -> None:
         check_keys(tree.keys, where)
         _check_names(tree.keys, len(tree.items), where)
         if tree.factory is not None and tree.type != "default_dict":
-            raise BundleInvalid(
-                "a dict of a tree makes missing values, and is no `defaultdict`",
-                where=where,
-                code="structure-malformed",
-            )
+            raise where.invalid("a dict of a tree makes missing values, and is no `defaultdict`", "structure-malformed")
     elif isinstance(tree, Instance):
         _check_names(tree.fields, len(tree.items), where)
     elif isinstance(tree, Sequence):
@@ -91,34 +87,28 @@ def check_tree(tree: Tree, count: int, *, where: str) -> None:
         check_tree(item, count, where=where)
 
 
-def _check_sequence(tree: Sequence, where: str) -> None:
+def _check_sequence(tree: Sequence, where: Place) -> None:
     if tree.type in SETS and not all(
         isinstance(item, Constant) and not isinstance(item.value, list | SliceArgument) for item in tree.items
     ):
-        raise BundleInvalid(
-            "a set of a tree holds something else than plain constants", where=where, code="structure-malformed"
-        )
+        raise where.invalid("a set of a tree holds something else than plain constants", "structure-malformed")
     if tree.max_items is not None and (tree.type != "deque" or tree.max_items < len(tree.items)):
-        raise BundleInvalid(
-            "a sequence of a tree has more items than it may keep, or is no deque",
-            where=where,
-            code="structure-malformed",
+        raise where.invalid(
+            "a sequence of a tree has more items than it may keep, or is no deque", "structure-malformed"
         )
     if tree.name is not None:
         _check_identifier(tree.name, "__", where)
         if tree.type not in ("list", "tuple"):
-            raise BundleInvalid(
-                "a sequence of a tree is of a class of its own, and no list or tuple",
-                where=where,
-                code="structure-malformed",
+            raise where.invalid(
+                "a sequence of a tree is of a class of its own, and no list or tuple", "structure-malformed"
             )
 
 
-def _check_names(names: tuple[object, ...], items: int, where: str) -> None:
+def _check_names(names: tuple[object, ...], items: int, where: Place) -> None:
     if len(names) != items:
-        raise BundleInvalid(f"{len(names)} names for {items} items of a tree", where=where, code="structure-malformed")
+        raise where.invalid(f"{len(names)} names for {items} items of a tree", "structure-malformed")
     if len(set(names)) != items:
-        raise BundleInvalid("a tree has a name twice", where=where, code="name-twice")
+        raise where.invalid("a tree has a name twice", "name-twice")
 
 
 def is_identifier(name: str) -> bool:
@@ -126,12 +116,10 @@ def is_identifier(name: str) -> bool:
     return name.isidentifier() and not iskeyword(name) and unicodedata.is_normalized("NFKC", name)
 
 
-def _check_identifier(name: str, reserved: str, where: str) -> None:
+def _check_identifier(name: str, reserved: str, where: Place) -> None:
     """Refuse a name that is no plain attribute: Python's named tuples and dataclasses generate code with it."""
     if not is_identifier(name) or name.startswith(reserved):
-        raise BundleInvalid(
-            f"the name {name[:80]!r} in a tree is no plain identifier", where=where, code="name-malformed"
-        )
+        raise where.invalid(f"the name {name[:80]!r} in a tree is no plain identifier", "name-malformed")
 
 
 class ModelOutput(collections.OrderedDict[str, Any]):
