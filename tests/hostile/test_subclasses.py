@@ -64,7 +64,7 @@ FAULTS = [
     (CONTEXT + "/type", "os", "'os' is not the name of a class"),
     (CONTEXT + "/form", "enum", "a member of `tests.scaled:Recipe` has no name"),
     (CONTEXT + "/fields/0", "a b", "a field of `tests.scaled:Recipe` has a malformed name"),
-    ("state/0/parts", [], "state 'weight' has 0 parts for its structure"),
+    ("state/0/parts", [], "state 'weight' has 0 parts, not 2"),
     ("state/0/parts/0/file", "x", "`StoredPart.file` 'x' is not in `Manifest.files.path`"),
     ("state/0/parts/0/shape", [-2, 4], "state 'weight', part 'weight.integers' has negative sizes, strides or offset"),
     (

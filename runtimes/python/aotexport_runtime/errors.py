@@ -71,6 +71,11 @@ class Place(str):
         """Return the error of a rule that is broken here, by its code."""
         return BundleInvalid(message, where=self, code=code)
 
+    def refuse(self, message: str, code: str) -> None:
+        """Note that a rule is broken here, or raise it where faults are not collected."""
+        with self:
+            raise self.invalid(message, code)
+
     def __enter__(self) -> Place:
         """Return the place itself."""
         return self

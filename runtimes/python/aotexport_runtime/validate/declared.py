@@ -18,7 +18,7 @@ from typing import Annotated, Any, NamedTuple
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema import trees, values
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import Bounds
+from aotexport_runtime.schema.bounded import INT64_MAX, Bounds
 from aotexport_runtime.schema.program import SizeInput
 from aotexport_runtime.schema.references import AtMost, Code, IndexOf, Length, NameOf, Over, TensorOf, Unique
 from aotexport_runtime.schema.sizes import SizeExpression
@@ -81,8 +81,7 @@ def check_declared(record: Record, where: Place, **around: Record | None) -> Non
     # What refers to a malformed name would be told for it.
     for refers in (False, True):
         for steps, code, message in _faults(record, _Around(around, refers=refers)) if where.found == faults else ():
-            with where.at(*steps) as here:
-                raise here.invalid(message, code)
+            where.at(*steps).refuse(message, code)
 
 
 class _Field(NamedTuple):
@@ -245,7 +244,7 @@ def _refuse_beyond_bounds(rule: Bounds, value: Any, around: _Around, subject: st
 
 
 def _refuse_above(rule: AtMost, value: int, around: _Around, subject: str) -> None:
-    if value > rule.most:
+    if rule.most < value <= INT64_MAX:
         raise BundleInvalid(f"{subject} is {value}; at most {rule.most} is read", code=rule.code)
 
 

@@ -21,11 +21,9 @@ def check_forward_graph(graph: Graph, program: Program, *, where: Place) -> None
         BundleInvalid: names the fault.
     """
     _check_inputs(graph, program, [], where)
-    with where.at("outputs") as here:
-        if len(graph.outputs) != len(program.outputs):
-            raise here.invalid(
-                f"{len(graph.outputs)} outputs for the program's {len(program.outputs)}", "graph-interface"
-            )
+    if len(graph.outputs) != len(program.outputs):
+        message = f"{len(graph.outputs)} outputs for the program's {len(program.outputs)}"
+        where.at("outputs").refuse(message, "graph-interface")
     _check_results(graph, graph.outputs, program.outputs, where, ())
 
 
@@ -49,16 +47,12 @@ def check_functional_graph(
     _check_inputs(graph, program, [] if gradients is None else [tangent.meta for tangent in gradients.tangents], where)
     for index, node in enumerate(graph.nodes):
         if node.op.startswith("torch::"):
-            with where.at("nodes", index, "op") as here:
-                raise here.invalid(
-                    f"`{node.op}` changes the state of the interpreter; a functional graph may not", "operator-unlisted"
-                )
+            message = f"`{node.op}` changes the state of the interpreter; a functional graph may not"
+            where.at("nodes", index, "op").refuse(message, "operator-unlisted")
     returned = len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
     if len(graph.outputs) < returned or (gradients is None and len(graph.outputs) > returned):
-        with where.at("outputs") as here:
-            raise here.invalid(
-                f"{len(graph.outputs)} outputs; the calling convention has {returned}", "graph-interface"
-            )
+        message = f"{len(graph.outputs)} outputs; the calling convention has {returned}"
+        where.at("outputs").refuse(message, "graph-interface")
         return
     faults = where.found
     _check_tensors_returned(graph.outputs[:returned], functional, where)
@@ -86,9 +80,10 @@ def _check_tangents(graph: Graph, functional: FunctionalGraph, gradients: Gradie
         of = described(metas.get(value) if isinstance(value, str) else None)
         if tangent.of == "output" and not isinstance(functional.outputs[tangent.index], FreshOutput):
             of = "what is no new tensor"
-        with said.at("tangents", index) as here:
-            if described(tangent.meta) != of:
-                raise here.invalid(f"a tangent is {described(tangent.meta)}, and belongs to {of}", "program-malformed")
+        if described(tangent.meta) != of:
+            said.at("tangents", index).refuse(
+                f"a tangent is {described(tangent.meta)}, and belongs to {of}", "program-malformed"
+            )
 
 
 def _check_gradients_returned(
@@ -99,21 +94,18 @@ def _check_gradients_returned(
     for index, gradient in enumerate(gradients.of_inputs):
         if gradient is None:
             continue
-        with said.at("of_inputs", index) as here:
-            if not returned <= gradient < len(graph.outputs):
-                raise here.invalid(
-                    f"gradient {gradient} is not among the outputs {returned} to {len(graph.outputs) - 1}",
-                    "index-range",
-                )
+        if not returned <= gradient < len(graph.outputs):
+            said.at("of_inputs", index).refuse(
+                f"gradient {gradient} is not among the outputs {returned} to {len(graph.outputs) - 1}", "index-range"
+            )
         output = graph.outputs[gradient] if gradient < len(graph.outputs) else None
         found = metas.get(output) if isinstance(output, str) else None
         if output is None or isinstance(found, NothingMeta):
             continue
-        with where.at("outputs", gradient) as here:
-            if described(found) != (of := described(_meta_of(program.inputs[index]))):
-                raise here.invalid(
-                    f"the gradient of input {index} is {described(found)}, and the input {of}", "result-type"
-                )
+        if described(found) != (of := described(_meta_of(program.inputs[index]))):
+            where.at("outputs", gradient).refuse(
+                f"the gradient of input {index} is {described(found)}, and the input {of}", "result-type"
+            )
 
 
 def _check_partitions(
@@ -122,9 +114,10 @@ def _check_partitions(
     names = [graph_input.name for graph_input in graph.inputs]
     late = descendants(graph.nodes, set(names[len(program.inputs) :]))
     for index, argument in enumerate(graph.outputs[:returned]):
-        with where.at("outputs", index) as here:
-            if not late.isdisjoint(references(argument)):
-                raise here.invalid("an output of the forward needs an incoming gradient", "partition-malformed")
+        if not late.isdisjoint(references(argument)):
+            where.at("outputs", index).refuse(
+                "an output of the forward needs an incoming gradient", "partition-malformed"
+            )
     values = {*names, *(node.name for node in graph.nodes)}
     for index, partition in enumerate(gradients.partitions):
         with said.at("partitions", index) as here:
@@ -150,23 +143,22 @@ def _check_results(
         required = "a number" if expected is None else described(expected)
         if found is None or (index in anew and found.startswith("a tensor")):
             continue
-        with where.at("outputs", index) as here:
-            if found != required:
-                raise here.invalid(
-                    f"output {index} of the graph is {found}, and the program says {required}", "result-type"
-                )
+        if found != required:
+            where.at("outputs", index).refuse(
+                f"output {index} of the graph is {found}, and the program says {required}", "result-type"
+            )
 
 
 def _check_inputs(graph: Graph, program: Program, tangents: Sequence[TensorMeta], where: Place) -> None:
     expected = len(program.inputs) + len(tangents)
     if len(graph.inputs) != expected:
-        with where.at("inputs") as here:
-            raise here.invalid(f"{len(graph.inputs)} inputs; the program passes {expected}", "graph-interface")
+        where.at("inputs").refuse(f"{len(graph.inputs)} inputs; the program passes {expected}", "graph-interface")
     metas = [*map(_meta_of, program.inputs), *tangents]
     for index, (graph_input, meta) in enumerate(zip(graph.inputs, metas, strict=False)):
-        with where.at("inputs", index) as here:
-            if not _is_same(graph_input.meta, meta):
-                raise here.invalid(f"input {index} of the graph is not what the program passes", "graph-interface")
+        if not _is_same(graph_input.meta, meta):
+            where.at("inputs", index).refuse(
+                f"input {index} of the graph is not what the program passes", "graph-interface"
+            )
 
 
 def _meta_of(spec: InputSpec) -> ValueMeta:
@@ -185,9 +177,8 @@ def _check_tensors_returned(outputs: Sequence[Argument], functional: FunctionalG
     for index, output in enumerate(outputs):
         place = index - mutations
         fresh = 0 <= place < len(functional.outputs) and isinstance(functional.outputs[place], FreshOutput)
-        with where.at("outputs", index) as here:
-            if not fresh and not isinstance(output, str):
-                raise here.invalid(f"output {index} of the graph is no value", "graph-interface")
+        if not fresh and not isinstance(output, str):
+            where.at("outputs", index).refuse(f"output {index} of the graph is no value", "graph-interface")
 
 
 def _check_partition(partition: Partition, values: set[str], late: set[str], where: Place) -> None:

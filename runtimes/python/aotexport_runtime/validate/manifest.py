@@ -9,7 +9,7 @@ from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING
 from aotexport_runtime.validate.bounds import check_span, check_unique
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.modules import check_path, check_submodules
-from aotexport_runtime.validate.subclasses import check_subclass, count_parts
+from aotexport_runtime.validate.subclasses import check_layout, check_parts
 from aotexport_runtime.values.trees import arrays_in
 
 WHERE = Place("bundle.json")
@@ -35,11 +35,10 @@ def check_manifest(manifest: Manifest, where: Place = WHERE) -> None:
     if where.found > faults:
         return
     for index, name in enumerate(manifest.must_understand):
-        with where.at("must_understand", index) as here:
-            raise here.invalid(
-                f"extension `{name}` is not known to this runtime, and the bundle says that no reader may skip it",
-                "extension-unknown",
-            )
+        where.at("must_understand", index).refuse(
+            f"extension `{name}` is not known to this runtime, and the bundle says that no reader may skip it",
+            "extension-unknown",
+        )
     _check_variants(manifest, where)
     listed = {entry.path for entry in manifest.files}
     for index, tensor in enumerate(manifest.state):
@@ -49,18 +48,18 @@ def check_manifest(manifest: Manifest, where: Place = WHERE) -> None:
         _check_state_names([name for tensor in manifest.state for name in (tensor.name, *tensor.tied)], here)
     check_submodules(manifest, where)
     for index, attribute in enumerate(manifest.attributes):
-        with where.at("attributes", index) as here:
-            if arrays_in([attribute.value]):
-                raise here.invalid(f"the attribute {attribute.name[:80]!r} holds an array", "structure-malformed")
+        if arrays_in([attribute.value]):
+            where.at("attributes", index).refuse(
+                f"the attribute {attribute.name[:80]!r} holds an array", "structure-malformed"
+            )
     for index, model in enumerate(manifest.onnx):
         with where.at("onnx", index) as here:
             _check_model(model, here)
     for index, ancestor in enumerate(manifest.ancestors):
-        with where.at("ancestors", index) as here:
-            if ancestor.child is not None and ancestor.child >= index:
-                raise here.invalid(
-                    f"the ancestor {ancestor.name[:80]!r} has a child that is not before it", "index-range"
-                )
+        if ancestor.child is not None and ancestor.child >= index:
+            where.at("ancestors", index).refuse(
+                f"the ancestor {ancestor.name[:80]!r} has a child that is not before it", "index-range"
+            )
 
 
 def _check_convention(convention: int, where: Place) -> None:
@@ -85,11 +84,9 @@ def _check_operator_set(name: str, where: Place) -> None:
 def _check_variants(manifest: Manifest, where: Place) -> None:
     mains: set[str | None] = {None}
     for index, program in enumerate(manifest.programs):
-        with where.at("programs", index) as here:
-            if program.variant_of not in mains:
-                raise here.invalid(
-                    f"program `{program.name}` is a variant of no program before it", "reference-missing"
-                )
+        if program.variant_of not in mains:
+            message = f"program `{program.name}` is a variant of no program before it"
+            where.at("programs", index).refuse(message, "reference-missing")
         if program.variant_of is None:
             mains.add(program.name)
 
@@ -100,13 +97,8 @@ def _check_state(tensor: StateTensor, listed: set[str], where: Place) -> None:
         _check_stored(tensor, subject, listed, where)
     else:
         check_span(tensor.shape, tensor.stride, 0, subject, where)
-        check_subclass(tensor.subclass, set(), where)
-        if (tensor.subclass.shape, tensor.subclass.stride) != (tensor.shape, tensor.stride):
-            raise where.invalid(f"{subject} has another shape than its structure", "structure-malformed")
-    if tensor.subclass is None and tensor.parts:
-        raise where.invalid(f"{subject} is plain and has parts", "structure-malformed")
-    if tensor.subclass is not None and len(tensor.parts) != count_parts(tensor.subclass):
-        raise where.invalid(f"{subject} has {len(tensor.parts)} parts for its structure", "structure-malformed")
+    check_parts(tensor.subclass, len(tensor.parts), subject, set(), where)
+    check_layout(tensor.subclass, tensor, subject, where)
     for part in tensor.parts:
         _check_stored(part, f"{subject}, part {part.key[:80]!r}", listed, where)
     if tensor.requires_grad and not tensor.dtype.startswith(("float", "bfloat", "complex")):

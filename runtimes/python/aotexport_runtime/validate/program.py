@@ -30,7 +30,7 @@ from aotexport_runtime.validate.bounds import check_index
 from aotexport_runtime.validate.containers import check_container_changes
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.graph import check_allowed
-from aotexport_runtime.validate.subclasses import check_subclass, count_parts, taken_apart
+from aotexport_runtime.validate.subclasses import check_layout, check_parts, taken_apart
 from aotexport_runtime.values.trees import leaves
 
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
@@ -49,13 +49,13 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: Pla
         BundleInvalid: names the fault.
     """
     faults = where.found
-    with where.at("name") as here:
-        _check_name(program, name, here)
+    if program.name != name:
+        where.at("name").refuse(f"it is of program {program.name[:80]!r}, not `{name}`", "program-malformed")
     check_declared(program, where, Manifest=manifest)
     if where.found > faults:
         return
-    with where.at("method") as here:
-        _check_method(program.method, here)
+    if not program.method.isidentifier() or program.method.startswith("__"):
+        where.at("method").refuse(f"method {program.method[:80]!r} is no name of a method", "name-malformed")
     symbols = {dimension.symbol for dimension in program.dimensions}
     _check_inputs(program, manifest, symbols, where)
     for index, dimension in enumerate(program.dimensions):
@@ -74,16 +74,6 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: Pla
         _check_functional(program, program.functional, symbols, where.at("functional"))
 
 
-def _check_name(program: Program, name: str, where: Place) -> None:
-    if program.name != name:
-        raise where.invalid(f"it is of program {program.name[:80]!r}, not `{name}`", "program-malformed")
-
-
-def _check_method(name: str, where: Place) -> None:
-    if not name.isidentifier() or name.startswith("__"):
-        raise where.invalid(f"method {name[:80]!r} is no name of a method", "name-malformed")
-
-
 def _check_inputs(program: Program, manifest: Manifest, symbols: set[str], where: Place) -> None:
     state = {name: tensor for tensor in manifest.state for name in (tensor.name, *tensor.tied)}
     for index, spec in enumerate(program.inputs):
@@ -92,23 +82,13 @@ def _check_inputs(program: Program, manifest: Manifest, symbols: set[str], where
                 _check_state_input(spec, state.get(spec.name), here)
             if not isinstance(spec, SizeInput):
                 check_meta(spec.meta, symbols, here)
-                _check_parts(spec, symbols, here)
+                subject = f"argument {spec.path!r}" if isinstance(spec, ArgumentInput) else f"input {spec.name[:80]!r}"
+                check_parts(spec.subclass, len(spec.parts), subject, symbols, here)
+                check_layout(spec.subclass, spec.meta, subject, here)
+                for part in spec.parts:
+                    check_meta(part, symbols, here)
                 if spec.meta.requires_grad and not spec.meta.dtype.startswith(("float", "bfloat", "complex")):
                     raise here.invalid(f"an input is {spec.meta.dtype} and cannot require grad", "structure-malformed")
-
-
-def _check_parts(spec: ArgumentInput | StateInput, symbols: set[str], where: Place) -> None:
-    subject = f"argument {spec.path!r}" if isinstance(spec, ArgumentInput) else f"input {spec.name[:80]!r}"
-    expected = 0
-    if spec.subclass is not None:
-        check_subclass(spec.subclass, symbols, where)
-        expected = count_parts(spec.subclass)
-        if (spec.subclass.shape, spec.subclass.stride) != (spec.meta.shape, spec.meta.stride):
-            raise where.invalid(f"{subject} has another shape than its structure", "structure-malformed")
-    if len(spec.parts) != expected:
-        raise where.invalid(f"{subject} has {len(spec.parts)} parts, not {expected}", "structure-malformed")
-    for part in spec.parts:
-        check_meta(part, symbols, where)
 
 
 def _check_state_input(spec: StateInput, stored: StateTensor | None, where: Place) -> None:
@@ -147,8 +127,8 @@ def _check_passed(program: Program, where: Place) -> None:
     passed = {leaf.index for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf)}
     for index, spec in enumerate(program.inputs):
         if not isinstance(spec, StateInput) and index not in passed:
-            with where.at("inputs", index) as here:
-                raise here.invalid(f"no parameter has the argument `{spec.path[:80]}`", "program-malformed")
+            message = f"no parameter has the argument `{spec.path[:80]}`"
+            where.at("inputs", index).refuse(message, "program-malformed")
 
 
 def _check_parameter(parameter: Parameter, where: Place) -> None:
@@ -192,9 +172,9 @@ def _check_gradients(
     gradients: Gradients, functional: FunctionalGraph, program: Program, symbols: set[str], where: Place
 ) -> None:
     for index, gradient in enumerate(gradients.of_inputs):
-        with where.at("of_inputs", index) as here:
-            if gradient is not None and isinstance(program.inputs[index], SizeInput):
-                raise here.invalid(f"input of a gradient is {index}, which is no tensor", "program-malformed")
+        if gradient is not None and isinstance(program.inputs[index], SizeInput):
+            message = f"input of a gradient is {index}, which is no tensor"
+            where.at("of_inputs", index).refuse(message, "program-malformed")
     limits = {"mutation": len(functional.mutations), "output": len(program.outputs)}
     limits["intermediate_base"] = functional.intermediate_bases
     for index, tangent in enumerate(gradients.tangents):

@@ -7,6 +7,7 @@ import re
 import msgspec
 
 from aotexport_runtime.errors import Place
+from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import InputSpec, Program, SizeInput
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import (
@@ -19,6 +20,7 @@ from aotexport_runtime.schema.trees import (
     Sequence,
     Tree,
 )
+from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.validate.arguments import check_constant
 from aotexport_runtime.validate.bounds import MAX_AXES, MAX_TEXT
 from aotexport_runtime.values.python_values import check_python_value
@@ -65,6 +67,36 @@ def check_subclass(record: Subclass, symbols: set[str], where: Place) -> None:
             check_subclass(inner, symbols, where)
     if not 0 < count_parts(record) <= MAX_PARTS:
         raise where.invalid(f"`{record.type}` has {count_parts(record)} parts", "structure-malformed")
+
+
+def check_parts(
+    record: Subclass | None,
+    parts: int,
+    subject: str,
+    symbols: set[str],
+    where: Place,
+    code: str = "structure-malformed",
+) -> None:
+    """Refuse a malformed structure of a tensor, or another number of parts than it has; None: of a plain tensor.
+
+    Raises:
+        BundleInvalid: names `subject`.
+    """
+    if record is not None:
+        check_subclass(record, symbols, where)
+    expected = 0 if record is None else count_parts(record)
+    if parts != expected:
+        raise where.invalid(f"{subject} has {parts} parts, not {expected}", code)
+
+
+def check_layout(record: Subclass | None, tensor: TensorMeta | StateTensor, subject: str, where: Place) -> None:
+    """Refuse a structure of another shape or stride than its tensor.
+
+    Raises:
+        BundleInvalid: names `subject`.
+    """
+    if record is not None and (record.shape, record.stride) != (tensor.shape, tensor.stride):
+        raise where.invalid(f"{subject} has another shape than its structure", "structure-malformed")
 
 
 def _check_context(tree: Tree, where: Place) -> None:

@@ -8,7 +8,7 @@ from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, 
 from aotexport_runtime.schema.vectors import Vector, VectorInput
 from aotexport_runtime.validate.bounds import check_span, span_end
 from aotexport_runtime.validate.declared import check_declared
-from aotexport_runtime.validate.subclasses import check_subclass, count_parts
+from aotexport_runtime.validate.subclasses import check_parts
 
 MAX_GENERATED = 1 << 28
 """Most elements of an argument that is generated."""
@@ -22,19 +22,17 @@ def check_vector(vector: Vector, program: Program, *, where: Place) -> None:
     Raises:
         BundleInvalid: names the fault.
     """
-    with where.at("program") as here:
-        if vector.program != program.name:
-            raise here.invalid(f"it is of program {vector.program[:80]!r}, not `{program.name}`", "vector-malformed")
+    if vector.program != program.name:
+        message = f"it is of program {vector.program[:80]!r}, not `{program.name}`"
+        where.at("program").refuse(message, "vector-malformed")
     faults = where.found
     check_declared(vector, where)
     if where.found > faults:
         return
     arguments = [spec for spec in program.inputs if not isinstance(spec, StateInput)]
-    with where.at("inputs") as here:
-        if len(vector.inputs) != len(arguments):
-            raise here.invalid(
-                f"{len(vector.inputs)} arguments; the program takes {len(arguments)}", "vector-malformed"
-            )
+    if len(vector.inputs) != len(arguments):
+        message = f"{len(vector.inputs)} arguments; the program takes {len(arguments)}"
+        where.at("inputs").refuse(message, "vector-malformed")
     keys = [part.key for spec in vector.inputs for part in (spec, *spec.parts)]
     for index, (spec, argument) in enumerate(zip(vector.inputs, arguments, strict=False)):
         with where.at("inputs", index) as here:
@@ -45,10 +43,7 @@ def check_vector(vector: Vector, program: Program, *, where: Place) -> None:
 
 def _check_input(spec: VectorInput, where: Place) -> None:
     check_span(spec.shape, spec.stride, spec.offset, f"argument {spec.path!r}", where)
-    if spec.subclass is not None:
-        check_subclass(spec.subclass, set(), where)
-    if len(spec.parts) != (0 if spec.subclass is None else count_parts(spec.subclass)):
-        raise where.invalid(f"argument {spec.path!r} has {len(spec.parts)} parts for its structure", "vector-malformed")
+    check_parts(spec.subclass, len(spec.parts), f"argument {spec.path!r}", set(), where, code="vector-malformed")
     for part in spec.parts:
         check_span(part.shape, part.stride, part.offset, f"argument {spec.path!r}", where)
 
