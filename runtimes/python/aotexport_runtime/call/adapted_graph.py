@@ -10,13 +10,12 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from aotexport_runtime.call.submodule_call import operands
 from aotexport_runtime.engines.codegen import CALL_SUBMODULE, Environment
+from aotexport_runtime.engines.rewrite import names_in, operands, rename, renamed
 from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.values import Argument
 from aotexport_runtime.submodules.adapter import Adapter
-from aotexport_runtime.validate import references
 
 Kind = Literal["linear", "transposed", "embedding", "convolution"]
 """What an operator does with a weight; `transposed`: it multiplies by a matrix of inputs by outputs."""
@@ -96,7 +95,7 @@ class Readers:
         for node in graph.nodes:
             for name in dict.fromkeys(operands(node)):
                 self._nodes.setdefault(name, []).append(node)
-        self._returned = {name for output in graph.outputs for name in references(output)}
+        self._returned = set(names_in(graph.outputs))
 
     def value(self, names: Sequence[str]) -> str | None:
         """Return the graph input that is the tensor of these names; None: the program does not take it."""
@@ -186,16 +185,16 @@ def _rewritten(
     graph: Graph, before: Sequence[tuple[str, str, Adapter]], after: Mapping[str, tuple[Operands, Adapter]]
 ) -> Graph:
     """Return the graph with calls of adapters before all nodes, and after nodes by name."""
-    renamed = {value: name for value, name, _ in before}
+    names = {value: name for value, name, _ in before}
     metas = {value.name: value.meta for value in graph.inputs}
     first = [Node(name=name, op=CALL_SUBMODULE, args=[value], meta=metas[value]) for value, name, _ in before]
     nodes, begins = list(first), [len(first)]
     for node in graph.nodes:
-        node = _with_names(node, renamed)
+        node = renamed(node, names) if not names.keys().isdisjoint(operands(node)) else node
         nodes += [node] if node.name not in after else _adapted(node, after[node.name][0])
         begins.append(len(nodes))
-    outputs = [_renamed(output, renamed) for output in graph.outputs]
-    calls = tuple(_moved(call, begins, renamed) for call in graph.calls)
+    outputs = [rename(output, names) for output in graph.outputs]
+    calls = tuple(_moved(call, begins, names) for call in graph.calls)
     return msgspec.structs.replace(graph, nodes=tuple(nodes), outputs=outputs, calls=calls)
 
 
@@ -207,19 +206,6 @@ def _adapted(node: Node, places: Operands) -> Iterator[Node]:
     yield msgspec.structs.replace(node, op=CALL_SUBMODULE, args=args, kwargs={})
 
 
-def _with_names(node: Node, names: Mapping[str, str]) -> Node:
-    if not any(name in names for name in operands(node)):
-        return node
-    kwargs = {key: _renamed(value, names) for key, value in node.kwargs.items()}
-    return msgspec.structs.replace(node, args=[_renamed(arg, names) for arg in node.args], kwargs=kwargs)
-
-
-def _renamed(argument: Argument, names: Mapping[str, str]) -> Argument:
-    if isinstance(argument, str):
-        return names.get(argument, argument)
-    return [_renamed(item, names) for item in argument] if isinstance(argument, list) else argument
-
-
 def _moved(call: ModuleCall, begins: Sequence[int], names: Mapping[str, str]) -> ModuleCall:
-    values = [_renamed(value, names) for value in call.values]
+    values = [rename(value, names) for value in call.values]
     return msgspec.structs.replace(call, begin=begins[call.begin], end=begins[call.end], values=values)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from aotexport_runtime.engines.rewrite import operands
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph, InputItself, Program
@@ -49,7 +50,7 @@ def inner_outputs(graph: Graph, functional: FunctionalGraph, program: Program) -
     # Per value, a bit for each output that it is computed from.
     sources: dict[str, int] = {}
     for node in graph.nodes:
-        sources[node.name] = _union((*node.args, *node.kwargs.values()), sources) | own.get(node.name, 0)
+        sources[node.name] = _union(operands(node), sources) | own.get(node.name, 0)
     behind = {p: _union([graph.outputs[p]], sources) & ~_union([graph.outputs[p]], own) for p in tangents}
     names = {leaf.index: f"output{path}" for path, leaf in leaves(program.output_tree) if isinstance(leaf, Leaf)}
     found = [

@@ -20,8 +20,9 @@ import msgspec
 from torch import nn
 
 from aotexport_runtime.call.returned_operands import returned_operand, writes_in_place
-from aotexport_runtime.call.submodule_call import Need, Part, Result, SubmoduleCall, leaves_of, operands, without_values
+from aotexport_runtime.call.submodule_call import Need, Part, Result, SubmoduleCall, leaves_of, without_values
 from aotexport_runtime.engines.codegen import CALL_SUBMODULE, Environment
+from aotexport_runtime.engines.rewrite import names_in, operands, rename, renamed
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.program import Program, StateInput
@@ -132,7 +133,7 @@ def whole_graph(graph: Graph, environment: Environment, reasons: tuple[str, ...]
         reasons: see `LiveGraph`.
     """
     used = {name for node in graph.nodes for name in operands(node)}
-    used |= {name for output in graph.outputs for name in references(output)}
+    used.update(names_in(graph.outputs))
     reads = frozenset(value.name for value in graph.inputs if value.name in used)
     return LiveGraph(graph, environment, reads, reasons)
 
@@ -195,9 +196,7 @@ class _Outline:
 
     def renamed(self, argument: Argument) -> Argument:
         """Return an argument with the current names of values."""
-        if isinstance(argument, str):
-            return self._names.get(argument, argument)
-        return [self.renamed(item) for item in argument] if isinstance(argument, list) else argument
+        return rename(argument, self._names)
 
     def nodes(self, begin: int, end: int, within: int | None) -> list[Node]:
         """Return the new nodes in place of nodes `begin` to `end`, a part of call `within`."""
@@ -211,10 +210,7 @@ class _Outline:
         return [*result, *map(self._renamed_node, self._graph.nodes[position:end])]
 
     def _renamed_node(self, node: Node) -> Node:
-        if not self._names:
-            return node
-        kwargs = {key: self.renamed(value) for key, value in node.kwargs.items()}
-        return msgspec.structs.replace(node, args=[self.renamed(arg) for arg in node.args], kwargs=kwargs)
+        return renamed(node, self._names) if self._names else node
 
     def _outermost(self, within: int | None) -> list[int]:
         """Return the outermost calls of changed submodules within call `within`."""

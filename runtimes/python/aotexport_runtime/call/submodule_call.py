@@ -15,14 +15,13 @@ from torch import nn
 from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
+from aotexport_runtime.schema.graph import Graph, ModuleCall
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Tree
 from aotexport_runtime.schema.trees import Sequence as SequenceTree
 from aotexport_runtime.schema.values import Argument, SizeArgument, TensorMeta, ValueMeta
 from aotexport_runtime.submodules.changes import SubmoduleChange
 from aotexport_runtime.submodules.running import running
-from aotexport_runtime.validate import references
 from aotexport_runtime.values import dtypes, sizes
 from aotexport_runtime.values.trees import builder, leaves
 
@@ -287,8 +286,3 @@ def without_values(call: ModuleCall, *, returned: bool) -> bool:
     """Return whether the graph lacks a part of a call's arguments or, with `returned`, of its result."""
     trees = (call.arguments, call.result) if returned else (call.arguments,)
     return any(call.values[index] is None for tree in trees if tree is not None for index in leaves_of(tree))
-
-
-def operands(node: Node) -> list[str]:
-    """Return the names of the values that a node takes, with repetitions."""
-    return [name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)]

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 
 from aotexport_runtime.allowed.operators import aten_signatures
+from aotexport_runtime.engines.rewrite import operands
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import ValueMeta
-from aotexport_runtime.validate import references
 from aotexport_runtime.validate.dtypes import result_dtypes
 
 
@@ -31,7 +31,7 @@ def of_proven_dtype(inputs: Iterable[str], nodes: Iterable[Node], metas: Mapping
             continue
         schema = aten_signatures().get(node.op.removeprefix("aten::"))
         follows = node.op == "python::getitem" or result_dtypes(node, schema, metas) is not None
-        if follows and found.issuperset(name for a in (*node.args, *node.kwargs.values()) for name in references(a)):
+        if follows and found.issuperset(operands(node)):
             found.add(node.name)
     return found
 

@@ -16,6 +16,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from aotexport_runtime.engines.autocast import autocast_of_now
+from aotexport_runtime.engines.rewrite import names_in, operands
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import Argument, SequenceMeta, SubgraphArgument, ValueMeta
 from aotexport_runtime.validate import references
@@ -47,11 +48,11 @@ def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -
             continue
         end = next(i for i in range(index, len(nodes)) if nodes[i].op == EXIT and nodes[i].args[0] == enter.name)
         inner, rest = nodes[index + 1 : end], nodes[end + 1 :]
-        used = _names(outputs).union(*map(_operands, rest))
+        used = set(names_in(outputs)).union(*map(operands, rest))
         own = {node.name for node in inner}
         returned = [node.name for node in inner if node.name in used]
         arguments = list(dict.fromkeys(references(enter.args[0])))
-        read = set[str]().union(*map(_operands, inner)) - own - {*arguments}
+        read = set[str]().union(*map(operands, inner)) - own - {*arguments}
         others = [name for name in metas if name in read]
         name = f"checkpoint {enter.name}"
         subgraphs[name] = msgspec.structs.replace(
@@ -69,14 +70,6 @@ def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -
         ]
         index = end + 1
     return msgspec.structs.replace(graph, subgraphs={**graph.subgraphs, **subgraphs}), result
-
-
-def _operands(node: Node) -> set[str]:
-    return _names((*node.args, *node.kwargs.values()))
-
-
-def _names(arguments: Sequence[Argument]) -> set[str]:
-    return {name for argument in arguments for name in references(argument)}
 
 
 # --- running them -----------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from aotexport_runtime.engines.detached import without_base
 from aotexport_runtime.engines.matmul.modes import Mode
 from aotexport_runtime.engines.matmul.operators import MatmulReplacement
 from aotexport_runtime.engines.preconditions.dataflow import are_indices_proven
+from aotexport_runtime.engines.rewrite import names_in, operands
 from aotexport_runtime.engines.simplify import ASSUMED_SHAPE
 from aotexport_runtime.engines.source import define
 from aotexport_runtime.errors import BundleInvalid, printable
@@ -43,7 +44,6 @@ from aotexport_runtime.schema.values import (
     SubgraphArgument,
     ValueMeta,
 )
-from aotexport_runtime.validate import references
 from aotexport_runtime.validate.lowered import KERNEL
 from aotexport_runtime.values import dtypes, meshes, sizes
 from aotexport_runtime.values.python_values import python_value
@@ -260,14 +260,8 @@ def _last_uses(nodes: Sequence[Node], outputs: Sequence[Argument], shown: Mappin
     """Return per value the index of the node that uses it last; `len(nodes)` for returned ones."""
     uses: dict[str, int] = {}
     for index, node in enumerate(nodes):
-        uses.update(dict.fromkeys(shown.get(node.name, ()), index))
-        for argument in (*node.args, *node.kwargs.values()):
-            for name in references(argument):
-                uses[name] = index
-    for output in outputs:
-        for name in references(output):
-            uses[name] = len(nodes)
-    return uses
+        uses.update(dict.fromkeys((*shown.get(node.name, ()), *operands(node)), index))
+    return uses | dict.fromkeys(names_in(outputs), len(nodes))
 
 
 def _drop(source: _FunctionSource, names: Iterable[str]) -> None:

@@ -11,9 +11,9 @@ import torch
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
+from aotexport_runtime.engines.rewrite import names_in
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.sizes import SizeExpression
-from aotexport_runtime.validate import references
 from aotexport_runtime.values import sizes
 
 ALIGNMENT = 16
@@ -120,7 +120,7 @@ def lowered_graphs(
         graph = bundle.lowered_graph(target, program.name, backward=backward)
         names = [graph_input.name for graph_input in graph.inputs]
         label = f"{program.name} {'backward' if backward else 'forward'} ({target})"
-        returned = {name for output in graph.outputs for name in references(output)}
+        returned = set(names_in(graph.outputs))
         detached = () if backward else returned
         function = compile_graph(graph, graph.nodes, names, graph.outputs, environment, label=label, detached=detached)
         return lambda args, symbols: function([_aligned(arg) for arg in args], symbols)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aotexport_runtime.engines.rewrite import names_in, operands, rename, renamed
 from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import FunctionalGraph
@@ -21,7 +22,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
-from aotexport_runtime.validate import descendants, references
+from aotexport_runtime.validate import descendants
 
 
 @dataclass(frozen=True)
@@ -134,18 +135,16 @@ def _ancestors(
     graph: Graph, roots: Sequence[Argument], boundary: set[str], also: set[str]
 ) -> tuple[list[Node], set[str]]:
     """Return the nodes that compute `roots` and `also` from `boundary`, and the boundary values that they use."""
-    wanted = {name for root in roots for name in references(root)}
+    wanted = set(names_in(roots))
     reached = wanted & boundary
     nodes: list[Node] = []
     for node in reversed(graph.nodes):
         if node.name in boundary or (node.name not in wanted and node.name not in also):
             continue
         nodes.append(node)
-        for argument in (*node.args, *node.kwargs.values()):
-            for name in references(argument):
-                wanted.add(name)
-                if name in boundary:
-                    reached.add(name)
+        taken = operands(node)
+        wanted.update(taken)
+        reached.update(boundary.intersection(taken))
     nodes.reverse()
     return nodes, reached
 
@@ -172,9 +171,8 @@ def reached_in_part(graph: Graph, functional: FunctionalGraph) -> list[int]:
     every = (1 << len(sources)) - 1
     for node in graph.nodes:
         bits = 0
-        for argument in (*node.args, *node.kwargs.values()):
-            for name in references(argument):
-                bits |= sources.get(name, 0)
+        for name in operands(node):
+            bits |= sources.get(name, 0)
         if bits:
             sources[node.name] = bits
     gradients = [(i, graph.outputs[at]) for i, at in enumerate(of_inputs) if at is not None]
@@ -204,8 +202,7 @@ def with_tangents(graph: Graph, backward: Subgraph, defined: Sequence[bool]) -> 
     nodes: list[Node] = []
     zeros: dict[str, Node] = {}
     for node in backward.nodes:
-        arguments = (*node.args, *node.kwargs.values())
-        names = {alias.get(name, name) for argument in arguments for name in references(argument)}
+        names = {alias.get(name, name) for name in operands(node)}
         gone = names & missing
         # The other term of a sum may be the same for every tangent (zeros, as of a sign); it is a gradient too.
         if gone and (term := _other_term(node, missing, alias, metas)) is not None:
@@ -224,7 +221,7 @@ def with_tangents(graph: Graph, backward: Subgraph, defined: Sequence[bool]) -> 
     outputs: list[Argument] = []
     for output in backward.outputs:
         output = rename(output, alias)
-        outputs.append(None if any(name in missing for name in references(output)) else output)
+        outputs.append(None if missing.intersection(names_in([output])) else output)
     return Subgraph(backward.inputs, nodes, outputs)
 
 
@@ -250,25 +247,3 @@ def _zeros(name: str, meta: ValueMeta) -> Node:
         "device": DeviceArgument(type=meta.device),
     }
     return Node(name=name, op="aten::zeros.default", args=[shape], kwargs=kwargs, meta=meta)
-
-
-def renamed(node: Node, renames: dict[str, str]) -> Node:
-    """Return `node` with other names for its operands."""
-    return Node(
-        name=node.name,
-        op=node.op,
-        args=[rename(argument, renames) for argument in node.args],
-        kwargs={keyword: rename(argument, renames) for keyword, argument in node.kwargs.items()},
-        meta=node.meta,
-        source=node.source,
-        module=node.module,
-    )
-
-
-def rename(argument: Argument, renames: dict[str, str]) -> Argument:
-    """Return `argument` with other names for the values it refers to."""
-    if isinstance(argument, str):
-        return renames.get(argument, argument)
-    if isinstance(argument, list):
-        return [rename(item, renames) for item in argument]
-    return argument

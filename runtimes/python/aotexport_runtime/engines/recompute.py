@@ -10,16 +10,17 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from aotexport_runtime.engines.partition import PartitionedGraph, Subgraph
+from aotexport_runtime.engines.rewrite import operands
 from aotexport_runtime.engines.saved import VIEWS
 from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import FunctionalGraph
 from aotexport_runtime.schema.values import NothingMeta, SequenceMeta, TensorMeta, ValueMeta
-from aotexport_runtime.validate import descendants, references
+from aotexport_runtime.validate import descendants
 from aotexport_runtime.values import dtypes, sizes
 
 _MATMULS = frozenset(
@@ -110,8 +111,8 @@ class _Values:
             if node is None or not self._is_repeatable(node):
                 return None
             found.add(node.name)
-            operands = _operands(node) - found
-            pending += [other for other in operands if other not in self.inputs and not self._is_at_hand(other)]
+            taken = set(operands(node)) - found
+            pending += [other for other in taken if other not in self.inputs and not self._is_at_hand(other)]
         return found
 
     def _is_at_hand(self, name: str) -> bool:
@@ -159,13 +160,13 @@ def computed_late(partitioned: PartitionedGraph) -> PartitionedGraph:
     nodes: list[Node] = []
     for node in subgraph.nodes:
         if node.name in own:
-            nodes += sorted(_taken(waiting, _operands(node)), key=lambda taken: places[taken.name])
+            nodes += sorted(_taken(waiting, operands(node)), key=lambda taken: places[taken.name])
             nodes.append(node)
     nodes += waiting.values()
     return dataclasses.replace(partitioned, backward=Subgraph(subgraph.inputs, nodes, subgraph.outputs))
 
 
-def _taken(waiting: dict[str, Node], names: Set[str]) -> list[Node]:
+def _taken(waiting: dict[str, Node], names: Iterable[str]) -> list[Node]:
     """Remove from `waiting`, and return, the nodes that compute `names`."""
     found: list[Node] = []
     pending = list(names)
@@ -173,9 +174,5 @@ def _taken(waiting: dict[str, Node], names: Set[str]) -> list[Node]:
         node = waiting.pop(pending.pop(), None)
         if node is not None:
             found.append(node)
-            pending += _operands(node)
+            pending += operands(node)
     return found
-
-
-def _operands(node: Node) -> set[str]:
-    return {name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)}

@@ -7,14 +7,16 @@ the result's layout, and lies in memory that this subgraph allocated and that no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
+import msgspec
+
 from aotexport_runtime.engines.partition import Subgraph
+from aotexport_runtime.engines.rewrite import names_in, operands
 from aotexport_runtime.engines.simplify import ASSUMED_SHAPE
 from aotexport_runtime.schema.graph import Node
-from aotexport_runtime.schema.values import Argument, SequenceMeta, TensorMeta
-from aotexport_runtime.validate import references
+from aotexport_runtime.schema.values import SequenceMeta, TensorMeta
 
 _UNARY = (
     *("abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "elu", "erf", "exp", "expm1", "floor", "gelu"),
@@ -103,7 +105,7 @@ def reusing(subgraph: Subgraph, proven: Set[str], *, visible: int) -> Subgraph:
             autograd refuses to let a caller change views that a custom function returns.
     """
     last_uses = _last_uses(subgraph)
-    seen = {name for output in subgraph.outputs[:visible] for name in references(output)}
+    seen = set(names_in(subgraph.outputs[:visible]))
     memories: dict[str, _Memory] = {}
     metas = {node.name: node.meta for node in subgraph.nodes}
     nodes: list[Node] = []
@@ -119,8 +121,7 @@ def reusing(subgraph: Subgraph, proven: Set[str], *, visible: int) -> Subgraph:
                 return False
             if memory.last_use > index:
                 return False
-            operands = [other for argument in _arguments(node) for other in references(argument)]
-            return sum(memories.get(other) is memory for other in operands) == 1
+            return sum(memories.get(other) is memory for other in operands(node)) == 1
 
         written = _written_over(node, dies)
         nodes.append(node if written is None else written[0])
@@ -144,7 +145,7 @@ def possible_views(subgraph: Subgraph) -> set[str]:
             is_new = _destination(node) in no_views
         if is_new:
             no_views.add(node.name)
-    return {name for output in subgraph.outputs for name in references(output)} - no_views
+    return set(names_in(subgraph.outputs)) - no_views
 
 
 def _destination(node: Node) -> str | None:
@@ -180,27 +181,27 @@ class _Memory:
 
 def _remember(node: Node, memories: dict[str, _Memory], last_uses: dict[str, int]) -> None:
     """Record the memory of the result of `node`."""
-    operands = [name for argument in _arguments(node) for name in references(argument)]
+    taken = operands(node)
     if node.op == ASSUMED_SHAPE:
         return
     if node.op == "python::getitem":
         # Each item has memory of its own, keyed by its index, and lives as long as the sequence.
-        key = f"{operands[0]}[{node.args[1]!r}]" if operands else ""
-        owned = memories.get(operands[0]) if operands else None
-        if owned is None or not owned.owned or len(operands) != 1:
+        key = f"{taken[0]}[{node.args[1]!r}]" if taken else ""
+        owned = memories.get(taken[0]) if taken else None
+        if owned is None or not owned.owned or len(taken) != 1:
             memories[node.name] = _Memory(owned=False)
             return
-        memory = memories.setdefault(key, _Memory(owned=True, last_use=last_uses[operands[0]]))
+        memory = memories.setdefault(key, _Memory(owned=True, last_use=last_uses[taken[0]]))
         memories[node.name] = memory.joined(node.name, last_uses)
     elif _is_new(node):
         is_tensor = not isinstance(node.meta, SequenceMeta)
         memories[node.name] = _Memory(owned=True).joined(node.name, last_uses, whole=is_tensor)
-    elif node.op in _VIEWS and operands and operands[0] in memories:
-        memories[node.name] = memories[operands[0]].joined(node.name, last_uses, view=True)
+    elif node.op in _VIEWS and taken and taken[0] in memories:
+        memories[node.name] = memories[taken[0]].joined(node.name, last_uses, view=True)
     else:
         # It may lie in the memory of any operand, or show a part of it.
         shared = _Memory(owned=False)
-        for name in operands:
+        for name in taken:
             if name in memories:
                 memories[name].owned = False
         memories[node.name] = shared
@@ -231,27 +232,16 @@ def _written_over(node: Node, dies: Callable[[str], bool]) -> tuple[Node, str] |
             operand = node.args[place] if place < len(node.args) else None
             if isinstance(operand, str) and dies(operand):
                 args = [operand, *(argument for i, argument in enumerate(node.args) if i != place)]
-                return _called(node, IN_PLACE[node.op], args, node.kwargs), operand
+                return msgspec.structs.replace(node, op=IN_PLACE[node.op], args=args), operand
     if node.op in INTO:
         op, keyword = INTO[node.op]
         for operand in node.args:
             if isinstance(operand, str) and dies(operand):
-                return _called(node, op, node.args, {**node.kwargs, keyword: operand}), operand
+                return msgspec.structs.replace(node, op=op, kwargs={**node.kwargs, keyword: operand}), operand
     return None
-
-
-def _called(node: Node, op: str, args: list[Argument], kwargs: dict[str, Argument]) -> Node:
-    return Node(name=node.name, op=op, args=args, kwargs=kwargs, meta=node.meta, source=node.source, module=node.module)
-
-
-def _arguments(node: Node) -> Sequence[Argument]:
-    return (*node.args, *node.kwargs.values())
 
 
 def _last_uses(subgraph: Subgraph) -> dict[str, int]:
     """Return per value the index of the node that uses it last; the number of nodes for returned ones."""
-    uses = {
-        name: index for index, node in enumerate(subgraph.nodes) for a in _arguments(node) for name in references(a)
-    }
-    uses.update((name, len(subgraph.nodes)) for output in subgraph.outputs for name in references(output))
-    return uses
+    uses = {name: index for index, node in enumerate(subgraph.nodes) for name in operands(node)}
+    return uses | dict.fromkeys(names_in(subgraph.outputs), len(subgraph.nodes))

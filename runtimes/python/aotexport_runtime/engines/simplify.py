@@ -7,13 +7,16 @@ left out for that, a node `assumed::shape` compares the shape when it is compute
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
-from aotexport_runtime.engines.partition import Subgraph, rename, renamed
+import msgspec
+
+from aotexport_runtime.engines.partition import Subgraph
+from aotexport_runtime.engines.rewrite import names_in, operands, rename, renamed
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import Argument, NothingMeta, TensorMeta, ValueMeta
-from aotexport_runtime.validate import references
 
 _IDENTITIES = frozenset(("aten::detach.default", "aten::alias.default"))
 _INVOLUTIONS = frozenset(("aten::t.default", "aten::transpose.int"))
@@ -33,9 +36,9 @@ def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta], proven: Set[str]
         metas: metadata of its inputs.
         proven: values whose dtype is known to be that of their metadata.
     """
-    returned = {name for output in subgraph.outputs for name in references(output)}
+    returned = set(names_in(subgraph.outputs))
     state = _State(dict(metas), proven)
-    uses = _uses(subgraph)
+    uses = Counter((*(name for node in subgraph.nodes for name in operands(node)), *names_in(subgraph.outputs)))
     for node in subgraph.nodes:
         node = renamed(node, state.alias) if state.alias else node
         same = state.equal_value(node)
@@ -103,7 +106,7 @@ class _State:
             return False
         return isinstance(node.meta, TensorMeta) and (before.shape, before.dtype) == (node.meta.shape, node.meta.dtype)
 
-    def summed(self, node: Node, uses: dict[str, int]) -> Node | None:
+    def summed(self, node: Node, uses: Mapping[str, int]) -> Node | None:
         """Return a sum that drops its axis, where `node` drops the kept axis of a sum used here alone; else None."""
         if node.op != "aten::view.default" or node.kwargs or not isinstance(node.args[0], str):
             return None
@@ -121,14 +124,7 @@ class _State:
         stride = summed.stride[:axis] + summed.stride[axis + 1 :]
         if (shape, stride) != (dropped.shape, dropped.stride):
             return None
-        return Node(
-            name=node.name,
-            op=_SUM,
-            args=[source, axes, False],
-            meta=node.meta,
-            source=node.source,
-            module=node.module,
-        )
+        return msgspec.structs.replace(node, op=_SUM, args=[source, axes, False])
 
     def linear(self, node: Node) -> Node:
         """Return a linear layer in place of `node`, where that is an `addmm` by a transposed weight; else `node`."""
@@ -144,14 +140,7 @@ class _State:
             return node
         if added.shape != node.meta.shape[1:]:
             return node
-        return Node(
-            name=node.name,
-            op="aten::linear.default",
-            args=[source, transposed.args[0], bias],
-            meta=node.meta,
-            source=node.source,
-            module=node.module,
-        )
+        return msgspec.structs.replace(node, op="aten::linear.default", args=[source, transposed.args[0], bias])
 
 
 def _assumption(name: str, args: list[Argument]) -> Node:
@@ -161,16 +150,8 @@ def _assumption(name: str, args: list[Argument]) -> Node:
 
 def _reshaping(node: Node) -> Node:
     """Return a view as a reshape: nothing writes through it, and kernels may choose other strides than traced."""
-    if node.op not in ("aten::view.default", "aten::_unsafe_view.default"):
-        return node
-    return Node(
-        name=node.name,
-        op="aten::reshape.default",
-        args=node.args,
-        meta=node.meta,
-        source=node.source,
-        module=node.module,
-    )
+    is_view = node.op in ("aten::view.default", "aten::_unsafe_view.default")
+    return msgspec.structs.replace(node, op="aten::reshape.default") if is_view else node
 
 
 def _same_layout(before: ValueMeta | None, after: ValueMeta) -> bool:
@@ -181,23 +162,15 @@ def _same_layout(before: ValueMeta | None, after: ValueMeta) -> bool:
     )
 
 
-def _uses(subgraph: Subgraph) -> dict[str, int]:
-    uses: dict[str, int] = {}
-    for argument in (*(a for node in subgraph.nodes for a in (*node.args, *node.kwargs.values())), *subgraph.outputs):
-        for name in references(argument):
-            uses[name] = uses.get(name, 0) + 1
-    return uses
-
-
 def _needed(nodes: list[Node], outputs: list[Argument]) -> list[Node]:
     """Return `nodes` without pure views, sums and zeros that nothing uses any more."""
-    wanted = {name for output in outputs for name in references(output)}
+    wanted = set(names_in(outputs))
     droppable = {*_IDENTITIES, *_INVOLUTIONS, *_RESHAPES, _SUM, _ZEROS}
     needed: list[Node] = []
     for node in reversed(nodes):
         if node.name not in wanted and node.op in droppable:
             continue
         needed.append(node)
-        wanted.update(name for argument in (*node.args, *node.kwargs.values()) for name in references(argument))
+        wanted.update(operands(node))
     needed.reverse()
     return needed
