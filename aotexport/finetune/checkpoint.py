@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -13,7 +14,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from aotexport.errors import DataInvalid
-from aotexport_runtime.adapters.base import base_digest
 from aotexport_runtime.errors import NotWritten
 from aotexport_runtime.module.bundle_module import BundleModule
 
@@ -39,7 +39,7 @@ class Identity:
     @staticmethod
     def of(module: BundleModule, settings: dict[str, Any], examples: int) -> Identity:
         """Return that of a run on a bundle as it was loaded."""
-        return Identity(json.loads(json.dumps(settings)), base_digest(module), examples)
+        return Identity(json.loads(json.dumps(settings)), _digest_of_weights(module), examples)
 
     def check(self, other: dict[str, Any], path: Path) -> None:
         """Refuse the checkpoint of another run.
@@ -56,6 +56,14 @@ class Identity:
         if other["base"] != self.base or other["examples"] != self.examples:
             what = "another bundle" if other["base"] != self.base else "other data"
             raise DataInvalid(f"--resume: the run in {path} is of {what}. Begin anew (--force)")
+
+
+def _digest_of_weights(module: BundleModule) -> str:
+    """Return the digest of the files of weights that a bundle was loaded from."""
+    manifest = module.bundle.manifest
+    files = {part.file for entry in manifest.state for part in (entry, *entry.parts) if part.file}
+    digests = sorted(entry.sha256 for entry in manifest.files if entry.path in files)
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def trained(module: BundleModule) -> dict[str, torch.nn.Parameter]:

@@ -13,7 +13,6 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport_runtime import ArgumentInvalid, NotSupported, adapters
-from aotexport_runtime.adapters.base import base_digest
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
@@ -148,17 +147,6 @@ def test_weights_in_another_dtype_are_the_same_base(module, bundle, tmp_path):
         half.get_parameter("3.bias").add_(1)
     message = other_weights(tmp_path / "single", "3.bias")
     assert refused(adapters.load_adapter, half, tmp_path / "single", name="b") == message
-
-
-def test_adapter_that_names_files_alone_loads_with_a_warning(module, bundle, tmp_path):
-    adapters.save_adapter(adapted(module), tmp_path)
-    path, digest = tmp_path / "adapter_model.safetensors", base_digest(module)
-    save_file(load_file(path), path, metadata={"format": "pt", "aotexport_base": digest})
-    with pytest.warns(UserWarning, match="a change of them between the load and the training is not noticed"):
-        adapters.load_adapter(aotexport_runtime.load(bundle), tmp_path)
-    save_file(load_file(path), path, metadata={"format": "pt", "aotexport_base": "0" * 64})
-    loaded = aotexport_runtime.load(bundle)
-    assert refused(adapters.load_adapter, loaded, tmp_path) == other_weights(tmp_path, "a file of weights")
 
 
 def test_file_names_every_weight_once_and_broken_digests_are_refused(module, bundle, tmp_path):

@@ -18,7 +18,7 @@ from aotexport_runtime.adapters.targets import Target, Weights
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.submodules.adapter import adapters_in
-from aotexport_runtime.submodules.places import module_at
+from aotexport_runtime.submodules.places import module_at, named
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
 from aotexport_runtime.values.parts import is_distributed
 
@@ -123,8 +123,7 @@ def report(module: BundleModule) -> Report:
     """
     adapters_of(module)
     weights = Weights(module)
-    beside = [(path, each) for path, adapters in named_adapters(module).items() for each in adapters]
-    names = [(each, f"{path}.{each.tensor}" if path else each.tensor) for path, each in beside]
+    names = [(each, named(path, each.tensor)) for path, each in named_adapters(module)]
     targets = [weights.target(name) for each, name in names if isinstance(each, Lora)]
     parameters = list(module.parameters())
     return Report(
@@ -197,19 +196,13 @@ def check_whole(module: BundleModule, name: str) -> None:
         )
 
 
-def _owner(module: BundleModule, path: str) -> nn.Module:
-    owner = module_at(module, path)
-    assert owner is not None
-    return owner
-
-
 def _factors(module: BundleModule, target: Target, r: int, config: LoraConfig) -> Factors:
     """Return the first factors of a target.
 
     Raises:
         NotSupported: the target cannot have such an adapter.
     """
-    weight: torch.Tensor = getattr(_owner(module, target.path), target.tensor)
+    weight: torch.Tensor = getattr(module.get_submodule(target.path), target.tensor)
     kind = FACTORS[target.kind]
     if target.form == "weight" and config.dropout:
         raise NotSupported(f"`{target.name}`: an adapter of the weight itself has no input to drop: {target.why}")
@@ -249,7 +242,7 @@ def _beside(
     in_weight: bool,
 ) -> Lora | Trained:
     """Return the adapter of a tensor; make it if there is none."""
-    owner = _owner(module, path)
+    owner = module.get_submodule(path)
     for each in adapters_in(owner):
         if isinstance(each, Lora | Trained) and type(each) is kind and each.tensor == tensor:
             return each

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -25,8 +24,6 @@ from aotexport_runtime.values.subclasses import is_wrapper, parts
 
 KEY = "aotexport_weights"
 """Key of the digests in the metadata of an adapter's file."""
-FILES_KEY = "aotexport_base"
-"""Key of the digest of the base's files, in adapters that were written before there were digests of values."""
 _KNOWN: Any = WeakTensorKeyDictionary()
 """Version, checksum and digest of tensors that were looked at."""
 
@@ -115,24 +112,14 @@ def check_base(module: BundleModule, metadata: Mapping[str, str], without: Itera
     Raises:
         ArgumentInvalid: names a weight that differs, or a digest cannot be read.
     """
-    differs = None
-    if KEY in metadata:
-        try:
-            then = {str(name): str(digest) for name, digest in json.loads(metadata[KEY]).items()}
-        except (ValueError, AttributeError) as error:
-            raise ArgumentInvalid(f"{directory}: the digests of the adapter's base cannot be read: {error}") from None
-        now = weight_digests(module, without)
-        differs = next((name for name in _differences(then, now) if not _is_rounded(module, name, then, now)), None)
-    elif FILES_KEY in metadata:
-        if metadata[FILES_KEY] != base_digest(module):
-            differs = "a file of weights"
-        else:
-            warnings.warn(
-                f"{directory}: the adapter says which files its base was loaded from, and not which weights it was "
-                "trained over: a change of them between the load and the training is not noticed. `save_adapter` "
-                "writes one that says it",
-                stacklevel=3,
-            )
+    if KEY not in metadata:
+        return
+    try:
+        then = {str(name): str(digest) for name, digest in json.loads(metadata[KEY]).items()}
+    except (ValueError, AttributeError) as error:
+        raise ArgumentInvalid(f"{directory}: the digests of the adapter's base cannot be read: {error}") from None
+    now = weight_digests(module, without)
+    differs = next((name for name in _differences(then, now) if not _is_rounded(module, name, then, now)), None)
     if differs is not None:
         raise ArgumentInvalid(
             f"{directory}: the adapter was trained over other weights than {module.bundle.manifest.name!r} has now: "
@@ -155,11 +142,3 @@ def _is_rounded(module: BundleModule, name: str, then: Mapping[str, str], now: M
             stored = load_tensors(bundle.original, [entry], module.form)[entry.name]
             weight = stored if _digest(stored.to(weight.dtype)) == now[name] else weight
     return any(_digest(weight.to(dtypes.dtype(dtype))) == then[name] for dtype in FLOATS)
-
-
-def base_digest(module: BundleModule) -> str:
-    """Return the digest of the files of weights that a bundle was loaded from."""
-    manifest = module.bundle.manifest
-    files = {part.file for entry in manifest.state for part in (entry, *entry.parts) if part.file}
-    digests = sorted(entry.sha256 for entry in manifest.files if entry.path in files)
-    return hashlib.sha256("".join(digests).encode()).hexdigest()

@@ -119,12 +119,10 @@ class NamedAdapter(Adapter):
         raise NotImplementedError
 
 
-def named_adapters(module: BundleModule) -> dict[str, list[NamedAdapter]]:
-    """Return the adapters of a loaded module, by the path of the module that holds them."""
-    return {
-        path: [adapter for adapter in beside if isinstance(adapter, NamedAdapter)]
-        for path, beside in adapters_below(module).items()
-    }
+def named_adapters(module: BundleModule) -> list[tuple[str, NamedAdapter]]:
+    """Return the adapters of a loaded module, each with the path of the module that holds it."""
+    below = adapters_below(module).items()
+    return [(path, adapter) for path, beside in below for adapter in beside if isinstance(adapter, NamedAdapter)]
 
 
 def adapters_of(module: BundleModule) -> Adapters:
@@ -135,5 +133,5 @@ def adapters_of(module: BundleModule) -> Adapters:
     """
     if not isinstance(module, BundleModule):  # type: ignore[unnecessary-isinstance] (callers may pass anything)
         raise ArgumentInvalid(f"`module`: expected a loaded bundle, got {type(module).__name__}")
-    found = next((each.adapters for beside in named_adapters(module).values() for each in beside), None)
+    found = next((each.adapters for _, each in named_adapters(module)), None)
     return Adapters() if found is None else found

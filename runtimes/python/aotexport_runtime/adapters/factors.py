@@ -63,16 +63,14 @@ class Factors(nn.Module):
 
     def begin(self, weight: torch.Tensor, r: int) -> tuple[nn.Parameter, nn.Parameter]:
         """Return the first factors, which change nothing; draws the random numbers that peft draws."""
-        outputs, inputs = self.sizes(weight)
-        a = torch.empty(r, inputs, device=weight.device, dtype=self._dtype)
-        b = torch.empty(outputs, r, device=weight.device, dtype=self._dtype)
+        a, b = (weight.new_empty(shape, dtype=self._dtype) for shape in self.shapes(weight, r))
         for factor in (a, b, a):
             nn.init.kaiming_uniform_(factor, a=math.sqrt(5))
         return nn.Parameter(a), nn.Parameter(nn.init.zeros_(b))
 
-    def sizes(self, weight: torch.Tensor) -> tuple[int, int]:
-        """Return the number of outputs and of inputs of a weight."""
-        return weight.shape[0], weight.shape[1]
+    def shapes(self, weight: torch.Tensor, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of A and B."""
+        return (r, weight.shape[1]), (weight.shape[0], r)
 
     def low(self, x: torch.Tensor) -> torch.Tensor:
         """Return the input times A, scaled."""
@@ -164,9 +162,9 @@ class Factors(nn.Module):
 class TransposedFactors(Factors):
     """The factors of a change of a weight of inputs by outputs."""
 
-    def sizes(self, weight: torch.Tensor) -> tuple[int, int]:
-        """Return the number of outputs and of inputs of a weight."""
-        return weight.shape[1], weight.shape[0]
+    def shapes(self, weight: torch.Tensor, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of A and B."""
+        return (r, weight.shape[0]), (weight.shape[1], r)
 
     def product(self) -> torch.Tensor:
         """Return the change in the layout of the weight."""
@@ -190,12 +188,8 @@ class EmbeddingFactors(TransposedFactors):
 
     def begin(self, weight: torch.Tensor, r: int) -> tuple[nn.Parameter, nn.Parameter]:
         """Return the first factors, which change nothing; draws the random numbers that peft draws."""
-        size, entries = self.sizes(weight)
-        torch.randn(r, entries, device=weight.device, dtype=self._dtype)
-        b = torch.randn(size, r, device=weight.device, dtype=self._dtype)
-        return nn.Parameter(torch.zeros(r, entries, device=weight.device, dtype=self._dtype)), nn.Parameter(
-            nn.init.normal_(b)
-        )
+        a, b = (torch.randn(shape, device=weight.device, dtype=self._dtype) for shape in self.shapes(weight, r))
+        return nn.Parameter(a.zero_()), nn.Parameter(b.normal_())
 
     def forward(
         self, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -215,20 +209,10 @@ class ConvolutionFactors(Factors):
         """Number of the convolution's groups."""
         return groups_of(self._options)
 
-    def begin(self, weight: torch.Tensor, r: int) -> tuple[nn.Parameter, nn.Parameter]:
-        """Return the first factors, which change nothing; draws the random numbers that peft draws."""
+    def shapes(self, weight: torch.Tensor, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the shapes of A and B."""
         outputs, inputs, *size = weight.shape
-        a = torch.empty(r, inputs * self.groups, *size, device=weight.device, dtype=self._dtype)
-        b = torch.empty(
-            outputs,
-            r // self.groups,
-            *(1 for _ in size),
-            device=weight.device,
-            dtype=self._dtype,
-        )
-        for factor in (a, b, a):
-            nn.init.kaiming_uniform_(factor, a=math.sqrt(5))
-        return nn.Parameter(a), nn.Parameter(nn.init.zeros_(b))
+        return (r, inputs * self.groups, *size), (outputs, r // self.groups, *(1 for _ in size))
 
     def low(self, x: torch.Tensor) -> torch.Tensor:
         """Return the convolution of the input with A, scaled."""

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from aotexport_runtime.adapters.add import attach, check_whole, saved_paths
-from aotexport_runtime.adapters.base import FILES_KEY, KEY, check_base, check_unchanged, weight_digests
+from aotexport_runtime.adapters.base import KEY, check_base, check_unchanged, weight_digests
 from aotexport_runtime.adapters.choice import adapters_of, named_adapters
 from aotexport_runtime.adapters.factors import EmbeddingFactors, Factors
 from aotexport_runtime.adapters.forms import Report
@@ -25,7 +25,7 @@ from aotexport_runtime.adapters.select import delete_adapter
 from aotexport_runtime.adapters.targets import Target, Weights
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported, NotWritten
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.submodules.places import module_at
+from aotexport_runtime.submodules.places import module_at, named
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
 from aotexport_runtime.values.arguments import path_of
 from aotexport_runtime.values.parts import Gathering, is_distributed
@@ -156,9 +156,9 @@ def load_adapter(
         check_base(module, metadata, saved_paths(module, config), directory)
     ranks = [*_ranks(module, keys, directory)]
     report = attach(module, adapters, name, config, ranks)
-    _fill(module, name, keys, directory, any_base=any_base, by_groups=FILES_KEY in metadata)
+    _fill(module, name, keys, directory, any_base=any_base)
     if not trainable:
-        for adapter in (each for beside in named_adapters(module).values() for each in beside):
+        for _, adapter in named_adapters(module):
             adapter.requires_grad_(False)
         for path in _users_modules(module, name):
             module.get_submodule(path).requires_grad_(False)
@@ -176,18 +176,15 @@ def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
 def _entries(module: BundleModule, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of an adapter, each with its key below the model."""
     adapted = {each.rpartition(".")[0] for each in _adapted(module, name)}
-    for path, beside in named_adapters(module).items():
-        for adapter in beside:
-            change = adapter.change(name)
-            if isinstance(change, Factors):
-                yield from _factor_entries(path, change)
-            elif change is not None:
-                inner = "base_layer." if path in adapted else ""
-                yield f"{path}.{inner}{adapter.tensor}".lstrip("."), change
+    for path, adapter in named_adapters(module):
+        change = adapter.change(name)
+        if isinstance(change, Factors):
+            yield from _factor_entries(path, change)
+        elif change is not None:
+            inner = "base_layer." if path in adapted else ""
+            yield named(path, f"{inner}{adapter.tensor}"), change
     for path in _users_modules(module, name):
-        owner = module_at(module, path)
-        assert owner is not None
-        yield from ((f"{path}.{key}", value) for key, value in owner.state_dict().items())
+        yield from ((f"{path}.{key}", value) for key, value in module.get_submodule(path).state_dict().items())
 
 
 def _users_modules(module: BundleModule, name: str) -> list[str]:
@@ -197,29 +194,20 @@ def _users_modules(module: BundleModule, name: str) -> list[str]:
 
 
 def _factor_entries(path: str, factors: Factors) -> Iterator[tuple[str, torch.Tensor]]:
-    prefix = f"{path}." if path else ""
-    a, b = _factor_names(isinstance(factors, EmbeddingFactors))
-    yield f"{prefix}{a}", factors.A
-    yield f"{prefix}{b}", factors.B
+    embeds = isinstance(factors, EmbeddingFactors)
+    yield named(path, "lora_embedding_A" if embeds else "lora_A.weight"), factors.A
+    yield named(path, "lora_embedding_B" if embeds else "lora_B.weight"), factors.B
     if factors.magnitude is not None:
-        yield f"{prefix}lora_magnitude_vector", _magnitude(factors, factors.magnitude)
-
-
-def _factor_names(embeds: bool) -> tuple[str, str]:
-    return ("lora_embedding_A", "lora_embedding_B") if embeds else ("lora_A.weight", "lora_B.weight")
-
-
-def _magnitude(factors: Factors, magnitude: torch.Tensor) -> torch.Tensor:
-    """Return a magnitude in the shape of peft's files: of a convolution with an axis for each of its weight's."""
-    return magnitude.view(1, -1, *(1 for _ in factors.A.shape[2:])) if factors.A.dim() > 2 else magnitude
+        # peft's has an axis for each of a convolution's weight.
+        shape = (1, -1, *(1 for _ in factors.A.shape[2:])) if factors.A.dim() > 2 else factors.magnitude.shape
+        yield named(path, "lora_magnitude_vector"), factors.magnitude.view(shape)
 
 
 def _adapted(module: BundleModule, name: str) -> list[str]:
     """Return the names of the weights that an adapter changes."""
     return [
-        f"{path}.{adapter.tensor}".lstrip(".")
-        for path, beside in named_adapters(module).items()
-        for adapter in beside
+        named(path, adapter.tensor)
+        for path, adapter in named_adapters(module)
         if isinstance(adapter, Lora) and adapter.change(name) is not None
     ]
 
@@ -242,13 +230,7 @@ def _ranks(module: BundleModule, keys: Mapping[str, torch.Tensor], directory: Pa
 
 
 def _fill(
-    module: BundleModule,
-    name: str,
-    tensors: Mapping[str, torch.Tensor],
-    directory: Path,
-    *,
-    any_base: bool,
-    by_groups: bool,
+    module: BundleModule, name: str, tensors: Mapping[str, torch.Tensor], directory: Path, *, any_base: bool
 ) -> None:
     """Copy an adapter's tensors into the parameters that were made for them.
 
@@ -261,7 +243,7 @@ def _fill(
         weight = None if key in places else weights.get(f".{key}".replace(".base_layer.", ".")[1:])
         # With an adapted embedding, peft also writes the weight of the base.
         if weight is None or not (any_base or torch.equal(weight.detach().cpu(), tensor)):
-            keys[key] = _of_all_channels(tensor, places[key]) if by_groups and key in places else tensor
+            keys[key] = tensor
     problem = _problem(keys, places)
     if problem is not None:
         delete_adapter(module, name)
@@ -282,18 +264,6 @@ def _problem(keys: Mapping[str, torch.Tensor], places: Mapping[str, Any]) -> str
         if keys[key].shape != places[key].shape:
             return f"`{key}` is {list(keys[key].shape)}, and the module needs {list(places[key].shape)}"
     return None
-
-
-def _of_all_channels(tensor: torch.Tensor, place: torch.Tensor) -> torch.Tensor:
-    """Return a first factor for all channels; that of a convolution in groups had those of each row's group alone."""
-    groups = place.shape[1] // tensor.shape[1] if place.dim() == tensor.dim() > 2 else 1
-    if groups < 2:
-        return tensor
-    rows, channels, *size = tensor.shape
-    whole = tensor.new_zeros(groups, rows // groups, groups, channels, *size)
-    for group, own in enumerate(tensor.chunk(groups)):
-        whole[group, :, group] = own
-    return whole.view(rows, groups * channels, *size)
 
 
 __all__ = ["WEIGHTS_FILE", "load_adapter", "save_adapter"]

@@ -5,16 +5,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 
 import torch
 from torch import nn
 
-from aotexport_runtime.adapters.choice import NamedAdapter, adapters_of, named_adapters
+from aotexport_runtime.adapters.choice import adapters_of, named_adapters
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.submodules.places import module_at
+from aotexport_runtime.submodules.places import named
 
 
 def set_adapter(module: BundleModule, names: str | list[str]) -> None:
@@ -32,7 +31,7 @@ def set_adapter(module: BundleModule, names: str | list[str]) -> None:
     chosen = adapters.known(names)
     adapters.check_unmerged("adapters cannot be switched")
     adapters.active = chosen
-    for _, adapter in _all(module):
+    for _, adapter in named_adapters(module):
         for name in adapter.names():
             change = adapter.change(name)
             for parameter in change.parameters() if isinstance(change, nn.Module) else (change,):
@@ -87,8 +86,8 @@ def merge_adapter(module: BundleModule, names: str | list[str] | None = None) ->
     adapters.check_unmerged("adapters cannot be merged")
     _check_mergeable(module, chosen)
     with torch.no_grad():
-        for path, adapter in _all(module):
-            adapter.merge(_owner(module, path), chosen)
+        for path, adapter in named_adapters(module):
+            adapter.merge(module.get_submodule(path), chosen)
     adapters.merged = chosen
     module.changed()
 
@@ -106,8 +105,8 @@ def unmerge_adapter(module: BundleModule) -> None:
     if not adapters.merged:
         raise ArgumentInvalid("the module's weights hold no adapter. Merge one first (`merge_adapter`)")
     with torch.no_grad():
-        for path, adapter in _all(module):
-            adapter.unmerge(_owner(module, path), adapters.merged)
+        for path, adapter in named_adapters(module):
+            adapter.unmerge(module.get_submodule(path), adapters.merged)
     adapters.merged = ()
     module.changed()
 
@@ -124,27 +123,15 @@ def delete_adapter(module: BundleModule, name: str) -> None:
     """
     adapters = adapters_of(module)
     adapters.known(name)
-    for path, adapter in list(_all(module)):
+    for path, adapter in named_adapters(module):
         adapter.forget(name)
         if not adapter.names():
-            owner = _owner(module, path)
+            owner = module.get_submodule(path)
             owner._modules.pop(next(key for key, value in owner._modules.items() if value is adapter))
     del adapters.configs[name], adapters.bases[name]
     adapters.active = tuple(each for each in adapters.active if each != name)
     adapters.merged = tuple(each for each in adapters.merged if each != name)
     module.changed()
-
-
-def _all(module: BundleModule) -> Iterator[tuple[str, NamedAdapter]]:
-    for path, beside in named_adapters(module).items():
-        for adapter in beside:
-            yield path, adapter
-
-
-def _owner(module: BundleModule, path: str) -> nn.Module:
-    owner = module_at(module, path)
-    assert owner is not None
-    return owner
 
 
 def _check_mergeable(module: BundleModule, chosen: tuple[str, ...]) -> None:
@@ -155,8 +142,8 @@ def _check_mergeable(module: BundleModule, chosen: tuple[str, ...]) -> None:
         for group in [(entry.name, *entry.tied)]
         for name in group
     }
-    for path, adapter in _all(module):
-        name = f"{path}.{adapter.tensor}" if path else adapter.tensor
+    for path, adapter in named_adapters(module):
+        name = named(path, adapter.tensor)
         changes = [change for each in chosen if (change := adapter.change(each)) is not None]
         if any(getattr(change, "groups", 1) > 1 for change in changes):
             raise NotSupported(

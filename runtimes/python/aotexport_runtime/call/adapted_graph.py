@@ -16,6 +16,7 @@ from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.values import Argument
 from aotexport_runtime.submodules.adapter import Adapter
+from aotexport_runtime.submodules.places import named
 
 Kind = Literal["linear", "transposed", "embedding", "convolution"]
 """What an operator does with a weight; `transposed`: it multiplies by a matrix of inputs by outputs."""
@@ -150,7 +151,7 @@ def with_adapters(
     adapted: list[str] = []
     for path, beside in adapters.items():
         for adapter in beside:
-            name = f"{path}.{adapter.tensor}" if path else adapter.tensor
+            name = named(path, adapter.tensor)
             value, found = readers.value(all_names[name]), readers.of(all_names[name], path)
             if value is None or not found:
                 continue

@@ -34,6 +34,7 @@ from aotexport_runtime.module.in_dtype import in_dtype
 from aotexport_runtime.module.ties import check_ties
 from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
 from aotexport_runtime.submodules.adapter import adapters_below
+from aotexport_runtime.submodules.places import named
 from aotexport_runtime.submodules.tables import is_sharded
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import path_of
@@ -101,12 +102,8 @@ def _in_order(module: BundleModule, tensors: Mapping[str, torch.Tensor]) -> list
 
 def _check_unchanged(module: BundleModule) -> None:
     """Refuse a module with changed submodules, whose code a bundle cannot hold, and one with adapters."""
-    needed = (
-        f"{path}.{each.tensor}".lstrip(".")
-        for path, beside in adapters_below(module).items()
-        for each in beside
-        if each.is_needed()
-    )
+    below = adapters_below(module).items()
+    needed = (named(path, each.tensor) for path, beside in below for each in beside if each.is_needed())
     adapted = next(needed, None)
     if adapted is not None:
         raise NotSupported(

@@ -36,6 +36,11 @@ def is_below(name: str, path: str) -> bool:
     return name.startswith(f"{path}.")
 
 
+def named(path: str, tensor: str) -> str:
+    """Return the name of a tensor of the module at `path`."""
+    return f"{path}.{tensor}" if path else tensor
+
+
 def module_at(whole: nn.Module, path: str) -> nn.Module | None:
     """Return the module at `path` below `whole`; None: there is none."""
     module: nn.Module | None = whole
