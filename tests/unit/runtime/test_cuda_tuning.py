@@ -9,7 +9,7 @@ import torch
 
 from aotexport_runtime import NotSupported
 from aotexport_runtime.engines.cuda.tuning import TunedKernel, Tuner
-from aotexport_runtime.engines.cuda.winners import Winners, key_of
+from aotexport_runtime.engines.user_cache import Measurements
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary, KernelCandidate, PointerParameter
 
 KERNEL = Kernel(
@@ -53,8 +53,8 @@ class Clock:
 
 
 def tuner(directory=None, **options):
-    keys = lambda launchers: key_of([each.binary for each in launchers], "device", 12040)  # noqa: E731
-    return Tuner(Winners(directory), keys, **{"measure": Clock.measure, "may_measure": lambda: True, **options})
+    kept = lambda launchers: Measurements(directory, [each.binary.sha256 for each in launchers])  # noqa: E731
+    return Tuner(kept, **{"measure": Clock.measure, "may_measure": lambda: True, **options})
 
 
 def test_fastest_candidate_runs_and_the_arguments_are_changed_once():
@@ -103,25 +103,12 @@ def test_next_process_runs_the_winner_without_timing(tmp_path):
     assert (len(slow.launches), len(fast.launches)) == (0, 1)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"candidate": 2}), json.dumps({"candidate": True})])
-def test_record_that_names_no_candidate_is_passed_over(text, tmp_path):
-    (tmp_path / "key.json").write_text(text)
-    assert Winners(tmp_path).read("key", 2) is None
-
-
-def test_folder_that_cannot_be_written_is_done_without(tmp_path):
-    (tmp_path / "file").write_text("")
-    winners = Winners(tmp_path / "file" / "below")
-    winners.write("key", 1)
-    assert winners.read("key", 2) is None
-
-
-def test_winner_is_of_the_code_the_device_and_the_driver():
-    binaries = [Adding(1, 0.0).binary, Adding(2, 0.0).binary]
-    keys = {
-        key_of(binaries, "a", 1),
-        key_of(binaries[::-1], "a", 1),
-        key_of(binaries, "b", 1),
-        key_of(binaries, "a", 2),
-    }
-    assert len(keys) == 4
+@pytest.mark.parametrize("found", [{}, {"candidate": 2}, {"candidate": True}])
+def test_record_that_names_no_candidate_is_passed_over(found, tmp_path):
+    TunedKernel([Adding(1, 5.0), Adding(2, 3.0)], tuner(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
+    (file,) = tmp_path.iterdir()
+    file.write_text(json.dumps({"found": found}))
+    slow, fast = Adding(1, 5.0), Adding(2, 3.0)
+    TunedKernel([slow, fast], tuner(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
+    assert len(slow.launches) > 0
+    assert json.loads(file.read_text())["found"]["candidate"] == 1

@@ -9,11 +9,10 @@ import torch
 
 from aotexport_runtime import NotSupported
 from aotexport_runtime.engines.matmul import choice, measured, onednn, operators
-from aotexport_runtime.engines.matmul.cache_file import CacheFile
 from aotexport_runtime.engines.matmul.modes import mode_of
 from aotexport_runtime.engines.matmul.operators import EverySize, FirstCall
 from aotexport_runtime.engines.matmul.trial import clearly_faster
-from aotexport_runtime.engines.user_cache import cache_folder
+from aotexport_runtime.engines.user_cache import Measurements, cache_folder
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import TensorMeta
 
@@ -125,7 +124,7 @@ def test_what_another_process_kept_is_chosen_and_put_in_place(kept, function, tm
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measured, "_known", {})
     matmul = "mm 16x24@24,1 24x8@8,1"
-    CacheFile(cache_folder("matmul"), torch.__version__, torch.get_num_threads()).add(matmul, kept)
+    measured.kept(cache_folder("matmul"), torch.get_num_threads()).add(matmul, kept)
     scope, call = {}, FirstCall("aten::mm.default", "fastest")
     call.install(scope, "p0")
     rows, matrix = torch.randn(16, 24), torch.randn(24, 8)
@@ -238,35 +237,35 @@ def test_nothing_is_measured_without_time_for_it():
 
 
 def test_kept_results_are_read_again_beside_those_of_others(tmp_path):
-    one, other = CacheFile(tmp_path, "2.13", 2), CacheFile(tmp_path, "2.13", 2)
+    one, other = Measurements(tmp_path, ["2.13", 2]), Measurements(tmp_path, ["2.13", 2])
     one.add("a", True)
     other.add("b", False)
 
     assert one.read() == {"a": True, "b": False}
-    assert CacheFile(tmp_path, "2.13", 1).read() == {}
-    assert CacheFile(tmp_path, "2.14", 2).read() == {}
+    assert Measurements(tmp_path, ["2.13", 1]).read() == {}
+    assert Measurements(tmp_path, ["2.14", 2]).read() == {}
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"faster": 3}', '{"faster": {"a": 1}}', "\x00"])
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"found": 3}', "\x00"])
 def test_kept_file_that_is_broken_is_done_without(text, tmp_path):
-    cache = CacheFile(tmp_path, "2.13", 2)
+    cache = Measurements(tmp_path, ["2.13", 2])
     cache.add("a", True)
     (file,) = tmp_path.iterdir()
     file.write_text(text)
 
     assert cache.read() == {}
     cache.add("b", True)
-    assert json.loads(file.read_text())["faster"] == {"b": True}
+    assert json.loads(file.read_text())["found"] == {"b": True}
 
 
 def test_folder_that_cannot_be_made_is_done_without(tmp_path):
     (tmp_path / "file").write_text("")
-    cache = CacheFile(tmp_path / "file" / "matmul", "2.13", 2)
+    cache = Measurements(tmp_path / "file" / "matmul", ["2.13", 2])
 
     cache.add("a", True)
 
     assert cache.read() == {}
-    assert CacheFile(None, "2.13", 2).read() == {}
+    assert Measurements(None, ["2.13", 2]).read() == {}
 
 
 def test_mode_is_the_callers_then_the_environments(monkeypatch):

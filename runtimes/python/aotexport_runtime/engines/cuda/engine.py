@@ -22,9 +22,9 @@ from aotexport_runtime.engines.cuda.options import CudaRuntime
 from aotexport_runtime.engines.cuda.packs import TARGET, code_of, kernels_of, unpacked
 from aotexport_runtime.engines.cuda.trial import Trial
 from aotexport_runtime.engines.cuda.tuning import TunedKernel, Tuner
-from aotexport_runtime.engines.cuda.winners import Winners, default_directory, key_of
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
 from aotexport_runtime.engines.partition import forward_returns
+from aotexport_runtime.engines.user_cache import Measurements, cache_folder
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary
 from aotexport_runtime.schema.program import Program, StateInput
@@ -122,9 +122,9 @@ class CudaEngine:
     def _tuner(self, driver: Driver, device: str) -> Tuner | None:
         if not self._options.tune:
             return None
-        winners = Winners(default_directory() if self._options.remember else None)
-        version = driver.version()
-        return Tuner(winners, lambda launchers: key_of([each.binary for each in launchers], device, version))
+        folder, version = cache_folder("tuned") if self._options.remember else None, driver.version()
+        # The driver's compiler makes code of PTX.
+        return Tuner(lambda all_: Measurements(folder, [[each.binary.sha256 for each in all_], device, version]))
 
 
 def _launch(

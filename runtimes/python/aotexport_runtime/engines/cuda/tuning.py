@@ -16,12 +16,14 @@ from typing import Any
 import torch
 
 from aotexport_runtime.engines.cuda.launch import Launcher
-from aotexport_runtime.engines.cuda.winners import Winners
+from aotexport_runtime.engines.user_cache import Measurements
 from aotexport_runtime.errors import NotSupported
 
 log = logging.getLogger("aotexport_runtime")
 
 REPETITIONS = 5
+
+_FASTEST = "candidate"
 
 Measure = Callable[[Callable[[], None], Callable[[], None]], float]
 """`(prepare, launch) -> milliseconds of the device`; `prepare` runs before each launch, and is not timed."""
@@ -52,14 +54,12 @@ class Tuner:
     """The means to tune the kernels of a device.
 
     Attributes:
-        winners: the fastest candidates that earlier processes found.
-        key: returns the key of a kernel in `winners`, given the launchers of all candidates.
+        kept: returns where the position of a kernel's fastest candidate is kept, given the launchers of all of them.
         measure: times a launch.
         may_measure: whether launches can be timed now.
     """
 
-    winners: Winners
-    key: Callable[[Sequence[Launcher]], str]
+    kept: Callable[[Sequence[Launcher]], Measurements]
     measure: Measure = device_time
     may_measure: Callable[[], bool] = may_measure
 
@@ -85,11 +85,11 @@ class TunedKernel:
             return first
         with self._lock:
             if self._chosen is None:
-                key = tuner.key(self._launchers)
-                position = tuner.winners.read(key, len(self._launchers))
-                if position is None:
+                kept = tuner.kept(self._launchers)
+                position = kept.read().get(_FASTEST)
+                if type(position) is not int or not 0 <= position < len(self._launchers):
                     position = fastest(self._launchers, arguments, tuner.measure)
-                    tuner.winners.write(key, position)
+                    kept.add(_FASTEST, position)
                 self._chosen = self._launchers[position]
                 log.debug("kernel %s runs candidate %d", first.kernel.name, position)
             return self._chosen

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import logging
+import platform
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from aotexport_runtime.engines.matmul.cache_file import CacheFile
 from aotexport_runtime.engines.matmul.sizes import operands
 from aotexport_runtime.engines.matmul.trial import clearly_faster
-from aotexport_runtime.engines.user_cache import cache_folder
+from aotexport_runtime.engines.user_cache import Measurements, cache_folder
 
 log = logging.getLogger("aotexport_runtime")
 
@@ -37,6 +38,22 @@ def _layout(matrix: torch.Tensor) -> str:
     return f"{'x'.join(map(str, matrix.shape))}@{','.join(map(str, matrix.stride()))}"
 
 
+def kept(folder: Path | None, threads: int) -> Measurements:
+    """Return the file that says, by matmul, whether oneDNN was clearly faster on this machine, torch and threads."""
+    return Measurements(folder, [_processor(), torch.__version__, threads])
+
+
+def _processor() -> str:
+    """Return the identity of this machine's processor: vendor, family, model, stepping."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts = dict([part.strip() for part in line.partition(":")[::2]] for line in lines)
+    names = ("vendor_id", "cpu family", "model", "model name", "stepping")
+    return ", ".join(facts[name] for name in names if name in facts) or platform.machine()
+
+
 def faster_by_onednn(matmul: str, ours: Callable[[], object], torchs: Callable[[], object]) -> bool:
     """Return whether oneDNN computes `matmul` clearly faster than torch's operator; one answer per process.
 
@@ -48,10 +65,10 @@ def faster_by_onednn(matmul: str, ours: Callable[[], object], torchs: Callable[[
     global _left_s
     threads = torch.get_num_threads()
     with _lock:
-        cache = CacheFile(cache_folder("matmul"), torch.__version__, threads)
+        cache = kept(cache_folder("matmul"), threads)
         known = _known.get(threads)
         if known is None:
-            known = _known[threads] = cache.read()
+            known = _known[threads] = {key: found for key, found in cache.read().items() if type(found) is bool}
         if matmul not in known:
             start = time.perf_counter()
             found = clearly_faster(ours, torchs, _left_s)
