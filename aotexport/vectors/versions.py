@@ -28,7 +28,7 @@ from aotexport.vectors.paths import shorter_on_path
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.call.flat_call import flat_outputs
 from aotexport_runtime.call.whole_result import whole_result_tree
-from aotexport_runtime.engines.preconditions.dataflow import writes_nothing
+from aotexport_runtime.engines.preconditions.dataflow import WRITES_UNSEEN, writes_nothing
 from aotexport_runtime.schema.gradients import Gradients, Tangent, VersionCheck
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph, IntermediateAlias, Program, VersionRise
@@ -65,7 +65,7 @@ def with_versions(run: Run, program: EncodedProgram) -> EncodedProgram:
         program: the program with its functional graph, if it has one.
     """
     functional = program.record.functional
-    if functional is None or (functional.gradients is None and _writes_nothing(program)):
+    if functional is None or (functional.gradients is None and _raises_none(program)):
         return program
     seen = None
     if (shorter := shorter_on_path(program, run.call)) is not None:
@@ -89,9 +89,10 @@ def _observed(run: Run, program: Program, functional: FunctionalGraph, call: Exa
         return watch_call(run, program, call, functools.partial(look, hooks=contextlib.nullcontext))
 
 
-def _writes_nothing(program: EncodedProgram) -> bool:
-    """Return whether no operator of a program writes into a tensor, so that no version rises."""
-    return all(map(writes_nothing, {node.op for graph in program.graphs.values() for node in graph.nodes}))
+def _raises_none(program: EncodedProgram) -> bool:
+    """Return whether no operator of a program raises a version: those that write unseen do not."""
+    called = {node.op for graph in program.graphs.values() for node in graph.nodes}
+    return all(writes_nothing(op) or op.removeprefix("aten::").partition(".")[0] in WRITES_UNSEEN for op in called)
 
 
 def _watch(

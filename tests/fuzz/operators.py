@@ -144,20 +144,20 @@ def _called(function: Any, args: list[Any], kwargs: dict[str, Any]) -> bytes | N
             for argument, value in zip(function._schema.arguments, (*args, *kwargs.values()), strict=True)
             if argument.is_write
         ]
-        return b"".join(map(_bytes_of, _tensors([results, written])))
+        return b"".join(map(bytes_of, tensors_of([results, written])))
     except Exception:  # Whatever a kernel says to hostile arguments.
         return None
 
 
-def _tensors(results: Any) -> Iterator[torch.Tensor]:
+def tensors_of(results: Any) -> Iterator[torch.Tensor]:
     if isinstance(results, torch.Tensor):
         yield results
     elif isinstance(results, list | tuple):
         for result in results:
-            yield from _tensors(result)
+            yield from tensors_of(result)
 
 
-def _bytes_of(tensor: torch.Tensor) -> bytes:
+def bytes_of(tensor: torch.Tensor) -> bytes:
     if tensor.numel() > 1 << 20 or tensor.layout is not torch.strided:
         return b""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous()

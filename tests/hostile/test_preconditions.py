@@ -43,6 +43,8 @@ CTC_BACKWARD = (torch.ones(2), LOGS, torch.ones(2, 2).long(), [5, 5], [2, 2], to
 BYTES = torch.ones(3, 4, dtype=torch.int8)
 GROUPS = (torch.ones(6, 8).bfloat16(), torch.ones(2, 8, 16).bfloat16())
 
+LISTS = "all lists must be of one length, and not empty"
+
 REFUSED = [
     (
         "_ctc_loss.default",
@@ -194,7 +196,20 @@ REFUSED = [
     ),
     ("random.from", (ROWS, (1 << 63) - 1, None), "`from` must be from -16777216 to 16777216"),
     ("_chunk_cat.default", ([torch.tensor(1.0)], 0, 1), "every tensor must have axis `dim`"),
-    ("_foreach_copy.default", ([ROWS], [ROWS, ROWS]), "`self` and `src` must be lists of one length"),
+    ("_foreach_copy.default", ([ROWS], [ROWS, ROWS]), LISTS),
+    ("_foreach_mul_.ScalarList", ([ROWS, ROWS], [1.0]), LISTS),
+    ("pdist.default", (torch.ones(0, 3).requires_grad_(),), "`self` must have rows"),
+    ("_pdist_forward.default", (torch.ones(0, 3).requires_grad_(),), "`self` must have rows"),
+    (
+        "embedding_bag.padding_idx",
+        (torch.ones(6, 3).requires_grad_(), INDICES, OFFSETS, False, 0, False, None, True, None),
+        "with gradients the last of `offsets` must be the end",
+    ),
+    (
+        "_grouped_mm.default",
+        (torch.ones(6, 8).bfloat16().requires_grad_(), GROUPS[1], torch.tensor([2, 5], dtype=torch.int32)),
+        "with gradients `offs` must end at 6",
+    ),
     ("_linalg_eigvals.default", (torch.full((2, 2), math.nan),), "`self` must be finite"),
     (
         "_scaled_dot_product_attention_math.default",

@@ -39,6 +39,9 @@ UNPROVEN = {
     "written_to": changed(POOL, ITEM, node("more", "aten::add_.Tensor", "indices", 9), END),
     "written_to_by_out": changed(POOL, ITEM, node("more", "aten::add.out", "x", "x"), END),
     "in_a_subgraph": changed(POOL, ITEM, node("more", "higher_order::invoke_subgraph", "indices"), END),
+    "seen_by_another_operator": changed(POOL, ITEM, node("more", "aten::alias.default", "indices"), END),
+    "seen_by_another_name": changed(POOL, ITEM, node("more", "python::getitem", "pool", -1), END),
+    "beside_unseen_writes": changed(POOL, ITEM, node("more", "aten::native_batch_norm.default", "x"), END),
     "given_away": changed(POOL, ITEM, END, outputs=["grad", "indices"]),
 }
 

@@ -118,9 +118,10 @@ def sections(a: Arguments) -> None:
     require(a["sections"] <= _MOST, f"`sections` must be at most {_MOST}")
 
 
-def pairwise(a: Arguments) -> None:
-    """Check that two lists of tensors fit together."""
-    require(len(a["self"]) == len(a["src"]) > 0, "`self` and `src` must be lists of one length")
+def lists(a: Arguments) -> None:
+    """Check that lists fit together: autograd takes an item of each before a kernel looks."""
+    lengths = {len(value) for value in a.values() if isinstance(value, list | tuple)}
+    require(len(lengths) == 1 and 0 not in lengths, "all lists must be of one length, and not empty")
 
 
 def uniform_integers(a: Arguments) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.engines.preconditions.require import Arguments, contiguous, require, sizes, within
+from aotexport_runtime.engines.preconditions.require import Arguments, contiguous, is_recorded, require, sizes, within
 
 
 def embedding_bag(a: Arguments) -> None:
@@ -15,6 +15,8 @@ def embedding_bag(a: Arguments) -> None:
     require(weight.dim() == 2, "`weight` must have two axes")
     _bags(indices, offsets, weight.shape[0])
     sizes(a.get("per_sample_weights"), indices.shape, "`per_sample_weights`")
+    if a["include_last_offset"] and offsets.shape[0] and is_recorded(a):
+        require((offsets[-1:] == indices.shape[0]).all(), "with gradients the last of `offsets` must be the end")
 
 
 def _bags(indices: torch.Tensor, offsets: torch.Tensor, rows: Any) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from aotexport_runtime.engines.preconditions.require import Arguments, contiguous, require, sizes, within
+from aotexport_runtime.engines.preconditions.require import Arguments, contiguous, is_recorded, require, sizes, within
 
 
 def fourier(a: Arguments) -> None:
@@ -29,9 +29,15 @@ def pairs(a: Arguments) -> None:
     for name in ("grad", "pdist"):
         sizes(a.get(name), (count,), f"`{name}`")
     require(rows.is_contiguous(), "`self` must be contiguous")
-    if "grad" in a:
+    if "grad" in a or is_recorded(a):
         require(rows.shape[0] > 0, "`self` must have rows")
+    if "grad" in a:
         sizes(a.get("out"), rows.shape, "`out`")
+
+
+def rows(a: Arguments) -> None:
+    """Check that there are rows whose distances backward asks for."""
+    require(a["self"].shape[:1] != (0,) or not is_recorded(a), "`self` must have rows")
 
 
 def of_bytes(a: Arguments) -> None:
@@ -50,6 +56,9 @@ def grouped(a: Arguments) -> None:
         most = one.shape[-1] if one.dim() == other.dim() == 2 else one.shape[0] if one.dim() == 2 else other.shape[-1]
         within(ends, 0, most + 1, "`offs`")
         require((ends[1:] >= ends[:-1]).all(), "`offs` must not fall")
+        if is_recorded(a):
+            # Backward leaves the gradient of what is in no group as it found it.
+            require((ends[-1:] == most).all() and (len(ends) or not most), f"with gradients `offs` must end at {most}")
 
 
 def grouped_written(a: Arguments, result: torch.Tensor) -> None:

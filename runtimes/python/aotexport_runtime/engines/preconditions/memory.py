@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from aotexport_runtime.engines.preconditions.require import Arguments, require, spacious
 
@@ -43,6 +44,30 @@ def grown(function: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return call
+
+
+def moved(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `set_data`, after which a tensor of other sizes has another version: autograd keeps tensors, not sizes."""
+
+    def call(tensor: torch.Tensor, new_data: torch.Tensor) -> None:
+        before = _geometry(tensor)
+        function(tensor, new_data)
+        if _geometry(tensor) != before:
+            increment_version(tensor)
+
+    return call
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def own(value: Any) -> Any:
+    """Return an argument or a result with copies of its tensors of integers and of masks."""
+    if isinstance(value, list | tuple):
+        return tuple(map(own, value)) if isinstance(value, tuple) else [*map(own, value)]
+    is_own = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
+    return value.clone() if is_own else value
 
 
 def place(given: Any, what: str) -> None:

@@ -21,6 +21,15 @@ def require(condition: Any, message: str) -> None:
         raise CheckFailed(message)
 
 
+def is_recorded(a: Arguments) -> bool:
+    """Return whether autograd records a call, and will run kernels of its own on what the call has taken and given."""
+    return torch.is_grad_enabled() and any(
+        isinstance(tensor, torch.Tensor) and tensor.requires_grad
+        for value in a.values()
+        for tensor in (value if isinstance(value, list | tuple) else [value])
+    )
+
+
 def within(values: torch.Tensor, low: int, high: Any, what: str) -> None:
     """Require integers from `low` to below `high`."""
     require(not (values.is_floating_point() or values.is_complex()), f"{what} must be integers")

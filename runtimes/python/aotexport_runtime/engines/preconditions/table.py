@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.autograd.graph import increment_version
 
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.allowed.signatures import signature_of
@@ -29,7 +30,7 @@ from aotexport_runtime.engines.preconditions import (
     sequences,
     windows,
 )
-from aotexport_runtime.engines.preconditions.require import Arguments
+from aotexport_runtime.engines.preconditions.require import Arguments, is_recorded
 from aotexport_runtime.errors import CheckFailed
 
 
@@ -47,15 +48,20 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
         return _with_schema(memory.zeroed(function), function)
     if name in memory.GROWING:
         return _with_schema(memory.grown(function), function)
+    if name == "set_data.default":
+        return _with_schema(memory.moved(function), function)
     base = name.partition(".")[0]
     check = PROVEN[base] if proven else PRECONDITIONS.get(name, PRECONDITIONS.get(base))
+    if check is None and base.startswith("_foreach_"):
+        check = arithmetic.lists
     schema: Any = function._schema
     if check is None and any(argument.name == "reduction" for argument in schema.arguments):
         check = losses.reduction
     places = (
         () if name in _BY_ELEMENT else [item.name for item in schema.arguments if item.kwarg_only and item.is_write]
     )
-    if check is None and not places:
+    keeps = base in KEPT
+    if check is None and not places and not keeps:
         return function
     complete = WRITTEN.get(base)
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
@@ -68,6 +74,10 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
         if not all(map(_has_memory, (*args, *kwargs.values()))):
             return function(*args, **kwargs)
         arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        kept = keeps and is_recorded(arguments)
+        if kept:
+            args, kwargs = memory.own(args), {key: memory.own(value) for key, value in kwargs.items()}
+            arguments |= {**dict(zip(names, args, strict=False)), **kwargs}
         try:
             if check is not None:
                 check(arguments)
@@ -76,9 +86,12 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
         except CheckFailed as error:
             raise CheckFailed(f"operator `aten::{name}`: {error}") from None
         results = function(*args, **kwargs)
+        for place in places:
+            # Not every kernel tells that it has resized this tensor (`kron.out`).
+            increment_version(kwargs[place])
         if complete is not None:
             complete(arguments, results)
-        return results
+        return memory.own(results) if kept else results
 
     return _with_schema(call, function)
 
@@ -132,6 +145,7 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     "_weight_norm": normalization.weight_norm,
     **dict.fromkeys(("_weight_norm_interface", "_weight_norm_interface_backward"), normalization.fused_weight_norm),
     **dict.fromkeys(("_pdist_forward", "_pdist_backward"), linear_algebra.pairs),
+    "pdist": linear_algebra.rows,
     "_grouped_mm": linear_algebra.grouped,
     "_int_mm": linear_algebra.of_bytes,
     "lu_unpack": linear_algebra.pivots("lu"),
@@ -187,7 +201,6 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     **dict.fromkeys(("set_.source_Tensor", "set_.source_Tensor_storage_offset"), memory.same_dtype),
     "_chunk_cat": arithmetic.chunks,
     "repeat_interleave": arithmetic.repeats,
-    "_foreach_copy": arithmetic.pairwise,
     **dict.fromkeys(("lcm", "lcm_"), arithmetic.common_multiple),
     **dict.fromkeys(
         (f"{base}.{other}_mode" for base in ("div", "div_", "divide", "divide_") for other in ("Tensor", "Scalar")),
@@ -197,6 +210,22 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     **dict.fromkeys(("random.from", "random.from_out", "random_.from"), arithmetic.uniform_integers),
 }
 """What to check before an operator runs, by its base name for all overloads, or by its full name."""
+
+KEPT = frozenset(
+    (
+        *("_ctc_loss", "ctc_loss", "embedding", "embedding_bag", "_embedding_bag", "multi_margin_loss"),
+        *("multilabel_margin_loss", "multilabel_margin_loss_forward"),
+        *(f"max_pool{axes}d_with_indices" for axes in (1, 2, 3)),
+        *(f"adaptive_max_pool{axes}d" for axes in (1, 2, 3)),
+        *(f"fractional_max_pool{axes}d" for axes in (2, 3)),
+    )
+)
+"""Operators whose backward trusts integers that autograd has saved, by base name.
+
+Where autograd records them they take copies of integers and masks, and give copies: nothing of a graph reaches what was
+checked and saved. Version counters do not tell of every change: `set_data`, `unsafe_split` and their kin make aliases
+with counters of their own, and batch norm raises none.
+"""
 
 WRITTEN: dict[str, Callable[[Arguments, Any], None]] = {
     "_ctc_loss": sequences.ctc_written,

@@ -1,0 +1,28 @@
+"""Which operators change what they take: those whose schema says so, and those of a table that do not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+from aotexport_runtime.engines import ops
+from aotexport_runtime.engines.preconditions.dataflow import WRITES_UNSEEN
+from tests.fuzz.table import is_of_devices
+
+
+def test_operators_that_change_what_they_take_say_so_or_are_in_the_table():
+    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.writes"]
+    # Libraries print, too.
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
+    found = json.loads(done.stdout.splitlines()[-1])
+    silent = {name for name, seen in found.items() if seen and not _is_mutable(name)}
+    assert {name.partition(".")[0] for name in silent} == {base for base in WRITES_UNSEEN if not is_of_devices(base)}
+    assert {name for name, seen in found.items() if "bytes unseen" in seen} - silent <= {"set_data.default"}
+    # Autograd keeps tensors with their versions: sizes never change without.
+    assert {name for name, seen in found.items() if "sizes unseen" in seen} == set()
+    assert len([name for name, seen in found.items() if seen]) > 900
+
+
+def _is_mutable(operator: str) -> bool:
+    return ops.overload(f"aten::{operator}", None, frozenset())._schema.is_mutable
