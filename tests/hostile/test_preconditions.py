@@ -198,6 +198,16 @@ REFUSED = [
     ("_chunk_cat.default", ([torch.tensor(1.0)], 0, 1), "every tensor must have axis `dim`"),
     ("_foreach_copy.default", ([ROWS], [ROWS, ROWS]), LISTS),
     ("_foreach_mul_.ScalarList", ([ROWS, ROWS], [1.0]), LISTS),
+    (
+        "nll_loss_backward.default",
+        (torch.ones(4), ROWS, torch.tensor([0, 3, -100, 1]), None, 0, -100, torch.tensor(3.0)),
+        "`target`, but for `ignore_index`, must be from 0 to below 3",
+    ),
+    (
+        "nll_loss2d_backward.default",
+        (torch.ones(1, 4, 4), IMAGES, torch.full((1, 4, 4), 1 << 40), None, 0, -100, torch.tensor(3.0)),
+        "`target`, but for `ignore_index`, must be from 0 to below 2",
+    ),
     ("pdist.default", (torch.ones(0, 3).requires_grad_(),), "`self` must have rows"),
     ("_pdist_forward.default", (torch.ones(0, 3).requires_grad_(),), "`self` must have rows"),
     (
@@ -454,6 +464,17 @@ def test_memory_that_nobody_has_written_is_zero(name, args):
     for _ in range(3):
         torch.full((3, 1000), 7.0)
         assert not call(name, *args).any()
+
+
+def test_integers_that_backward_trusts_are_out_of_reach_where_autograd_records():
+    image = IMAGES.clone().requires_grad_()
+    pooled, places = call("max_pool2d_with_indices.default", image, [2, 2])
+    places.fill_(1 << 40)
+    (found,) = torch.autograd.grad(pooled.sum(), image)
+    assert found.sum() == pooled.numel()
+    targets = torch.tensor([[1, 2], [1, 2]])
+    loss, _ = call("_ctc_loss.default", LOGS.clone().requires_grad_(), targets, [5, 5], [2, 2])
+    assert loss.grad_fn._saved_targets.data_ptr() != targets.data_ptr()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes
+from aotexport_runtime.engines.preconditions.require import Arguments, require, sizes, within
 
 REDUCTIONS = (0, 1, 2)
 """No reduction, mean, and sum."""
@@ -29,6 +29,15 @@ def margins_backward(a: Arguments) -> None:
     if a["reduction"] == 0:
         samples = source.shape[0] if source.dim() > 1 else 1
         require(count == samples, f"`grad_output` must be {samples} numbers")
+
+
+def classes_backward(a: Arguments) -> None:
+    """Check the classes that targets name; of a reduced loss the kernel does."""
+    reduction(a)
+    source, target = a["self"], a["target"]
+    if a["reduction"] == 0 and source.dim() > 1:
+        named = torch.where(target == a["ignore_index"], 0, target)
+        within(named, 0, source.shape[1], "`target`, but for `ignore_index`,")
 
 
 def entropy(a: Arguments) -> None:

@@ -194,6 +194,7 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     **dict.fromkeys(("im2col", "col2im", "max_pool1d"), windows.columns),
     "gelu_backward": arithmetic.gelu_backward,
     **dict.fromkeys(("multi_margin_loss_backward", "multilabel_margin_loss_backward"), losses.margins_backward),
+    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), losses.classes_backward),
     "binomial": arithmetic.counts,
     "tensor_split.sections": arithmetic.sections,
     **dict.fromkeys(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"), memory.strided),
@@ -214,7 +215,8 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
 KEPT = frozenset(
     (
         *("_ctc_loss", "ctc_loss", "embedding", "embedding_bag", "_embedding_bag", "multi_margin_loss"),
-        *("multilabel_margin_loss", "multilabel_margin_loss_forward"),
+        *("multilabel_margin_loss", "multilabel_margin_loss_forward", "cross_entropy_loss", "nll_loss", "nll_loss_nd"),
+        *("nll_loss_forward", "nll_loss2d", "nll_loss2d_forward"),
         *(f"max_pool{axes}d_with_indices" for axes in (1, 2, 3)),
         *(f"adaptive_max_pool{axes}d" for axes in (1, 2, 3)),
         *(f"fractional_max_pool{axes}d" for axes in (2, 3)),
