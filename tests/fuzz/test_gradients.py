@@ -25,10 +25,10 @@ def test_gradients_of_hostile_calls_stay_within_their_memory() -> None:
     names = differentiable()
     kept = [name for name in names if name.partition(".")[0] in KEPT]
     lists = [name for name in names if name.endswith("_.ScalarList")]
-    rows = list(fuzz([*kept, *lists[::4], *names[::150]], 25))
+    rows = list(fuzz([*kept, *lists[::4], *names[::150]], 12))
     assert [row for row in rows if row.outcome != "ok"] == []
-    assert sum(row.counts.get("backward", 0) for row in rows) > 100
-    assert sum(row.counts.get("double", 0) for row in rows) > 20
+    assert sum(row.counts.get("backward", 0) for row in rows) > 50
+    assert sum(row.counts.get("double", 0) for row in rows) > 10
 
 
 def _formulas() -> dict[str, str]:

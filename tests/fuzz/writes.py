@@ -15,7 +15,7 @@ from tests.fuzz.arguments import Arguments, copied
 from tests.fuzz.operators import tensors_of
 from tests.fuzz.valid_calls import valid_calls_of
 
-CALLS = 16
+CALLS = 8
 _MOST_NBYTES = 8 << 30
 
 
