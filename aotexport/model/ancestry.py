@@ -15,10 +15,10 @@ from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle, stored_state
+from aotexport_runtime.schema.bounded import MAX_TEXT
 from aotexport_runtime.schema.manifest import Ancestor
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.submodules.adapter import adapters_below
-from aotexport_runtime.validate.bounds import MAX_TEXT
 
 _NAMED = 3
 """Most names that a phrase lists."""

@@ -12,7 +12,7 @@ from torch import nn
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.call import ExampleCall, example_call, signature_of, sizes_by_name
 from aotexport.model.mode import Mode, only_mode
-from aotexport_runtime.validate.bounds import PLAIN_NAME
+from aotexport_runtime.schema.bounded import PlainName, bounds_of
 from aotexport_runtime.values.arguments import check_type
 
 
@@ -218,7 +218,7 @@ def check_names(names: list[str]) -> None:
     if not names:
         raise ModelFileInvalid("no programs were asked for")
     for index, name in enumerate(names):
-        if not isinstance(name, str) or not PLAIN_NAME.fullmatch(name):
+        if not isinstance(name, str) or not bounds_of(PlainName).takes(name):
             raise ModelFileInvalid(
                 f"program name {name!r}: use letters, digits, `_`, `.` and `-`, at most 64, a letter or digit first"
             )

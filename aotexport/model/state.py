@@ -20,7 +20,7 @@ from aotexport.process.objects import is_a
 from aotexport.values.same_tensors import are_same
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.validate.bounds import MAX_TEXT
+from aotexport_runtime.schema.bounded import MAX_TEXT
 
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
 

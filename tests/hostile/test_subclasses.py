@@ -61,7 +61,7 @@ FAULTS = [
         {"kind": "named_fields", "type": "dataclass", "name": "A", "fields": [], "items": []},
         "a context holds what no context has",
     ),
-    (CONTEXT + "/type", "os", "'os' is not the name of a class"),
+    (CONTEXT + "/type", "os", "`Instance.type` 'os' is not the name of a class"),
     (CONTEXT + "/form", "enum", "a member of `tests.scaled:Recipe` has no name"),
     (CONTEXT + "/fields/0", "a b", "a field of `tests.scaled:Recipe` has a malformed name"),
     ("state/0/parts", [], "state 'weight' has 0 parts, not 2"),

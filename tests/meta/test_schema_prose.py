@@ -16,13 +16,13 @@ from aotexport_runtime import errors
 from aotexport_runtime.allowed import operators
 from aotexport_runtime.allowed.signatures import RENAMED
 from aotexport_runtime.engines.adapters import ADAPTERS
+from aotexport_runtime.schema.bounded import MAX_AXES, MAX_TERMS
 from aotexport_runtime.schema.codes import CODES
 from aotexport_runtime.schema.limits import DEFAULT
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, FORMAT_VERSION, format_version
-from aotexport_runtime.validate.bounds import MAX_AXES
 from aotexport_runtime.values.compare import TOLERANCES
 from aotexport_runtime.values.observe import SAMPLE
-from aotexport_runtime.values.sizes import MAX_TERMS, OPERATORS
+from aotexport_runtime.values.sizes import OPERATORS
 from tests.reader.rules import RULES
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"

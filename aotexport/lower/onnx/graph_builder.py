@@ -18,6 +18,7 @@ from aotexport.lower.onnx.symbols import Symbols
 from aotexport_runtime.engines import checkpoint, ops
 from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.engines.higher_order import EFFECTS
+from aotexport_runtime.schema.bounded import MAX_TEXT
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import (
     Argument,
@@ -27,7 +28,6 @@ from aotexport_runtime.schema.values import (
     SubgraphArgument,
     TensorMeta,
 )
-from aotexport_runtime.validate.bounds import MAX_TEXT
 
 _HIDDEN_WRITES = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 _CHECKS = ("aten::_assert_scalar.default", "aten::_assert_async.default", "aten::_assert_async.msg")

@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from keyword import iskeyword
-from typing import Annotated, Any
+from typing import Annotated, Any, get_args
 
+MAX_NODES = 1_000_000
 MAX_AXES = 64
 MAX_TEXT = 1000
 MAX_TERMS = 500
@@ -56,6 +57,11 @@ class Bounds:
 
 _compiled = cache(re.compile)
 _OURS = ("code", "fault", "holds")
+
+
+def bounds_of(type_: Any) -> Bounds:
+    """Return the bounds of one of the types below."""
+    return get_args(type_)[1]
 
 
 def is_identifier(name: str) -> bool:

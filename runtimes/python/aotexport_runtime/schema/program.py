@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from aotexport_runtime.schema.base import Record, keep_default
-from aotexport_runtime.schema.bounded import Count, Identifier, Line, OperatorName, PlainName
+from aotexport_runtime.schema.bounded import MAX_NODES, Count, Identifier, Line, OperatorName, PlainName
 from aotexport_runtime.schema.gradients import Gradients, TensorIndex
 from aotexport_runtime.schema.notes import Note
 from aotexport_runtime.schema.references import AtMost, IndexOf, Length, NameOf, Over, TensorOf, Unique
@@ -19,9 +19,6 @@ from aotexport_runtime.schema.sizes import Condition, Dimension
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Key, Tree
 from aotexport_runtime.schema.values import Argument, TensorMeta
-
-MAX_NODES = 1_000_000
-MAX_RISE = MAX_NODES
 
 TensorInput = Annotated[Count, IndexOf("Program.inputs"), TensorOf("Program.inputs")]
 TensorOutput = Annotated[Count, IndexOf("Program.outputs"), TensorOf("Program.outputs")]
@@ -224,7 +221,7 @@ class VersionRise(Record, kw_only=True):
     """
 
     input_index: TensorIndex
-    by: Annotated[Count, AtMost(MAX_RISE)]
+    by: Annotated[Count, AtMost(MAX_NODES)]
 
 
 # --- gradients --------------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 from aotexport_runtime.errors import Place
+from aotexport_runtime.schema.bounded import INT64_MAX, MAX_AXES
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import (
     Argument,
@@ -16,8 +17,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
-from aotexport_runtime.validate.bounds import MAX_AXES
-from aotexport_runtime.values.sizes import INT64_MAX, check_size, symbols_of
+from aotexport_runtime.values.sizes import check_size, symbols_of
 
 _MAX_INTEGER = 1 << 64
 

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from aotexport_runtime.errors import Place
-from aotexport_runtime.values.sizes import INT64_MAX
-
-MAX_NODES = 1_000_000
-MAX_AXES = 64
-MAX_TEXT = 1000
-PLAIN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+from aotexport_runtime.schema.bounded import INT64_MAX, MAX_AXES, bounds_of
 
 
 def check_index(index: int, count: int, subject: str, where: Place) -> None:
@@ -37,24 +32,15 @@ def check_unique(names: Iterable[object], subject: str, where: Place) -> None:
         seen.add(name)
 
 
-def check_plain_name(name: str, subject: str, where: Place) -> None:
-    """Refuse a name that is not plain: it becomes part of a path.
+def check_form(text: str, type_: Any, subject: str, where: Place) -> None:
+    """Refuse text that is not of a type of `schema/bounded.py`.
 
     Raises:
         BundleInvalid: names `subject`.
     """
-    if not PLAIN_NAME.fullmatch(name):
-        raise where.invalid(f"{subject} {name[:80]!r} is not a plain name", "name-malformed")
-
-
-def check_text(text: str, subject: str, where: Place) -> None:
-    """Refuse text, shown in one line, that is long or holds control characters, which a terminal would obey.
-
-    Raises:
-        BundleInvalid: names `subject`.
-    """
-    if len(text) > MAX_TEXT or not text.isprintable():
-        raise where.invalid(f"{subject} {text[:80]!r} is too long or not printable", "text-malformed")
+    bounds = bounds_of(type_)
+    if not bounds.takes(text):
+        raise where.invalid(f"{subject} {text[:80]!r} is {bounds.fault}", bounds.code)
 
 
 def check_span(shape: Sequence[int], stride: Sequence[int], offset: int, subject: str, where: Place) -> None:

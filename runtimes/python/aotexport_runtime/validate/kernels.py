@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from aotexport_runtime.errors import Place
+from aotexport_runtime.schema.bounded import Line
 from aotexport_runtime.schema.kernels import Kernel, KernelCandidate, KernelLibrary, NumberParameter
-from aotexport_runtime.validate.bounds import check_text, check_unique
+from aotexport_runtime.validate.bounds import check_form, check_unique
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.values.sizes import INT64_MAX, check_size
 
@@ -37,7 +38,7 @@ def _check_kernel(kernel: Kernel, packs: dict[str, int], where: Place) -> None:
         if isinstance(parameter, NumberParameter) and parameter.type in _INTEGERS:
             integers.add(parameter.name)
     for text in (text for line in kernel.lines for text in (line.file, line.function)):
-        check_text(text, f"origin of `{kernel.name}`", where)
+        check_form(text, Line, f"origin of `{kernel.name}`", where)
     for index, candidate in enumerate(kernel.candidates):
         with where.at("candidates", index) as here:
             _check_candidate(candidate, kernel, integers, packs, here)

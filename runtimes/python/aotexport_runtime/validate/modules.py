@@ -6,11 +6,12 @@ from keyword import iskeyword
 
 from aotexport_runtime.allowed.modules import is_own_attribute
 from aotexport_runtime.errors import Place
+from aotexport_runtime.schema.bounded import MAX_NODES, Line
 from aotexport_runtime.schema.graph import Graph, ModuleCall
 from aotexport_runtime.schema.manifest import Manifest, Submodule
 from aotexport_runtime.schema.trees import Leaf, Mapping, Sequence, Tree
 from aotexport_runtime.validate.arguments import check_argument, references
-from aotexport_runtime.validate.bounds import MAX_NODES, check_index, check_text
+from aotexport_runtime.validate.bounds import check_form, check_index
 from aotexport_runtime.values.trees import keys_of, leaves
 
 MAX_PARTS = 64
@@ -22,7 +23,7 @@ def check_path(path: str, subject: str, where: Place) -> list[str]:
     Raises:
         BundleInvalid: it is malformed.
     """
-    check_text(path, subject, where)
+    check_form(path, Line, subject, where)
     parts = path.split(".")
     if len(parts) > MAX_PARTS or not all(parts) or "__dict__" in parts:
         raise where.invalid(f"{subject} {path[:80]!r} is malformed", "name-malformed")

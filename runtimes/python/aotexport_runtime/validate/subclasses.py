@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
-
 import msgspec
 
 from aotexport_runtime.errors import Place
+from aotexport_runtime.schema.bounded import MAX_AXES, ClassName
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import InputSpec, Program, SizeInput
 from aotexport_runtime.schema.subclasses import Subclass
@@ -22,23 +21,12 @@ from aotexport_runtime.schema.trees import (
 )
 from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.validate.arguments import check_constant
-from aotexport_runtime.validate.bounds import MAX_AXES, MAX_TEXT
+from aotexport_runtime.validate.bounds import check_form
 from aotexport_runtime.values.python_values import check_python_value
 from aotexport_runtime.values.sizes import check_size
 from aotexport_runtime.values.trees import check_tree
 
 MAX_PARTS = 1000
-_TYPE_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.([A-Za-z_]\w*|<locals>))*", re.ASCII)
-
-
-def check_type_name(name: str, where: Place) -> None:
-    """Refuse a name that is no class's, `module:qualified.name`.
-
-    Raises:
-        BundleInvalid: shows it.
-    """
-    if len(name) > MAX_TEXT or not _TYPE_NAME.fullmatch(name):
-        raise where.invalid(f"{name[:80]!r} is not the name of a class", "name-malformed")
 
 
 def check_subclass(record: Subclass, symbols: set[str], where: Place) -> None:
@@ -109,7 +97,7 @@ def _check_context(tree: Tree, where: Place) -> None:
             check_constant(tree.value, "a constant of a context", where)
         return
     if isinstance(tree, Instance):
-        check_type_name(tree.type, where)
+        check_form(tree.type, ClassName, "`Instance.type`", where)
         if tree.form == "enum" and tree.fields != ("name",):
             raise where.invalid(f"a member of `{tree.type}` has no name", "name-malformed")
         if not all(name.isidentifier() for name in tree.fields):

@@ -13,15 +13,14 @@ from typing import Any, Literal
 
 from aotexport_runtime.allowed.operators import sym_max, sym_min
 from aotexport_runtime.errors import Place
+from aotexport_runtime.schema.bounded import INT64_MAX, MAX_TERMS
 from aotexport_runtime.schema.sizes import Size, SizeExpression
 
-MAX_TERMS = 500
 MAX_EXPONENT = 64
 MAX_NBITS = 1024
 """Most bits that the value of an expression may have, whatever its symbols are."""
 
 SYMBOL_NBITS = 63
-INT64_MAX = (1 << 63) - 1
 
 UNDEFINED = (ArithmeticError, ValueError, TypeError)
 """Errors of an expression without a value: a division by zero, the root of a negative number."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from keyword import iskeyword
 from typing import Any
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported, Place
+from aotexport_runtime.schema.bounded import is_identifier
 from aotexport_runtime.schema.trees import Bytes, Constant, Instance, Key, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.schema.values import SliceArgument
 from aotexport_runtime.values.python_values import check_keys
@@ -109,11 +108,6 @@ def _check_names(names: tuple[object, ...], items: int, where: Place) -> None:
         raise where.invalid(f"{len(names)} names for {items} items of a tree", "structure-malformed")
     if len(set(names)) != items:
         raise where.invalid("a tree has a name twice", "name-twice")
-
-
-def is_identifier(name: str) -> bool:
-    """Return whether Python's code can have a name as it is: Python takes names that NFKC makes equal for one."""
-    return name.isidentifier() and not iskeyword(name) and unicodedata.is_normalized("NFKC", name)
 
 
 def _check_identifier(name: str, reserved: str, where: Place) -> None:
