@@ -170,15 +170,19 @@ def rows_of_example(
     """Yield the example's arguments with `size` of its rows along `dimension`, one after the other of the first rows.
 
     Lengths, offsets and indices in them fit the other arguments; not each row need do (the longest of a batch may).
+    The last has its integers below `size`: they may be indices of these rows, such as the edges of a graph.
     """
     known = symbols_of(program, example.specs)
     symbols, rows = {**known, dimension.symbol: size}, known[dimension.symbol]
     if rows <= size or not _keeps_guards(program, symbols):
         return
-    for first in range(min(rows - size + 1, _MAX_ROWS)):
+    for first in (*range(min(rows - size + 1, _MAX_ROWS)), -1):
 
         def take(source: torch.Tensor, spec: VectorInput, places: torch.Tensor, first: int = first) -> torch.Tensor:
             view = source.as_strided(spec.shape, spec.stride, spec.offset)
+            if first < 0:
+                is_index = view.dtype in (torch.int32, torch.int64)
+                first, view = 0, view.clamp(max=max(size - 1, 0)) if is_index else view
             for axis, count in enumerate(places.shape):
                 view = view.narrow(axis, first * ((spec.shape[axis] - count) // (rows - size)), count)
             return source.new_zeros(places.numel() and int(places.max()) + 1).index_put((places,), view)

@@ -18,13 +18,17 @@ from aotexport.model.structure import flattened
 from aotexport.values.same_tensors import are_same
 
 
-def only_prepares(call: ExampleCall, state: State, reshaped: Sequence[StateEntry], *, grad: bool) -> bool:
-    """Return whether a first call makes no difference to the next one, which leaves these tensors as they would be.
+def only_prepares(
+    call: ExampleCall, others: Sequence[ExampleCall], state: State, reshaped: Sequence[StateEntry], *, grad: bool
+) -> bool:
+    """Return whether calls make no difference to the next one, which leaves these tensors as it would without them.
 
-    Code builds tables or converts weights in its first call (`if self.table.shape[0] < x.shape[1]: ...`).
+    Code builds tables or converts weights in its first call (`if self.table.shape[0] < x.shape[1]: ...`), or begins
+    anew where the size of the batch is another one (`if self.membrane.shape != x.shape: ...`).
 
     Args:
         call: the example call; the module is in the wanted mode.
+        others: calls of other sizes to make before it.
         state: the module's state; left as it was.
         reshaped: the tensors that the first call leaves in another shape.
         grad: whether gradients are recorded.
@@ -36,17 +40,20 @@ def only_prepares(call: ExampleCall, state: State, reshaped: Sequence[StateEntry
             tree, first = flattened(run(), "output", role="output")
             first = copies(first) + _left(reshaped)
         with attempt("call for real"), eager_run(call, state, mode, **options) as run:
-            run.call = with_other_inputs(call)
-            run()
-            left = _left(reshaped)
-            run.call = call
-            torch.manual_seed(0)
-            other, later = flattened(run(), "output", role="output")
-            later = copies(later) + _left(reshaped)
+            for before in (with_other_inputs(call), *others):
+                run.call = before
+                run()
+                left = _left(reshaped)
+                run.call = call
+                torch.manual_seed(0)
+                other, later = flattened(run(), "output", role="output")
+                later = copies(later) + _left(reshaped)
+                kept = any(before is each for each in others) or all(map(_is_laid_out_alike, left, later[-len(left) :]))
+                if not kept or tree != other or not all(map(are_same, first, later)):
+                    return False
     except ExportFailed:
         return False
-    is_kept = all(map(_is_laid_out_alike, left, later[-len(left) :]))
-    return is_kept and tree == other and all(map(are_same, first, later))
+    return True
 
 
 def _left(entries: Sequence[StateEntry]) -> list[Any]:

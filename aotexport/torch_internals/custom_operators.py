@@ -21,6 +21,7 @@ _KEY = torch._C.DispatchKey
 _TORCHS = ("aten", "prims", "prim", "inductor", "quantized", "_test")
 """Namespaces of operators that torch ships."""
 _COMPOSITE, _EXPLICIT = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
+_AUTOGRAD = "AutogradCPU"
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,15 @@ class PythonOperator:
     """The implementation of an operator.
 
     Attributes:
-        kernel: takes its arguments, below autograd; None: composite, so that autograd is inside.
+        kernel: takes its arguments, below autograd.
+        is_composite: whether the kernel runs above autograd instead, which sees its operators.
         has_autograd: whether torch makes an autograd function of it.
         setup_context: the registered function that saves values for backward.
         backward: the registered backward; None: a backward raises.
     """
 
-    kernel: Callable[..., Any] | None
+    kernel: Callable[..., Any]
+    is_composite: bool = False
     has_autograd: bool = False
     setup_context: Callable[..., Any] | None = None
     backward: Callable[..., Any] | None = None
@@ -50,7 +53,8 @@ def python_operators() -> dict[OpOverload, PythonOperator]:
             found[definition._opoverload] = PythonOperator(
                 kernel, has_autograd=True, setup_context=definition._setup_context_fn, backward=definition._backward_fn
             )
-    return _with_registered_kernels(frozenset(_impls), frozenset(OPDEFS)) | found
+    definitions = frozenset(OPDEFS) - frozenset(triton_ops_to_kernels)
+    return _with_registered_kernels(frozenset(_impls), definitions) | found
 
 
 @functools.lru_cache(maxsize=1)
@@ -79,10 +83,10 @@ def _with_registered_kernels(kernels: frozenset[str], definitions: frozenset[str
 def _of_kernels(operator: OpOverload, keys: set[str]) -> PythonOperator | None:
     """Return the implementation of an operator with Python kernels for these keys; None: a trace would lose some."""
     if _COMPOSITE in keys:
-        return PythonOperator(None)
-    # A kernel for autograd may do anything.
-    key = next((key for key in ("CPU", _EXPLICIT) if key in keys), None)
-    if key is None or any(key.startswith("Autograd") for key in keys):
+        return PythonOperator(operator.decompose, is_composite=True)
+    key = next((key for key in (_AUTOGRAD, "CPU", _EXPLICIT) if key in keys), None)
+    # A kernel for autograd on several devices may do anything.
+    if key is None or (key != _AUTOGRAD and any(key.startswith("Autograd") for key in keys)):
         return None
 
     def kernel(*args: Any, **kwargs: Any) -> Any:
@@ -90,7 +94,7 @@ def _of_kernels(operator: OpOverload, keys: set[str]) -> PythonOperator | None:
         with torch._C.DisableTorchFunction():
             return operator._op_dk(getattr(_KEY, key), *args, **kwargs)
 
-    return PythonOperator(kernel)
+    return PythonOperator(kernel, is_composite=key == _AUTOGRAD)
 
 
 def _find(name: str) -> OpOverload | None:
@@ -106,8 +110,3 @@ def filled(
     """Return the arguments of a call with the defaults that it left out."""
     args, kwargs = fill_defaults(operator._schema, args, kwargs)
     return tuple(args), dict(kwargs)
-
-
-def whole_composite(operator: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run a composite operator by the operators that it consists of."""
-    return operator.decompose(*args, **kwargs)

@@ -151,6 +151,29 @@ class ReadingLate(Stateful):
         return x + self.cache[-3] if len(self.cache) > 3 else x * 2
 
 
+class Resetting(nn.Module):
+    """Begins every call with a number where the last one left a tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.potentials = {"v": 0.0}
+
+    def forward(self, x):
+        self.potentials["v"] = 0.0
+        for row in x.unbind(1):
+            self.potentials["v"] = self.potentials["v"] * 0.5 + row
+        return self.potentials["v"] * 2
+
+
+def test_item_that_each_call_begins_with_is_no_state(tmp_path):
+    model, sizes = Resetting(), ({0: torch.export.Dim("batch", min=1, max=64)},)
+    aotexport.export(model, (torch.randn(4, 3),), output=tmp_path / "bundle", dynamic_shapes=sizes)
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    for rows in (4, 1, 7):
+        x = torch.randn(rows, 3)
+        assert torch.equal(loaded(x), model(x))
+
+
 @pytest.mark.parametrize(
     "model",
     [Counting, Remembering, RememberingWithSwitches, Growing, Switching, Pairing, Smoothing, ReadingLate],

@@ -190,6 +190,42 @@ def test_state_of_the_size_of_the_last_batch_is_kept(tmp_path, engine):
         assert torch.equal(loaded(x), model(x))
 
 
+def begins_anew_for_another_batch(self, x):
+    memory = torch.zeros_like(self.memory)
+    if memory.shape != x.shape:
+        memory = torch.zeros_like(x)
+    self.memory = memory * 0.5 + x
+    return self.memory * 2
+
+
+def goes_on_unless_the_batch_is_another(self, x):
+    memory = self.memory if self.memory.shape == x.shape else torch.zeros_like(x)
+    self.memory = memory * 0.5 + x.detach()
+    return self.memory * 2
+
+
+def goes_on_after_a_greater_batch(self, x):
+    memory = self.memory[: x.shape[0]] if self.memory.shape[0] > x.shape[0] else torch.zeros_like(x)
+    self.memory = x.detach() * 1
+    return memory + x
+
+
+def test_state_that_begins_anew_in_every_call_is_taken_in_all_sizes(tmp_path):
+    model, sizes = Model(begins_anew_for_another_batch), ({0: torch.export.Dim("batch", min=1, max=64)},)
+    aotexport.export(model, (torch.randn(4, 3),), output=tmp_path / "bundle", dynamic_shapes=sizes, programs=["infer"])
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    for rows in (4, 1, 7, 7, 2):
+        x = torch.randn(rows, 3)
+        assert torch.equal(loaded(x), model(x))
+
+
+@pytest.mark.parametrize("step", [goes_on_unless_the_batch_is_another, goes_on_after_a_greater_batch])
+def test_state_that_goes_on_in_some_sizes_is_refused(tmp_path, step):
+    sizes = ({0: torch.export.Dim("batch", min=1, max=64)},)
+    with pytest.raises(AotExportError, match="a call turns `memory`"):
+        aotexport.export(Model(step), (torch.randn(4, 3),), output=tmp_path / "bundle", dynamic_shapes=sizes)
+
+
 class Outer(nn.Module):
     def __init__(self, step):
         super().__init__()

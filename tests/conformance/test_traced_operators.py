@@ -46,6 +46,19 @@ following.register_autograd(lambda ctx, grad: grad * 2)
 TRACED = torch.ops.aotexport_traced
 
 
+@torch.library.triton_op(f"{NAMESPACE}::by_device", mutates_args=())
+def by_device(x: torch.Tensor) -> torch.Tensor:
+    raise NotImplementedError
+
+
+def _on_cpu(x):
+    return (x * 2).sin() if x.shape[0] > 1 else x.sin()
+
+
+LIBRARY.impl("by_device", _on_cpu, "CPU")
+LIBRARY.impl("by_device", _on_cpu, "AutogradCPU")
+
+
 class Quantised(nn.Module):
     """Layers as PT2E leaves them: integers whose values gradients do not reach, between operators of its own."""
 
@@ -87,8 +100,9 @@ def test_kernel_is_traced_once_to_see_whether_it_can_be(tmp_path):
         (operators.operator_that_writes_in_a_backward, lambda: (leaf(3, 4), torch.randn(3, 4))),
         (lambda x: TRACED.composite(x), lambda: (leaf(3),)),
         (lambda x: TRACED.explicit(x), lambda: (torch.randn(3),)),
+        (lambda x: by_device(x) * x, lambda: (leaf(3),)),
     ],
-    ids=["gradients", "kinds", "list", "input", "views", "buffer", "backward", "composite", "explicit"],
+    ids=["gradients", "kinds", "list", "input", "views", "buffer", "backward", "composite", "explicit", "by device"],
 )
 def test_operator_is_traced_through_and_equals_eager(function, args, tmp_path):
     report = aotexport.export(function, args(), output=tmp_path / "b")

@@ -734,9 +734,31 @@ def named_by_size(x):
     return x * len(f"{x.shape[0]}")
 
 
+PLANS = {}
+PLANNER = {"__name__": "opt_einsum.paths"}
+exec("def cheapest(size): return int(size) > 0", PLANNER)
+
+
+def planned_once(x):
+    key = f"{tuple(x.shape)}"
+    if key not in PLANS:
+        PLANS[key] = PLANNER["cheapest"](x.shape[0])
+    return x * 2 if PLANS[key] else x
+
+
+def test_text_of_sizes_that_is_only_a_key_serves_other_sizes(load):
+    module = load(planned_once, torch.ones(4, 2), dynamic_shapes=({0: torch.export.Dim("rows", min=1)},), verify=True)
+    for rows in (4, 1, 7):
+        assert torch.equal(module(torch.ones(rows, 2)), torch.ones(rows, 2) * 2)
+
+
 @pytest.mark.parametrize(
     ("function", "line"),
-    [(named_by_size, "in named_by_size: "), (lambda x: sum(x[i] for i in range(x.shape[0])), "in <lambda>: ")],
+    [
+        (named_by_size, "in named_by_size: "),
+        (lambda x: x * {"4": 2}.get(str(x.shape[0]), 3), "in <lambda>: "),
+        (lambda x: sum(x[i] for i in range(x.shape[0])), "in <lambda>: "),
+    ],
 )
 def test_code_that_asks_for_a_dynamic_size_is_refused_with_its_line(load, function, line):
     with pytest.raises(aotexport.ExportFailed) as caught:
@@ -847,6 +869,10 @@ def of_bags(x, indices, offsets):
     return x + nn.functional.embedding_bag(indices, torch.arange(40.0).view(10, 4), offsets, mode="sum")
 
 
+def along_edges(x, edges):
+    return x.index_add(0, edges[1], x[edges[0]] * 2)
+
+
 def by_columns(x):
     return x[:, :1] * nn.functional.embedding(x[:, 1:].long(), torch.arange(40.0).view(10, 4)).sum(1)
 
@@ -855,6 +881,7 @@ ONE_ROW = {
     "picked_rows": (picked_rows, lambda n: (torch.randn(n, 6), torch.arange(1, n + 1) % 6), (0, 0)),
     "lengths": (up_to_the_longest, lambda n: (torch.randn(n, 9, 2), torch.tensor([9, 7, 5])[:n].flip(0)), (0, 0)),
     "offsets": (of_bags, lambda n: (torch.randn(n, 4), torch.tensor([7, 1, 3, 9, 2]), torch.arange(n)), (0, None, 0)),
+    "edges": (along_edges, lambda n: (torch.randn(n, 4), torch.arange(10).reshape(2, 5) % n), (0, None)),
     "indices": (by_columns, lambda n: (torch.tensor([[80.5, 1, 9], [99, 0, 8], [70, 2, 9]])[:n],), (0,)),
 }
 

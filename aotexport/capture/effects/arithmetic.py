@@ -29,6 +29,8 @@ from aotexport.torch_internals.names import MATH_FUNCTIONS
 from aotexport.torch_internals.subgraphs import bodies_compiled_without
 
 _REASON = "Let functions of numbers take symbolic ones"
+_PLANNERS = ("opt_einsum.",)
+"""Begins of names of modules that read sizes only to plan: whatever they are, the plan gives the result."""
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _SYMBOLIC_TYPES: dict[type, tuple[type, ...]] = {
     int: (torch.SymInt, torch.SymBool),
@@ -42,6 +44,7 @@ def symbolic_arithmetic(
     target: nn.Module | Callable[..., Any],
     module: nn.Module | None,
     asked: Callable[[], None] = lambda: None,
+    written: Callable[[], int | None] = lambda: None,
     *,
     converted: bool = False,
 ) -> Iterator[None]:
@@ -52,6 +55,8 @@ def symbolic_arithmetic(
         module: its module; None: a plain function.
         asked: called where the model's own code asks for the value of a symbolic number (`range(size)`), which holds
             calls to the example's value.
+        written: called where it makes text of one; returns what to add to the example's value, or None, which holds
+            calls to it.
         converted: whether `int(size)` and `float(size)` stay symbolic too.
     """
     functions = _functions(target, module)
@@ -62,7 +67,7 @@ def symbolic_arithmetic(
     ]
     conversions = calls_replaced([*functions, *_defined(namespaces)]) if converted else ()
     plain = bodies_compiled_without(SizesAsIntegers)
-    with patched(*builtin, *conversions, *_attributes(), *_conversions(asked), plain), SizesAsIntegers():
+    with patched(*builtin, *conversions, *_attributes(written), *_conversions(asked), plain), SizesAsIntegers():
         yield
 
 
@@ -147,7 +152,7 @@ _BUILTINS: dict[str, Callable[..., Any]] = {
 }
 
 
-def _attributes() -> Iterator[Patch]:
+def _attributes(written: Callable[[], int | None]) -> Iterator[Patch]:
     """Yield patches that let functions of numbers take symbolic ones."""
     for name, symbolic in MATH_FUNCTIONS.items():
         yield Patch(math, name, _one_of(getattr(math, name), symbolic), _REASON)
@@ -156,7 +161,9 @@ def _attributes() -> Iterator[Patch]:
     # `affine_grid` asks for the least size.
     yield Patch(vars(torch.nn.functional), "min", in_this_thread(_BUILTINS["min"], min), _REASON)
     for name in ("__repr__", "__format__"):
-        yield Patch(torch.SymInt, name, _text(name), "Hold calls to a size that the model's code makes text of")
+        yield Patch(
+            torch.SymInt, name, _text(name, written), "Hold calls to a size that the model's code makes text of"
+        )
 
 
 def _one_of(original: Callable[[Any], Any], symbolic: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -199,21 +206,26 @@ def _conversions(asked: Callable[[], None]) -> Iterator[Patch]:
 
 def _watched(original: Callable[[Any], Any], asked: Callable[[], None]) -> Callable[[Any], Any]:
     def convert(self: Any) -> Any:
-        if self.node.maybe_as_int() is None and is_user_file(caller().f_code.co_filename):
+        frame = caller()
+        if frame.f_globals.get("__name__", "").startswith(_PLANNERS) and self.node.hint is not None:
+            return self.node.hint
+        if self.node.maybe_as_int() is None and is_user_file(frame.f_code.co_filename):
             asked()
         return original(self)
 
     return convert
 
 
-def _text(name: str) -> Callable[..., str]:
+def _text(name: str, written: Callable[[], int | None]) -> Callable[..., str]:
     original = getattr(torch.SymInt, name)
 
     def text(self: torch.SymInt, *spec: str) -> str:
-        """Hold calls to the example's value where the model's code makes text of a number that may be a key."""
+        """Say a number where the model's code makes text that it may compute with."""
         frame = caller()
         if is_user_file(frame.f_code.co_filename) and not is_message(frame):
-            return getattr(builtins.int, name)(int(self), *spec)
+            hint: int | None = self.node.hint
+            added = None if hint is None else written()
+            return getattr(builtins.int, name)(int(self) if hint is None or added is None else hint + added, *spec)
         return original(self, *spec)
 
     return text

@@ -41,18 +41,8 @@ def patches(effects: Effects) -> list[Patch]:
         tensor = _converted(data, copy=bool(copy), **kwargs)
         return tensor.requires_grad_() if requires_grad else tensor
 
-    read, write = torch.Tensor.__getitem__, torch.Tensor.__setitem__
-
-    def read_at(self: torch.Tensor, index: Any) -> Any:
-        return read(self, _index(index))
-
-    def write_at(self: torch.Tensor, index: Any, value: Any) -> None:
-        write(self, _index(index), tensor_made_of(value) if is_proxy(value) else value)
-
     reason = "Record conversions between tensors and arrays of NumPy"
     return [
-        Patch(torch.Tensor, "__getitem__", read_at, reason),
-        Patch(torch.Tensor, "__setitem__", write_at, reason),
         Patch(torch, "from_numpy", lambda array: tensor_made_of(array) if is_proxy(array) else shared(array), reason),
         Patch(torch, "as_tensor", taking_arrays(torch.as_tensor, copy=False), reason),
         Patch(torch, "asarray", as_array, reason),
@@ -92,11 +82,15 @@ def taking_arrays(function: Callable[..., torch.Tensor], *, copy: bool) -> Calla
     return make
 
 
-def _index(index: Any) -> Any:
-    """Return an index of a tensor, its arrays replaced by tensors."""
-    if type(index) is tuple:
-        return tuple(map(_index, index))
-    return tensor_made_of(index) if is_proxy(index) else index
+INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+"""Functions whose arguments may be arrays; not patched: Python leaves tensors sequences to C where that is undone."""
+
+
+def without_arrays(value: Any) -> Any:
+    """Return an argument of `INDEXING`, its arrays replaced by tensors."""
+    if type(value) is tuple:
+        return tuple(map(without_arrays, value))
+    return tensor_made_of(value) if is_proxy(value) else value
 
 
 def _converted(

@@ -23,7 +23,7 @@ from aotexport.model.attributes import (
 )
 from aotexport.model.containers import ItemChange
 
-_NUMBERS = (bool, int, float, str)
+_NUMBERS = bool | int | float | str
 _TABLE = re.compile(r"\.?_(?:buffers|parameters|modules)\['([^']+)'\]")
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
 _WEIGHTS = frozenset(("_flat_weights", "_flat_weight_refs"))
@@ -59,7 +59,7 @@ def _judge_items(changes: list[ItemChange], effects: Effects) -> None:
         if change.is_attribute and attribute is not None:
             effects.stored.append(attribute)
             continue
-        if change.old is None and isinstance(change.new, torch.Tensor):
+        if isinstance(change.new, torch.Tensor) and isinstance(change.old, _NUMBERS | None):
             effects.notes.append(f"the tensor that the call stores in `{path}` is not kept by the bundle")
             if attribute is not None:
                 effects.stored.append(attribute)

@@ -53,6 +53,8 @@ class FlatCall:
         above_autograd: whether the trace sees operators before autograd does.
         converts: whether `int` and `float` keep symbolic numbers.
         asks: whether the code asked for the value of a size (`range(size)`).
+        added_in_text: added to sizes that the code makes text of; None: such text holds calls to the example's.
+        makes_text: whether it made such text.
     """
 
     call: ExampleCall
@@ -74,6 +76,8 @@ class FlatCall:
     above_autograd: bool = True
     converts: bool = False
     asks: bool = False
+    added_in_text: int | None = 0
+    makes_text: bool = False
 
     @property
     def own(self) -> list[int]:
@@ -86,6 +90,10 @@ class FlatCall:
 
     def _ask(self) -> None:
         self.asks = True
+
+    def _write(self) -> int | None:
+        self.makes_text = True
+        return self.added_in_text
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         self.values.begin()
@@ -111,7 +119,7 @@ class FlatCall:
             return indices[id(value)]
 
         with (
-            symbolic_arithmetic(self.target, self.call.module, self._ask, converted=self.converts),
+            symbolic_arithmetic(self.target, self.call.module, self._ask, self._write, converted=self.converts),
             observed(
                 self.call.module,
                 above_autograd=self.above_autograd,

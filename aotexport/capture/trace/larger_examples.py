@@ -1,4 +1,4 @@
-"""Enlarge a dynamic size of 0 or 1 in the example call for the trace.
+"""The example call in other sizes: a dynamic size of 0 or 1 is enlarged for the trace.
 
 With one row, layouts say nothing about rows, broadcasting hides them, and operators take special paths, so a trace
 would hold for one row only. The trace gets more rows instead, and is then checked to hold for the example too.
@@ -7,7 +7,7 @@ would hold for one row only. The trace gets more rows instead, and is then check
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy
@@ -41,6 +41,30 @@ def larger_tensors(call: ExampleCall) -> list[Any] | None:
     return None
 
 
+def calls_of_other_sizes(call: ExampleCall) -> list[ExampleCall]:
+    """Return the call with twice and with half of each dynamic size, in rows of the example, as the ranges allow."""
+    declared = _dynamic_sizes(call)
+    roots = {size.root: size.example_root for size in declared}
+    calls: list[ExampleCall] = []
+    for more in (2, 0.5):
+        allowed = {
+            root: at
+            for root, example in roots.items()
+            if (at := int(example * more)) and all(size.allows(at, least=1) for size in declared if size.root == root)
+        }
+        tensors = list(call.tensors)
+        for size in declared:
+            leaf, length = tensors[size.argument], size.at(allowed.get(size.root, size.example_root))
+            rows = torch.arange(length) % max(size.example, 1)
+            tensors[size.argument] = length if size.axis is None else _rows(leaf, size.axis, rows)
+        calls += [replace(call, tensors=tensors)] if allowed else []
+    return calls
+
+
+def _rows(leaf: torch.Tensor, axis: int, rows: torch.Tensor) -> torch.Tensor:
+    return leaf.detach().index_select(axis, rows.to(leaf.device)).requires_grad_(leaf.requires_grad)
+
+
 @dataclass(frozen=True)
 class _DeclaredSize:
     """A size that was declared dynamic: axis `axis` of an argument, or, with None, an integer."""
@@ -55,13 +79,18 @@ class _DeclaredSize:
         """The key of sizes that change together: the name of their root, or else the size's own place."""
         return getattr(getattr(self.dimension, "root", self.dimension), "__name__", (self.argument, self.axis))
 
+    @property
+    def example_root(self) -> int:
+        """The example's value of the root."""
+        return next((root for root in range(self.example + 1) if self.at(root) == self.example), self.example)
+
     def at(self, root: int) -> int:
         return self.dimension.fn(root) if hasattr(self.dimension, "root") else root
 
-    def allows(self, root: int) -> bool:
+    def allows(self, root: int, least: int = 2) -> bool:
         named = getattr(self.dimension, "root", self.dimension)
         low, high = getattr(named, "min", None), getattr(named, "max", None)
-        return self.at(root) >= 2 and (low is None or root >= low) and (high is None or root <= high)
+        return self.at(root) >= least and (low is None or root >= low) and (high is None or root <= high)
 
 
 def _dynamic_sizes(call: ExampleCall) -> list[_DeclaredSize]:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from aotexport.capture.effects.array_conversions import INDEXING, without_arrays
 from aotexport.capture.effects.recurrence import UNPACKING, unpacked
 from aotexport.capture.trace.fakes import FakeInputs
 from aotexport.torch_internals.outside import record_attribute, without_modes
@@ -53,6 +54,7 @@ class OutsideTensors(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func` on proxies; see `torch.overrides`."""
         kwargs = kwargs or {}
+        args = without_arrays(args) if func in INDEXING else args
         if self._takes_outside(args) or (kwargs and self._takes_outside(kwargs.values())):
             if func in _READS and not self._is_written(args[0]):
                 return func(*args, **kwargs)

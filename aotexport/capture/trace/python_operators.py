@@ -20,12 +20,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_frame
 from aotexport.torch_internals.calls import tree_leaves
-from aotexport.torch_internals.custom_operators import (
-    PythonOperator,
-    filled,
-    python_operators,
-    whole_composite,
-)
+from aotexport.torch_internals.custom_operators import PythonOperator, filled, python_operators
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.outside import fresh_symbols_dropped
 from aotexport.torch_internals.tracing import trace_subgraph, traces_above_autograd, tracing_paused
@@ -64,15 +59,15 @@ def traced_operators() -> Mapping[Any, Callable[..., Any]]:
 
 def _tracing(operator: OpOverload, described: PythonOperator) -> Callable[..., Any]:
     def trace(*args: Any, **kwargs: Any) -> Any:
-        if described.kernel is None:
-            return _STAYS if _dtypes(operator, None, args, kwargs) is None else whole_composite(operator, args, kwargs)
+        if described.is_composite:
+            return _STAYS if _dtypes(described.kernel, args, kwargs) is None else described.kernel(*args, **kwargs)
         args, kwargs = filled(operator, args, kwargs)
         if not traces_above_autograd():
             # Autograd sees the graph again when it runs, and would differentiate the kernel.
             return _STAYS
         if described.has_autograd and not operator._schema.is_mutable:
             return _as_function(operator, described, args, kwargs)
-        dtypes = _dtypes(operator, described.kernel, args, kwargs)
+        dtypes = _dtypes(described.kernel, args, kwargs)
         if dtypes is None or (_is_differentiated((args, kwargs)) and any(map(_has_gradients, dtypes))):
             return _STAYS
         with torch.no_grad():
@@ -90,7 +85,6 @@ def _as_function(operator: OpOverload, described: PythonOperator, args: tuple[An
     Source: torch 2.13, torch/_library/autograd.py (`make_autograd_impl`, `supports_tensorlist`).
     """
     kernel, setup, backward = described.kernel, described.setup_context, described.backward
-    assert kernel is not None
     form: list[Any] = []
 
     class Traced(torch.autograd.Function):
@@ -147,17 +141,15 @@ def _is_list_of_tensors(value: Any) -> bool:
     return isinstance(value, list) and all(item is None or isinstance(item, torch.Tensor) for item in value)
 
 
-def _dtypes(
-    operator: OpOverload, kernel: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: Any
-) -> set[torch.dtype] | None:
+def _dtypes(kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> set[torch.dtype] | None:
     """Return the dtypes of what the kernel of an operator returns, by a trace that is dropped; None: there is none."""
     operands = _tensors((args, kwargs))
     dtypes = set[torch.dtype]()
 
     def run(*_: Any) -> list[Any]:
         twins = {id(tensor): tensor.clone() for tensor in operands}
-        inputs = _replaced((args, kwargs), twins)
-        result = whole_composite(operator, *inputs) if kernel is None else kernel(*inputs[0], **inputs[1])
+        twin_args, twin_kwargs = _replaced((args, kwargs), twins)
+        result = kernel(*twin_args, **twin_kwargs)
         dtypes.update(tensor.dtype for tensor in _tensors(result))
         return _tensors(result)
 

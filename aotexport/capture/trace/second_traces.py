@@ -22,6 +22,7 @@ from aotexport.capture.trace.autocast import leaves_dtypes_alone, other_autocast
 from aotexport.capture.trace.fakes import FakeInputs, fake_inputs
 from aotexport.capture.trace.flat_call import FlatCall
 from aotexport.capture.trace.key_order import other_orders
+from aotexport.capture.trace.larger_examples import calls_of_other_sizes
 from aotexport.capture.trace.reshaped_state import Reshaped, geometry, put_left, put_symbols, refuse
 from aotexport.capture.trace.trace import Trace, trace_graph
 from aotexport.eager.reshaped_state import only_prepares
@@ -35,6 +36,8 @@ _MARKS = (enter_checkpoint, exit_checkpoint)
 _IDLE_WITHOUT_GRADIENTS = (*_MARKS, apply_hook)
 _CALLS = 8
 """Number of calls in a row that are traced."""
+_OTHER_TEXT = 1_000_000_007
+"""Added to sizes in text: no key of the model's own is that large, and no text of a size that long."""
 
 
 def reads_of(trace: Trace) -> frozenset[Read]:
@@ -52,6 +55,12 @@ def reads_of(trace: Trace) -> frozenset[Read]:
     return frozenset(reads)
 
 
+def texts_are_keys(trace: Trace) -> bool:
+    """Return whether the model does the same where the text that it makes of sizes is another one."""
+    other = _again(trace, added_in_text=_OTHER_TEXT)
+    return other is not None and _returned(other) == _returned(trace.function)
+
+
 def refuse_reshaped_state(trace: Trace, reads: frozenset[Read]) -> None:
     """Refuse state whose shape, dtype or layout calls change, if a later call may do something else for that.
 
@@ -67,9 +76,10 @@ def refuse_reshaped_state(trace: Trace, reads: frozenset[Read]) -> None:
     repeats = None if others else _repeats(trace)
     if repeats is None:
         repeats = _is_general(trace, [*own, *others])
-    elif not repeats:
+    if not repeats and not others:
         flat = trace.function
-        repeats = only_prepares(flat.call, flat.state, [entry for entry, _ in own], grad=flat.grad)
+        sizes = calls_of_other_sizes(flat.call)
+        repeats = only_prepares(flat.call, sizes, flat.state, [entry for entry, _ in own], grad=flat.grad)
     if not repeats:
         refuse(own or others)
 

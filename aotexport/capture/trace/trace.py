@@ -55,7 +55,14 @@ class Trace:
 
 
 def trace_call(
-    call: ExampleCall, state: State, strategy: Strategy, target: Any, fakes: FakeInputs, *, grad: bool
+    call: ExampleCall,
+    state: State,
+    strategy: Strategy,
+    target: Any,
+    fakes: FakeInputs,
+    *,
+    grad: bool,
+    texts_hold: bool = False,
 ) -> Trace:
     """Trace the call by a strategy.
 
@@ -66,8 +73,10 @@ def trace_call(
         target: the callable, as the strategy prepared it.
         fakes: a fake world for the trace alone.
         grad: whether grad mode is on.
+        texts_hold: whether text that the code makes of a size holds calls to the example's.
     """
     flat = _flat_call(call, state, target, fakes, grad=grad, converts=strategy.converts)
+    flat.added_in_text = None if texts_hold else 0
     environment, calls, order = fakes.mode.shape_env, TracedCalls(), list[torch.fx.Node]()
     assert environment is not None
     following = flat.values.followed(environment) if strategy.follows_values else contextlib.nullcontext()
