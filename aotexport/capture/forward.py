@@ -73,7 +73,11 @@ def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCa
     narrow: ForwardCapture | None = None
     direct: ForwardCapture | None = None
     for strategy in STRATEGIES:
-        if (strategy.follows_values and not branches) or (arrays and not strategy.takes_arrays):
+        if (
+            (strategy.follows_values and not branches)
+            or (grad and not strategy.grad)
+            or (arrays and not strategy.takes_arrays)
+        ):
             continue
         # Code that asked for a size (`int(size)`) may be traceable by a strategy that reads the code.
         if (fixed is not None or narrow is not None) and not strategy.reads_code:

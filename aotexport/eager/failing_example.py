@@ -34,12 +34,24 @@ def refuse_failing_example(spec: ProgramSpec, state: State) -> None:
         error = refusal.error
         mode = f" in {spec.mode} mode" if spec.call.module is not None else ""
         hint = ""
-        if spec.call.module is None and _makes_a_module(error):
+        if spec.grad and _runs_without_gradients(spec, state):
+            hint = ". It runs without gradients in eval mode: export that alone (`--program infer`)"
+        elif spec.call.module is None and _makes_a_module(error):
             hint = (
                 f". `{spec.call.name}` seems to make the model, and has required arguments: give it these "
                 "(`functools.partial`), or export what it returns"
             )
-        raise ExportFailed(f"the model fails on the example inputs{mode}: {described(error)}{hint}") from error
+        told = described(error).removesuffix(".") if hint else described(error)
+        raise ExportFailed(f"the model fails on the example inputs{mode}: {told}{hint}") from error
+
+
+def _runs_without_gradients(spec: ProgramSpec, state: State) -> bool:
+    try:
+        with attempt("example call"), eager_run(spec.call, state, "eval", grad=False, outside=True) as run:
+            run()
+    except ExportFailed:
+        return False
+    return True
 
 
 def _makes_a_module(error: Exception) -> bool:

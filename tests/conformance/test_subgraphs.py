@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import aotexport
 import aotexport_runtime
 from aotexport import ExportFailed
+from aotexport_runtime import CallInvalid
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -184,6 +185,54 @@ def test_loop_without_a_step_equals_eager(tmp_path):
             result = loaded(x, w, torch.tensor(0))
         torch.testing.assert_close(result, x.detach())
         assert result.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+
+
+class Counting(nn.Module):
+    """Counts what it does in a buffer, within a branch or a loop."""
+
+    def __init__(self, run):
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("count", torch.zeros(()))
+        self.run = run
+
+    def forward(self, x):
+        return self.run(self, x)
+
+
+def counting_branches(module, x):
+    def positive(x):
+        module.count.add_(1)
+        return module.linear(x)
+
+    def negative(x):
+        module.count.sub_(1)
+        return x * 2
+
+    return torch.cond(x.sum() > 0, positive, negative, (x,))
+
+
+def counting_loop(module, x):
+    def step(i, x):
+        module.count.add_(1)
+        return i + 1, (x @ module.linear.weight).tanh()
+
+    return torch._higher_order_ops.while_loop(lambda i, x: i < 3, step, (torch.tensor(0), x))[1]
+
+
+@pytest.mark.parametrize("run", [counting_branches, counting_loop])
+def test_branches_and_loops_that_write_to_state_are_served_without_gradients(tmp_path, run):
+    module = Counting(run).eval()
+    infer = aotexport.Program("infer", mode="eval", grad=False)
+    aotexport.export(module, (torch.ones(2, 4),), output=tmp_path / "b", programs=[infer])
+    loaded = aotexport_runtime.load(tmp_path / "b").eval()
+
+    with torch.no_grad():
+        for x in (torch.ones(2, 4), -torch.ones(2, 4), torch.full((2, 4), 3.0)):
+            assert torch.equal(loaded(x), module(x))
+            assert torch.equal(loaded.count, module.count)
+    with pytest.raises(CallInvalid, match=r"expected torch.is_grad_enabled\(\) to be False, as at capture"):
+        loaded(torch.ones(2, 4))
 
 
 def test_loop_without_a_step_draws_as_eager_does(tmp_path):

@@ -196,7 +196,8 @@ FILES = [
         "model.py -o new",
         1,
         "the model fails on the example inputs in train mode: {here}/model.py:9: in forward: RuntimeError: a leaf Variable "
-        "that requires grad is being used in an in-place operation.",
+        "that requires grad is being used in an in-place operation. It runs without gradients in eval mode: export that "
+        "alone (`--program infer`)",
     ),
     (
         "python_random",

@@ -26,6 +26,9 @@ def lift_subgraph_constants(draft: Draft) -> Draft:
 def _lift(graph: torch.fx.GraphModule) -> None:
     for node in list(graph.graph.nodes):
         run = list(subgraphs_of(graph, node)) if is_operator(node) else []
+        if run:
+            # The bodies of a `while_loop` themselves show what they write to.
+            node.kwargs = {name: value for name, value in node.kwargs.items() if name != "mutated_arg_indices"}
         if not run or not isinstance(node.args[-1], list | tuple):
             continue
         operands = list(node.args[-1])

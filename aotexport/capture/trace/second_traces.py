@@ -44,7 +44,7 @@ def reads_of(trace: Trace) -> frozenset[Read]:
     """Return the facts of a call that the model's code depends on; see `Program.fixed`."""
     flat = trace.function
     reads = set(flat.effects.reads)
-    if "grad_mode" in reads and not trace.strategy.follows_values:
+    if "grad_mode" in reads and trace.strategy.grad and not trace.strategy.follows_values:
         other = _again(trace, grad=not flat.grad)
         if other is not None and _returned(other) == _returned(flat):
             reads.remove("grad_mode")

@@ -46,6 +46,7 @@ class Strategy:
         prepare: returns a callable with the call's parameters; the state is collected anew from it.
         follows_values: whether code may branch on values; used only if such branches stopped the other strategies.
         runs_own_code: whether it runs the model's code as eager does; a refusal by it is then final.
+        grad: whether gradients are on; if not, the program serves no call that records them.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Strategy:
     converts: bool = False
     takes_arrays: bool = False
     runs_own_code: bool = False
+    grad: bool = True
 
     @property
     def is_direct(self) -> bool:
@@ -77,6 +79,11 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
         return program.module(check_guards=shapes is not None)
 
     return prepare
+
+
+def _exported_without_gradients(call: ExampleCall) -> nn.Module:
+    with torch.no_grad():
+        return _exported(strict=False)(call)
 
 
 def _with_functions(call: ExampleCall) -> nn.Module:
@@ -165,6 +172,8 @@ STRATEGIES = (
     Strategy("conversions", _direct, takes_arrays=True, runs_own_code=True, reads_code=True, converts=True),
     Strategy("torch.export", _exported(strict=False)),
     Strategy("dynamo", _exported(strict=True), reads_code=True),
+    # Branches and loops may write to their operands, and may be recorded by autograd, but not both.
+    Strategy("torch.export without gradients", _exported_without_gradients, grad=False),
     Strategy("dynamo with custom functions", _with_functions),
     Strategy("example's path", _direct, follows_values=True, takes_arrays=True, runs_own_code=True),
     Strategy(

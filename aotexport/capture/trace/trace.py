@@ -83,7 +83,9 @@ def trace_call(
     watching = mode_watched(target, call.module) if strategy.is_direct else contextlib.nullcontext()
     inputs = flat.inputs()
     with following, watching as modes, stamped(order.append):
-        graph = trace_graph(flat, calls)
+        graph = trace_graph(flat, calls, grad=strategy.grad)
+    if not strategy.grad:
+        flat.effects.reads.add("grad_mode")
     return Trace(
         graph=graph,
         function=flat,
@@ -107,8 +109,14 @@ def _flat_call(
     return FlatCall(call, target, known, shared, values, grad, fakes, outside, converts=converts)
 
 
-def trace_graph(flat: FlatCall, calls: TracedCalls) -> torch.fx.GraphModule:
-    """Return a trace of `flat`, above autograd if its effects allow that, and record its calls in `calls`."""
+def trace_graph(flat: FlatCall, calls: TracedCalls, *, grad: bool = True) -> torch.fx.GraphModule:
+    """Return a trace of `flat`, above autograd if its effects allow that, and record its calls in `calls`.
+
+    Args:
+        flat: the call.
+        calls: for its calls of submodules.
+        grad: whether gradients are on while the model runs; switches of grad mode stay in the trace.
+    """
     inputs = flat.inputs()
     apart = {**READING_VALUES, **traced_operators()}
     whole = {**apart, **whole_recurrence()}
@@ -121,12 +129,11 @@ def trace_graph(flat: FlatCall, calls: TracedCalls) -> torch.fx.GraphModule:
         options |= {"keeps_frame": is_user_frame, "decompositions": decompositions}
         return trace_forward(recorded, flat.fakes.twins(inputs), flat.fakes.mode, **options)
 
-    # Gradients are on while the model runs; switches of grad mode stay in the trace.
     with (
         flat.fakes.tracing(),
         average_in_tensors(),
         fake_kernels(FAKE_KERNELS),
-        torch.enable_grad(),
+        torch.set_grad_enabled(grad),
         masks_unread(),
         marked_regions(),
     ):
