@@ -746,6 +746,18 @@ def planned_once(x):
     return x * 2 if PLANS[key] else x
 
 
+def test_random_numbers_of_a_dynamic_size_and_no_generator_equal_eager(load):
+    def noisy(x):
+        return x + torch.randn(x.shape, generator=None) * torch.rand(x.shape[0], 1, generator=None)
+
+    module = load(noisy, torch.ones(4, 2), dynamic_shapes=({0: torch.export.Dim("rows", min=1)},), verify=True)
+    results: list[torch.Tensor] = []
+    for function in (module, noisy):
+        torch.manual_seed(0)
+        results.append(function(torch.ones(7, 2)))
+    assert torch.equal(*results)
+
+
 def test_text_of_sizes_that_is_only_a_key_serves_other_sizes(load):
     module = load(planned_once, torch.ones(4, 2), dynamic_shapes=({0: torch.export.Dim("rows", min=1)},), verify=True)
     for rows in (4, 1, 7):

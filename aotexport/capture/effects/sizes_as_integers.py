@@ -55,6 +55,8 @@ class SizesAsIntegers(TorchFunctionMode):
         token = _running.set((*running, func))
         try:
             if is_first:
+                # Torch's operators that take a generator take no symbolic sizes.
+                kwargs = {key: value for key, value in kwargs.items() if (key, value) != ("generator", None)}
                 name = getattr(func, "__name__", "")
                 # Patched methods of tensors come as functions.
                 by_name = not isinstance(func, FunctionType) or func is getattr(torch.Tensor, name, None)
