@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,6 @@ from aotexport.capture.effects.own_code import own_code
 from aotexport.capture.effects.questions import QUESTIONS, Question
 from aotexport.capture.effects.record import Read
 from aotexport.capture.effects.triton_kernels import launches_traced
-from aotexport.capture.passes.agreement import check_nothing_lost
 from aotexport.capture.passes.draft import Draft
 from aotexport.capture.passes.order import run_passes
 from aotexport.capture.trace.fakes import FakeInputs, fake_inputs
@@ -35,7 +34,7 @@ from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
 from aotexport.model.state import State
 from aotexport.process.quiet import quiet
-from aotexport.torch_internals.names import GuardOnDataDependentSymNode
+from aotexport.torch_internals.names import SET_GRAD_ENABLED, GuardOnDataDependentSymNode
 from aotexport.torch_internals.patches import exporting_hidden
 from aotexport.torch_internals.transforms import transforms_left
 from aotexport_runtime.values.trees import arrays_in
@@ -222,3 +221,27 @@ def _answers(trace: Trace) -> dict[int, list[Answer]]:
             if index in required:
                 found.setdefault(index, []).append(Answer(number, requires_grad, recording))
     return found
+
+
+def check_nothing_lost(direct: ForwardCapture, other: ForwardCapture) -> None:
+    """Refuse a capture that lacks an effect of the direct one, which holds for fewer sizes and is not used.
+
+    Raises:
+        ExportFailed: it lacks one.
+    """
+    for effect in set(_effects(direct)) - set(_effects(other)):
+        raise ExportFailed(f"{effect} would be lost")
+
+
+def _effects(capture: ForwardCapture) -> Iterator[str]:
+    for entry, _ in capture.rebinds:
+        yield f"the new tensor for `{entry.names[0]}`"
+    for change in capture.container_changes:
+        yield f"the change of `{change.path}`"
+    if _leaves_gradients_off(capture.graph.graph):
+        yield "the grad mode that the call leaves"
+
+
+def _leaves_gradients_off(graph: torch.fx.Graph) -> bool:
+    switches = list(graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED))
+    return bool(switches) and switches[-1].args[0] is False

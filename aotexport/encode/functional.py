@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from aotexport.encode.partition import saved_values
 from aotexport.encode.values import encode_result_meta
 from aotexport.encode.views import encode_views, is_of_several_views
 from aotexport.torch_internals.functional import FunctionalCapture, tangent_descriptor
@@ -30,7 +29,7 @@ from aotexport.torch_internals.releases import release
 from aotexport.torch_internals.tracing import UNCHECKED, is_of_forward
 from aotexport.values.sizes import encode_size
 from aotexport_runtime.schema.gradients import Gradients, Partition, Tangent
-from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import (
     FreshOutput,
     FunctionalGraph,
@@ -41,6 +40,8 @@ from aotexport_runtime.schema.program import (
     OutputAlias,
     OutputSpec,
 )
+from aotexport_runtime.schema.values import SequenceMeta, SizeMeta
+from aotexport_runtime.validate import references
 
 FIELDS: dict[str, str] = {
     "input_info": "encoded: `mutations`, `Program.inputs`",
@@ -289,3 +290,48 @@ def _tangent(of: Any, index: int, fake: torch.Tensor, meta: PlainTensorMeta) -> 
         chosen = torch.contiguous_format if layout is None else layout.memory_format or torch.contiguous_format
         memory_format = str(chosen).removeprefix("torch.")
     return Tangent(of=of, index=index, meta=encode_result_meta(fake), stride=stride, memory_format=memory_format)
+
+
+def saved_values(graph: Graph, returned: int, inputs: int) -> tuple[str, ...]:
+    """Return the values that backward takes from forward when nothing is recomputed, in graph order.
+
+    A node belongs to forward if an output of the forward needs it, or if it is a number computed from inputs or other
+    such nodes, so that no tensor is saved for its sizes alone. Values of forward and inputs that backward uses are
+    saved; of an operator with several results, the used items are.
+
+    Args:
+        graph: a joint graph.
+        returned: number of outputs that the forward returns.
+        inputs: number of inputs that are the program's; the rest are tangents.
+    """
+    forward = _needed(graph, graph.outputs[:returned])
+    backward = _needed(graph, graph.outputs[returned:])
+    tuples = {node.name for node in graph.nodes if isinstance(node.meta, SequenceMeta)}
+    for node in graph.nodes:
+        if node.op == "python::getitem" and node.args and node.args[0] in tuples and node.args[0] in forward:
+            forward.add(node.name)
+    available = forward | {value.name for value in graph.inputs[:inputs]}
+    for node in graph.nodes:
+        if isinstance(node.meta, SizeMeta) and available.issuperset(_references(node)):
+            forward.add(node.name)
+            available.add(node.name)
+    used: set[str] = set()
+    for node in graph.nodes:
+        if node.name in backward and node.name not in forward:
+            used.update(name for name in _references(node) if name in available)
+    for output in graph.outputs[returned:]:
+        used.update(name for name in references(output) if name in available)
+    in_order = [value.name for value in (*graph.inputs, *graph.nodes)]
+    return tuple(name for name in in_order if name in used and name not in tuples)
+
+
+def _needed(graph: Graph, outputs: list) -> set[str]:  # type: ignore[type-arg]
+    wanted = {name for output in outputs for name in references(output)}
+    for node in reversed(graph.nodes):
+        if node.name in wanted:
+            wanted.update(_references(node))
+    return wanted
+
+
+def _references(node: Node) -> set[str]:
+    return {name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)}

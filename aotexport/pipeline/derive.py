@@ -1,12 +1,16 @@
 """`derive`: a bundle of a bundle, without the model's code."""
 
+# A loaded module has its options in attributes without public names.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import difflib
 import fnmatch
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -24,10 +28,11 @@ from aotexport.verify.fresh import FreshProcess
 from aotexport.verify.report import ExportReport
 from aotexport.write.weights import SHARD_NBYTES
 from aotexport_runtime.adapters import load_adapter, merge_adapter
+from aotexport_runtime.engines.candidates import AUTOGRAD, Request
+from aotexport_runtime.engines.select import NO_TARGETS
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.in_dtype import in_dtype
 from aotexport_runtime.module.loading import load
-from aotexport_runtime.module.reference import forward_graphs_run
 from aotexport_runtime.values.arguments import check_type, names_of
 
 
@@ -206,3 +211,22 @@ def _matching(parameters: dict[str, torch.nn.Parameter], pattern: str) -> list[A
         listed = ", ".join(f"`{name}`" for name in near) or "none"
         raise ModelFileInvalid(f"freeze: `{pattern}` matches no parameter of the bundle; the nearest are {listed}")
     return found
+
+
+@contextlib.contextmanager
+def forward_graphs_run(module: BundleModule) -> Generator[None, None, None]:
+    """Let calls in the block run forward graphs under autograd, to the bit as eager runs the model.
+
+    Args:
+        module: a loaded bundle; afterwards it runs as it did before.
+    """
+    before = {name: module.__dict__[name] for name in ("_request", "_targets", "_environment")}
+    environment = dataclasses.replace(before["_environment"], matmul="torch")
+    # Bypasses `__setattr__`, which handles the user's names.
+    module.__dict__ |= {"_request": Request(target=AUTOGRAD), "_targets": NO_TARGETS, "_environment": environment}
+    module.changed()
+    try:
+        yield
+    finally:
+        module.__dict__ |= before
+        module.changed()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +17,6 @@ from aotexport.capture.effects.recurrence import stepwise
 from aotexport.capture.functional.mutating_operators import nest_mutating_calls
 from aotexport.capture.functional.overlapping_views import contiguous_tangents
 from aotexport.capture.functional.recomputed import recompute_checkpoints
-from aotexport.capture.functional.resized_outputs import resizes_input
 from aotexport.capture.functional.retrace import Analysis, Retrace, hidden_values
 from aotexport.capture.passes.launches import launched_kernels, name_launches
 from aotexport.capture.trace.autocast import example_autocast
@@ -30,6 +29,7 @@ from aotexport.model.source_lines import described
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
 from aotexport.torch_internals.launches import DeviceModel, triton_target
+from aotexport.torch_internals.names import OpOverload, statically_known_true
 from aotexport.torch_internals.patches import dropout_between_layers, onednn_disabled
 from aotexport.torch_internals.tracing import current_tracer, is_of_backward, node_meta_preserved
 
@@ -191,3 +191,37 @@ def _reordered(forward: ForwardCapture) -> Callable[..., Any]:
             return flat(*arguments)
 
     return run
+
+
+def resizes_input(graph: torch.fx.Graph) -> str | None:
+    """Return an operator that gives another shape to an input, or to a view of one; None: there is none.
+
+    AOTAutograd writes the result to the input, and leaves the input's shape as it was.
+    """
+    inputs = {value.untyped_storage()._cdata for node in graph.find_nodes(op="placeholder") for value in _tensors(node)}
+    for node in graph.nodes:
+        for written, result in _outputs(node):
+            alike = written.dim() == result.dim()
+            sizes = zip(written.shape, result.shape, strict=False)
+            if not (alike and all(statically_known_true(one == other) for one, other in sizes)):
+                memory = result.untyped_storage()._cdata
+                if memory in inputs:
+                    return str(node.target)
+    return None
+
+
+def _outputs(node: torch.fx.Node) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield the tensors that a node is given for its results, each with the result."""
+    if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
+        return
+    results = _tensors(node)
+    outputs = [argument.name for argument in node.target._schema.arguments if argument.is_out]
+    for name, result in zip(outputs, results, strict=False):
+        given = node.kwargs.get(name)
+        if isinstance(given, torch.fx.Node):
+            yield from ((value, result) for value in _tensors(given))
+
+
+def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
+    value: Any = node.meta.get("val")
+    return [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, torch.Tensor)]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from aotexport.capture.effects.arithmetic import symbolic_arithmetic
-from aotexport.capture.effects.record import Effects
-from aotexport.capture.effects.watching import observed
+from aotexport.capture.effects.attributes import attributes_kept
+from aotexport.capture.effects.autograd_functions import refuse_bound
+from aotexport.capture.effects.checkpoints import Checkpoints
+from aotexport.capture.effects.patched import patches
+from aotexport.capture.effects.questions import Questions, current_questions
+from aotexport.capture.effects.record import Effects, Read
 from aotexport.capture.trace.example_values import ExampleValues
 from aotexport.capture.trace.fakes import FakeInputs
 from aotexport.capture.trace.key_order import KeyOrder
@@ -23,6 +29,8 @@ from aotexport.model.call import ExampleCall
 from aotexport.model.globals import globals_restored
 from aotexport.model.state import State, StateEntry, swapped
 from aotexport.model.structure import tree_of
+from aotexport.process.patches import patched
+from aotexport.torch_internals.applications import applied_functions
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Tree
 
@@ -160,3 +168,40 @@ def _required(index: int | None, entry: StateEntry) -> int:
     if index is None:
         raise ExportFailed(f"the call replaces the tensor `{entry.names[0]}` by something that is no tensor")
     return index
+
+
+@contextlib.contextmanager
+def observed(module: nn.Module | None, *, above_autograd: bool = True, grad: bool = True) -> Iterator[Effects]:
+    """Watch the model run under tracing.
+
+    Args:
+        module: the model; None: a function.
+        above_autograd: see `Effects`.
+        grad: see `Effects`.
+
+    Yields:
+        The effects, complete once the block has ended.
+
+    Raises:
+        ExportFailed: the model did something that tracing loses.
+    """
+    reads = set[Read]()
+    questions = Questions(grad, reads)
+    effects = Effects(
+        above_autograd=above_autograd,
+        grad=grad,
+        reads=reads,
+        questions=questions,
+        checkpoints=Checkpoints(module),
+    )
+    tables = [vars(each) for each in module.modules()] if module is not None else []
+    with (
+        attributes_kept(module, effects),
+        applied_functions(effects.applied, refuse_bound, tables),
+        patched(*patches(effects), *effects.checkpoints.patches()),
+    ):
+        token = current_questions.set(questions)
+        try:
+            yield effects
+        finally:
+            current_questions.reset(token)

@@ -4,35 +4,44 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+import onnx_ir as ir
+import torch
 
 from aotexport.errors import ExportFailed, VerificationFailed
 from aotexport.lower.onnx.options import OnnxOptions
+from aotexport.lower.onnx.plain import plain
+from aotexport.lower.onnx.rebuild import rebuild
 from aotexport.model.refusals import attempt
 from aotexport.verify.comparison import Comparison
 from aotexport.verify.comparison import comparisons as compared
 from aotexport.verify.onnx.calls import random_calls
-from aotexport.verify.onnx.widen import is_narrow, write_wide
 from aotexport.write.files import list_again
 from aotexport_runtime import OnnxRuntime
 from aotexport_runtime.bundle.directory import BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.onnx.plan import OnnxPlan
-from aotexport_runtime.commands.onnx_calls import Calls, observed, outputs_of, recorded
+from aotexport_runtime.commands.onnx_calls import ORDERS, Calls, observed, order_of, outputs_of, recorded
 from aotexport_runtime.commands.self_test import rounding
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.schema import encode_record
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.trees import Leaf
+from aotexport_runtime.schema.values import SizeArgument, TensorMeta
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.values.compare import compare
 from aotexport_runtime.values.observe import NORM, NORMS
+from aotexport_runtime.values.trees import leaves
 
 TARGET = "onnx"
 
@@ -177,3 +186,135 @@ def _tie(
         return comparison
     same = {"error": 0.0, "absolute": 0.0, "agrees": True, "detail": "other indices, of equal values"}
     return replace(comparison, name=f"{comparison.name} (of equal values)", **same)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """The value that an output of indices orders: a value of the graph, along an axis."""
+
+    value: str
+    meta: TensorMeta
+    axis: int
+
+
+def is_tie(bundle: Bundle, program: Program, values: Sequence[Any], path: str, got: Any) -> bool:
+    """Return whether an output is indices in an order that differs from torch's only for exactly equal values.
+
+    Args:
+        bundle: of the program.
+        program: its record; changes nothing.
+        values: flat arguments of the call.
+        path: of the output.
+        got: ONNX Runtime's output.
+    """
+    taken = plain(bundle, program)
+    places = {at: leaf.index for at, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)}
+    index = places.get(path)
+    order = None if index is None else _order(taken.graph, taken.graph.outputs[index])
+    if index is None or order is None or not order.meta.shape:
+        return False
+    alone = msgspec.structs.replace(taken.graph, outputs=[order.value, taken.graph.outputs[index]])
+    record = msgspec.structs.replace(taken.program, outputs=(order.meta, program.outputs[index]))
+    namespaces = bundle.manifest.requirements.operator_namespaces
+    with torch.no_grad():
+        ordered, expected, *_ = rebuild(record, alone, taken.tensors, namespaces=namespaces).module(*values)
+    got = torch.as_tensor(got)
+    if expected.dtype != torch.int64 or (got.dtype, got.shape) != (expected.dtype, expected.shape) or not got.numel():
+        return False
+    if not _fits(got, ordered, order.axis):
+        return False
+    return torch.equal(ordered.gather(order.axis, expected), ordered.gather(order.axis, got))
+
+
+def _fits(indices: torch.Tensor, ordered: torch.Tensor, axis: int) -> bool:
+    """Return whether indices are positions along an axis, each at most once."""
+    if int(indices.min()) < 0 or int(indices.max()) >= ordered.shape[axis]:
+        return False
+    steps = indices.sort(axis).values.diff(dim=axis)
+    return bool((steps > 0).all())
+
+
+def _order(graph: Graph, output: Any) -> _Order | None:
+    metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    node = order_of(graph, output)
+    if node is None:
+        return None
+    value, place = node.args[0], ORDERS[node.op]
+    axis = node.args[place] if len(node.args) > place else node.kwargs.get("dim", -1)
+    axis = axis.value if isinstance(axis, SizeArgument) else axis
+    meta = metas.get(value) if isinstance(value, str) else None
+    if not isinstance(axis, int) or not isinstance(value, str) or not isinstance(meta, TensorMeta):
+        return None
+    return _Order(value, meta, axis)
+
+
+NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
+_DTYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
+
+
+def is_narrow(path: Path) -> bool:
+    """Return whether the model at `path` computes in bfloat16."""
+    graph = ir.load(path).graph
+    computed = [value for node in graph.all_nodes() for value in node.outputs]
+    return any(value.dtype == NARROW for value in (*graph.inputs, *graph.initializers.values(), *computed))
+
+
+def write_wide(path: Path, directory: Path) -> Path:
+    """Write the model at `path` with float32 in place of bfloat16; its inputs and outputs stay as they are.
+
+    Args:
+        path: of the model.
+        directory: to write to.
+
+    Returns:
+        The path of the new model.
+    """
+    # A copy: a file may have further hard links, which readers of external data refuse.
+    copied = shutil.copytree(path.parent, directory / "bundle", copy_function=shutil.copyfile)
+    model = ir.load(copied / path.name)
+    graph = model.graph
+    inputs = [value for value in graph.inputs if value.dtype == NARROW]
+    outputs = [value for value in graph.outputs if value.dtype == NARROW]
+    for node in list(graph.all_nodes()):
+        for name, attribute in list(node.attributes.items()):
+            node.attributes[name] = _wide(attribute)
+        for value in node.outputs:
+            _widen(value)
+    for value in graph.initializers.values():
+        if value.const_value is not None and value.dtype == NARROW and value not in inputs:
+            value.const_value = ir.tensor(value.const_value.numpy().astype(np.float32), name=value.name)
+            _widen(value)
+    for value in inputs:
+        cast = _cast(value, WIDE, f"{value.name}:wide")
+        ir.convenience.replace_all_uses_with(value, cast.outputs[0])
+        cast.replace_input_with(0, value)
+        graph.insert_before(graph[0], cast)
+    for value in outputs:
+        name, value.name = value.name, f"{value.name}:wide"
+        cast = _cast(value, NARROW, str(name))
+        graph.append(cast)
+        graph.outputs[graph.outputs.index(value)] = cast.outputs[0]
+    target = directory / "model.onnx"
+    ir.save(model, target, external_data="model.data")
+    return target
+
+
+def _widen(value: ir.Value) -> None:
+    if value.dtype == NARROW:
+        value.dtype = WIDE
+
+
+def _wide(attribute: ir.Attr) -> ir.Attr:
+    """Return an attribute with float32 in place of bfloat16, as its dtype or its tensor's."""
+    if attribute.name in _DTYPE_ATTRIBUTES and attribute.value == NARROW:
+        return ir.AttrInt64(attribute.name, WIDE)
+    value: Any = attribute.value
+    if attribute.type == ir.AttributeType.TENSOR and value.dtype == NARROW:
+        return ir.AttrTensor(attribute.name, ir.tensor(value.numpy().astype(np.float32)))
+    return attribute
+
+
+def _cast(value: ir.Value, dtype: ir.DataType, name: str) -> ir.Node:
+    attributes = [ir.AttrInt64("to", dtype)]
+    output = ir.Value(name=name, shape=value.shape, type=ir.TensorType(dtype))
+    return ir.Node("", "Cast", [value], attributes, outputs=[output], name=f"{name}:cast")

@@ -21,7 +21,6 @@ from typing import Any
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.server.logs import log_as_json
 from aotexport_runtime.server.options import ServeOptions, own_cores
-from aotexport_runtime.server.start import start
 
 log = logging.getLogger("aotexport_runtime.server")
 
@@ -222,3 +221,10 @@ def bound(host: str, port: int, *, shared: bool) -> socket.socket:
         found.close()
         raise NotSupported(f"cannot listen at {host}:{port}: {error.strerror or error}") from None
     return found
+
+
+def start(*arguments: Any) -> None:
+    """Run a worker; see `work`."""
+    from aotexport_runtime.server.endpoints.worker import work
+
+    work(*arguments)
