@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
+from typing import Any
 
-from aotexport.encode.notes import Lines
+import msgspec
+
+from aotexport.capture.trace.fakes import range_of
+from aotexport.encode.notes import OTHER_SIZES, Lines
 from aotexport.encode.program import EncodedProgram
-from aotexport.encode.program_notes import with_notes
+from aotexport.model.call import ExampleCall
 from aotexport.model.mode import eval_mode_note, only_mode
 from aotexport.model.programs import ProgramSpec
 from aotexport.pipeline.bundle_draft import BundleDraft
+from aotexport.torch_internals.calls import is_dimension
 from aotexport.vectors.record import RecordedCall
 from aotexport.verify.report import ExportReport
 from aotexport_runtime.bundle.notes import BundleNote, listed
 from aotexport_runtime.schema.manifest import Manifest
+from aotexport_runtime.schema.notes import Note
+from aotexport_runtime.schema.program import Program, SizeInput, StateInput
+from aotexport_runtime.schema.sizes import Dimension
+from aotexport_runtime.values.sizes import describe_range
 
 _RAISES = "the backward pass of the model raises in every recorded call, in eager too: it cannot train"
 
@@ -68,3 +77,67 @@ def report_of(draft: BundleDraft, manifest: Manifest, seconds: dict[str, float])
     notes += [BundleNote("other", (), text) for text in draft.target_files.notes]
     path = draft.options.output
     return ExportReport(path, manifest, list(draft.programs), list(draft.comparisons), seconds, notes)
+
+
+_SEEN = ", as a call with other values did at the export"
+
+
+def with_notes(
+    program: EncodedProgram, call: ExampleCall, off_path: Collection[str], judged: str | None, lines: Lines
+) -> EncodedProgram:
+    """Return the program with all of its notes in its record.
+
+    Args:
+        program: a program as it is written.
+        call: its example call.
+        off_path: names of recorded calls that its checks refused.
+        judged: a sentence on an unusual way in which its verification was judged; None: there is none.
+        lines: the source lines that the bundle has.
+    """
+    notes = [_seen(note) if off_path else note for note in program.record.notes]
+    notes += _of_ranges(program, call)
+    texts = program.notes if judged is None else (*program.notes, judged)
+    notes += [Note(kind="other", text=text, source=line) for text, line in map(lines.apart, texts)]
+    return replace(program, record=msgspec.structs.replace(program.record, notes=tuple(dict.fromkeys(notes))))
+
+
+def _seen(note: Note) -> Note:
+    if note.kind not in ("branch", "number") or note.outside is None:
+        return note
+    refusal, _, rest = note.outside.partition(";")
+    return msgspec.structs.replace(note, outside=f"{refusal}{_SEEN};{rest}")
+
+
+def _of_ranges(program: EncodedProgram, call: ExampleCall) -> list[Note]:
+    """Return a note per dimension whose range is narrower than declared."""
+    found: list[Note] = []
+    for dimension in program.record.dimensions:
+        declared = _declared(program.record, dimension, call)
+        if declared is None or not _is_narrower(dimension, declared):
+            continue
+        own, wide = describe_range(dimension.min, dimension.max), describe_range(*declared)
+        fixed = f"`{dimension.name}` is in {own}"
+        line = program.size_lines.get(dimension.symbol)
+        unknown = (dimension.min or 0) <= 2 and dimension.max == declared[1] and line is None
+        other = "elsewhere it was not verified" if unknown else "elsewhere the model goes another way, or fails"
+        text = f"{fixed}, and {wide} was declared: {program.outside.get(dimension.symbol, other)}"
+        found.append(Note(kind="size", text=text, fixed=fixed, outside=OTHER_SIZES, source=line))
+    return found
+
+
+def _declared(program: Program, dimension: Dimension, call: ExampleCall) -> tuple[int | None, int | None] | None:
+    """Return the range that the user declared for a dimension; None: it derives from another."""
+    spec = program.inputs[dimension.input_index]
+    if isinstance(spec, StateInput) or spec.path not in call.paths or (dimension.factor, dimension.offset) != (1, 0):
+        return None
+    declared: Any = (call.axes[call.paths.index(spec.path)] or {}).get(dimension.axis)
+    if not is_dimension(declared):
+        return None
+    low, high = range_of(declared)
+    return (low if isinstance(spec, SizeInput) else low or 0), high
+
+
+def _is_narrower(dimension: Dimension, declared: tuple[int | None, int | None]) -> bool:
+    low, high = declared
+    higher = dimension.min is not None and (low is None or dimension.min > low)
+    return higher or (dimension.max is not None and (high is None or dimension.max < high))

@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from aotexport.lower.cuda.grids import parse
+from aotexport.lower.build import unshared
 from aotexport.lower.cuda.retarget import CannotLower
-from aotexport.lower.cuda.sharing import unshared
+from aotexport.lower.cuda.sources import parse
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
 from aotexport_runtime.schema.sizes import SizeExpression

@@ -4,16 +4,93 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from aotexport.lower.onnx.batch_norm import batch_norm
 from aotexport.lower.onnx.form import Call, Form, Metas, NoForm
-from aotexport.lower.onnx.strided import as_strided
+from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.values.sizes import UNDEFINED, evaluate, symbols_of
+
+
+def as_strided(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
+    """Return a strided view of an operand, after a permutation to the order of its memory."""
+    value = args[0]
+    assert metas[0] is not None
+    repeated, order = _memory(metas[0])
+    for axis in reversed(repeated):
+        value = call(aten.select.int, value, axis, 0)
+    if order != sorted(order):
+        value = call(aten.permute.default, value, order)
+    return call(aten.as_strided.default, value, *args[1:], **kwargs)
+
+
+def _memory(meta: TensorMeta) -> tuple[list[int], list[int]]:
+    """Return the axes along which a tensor repeats its memory, and the order of the other axes in memory.
+
+    The others are counted without the repeating ones.
+
+    Raises:
+        NoForm: there are gaps in its memory, or other overlaps.
+    """
+    found = {repr(_layout(meta, base)): _layout(meta, base) for base in (5, 11)}
+    layout = next(iter(found.values())) if len(found) == 1 else None
+    if layout is None:
+        raise NoForm("the operand's memory has gaps, and ONNX knows none. Make it contiguous first")
+    return layout
+
+
+def _layout(meta: TensorMeta, base: int) -> tuple[list[int], list[int]] | None:
+    """Return the result of `_memory`, for symbols with values from `base` on; None: there are gaps."""
+    names = sorted({name for size in (*meta.shape, *meta.stride) for name in symbols_of(size)})
+    symbols = {name: base + 2 * index for index, name in enumerate(names)}
+    try:
+        shape, stride = _numbers(meta.shape, symbols), _numbers(meta.stride, symbols)
+    except UNDEFINED:
+        return None
+    repeated = [axis for axis, step in enumerate(stride) if step == 0 and shape[axis] != 1]
+    unrepeated = [axis for axis in range(len(shape)) if axis not in repeated]
+    order = sorted(range(len(unrepeated)), key=lambda index: (-stride[unrepeated[index]], -shape[unrepeated[index]]))
+    step = 1
+    for axis in (unrepeated[index] for index in reversed(order)):
+        if shape[axis] != 1 and stride[axis] != step:
+            return None
+        step *= shape[axis]
+    return repeated, order
+
+
+def _numbers(sizes: Sequence[Size], symbols: Mapping[str, int]) -> list[int]:
+    return [evaluate(size, symbols) for size in sizes]
+
+
+def batch_norm(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:
+    """Return a batch normalisation; in training by single steps, which also write the running statistics."""
+    value, weight, bias, running_mean, running_var, training, momentum, eps, _ = args
+    if not training:
+        return call(aten.batch_norm.default, *args, **kwargs)
+    meta = metas[0]
+    assert meta is not None
+    narrow = meta.dtype in ("float16", "bfloat16")
+    wide = call(aten._to_copy.default, value, dtype=torch.float32) if narrow else value
+    axes = [axis for axis in range(len(meta.shape)) if axis != 1]
+    mean = call(aten.mean.dim, wide, axes, True)
+    centered = call(aten.sub.Tensor, wide, mean)
+    variance = call(aten.mean.dim, call(aten.mul.Tensor, centered, centered), axes, True)
+    result = call(aten.mul.Tensor, centered, call(aten.rsqrt.default, call(aten.add.Scalar, variance, eps)))
+    for function, factor in ((aten.mul.Tensor, weight), (aten.add.Tensor, bias)):
+        if factor is not None:
+            result = call(function, result, call(aten.reshape.default, factor, [-1] + [1] * (len(axes) - 1)))
+    if running_mean is not None:
+        seen = (mean, call(aten.var.correction, wide, axes, correction=1))
+        for running, batch in zip((running_mean, running_var), seen, strict=True):
+            previous = call(aten.mul.Scalar, running, 1 - momentum)
+            new = call(aten.mul.Scalar, call(aten.reshape.default, batch, [-1]), momentum)
+            call(aten.copy_.default, running, call(aten.add.Tensor, previous, new))
+    return call(aten._to_copy.default, result, dtype=getattr(torch, meta.dtype)) if narrow else result
+
 
 aten = torch.ops.aten
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import fx, nn
 
 from aotexport.errors import ExportFailed
-from aotexport.lower.onnx.builtins import BUILTINS, COMPARISONS, SIZE_OPERATORS
 from aotexport.lower.onnx.form import Call, NoForm
 from aotexport.lower.onnx.forms import FORMS
 from aotexport.lower.onnx.provenance import location, trace, where
@@ -300,3 +300,40 @@ class Symbols:
         for operand in operands[1:]:
             value = self._call(function, value, operand)
         return value
+
+
+_OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "eq", "ne", "lt", "le", "gt", "ge")
+
+BUILTINS: dict[str, Callable[..., Any]] = {
+    **{f"python::{name}": getattr(operator, name) for name in _OPERATORS},
+    **{f"python::{name}": getattr(operator, name) for name in ("neg", "abs", "xor", "lshift", "rshift", "getitem")},
+    "python::and": operator.and_,
+    "python::or": operator.or_,
+    "python::not": torch.sym_not,
+    "python::sym_sum": torch.sym_sum,
+    "python::sym_max": torch.sym_max,
+    "python::sym_min": torch.sym_min,
+    "python::sym_int": torch.sym_int,
+    "python::sym_float": torch.sym_float,
+    "python::sym_ite": torch.sym_ite,
+    "python::floor": math.floor,
+    "python::ceil": math.ceil,
+    "python::round": round,
+    "python::sqrt": torch.sym_sqrt,
+}
+"""Functions by name of the builtin in a graph; other builtins have no translation."""
+
+SIZE_OPERATORS: dict[str, Callable[..., Any]] = {
+    "add": operator.add,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "pow": operator.pow,
+    "min": torch.sym_min,
+    "max": torch.sym_max,
+    "ceildiv": lambda a, b: -(-a // b),
+}
+"""Functions by operator of a size expression."""
+
+COMPARISONS = {f"python::{name}": name for name in ("eq", "ne", "lt", "le", "gt", "ge")}
+"""Comparisons of `aten`, by name of the builtin."""

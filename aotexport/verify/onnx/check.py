@@ -180,8 +180,6 @@ def _tie(
     path = comparison.name.partition(": ")[2].removesuffix(NORM).removesuffix(NORMS)
     if comparison.agrees or comparison.detail or path not in outputs:
         return comparison
-    from aotexport.verify.onnx.ties import is_tie
-
     if not is_tie(bundle, program, calls.values, path, outputs[path]):
         return comparison
     same = {"error": 0.0, "absolute": 0.0, "agrees": True, "detail": "other indices, of equal values"}

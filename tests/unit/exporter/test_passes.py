@@ -11,8 +11,7 @@ import torch
 from aotexport.capture.passes import order
 from aotexport.capture.passes.contract import Fact, graph_pass, ordered
 from aotexport.capture.passes.draft import Draft
-from aotexport.capture.passes.dump import passes_dumped, program_dumped
-from aotexport.capture.passes.text import draft_text
+from aotexport.capture.passes.dump import draft_text, passes_dumped, program_dumped
 from aotexport.errors import ExportFailed
 from aotexport_runtime.errors import ArgumentInvalid
 from tests.unit.exporter.graph_text import parse_draft

@@ -11,7 +11,7 @@ import pytest
 _SECOND_ROUND = """
 import resource
 import numpy
-from aotexport_runtime.module.freed_memory import keep_freed_memory
+from aotexport_runtime.module.loading import keep_freed_memory
 
 keep_freed_memory()
 def faults():

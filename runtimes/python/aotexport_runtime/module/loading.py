@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import importlib.util
 import logging
 import os
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 from aotexport_runtime.bundle.digests import digests_compared
@@ -15,7 +17,6 @@ from aotexport_runtime.bundle.signature import Signed, verify_signature
 from aotexport_runtime.engines.candidates import CUDA, Request
 from aotexport_runtime.engines.select import ENGINES, Choice, passed_over, select_targets
 from aotexport_runtime.errors import NotSupported, first_line
-from aotexport_runtime.module.freed_memory import keep_freed_memory
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Requirements
 from aotexport_runtime.values.arguments import check_torch, check_type, names_of, why_unfit_interpreter
@@ -341,3 +342,28 @@ def _check_types(requirements: Requirements, types: TensorTypes) -> None:
     raise NotSupported(
         f"the bundle holds tensors of {listed}, which the caller did not give. Write `{imports}`, and {how}"
     )
+
+
+KEPT_NBYTES = 256 << 20
+"""Most freed memory that glibc keeps; after a call, no more than the call has used."""
+
+_LARGEST_MAPPED_NBYTES = 32 << 20
+"""Size of blocks from which on glibc always maps them and gives them back; the most that glibc accepts."""
+
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Parameters of `mallopt`, of glibc's `malloc.h`."""
+
+_OWN_CHOICES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+"""Environment variables by which a user configures the allocator."""
+
+
+def keep_freed_memory() -> None:
+    """Let glibc reuse the memory that calls free, instead of giving it back, unless the user configured it."""
+    if sys.platform != "linux" or any(name in os.environ for name in _OWN_CHOICES):
+        return
+    # Other C libraries of Linux have no such function.
+    mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        # Setting one alone would leave the other at a start value that is far too low.
+        mallopt(_MMAP_THRESHOLD, _LARGEST_MAPPED_NBYTES)
+        mallopt(_TRIM_THRESHOLD, KEPT_NBYTES)
