@@ -11,7 +11,8 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from aotexport.model.restore import Before
 from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.structure import flattened, tree_of
-from aotexport.process.objects import namespace_of
+from aotexport.process.objects import is_a, namespace_of
 from aotexport.values.same_tensors import are_same
 from aotexport_runtime.call.guards.arguments import argument_guards
 from aotexport_runtime.call.signature import Signature
@@ -63,8 +64,12 @@ def with_attributes(spec: ProgramSpec, names: Iterable[str]) -> ProgramSpec:
     call, known = spec.call, attributes_of(spec.call)
     assert call.module is not None
     callable_ = namespace_of(call.callable).get("without_attributes", call.callable)
-    values = {name: _value(call.module, name) for name in (*known, *names)}
-    return dataclasses.replace(spec, call=_call(_taking(callable_, call.module, values), call, values))
+    found = {name: _value(call.module, name) for name in (*known, *names)}
+    # A container that several modules hold is one argument, by its first name.
+    first = {id(value): name for name, value in reversed(found.items()) if is_a(value, list, dict, deque)}
+    shared = {name: first.get(id(value), name) for name, value in found.items()}
+    values = {name: found[name] for name in dict.fromkeys(shared.values())}
+    return dataclasses.replace(spec, call=_call(_taking(callable_, call.module, shared), call, values))
 
 
 def attributes_of(call: ExampleCall) -> dict[str, Any]:
@@ -110,8 +115,14 @@ def _owner(module: nn.Module, name: str) -> nn.Module:
     return module.get_submodule(name.rpartition(".")[0])
 
 
-def _taking(callable_: Callable[..., Any], module: nn.Module, names: Iterable[str]) -> Callable[..., Any]:
-    """Return `callable_` with a keyword argument of attributes, which are set for the call and read after it."""
+def _taking(callable_: Callable[..., Any], module: nn.Module, names: Mapping[str, str]) -> Callable[..., Any]:
+    """Return `callable_` with a keyword argument of attributes, which are set for the call and read after it.
+
+    Args:
+        callable_: without that argument.
+        module: its module.
+        names: per attribute the one that the argument holds it by.
+    """
     slots = {name: _slot(module, name) for name in names}
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -119,10 +130,13 @@ def _taking(callable_: Callable[..., Any], module: nn.Module, names: Iterable[st
         before = {name: table.get(key, _MISSING) for name, (table, key) in slots.items()}
         try:
             for name, (table, key) in slots.items():
-                table[key] = values[name]
+                table[key] = values[names[name]]
             result = callable_(*args, **kwargs)
             for name, (table, key) in slots.items():
-                values[name] = table.get(key)
+                if names[name] == name:
+                    values[name] = table.get(key)
+                elif table.get(key) is not values[names[name]]:
+                    raise ExportFailed(f"the call puts another object in `{name}`, and `{names[name]}` keeps it")
             return result
         finally:
             for name, (table, key) in slots.items():

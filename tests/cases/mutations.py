@@ -467,6 +467,29 @@ class CacheOfAPlainObject(nn.Module):
         return self.cache.keys.sum(0) * self.cache.lengths[0]
 
 
+class _StoresInAList(nn.Module):
+    def __init__(self, heads):
+        super().__init__()
+        self.linear, self.heads = nn.Linear(4, 4), heads
+
+    def forward(self, x):
+        self.heads[0] = self.linear(x)
+        return self.heads[0].tanh()
+
+
+@case(lambda: (torch.randn(3, 4),))
+class ListHeldByTwoModules(nn.Module):
+    """Deep supervision: layers put their results into a list of the whole."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = [torch.rand(1)]
+        self.layer = _StoresInAList(self.heads)
+
+    def forward(self, x):
+        return torch.stack([self.layer(x), self.heads[0][:, :4]])
+
+
 _TOTAL = torch.zeros(4)
 
 
