@@ -8,9 +8,10 @@ from pathlib import Path
 
 import msgspec
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from aotexport.eager.recorded_arguments import EXAMPLE, OTHER_SIZES, OTHER_VALUES, mostly_differ
+from aotexport_runtime.bundle.weights import read_tensors
 from aotexport_runtime.schema import decode_record, encode_record
 from aotexport_runtime.schema.manifest import Manifest, VectorEntry
 from aotexport_runtime.schema.vectors import Vector, VectorInput, VectorPart
@@ -122,7 +123,7 @@ def _sizes(call: Call) -> dict[str, float]:
 
 def _read(directory: Path, entry: VectorEntry) -> Call:
     vector = decode_record((directory / entry.record).read_bytes(), Vector, where=entry.record)
-    return vector, load_file(directory / entry.tensors)
+    return vector, read_tensors(directory / entry.tensors, where=entry.tensors)
 
 
 def _nbytes(call: Call) -> int:
