@@ -793,14 +793,18 @@ def test_type_without_kernels_is_refused_or_written_unverified(tmp_path):
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("program", "other", "bundle.json: an ONNX model is of program 'other', which is not here"),
-        ("file", "other.onnx", "bundle.json: an ONNX model is no listed file at the top: 'other.onnx'"),
-        ("file", "weights/../model.onnx", "bundle.json: an ONNX model is no listed file at the top: "),
+        ("program", "other", "bundle.json: `OnnxModel.program` 'other' is not in `Manifest.programs.name`"),
+        ("file", "other.onnx", "bundle.json: `OnnxModel.file` 'other.onnx' is not in `Manifest.files.path`"),
+        (
+            "file",
+            "weights/../model.onnx",
+            "bundle.json: `OnnxModel.file` 'weights/../model.onnx' is not in `Manifest.files.path`",
+        ),
         ("inputs", ["bias"], "model.onnx: 1 inputs and 3 outputs, and program `infer` has 2 and 3"),
         ("inputs", ["bias", "batch.ids"], "model.onnx: its inputs and outputs are not those that the manifest names"),
         ("checks", ["x"], "model.onnx: 2 inputs and 3 outputs, and program `infer` has 2 and 4"),
         ("updates", ["x"], "model.onnx: 2 inputs and 3 outputs, and program `infer` has 2 and 4"),
-        ("state_inputs", {"x": "y"}, "bundle.json: an ONNX model takes state 'x', which is not here"),
+        ("state_inputs", {"x": "y"}, "bundle.json: `OnnxModel.state_inputs` 'x' is not in `Manifest.state.name`"),
         ("state_inputs", {"scale": "bias"}, "bundle.json: input or output of an ONNX model 'bias' occurs twice"),
         (
             "state_inputs",
