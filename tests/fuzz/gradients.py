@@ -1,47 +1,39 @@
 """`python -m tests.fuzz.gradients [REGEX]`: differentiate hostile calls of every operator of the list.
 
-The memory is guarded as in `tests.fuzz.operators`. A random part of the floating arguments requires grad. After the
+The memory is guarded as `tests.fuzz.guarded` says. A random part of the floating arguments requires grad. After the
 call, its integers and some of its floats get other values past their version counters, and tensors get other sizes by
 operators of a bundle: whatever a graph can do to what autograd has saved. Then backward runs, often backward of
-backward; or the call itself runs in forward mode. All of it runs twice, with other bytes in new memory.
+backward; or the call itself runs in forward mode.
 """
 
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
-import os
 import random
 import re
-import resource
-import signal
-import subprocess
-import sys
-import tempfile
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
-from aotexport_runtime.allowed.operators import allowed_aten_operators, aten_signatures
+from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.engines import ops
 from tests.fuzz.arguments import Arguments, copied
-from tests.fuzz.operators import GUARD, bytes_of, tensors_of
-from tests.fuzz.valid_calls import valid_calls, valid_calls_of
-from tests.preload import preloaded
+from tests.fuzz.guarded import Note, rows_of, run_guarded, seen_twice
+from tests.fuzz.operators import bytes_of, tensors_of
+from tests.fuzz.valid_calls import valid_calls_of
 
 RESULTS = Path(__file__).parent / "results" / "gradients.json"
 CALLS = 200
 _MOST_WITHOUT = 60
 """After how many calls an operator that autograd does not know is left."""
-_CASE_S = 60
-_MOST_NBYTES = 8 << 30
 _HOSTILE = (-1, 0, 1, 2, 5, 100, -100, 1 << 15, 1 << 31, -(1 << 31), 1 << 40, -(1 << 63), (1 << 63) - 1)
 
 
@@ -68,90 +60,35 @@ def fuzz(operators: Iterable[str], calls: int, first: int = 0) -> Iterator[Row]:
     Raises:
         RuntimeError: the process failed itself.
     """
-    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.gradients", "--guarded", str(first), str(calls)]
-    command += operators
-    with (
-        preloaded(GUARD) as environment,
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            yield Row(**json.loads(line))
-    if process.returncode:
-        raise RuntimeError(f"the guarded process ended with {process.returncode}")
+    for row in rows_of("tests.fuzz.gradients", operators, calls, first):
+        yield Row(**row)
 
 
-def _run_guarded(first: int, calls: int, operators: Iterable[str]) -> None:
-    """Print a row per operator; memory is guarded in this process."""
-    torch.set_num_threads(1)
-    # What children would each read anew.
-    allowed_aten_operators()
-    valid_calls()
-    for operator in operators:
-        with tempfile.TemporaryFile() as progress:
-            child = os.fork()
-            if not child:
-                _end_as_child(operator, range(first, calls), progress.fileno())
-            status = os.waitpid(child, 0)[1]
-            call, counts, outcome = json.loads((progress.seek(0), progress.read())[1])
-        if os.WIFSIGNALED(status):
-            outcome = f"call {call}: {signal.Signals(os.WTERMSIG(status)).name}"
-        print(json.dumps(asdict(Row(operator, int(call), counts, outcome))), flush=True)
-
-
-def _end_as_child(operator: str, calls: range, progress: int) -> None:
-    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_NBYTES, _MOST_NBYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for stream in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    try:
-        _call_often(operator, calls, progress)
-    finally:
-        os._exit(0)
-
-
-def _call_often(operator: str, calls: range, progress: int) -> None:
+def _call_often(operator: str, calls: range, note: Note) -> None:
     function = ops.resolve(f"aten::{operator}", None, frozenset())
-    fill, on = (ctypes.c_ubyte.in_dll(ctypes.CDLL(None), f"guard_{name}") for name in ("fill", "on"))
     valid = valid_calls_of(operator)
     counts = Counter[str]()
-
-    def note(call: int, outcome: str) -> None:
-        os.pwrite(progress, json.dumps([call, counts, outcome]).ljust(200).encode(), 0)
-
     for call in calls:
         if call - calls.start > _MOST_WITHOUT and not (counts["backward"] or counts["forward"]):
             break
-        note(call, "ended before its last call")
-        # Of the processor's time, and, if it waits, of ours.
-        signal.setitimer(signal.ITIMER_PROF, _CASE_S)
-        signal.alarm(10 * _CASE_S)
-        on.value = 0
-        drawn = Arguments(f"{operator} {call} grad", valid).of(function._schema)
-        on.value = 1
-        seen = list[tuple[bytes, ...]]()
-        for byte in (0x5A, 0xA5):
-            fill.value = byte
-            found = _Differentiated(function, random.Random(f"{operator} {call}"))
-            found.run(*drawn)
-            seen.append(tuple(found.seen))
-        counts.update(found.counts)
-        if seen[0] != seen[1]:
-            note(call, f"call {call}: uninitialised bytes")
+        note(call, counts, "ended before its last call")
+        draw = partial(Arguments(f"{operator} {call} grad", valid).of, function._schema)
+        first, second = seen_twice(draw, partial(_Differentiated, function, f"{operator} {call}"))
+        counts.update(second.counts)
+        if first.seen != second.seen:
+            note(call, counts, f"call {call}: uninitialised bytes")
             return
-    note(call + 1, "ok")
+    note(call + 1, counts, "ok")
 
 
 class _Differentiated:
     """One call with its passes; `seen` are the bytes of gradients, `counts` how many passes were taken."""
 
-    def __init__(self, function: Any, drawn: random.Random) -> None:
+    def __init__(self, function: Any, seed: str, args: list[Any], kwargs: dict[str, Any]) -> None:
         self._function = function
-        self._random = drawn
+        self._random = random.Random(seed)
         self.seen = list[bytes]()
         self.counts = Counter[str]()
-
-    def run(self, args: list[Any], kwargs: dict[str, Any]) -> None:
         torch.default_generator.manual_seed(0)
         try:
             with warnings.catch_warnings():
@@ -281,7 +218,7 @@ def main() -> None:
     parser.add_argument("--guarded", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.guarded is not None:
-        _run_guarded(*options.guarded, options.operators)
+        run_guarded(*options.guarded, options.operators, "counts", _call_often)
         return
     wanted = [n for n in differentiable() if any(re.search(pattern, n) for pattern in options.operators or [""])]
     total, wrong = Counter[str](), dict[str, str]()

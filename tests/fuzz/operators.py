@@ -1,27 +1,19 @@
 """`python -m tests.fuzz.operators [REGEX]`: call every operator of the list with hostile arguments.
 
-Each operator runs in a process of its own, with memory that ends where it may not be read (`guard.c`), and every call
-runs twice, with other bytes in new memory: results that differ have bytes that nobody has written. The table in
-`results/operators.tsv` has a row per operator; operators in it with as many calls are not run again.
+Memory is guarded as `tests.fuzz.guarded` says. The table in `results/operators.tsv` has a row per operator; operators
+in it with as many calls are not run again.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
-import ctypes
 import dataclasses
 import itertools
-import json
-import os
 import re
-import resource
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +22,13 @@ import torch
 from aotexport_runtime.allowed.operators import allowed_aten_operators
 from aotexport_runtime.engines import ops
 from tests.fuzz.arguments import Arguments, copied
-from tests.fuzz.valid_calls import valid_calls, valid_calls_of
-from tests.preload import preloaded
+from tests.fuzz.guarded import Note, rows_of, run_guarded, seen_twice
+from tests.fuzz.valid_calls import valid_calls_of
 
 RESULTS = Path(__file__).parent / "results" / "operators.tsv"
-GUARD = Path(__file__).parent / "guard.c"
 CALLS = 2000
 FROM_TYPES_ALONE = 300
 """How many calls of an operator are drawn from the types in its schema; those after begin at a valid call."""
-_CASE_S = 60
-_MOST_NBYTES = 8 << 30
 
 
 @dataclass(frozen=True)
@@ -66,71 +55,23 @@ def fuzz(operators: Iterable[str], calls: int, first: int = 0) -> Iterator[Row]:
     Raises:
         RuntimeError: the process failed itself.
     """
-    command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.operators", "--guarded", str(first), str(calls)]
-    command += operators
-    with (
-        preloaded(GUARD) as environment,
-        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
-            yield Row(**json.loads(line))
-    if process.returncode:
-        raise RuntimeError(f"the guarded process ended with {process.returncode}")
+    for row in rows_of("tests.fuzz.operators", operators, calls, first):
+        yield Row(**row)
 
 
-def _run_guarded(first: int, calls: int, operators: Iterable[str]) -> None:
-    """Print a row per operator; memory is guarded in this process."""
-    torch.set_num_threads(1)
-    # What children would each read anew.
-    allowed_aten_operators()
-    valid_calls()
-    for operator in operators:
-        with tempfile.TemporaryFile() as progress:
-            child = os.fork()
-            if not child:
-                _end_as_child(operator, range(first, calls), progress.fileno())
-            status = os.waitpid(child, 0)[1]
-            call, accepted, note = (progress.seek(0), progress.read().decode().split(maxsplit=2))[1]
-        outcome = note.strip()
-        if os.WIFSIGNALED(status):
-            outcome = f"call {call}: {signal.Signals(os.WTERMSIG(status)).name}"
-        print(json.dumps(asdict(Row(operator, int(call), int(accepted), outcome))), flush=True)
-
-
-def _end_as_child(operator: str, calls: range, progress: int) -> None:
-    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_NBYTES, _MOST_NBYTES))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    for stream in (1, 2):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
-    try:
-        _call_often(operator, calls, progress)
-    finally:
-        os._exit(0)
-
-
-def _call_often(operator: str, calls: range, progress: int) -> None:
+def _call_often(operator: str, calls: range, note: Note) -> None:
     function = ops.resolve(f"aten::{operator}", None, frozenset())
-    fill, on = (ctypes.c_ubyte.in_dll(ctypes.CDLL(None), f"guard_{name}") for name in ("fill", "on"))
     valid = valid_calls_of(operator)
     accepted = 0
     for call in calls:
-        os.pwrite(progress, f"{call:8} {accepted:8} ended before its last call{'':8}".encode(), 0)
-        # Of the processor's time, and, if it waits, of ours.
-        signal.setitimer(signal.ITIMER_PROF, _CASE_S)
-        signal.alarm(10 * _CASE_S)
-        on.value = 0
-        drawn = Arguments(f"{operator} {call}", valid if call >= FROM_TYPES_ALONE else ()).of(function._schema)
-        on.value = 1
-        seen = list[bytes | None]()
-        for byte in (0x5A, 0xA5):
-            fill.value = byte
-            seen.append(_called(function, *drawn))
-        if seen[0] != seen[1]:
-            os.pwrite(progress, f"{call:8} {accepted:8} call {call}: uninitialised bytes{'':20}".encode(), 0)
+        note(call, accepted, "ended before its last call")
+        arguments = Arguments(f"{operator} {call}", valid if call >= FROM_TYPES_ALONE else ())
+        first, second = seen_twice(partial(arguments.of, function._schema), partial(_called, function))
+        if first != second:
+            note(call, accepted, f"call {call}: uninitialised bytes")
             return
-        accepted += seen[0] is not None
-    os.pwrite(progress, f"{calls.stop:8} {accepted:8} ok{'':40}".encode(), 0)
+        accepted += first is not None
+    note(calls.stop, accepted, "ok")
 
 
 def _called(function: Any, args: list[Any], kwargs: dict[str, Any]) -> bytes | None:
@@ -194,7 +135,7 @@ def main() -> None:
     parser.add_argument("--guarded", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.guarded is not None:
-        _run_guarded(*options.guarded, options.operators)
+        run_guarded(*options.guarded, options.operators, "accepted", _call_often)
         return
     rows = read()
     wanted = [

@@ -12,7 +12,8 @@ import torch
 from aotexport_runtime.allowed.operators import allowed_aten_operators
 from aotexport_runtime.engines.preconditions.table import PRECONDITIONS
 from tests.fuzz import table
-from tests.fuzz.operators import FROM_TYPES_ALONE, GUARD, fuzz, read
+from tests.fuzz.guarded import GUARD
+from tests.fuzz.operators import FROM_TYPES_ALONE, fuzz, read
 from tests.preload import preloaded
 
 ERRORS = [
