@@ -474,10 +474,12 @@ class _StoresInAList(nn.Module):
 
     def forward(self, x):
         self.heads[0] = self.linear(x)
+        if len(self.heads) > 1:
+            self.heads[1] = self.heads[1] + x.detach().sum()
         return self.heads[0].tanh()
 
 
-@case(lambda: (torch.randn(3, 4),))
+@case(lambda: (torch.randn(3, 4),), dynamic_shapes=({0: torch.export.Dim("batch", max=64)},))
 class ListHeldByTwoModules(nn.Module):
     """Deep supervision: layers put their results into a list of the whole."""
 
@@ -488,6 +490,16 @@ class ListHeldByTwoModules(nn.Module):
 
     def forward(self, x):
         return torch.stack([self.layer(x), self.heads[0][:, :4]])
+
+
+@case(lambda: (torch.randn(3, 4),))
+class SumInAListHeldByTwoModules(ListHeldByTwoModules):
+    def __init__(self):
+        super().__init__()
+        self.heads.append(torch.zeros(()))
+
+    def forward(self, x):
+        return super().forward(x) * self.heads[1]
 
 
 _TOTAL = torch.zeros(4)

@@ -250,7 +250,8 @@ def _judge_items(changes: list[ItemChange], effects: Effects) -> None:
         if change.is_attribute and attribute is not None:
             effects.stored.append(attribute)
             continue
-        if isinstance(change.new, torch.Tensor) and isinstance(change.old, _NUMBERS | None):
+        replaces = isinstance(change.old, torch.Tensor) and attribute is not None and not _TABLE.search(change.path)
+        if isinstance(change.new, torch.Tensor) and (replaces or isinstance(change.old, _NUMBERS | None)):
             effects.notes.append(f"the tensor that the call stores in `{path}` is not kept by the bundle")
             if attribute is not None:
                 effects.stored.append(attribute)
