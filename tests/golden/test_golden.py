@@ -184,7 +184,7 @@ def test_goldens_cover_every_arm_but_those_with_a_reason():
 
 def noted_in_the_prose() -> dict[str, re.Pattern[str]]:
     """Return a pattern for every name that the prose lists of what a recorded call notes."""
-    prose = (HERE.parents[1] / "schemas/README.md").read_text(encoding="utf-8")
+    prose = (HERE.parents[1] / "schemas/beyond.md").read_text(encoding="utf-8")
     rows = prose.partition("| noted | what |\n")[2].split("\n\n")[0].splitlines()[1:]
     shapes = {"call 0": r"call \d+", "<output>": r"output\S*", "<argument>": r"\S+", "<name>": r"\S+"}
     patterns: dict[str, re.Pattern[str]] = {}

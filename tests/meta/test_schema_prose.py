@@ -26,10 +26,11 @@ from aotexport_runtime.values.sizes import OPERATORS
 from tests.reader.rules import RULES
 
 SCHEMAS = Path(__file__).parents[2] / "schemas"
-PROSE = (SCHEMAS / "README.md").read_text(encoding="utf-8")
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in SCHEMAS.glob("*.md")}
+CORE = PAGES["README.md"]
+PROSE = CORE + PAGES["beyond.md"]
 VERSIONS = {"1.0", "1.1", "2.13", "2.14", "2.15", "8.0", "9.0", "12.0"}
 """What the text says of versions, of the format, torch, devices and drivers."""
-PAGES = {path.name: path.read_text(encoding="utf-8") for path in SCHEMAS.glob("*.md")}
 
 
 def table(head: str, text: str = PROSE) -> list[list[str]]:
@@ -172,27 +173,31 @@ def test_links_of_a_page_resolve(name):
     assert [anchor for path, _, anchor in links if anchor and anchor not in known[path or name]] == []
 
 
+def numbered(text: str) -> list[tuple[int, int]]:
+    """Return the numbers of the rules of a page."""
+    return [(int(section), int(at)) for section, at in re.findall(r"^\*\*(\d+)\.(\d+)\*\*", text, re.MULTILINE)]
+
+
+def test_core_of_the_text_is_short():
+    assert len(CORE.split()) <= 6500
+
+
 def test_rules_are_numbered_in_order_and_what_refers_to_one_names_one():
-    rules = re.findall(r"^\*\*(\d+)\.(\d+)\*\*", PROSE, re.MULTILINE)
-    sections = re.findall(r"^## (\d+)\.", PROSE, re.MULTILINE)
-    counted = [(section, str(at)) for section in sections for at in range(1, 1 + sum(s == section for s, _ in rules))]
-    texts = [re.sub(r"`[^`]*`", "", PAGES[name]) for name in ("README.md", "codes.md", "rationale.md")]
+    of_pages = [numbered(CORE), numbered(PAGES["beyond.md"])]
+    rules = sorted([*of_pages[0], *of_pages[1]])
+    sections = sorted({section for section, _ in rules})
+    counted = [(section, at) for section in sections for at in range(1, 1 + sum(s == section for s, _ in rules))]
+    texts = [re.sub(r"`[^`]*`", "", PAGES[name]) for name in ("README.md", "beyond.md", "codes.md", "rationale.md")]
     named = {found for text in texts for found in re.findall(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", text)}
 
+    assert all(found == sorted(found) for found in of_pages)
     assert rules == counted
-    assert named - VERSIONS - {".".join(rule) for rule in rules} == set()
+    assert named - VERSIONS - {f"{section}.{at}" for section, at in rules} == set()
 
 
-def test_every_rule_of_the_second_reader_is_named_once_at_its_number():
-    places = {}
-    for paragraph in re.split(r"\n(?=\*\*\d+\.\d+\*\*)", PROSE):
-        number = re.match(r"\*\*(\d+\.\d+)\*\*", paragraph)
-        for name in re.findall(r"`([a-z]+\.[a-z_]+)`\)", paragraph):
-            if name in RULES:
-                assert name not in places
-                places[name] = number[1] if number else ""
-
-    assert places == {name: said.partition(":")[0] for name, said in RULES.items()}
+def test_every_rule_of_the_second_reader_has_its_number():
+    known = {f"{section}.{at}" for section, at in numbered(PROSE)}
+    assert {said.partition(":")[0] for said in RULES.values()} - known == set()
 
 
 def test_tables_of_tensor_subclasses_have_every_operator():

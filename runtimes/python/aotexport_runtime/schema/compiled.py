@@ -29,8 +29,7 @@ class CompiledHalf(Record, kw_only=True):
         file: the shared library; a plain name, in the directory of the target.
         inputs: names of the values of the functional graph that it takes, all tensors, in order.
         results: names of the values that it returns, all tensors, in order.
-        indexes: whether it indexes by data: one more result, a boolean, then says whether an index was outside of its
-            bounds. Where it is true the other results mean nothing, and the graph must run.
+        indexes: whether it indexes by data (17.3).
     """
 
     file: PlainName

@@ -52,8 +52,7 @@ class VersionCheck(Record, kw_only=True):
     Attributes:
         of: kind of value.
         index: which input or output, by `of`.
-        tangents: indices into `Gradients.tangents`: a backward pass in which one of these is defined raises where the
-            tensor was changed in place since the call.
+        tangents: indices into `Gradients.tangents`, of which one is defined in the passes that check it (10.20).
     """
 
     of: Literal["input", "output"]
@@ -70,11 +69,8 @@ class Gradients(Record, kw_only=True):
             it is statically undefined.
         detached_inputs: inputs whose gradient is statically undefined and whose producers and hooks autograd must not
             visit.
-        checks: version checks of eager's backward that differ from those of the graph's saved values, which are
-            checked in every pass. Where an input with a gradient in `of_inputs` requires none in the call, a check is
-            left out unless its value is saved (10.19).
-        saves_nothing: eager saves no tensor for backward, so that backward passes can be repeated without
-            `retain_graph`.
+        checks: version checks of eager's backward that differ from those of the graph's saved values (10.20).
+        saves_nothing: whether eager saves no tensor for backward (10.20).
         partitions: at least one; the first is the default.
     """
 

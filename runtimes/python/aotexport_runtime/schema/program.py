@@ -118,7 +118,7 @@ class FreshOutput(Record, kw_only=True, tag="fresh", tag_field="kind"):
         requires_grad: whether it requires grad.
         view: `unsafe`: a view that autograd must not know as one (`_unsafe_view`); `custom_function`: a view
             made by a custom autograd function; `multi_output`: one of several views that one operator made (`split`,
-            `unbind`). Autograd lets nobody change the latter two in place. None otherwise.
+            `unbind`); None otherwise (10.10).
     """
 
     requires_grad: bool = False
@@ -346,18 +346,10 @@ class Program(Record, kw_only=True):
         container_changes: containers of the caller that the call changes.
         dimensions: symbols of dynamic sizes.
         guards: truths over the symbols that a call must satisfy.
-        fixed: facts that the module's Python code read and may have branched on, or that gradients through its loops
-            (`while_loop`) depend on; they must be as at capture in every call.
-            `layout`: strides, storage offset, contiguity of tensors; `requires_grad`; `is_leaf`: also `grad_fn`
-            (format 1.0 says `requires_grad` of both); `grad_mode`: whether gradients are enabled, as `grad` tells;
-            `inference_mode`: that it is off, since it records nothing for gradients that the model takes, or the code
-            asks for it; `identity`: that arguments are different tensors: the model takes gradients with regard to
-            each, or asks whether they are one object;
-            `autocast`: that of the caller, as `autocast` tells: the code asks for dtypes, or takes gradients.
+        fixed: facts that must be as at capture in every call (8.12).
         autocast: the dtype of the autocast that surrounded the call at capture, which is no part of the graph; None:
             none did. The recorded calls run under it.
-        differentiated: inputs with regard to which the model itself takes gradients. Eager calls their hooks then, and
-            retains their gradients, in the call: a call in which one has any is refused.
+        differentiated: inputs with regard to which the model itself takes gradients (8.4).
         questions: whether inputs require grad, as far as the program depends on it.
         forward: the graph before autograd.
         functional: the joint or inference graph; None with a reason in `refusals`: the forward graph serves every call.

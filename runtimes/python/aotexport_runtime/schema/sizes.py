@@ -39,11 +39,7 @@ class SizeExpression(Record, kw_only=True):
     """An operator applied to sizes.
 
     Attributes:
-        op: `add` and `mul`, `min`, `max`, `and`, `or` take two or more arguments; `floordiv`, `mod`, `pow`,
-            `ceildiv`, `truediv` and the comparisons two; `where` three (condition, value if true, else); the others
-            one. Division and remainder round towards minus infinity, as in Python. `float`, `truediv`, `sqrt` and
-            floats among the operands give floats of 64 bits, one operation after the other from the left;
-            `trunc`, `floor`, `ceil` and `round` (half to even) give integers again, which an expression must.
+        op: the operator (5.1).
         args: operands, in order.
     """
 
