@@ -33,9 +33,9 @@ from aotexport.model.state import State
 from aotexport.model.structure import flattened, tree_of
 from aotexport.process.objects import is_a, namespace_of
 from aotexport.values.same_tensors import are_same
-from aotexport_runtime.call.guards.arguments import argument_guards
-from aotexport_runtime.call.signature import Signature
-from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.execution.codegen import Environment, constant_value
+from aotexport_runtime.guards.arguments import argument_guards
+from aotexport_runtime.guards.signature import Signature
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.submodules.python_state import ARGUMENT

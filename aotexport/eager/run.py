@@ -24,8 +24,8 @@ from aotexport.model.state import State
 from aotexport.values.subclasses import CLASSES
 from aotexport_runtime.call.flat_call import flat_outputs
 from aotexport_runtime.call.whole_result import returning_whole_result, whole_result_tree
-from aotexport_runtime.engines.codegen import Environment
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.execution.codegen import Environment
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.values.observe import Inputs, Observation, make_inputs, observe
 from aotexport_runtime.values.subclasses import TensorTypes, is_wrapper

@@ -12,8 +12,8 @@ from types import FrameType
 import torch
 
 import aotexport_runtime
-from aotexport_runtime.engines.source import original_line
 from aotexport_runtime.errors import first_line
+from aotexport_runtime.execution.source import original_line
 from aotexport_runtime.schema.graph import SourceLine
 
 # Directories end in a slash: `torchvision` is not of `torch`.

@@ -28,7 +28,7 @@ from aotexport.vectors.paths import shorter_on_path
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.call.flat_call import flat_outputs
 from aotexport_runtime.call.whole_result import whole_result_tree
-from aotexport_runtime.engines.preconditions.dataflow import WRITES_UNSEEN, writes_nothing
+from aotexport_runtime.execution.preconditions.dataflow import WRITES_UNSEEN, writes_nothing
 from aotexport_runtime.schema.gradients import Gradients, Tangent, VersionCheck
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph, IntermediateAlias, Program, VersionRise

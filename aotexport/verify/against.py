@@ -25,7 +25,7 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_parts, parts_of
 from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.commands.self_test import run_vector
-from aotexport_runtime.engines.autocast import device_type_of, under_autocast
+from aotexport_runtime.execution.autocast import device_type_of, under_autocast
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.values import dtypes

@@ -22,7 +22,7 @@ from aotexport.vectors.small_sizes import (
 from aotexport.verify.comparison import Comparison, comparisons, failures
 from aotexport.verify.fresh import FreshProcess
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.engines.cpu import unfit
+from aotexport_runtime.engines.cpu.engine import unfit
 from aotexport_runtime.schema.manifest import Manifest, Requirements
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from aotexport.lower.cpu.levels import LEVELS, own_level
 from aotexport_runtime import BundleInvalid, NotSupported
 from aotexport_runtime.commands.describe import describe
 from aotexport_runtime.commands.self_test import rounding, run_vectors
-from aotexport_runtime.engines.cpu import Libraries
+from aotexport_runtime.engines.cpu.engine import Libraries
 from tests.cases import all_cases
 from tests.conformance.test_not_a_number import with_nan
 from tests.interpreter.models import bfloat16_extrema, pools

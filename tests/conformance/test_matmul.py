@@ -9,8 +9,8 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport.lower.cpu.levels import own_level
-from aotexport_runtime.engines.matmul import onednn
-from aotexport_runtime.engines.matmul.library import table_of
+from aotexport_runtime.engines.cpu.matmul import table_of
+from aotexport_runtime.execution.matmul import onednn
 
 
 class Matmuls(nn.Module):

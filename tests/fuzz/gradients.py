@@ -24,7 +24,7 @@ import torch
 from torch.autograd import forward_ad
 
 from aotexport_runtime.allowed.operators import aten_signatures
-from aotexport_runtime.engines import ops
+from aotexport_runtime.execution import ops
 from tests.fuzz.arguments import Arguments, copied
 from tests.fuzz.guarded import Note, rows_of, run_guarded, seen_twice
 from tests.fuzz.operators import bytes_of, tensors_of

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime.allowed.operators import allowed_aten_operators
-from aotexport_runtime.engines import ops
+from aotexport_runtime.execution import ops
 from tests.fuzz.arguments import Arguments, copied
 from tests.fuzz.guarded import Note, rows_of, run_guarded, seen_twice
 from tests.fuzz.valid_calls import valid_calls_of

@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 
 from aotexport_runtime.allowed.operators import allowed_aten_operators
-from aotexport_runtime.engines import ops
-from aotexport_runtime.engines.preconditions import memory
+from aotexport_runtime.execution import ops
+from aotexport_runtime.execution.preconditions import memory
 from tests.fuzz.operators import read
 
 TABLE = Path(__file__).parents[2] / "docs" / "operators.tsv"

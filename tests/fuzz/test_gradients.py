@@ -12,8 +12,8 @@ import torch
 import torchgen
 
 from aotexport_runtime.allowed.operators import allowed_aten_operators
-from aotexport_runtime.engines import ops
-from aotexport_runtime.engines.preconditions.table import KEPT, PRECONDITIONS
+from aotexport_runtime.execution import ops
+from aotexport_runtime.execution.preconditions.table import KEPT, PRECONDITIONS
 from tests.fuzz.gradients import differentiable, fuzz
 from tests.fuzz.valid_calls import valid_calls_of
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from aotexport_runtime.allowed.operators import allowed_aten_operators
-from aotexport_runtime.engines.preconditions.table import PRECONDITIONS
+from aotexport_runtime.execution.preconditions.table import PRECONDITIONS
 from tests.fuzz import table
 from tests.fuzz.guarded import GUARD
 from tests.fuzz.operators import FROM_TYPES_ALONE, fuzz, read

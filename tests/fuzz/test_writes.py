@@ -6,8 +6,8 @@ import json
 import subprocess
 import sys
 
-from aotexport_runtime.engines import ops
-from aotexport_runtime.engines.preconditions.dataflow import WRITES_UNSEEN
+from aotexport_runtime.execution import ops
+from aotexport_runtime.execution.preconditions.dataflow import WRITES_UNSEEN
 from tests.fuzz.table import is_of_devices
 
 WITHOUT_VERSION = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aotexport.lower.cuda.attention import MOVED
-from aotexport_runtime.engines.attention import replacement
+from aotexport_runtime.execution.attention import replacement
 
 pytestmark = [
     pytest.mark.gpu,

@@ -12,7 +12,7 @@ import torch
 
 import aotexport_runtime
 from aotexport_runtime import BundleInvalid, CheckFailed, Limits
-from aotexport_runtime.engines.loops import counted
+from aotexport_runtime.execution.loops import counted
 from tests.hostile.crafted import Crafted
 
 WHERE = "programs/train/forward.json"

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional
 
 from aotexport_runtime import CheckFailed
-from aotexport_runtime.engines import ops
-from aotexport_runtime.engines.preconditions.table import PRECONDITIONS, WRITTEN
+from aotexport_runtime.execution import ops
+from aotexport_runtime.execution.preconditions.table import PRECONDITIONS, WRITTEN
 
 ATEN = torch.ops.aten
 LEAST = -(2**63)

@@ -15,7 +15,7 @@ from aotexport.torch_internals.releases import release
 from aotexport_runtime import errors
 from aotexport_runtime.allowed import operators
 from aotexport_runtime.allowed.signatures import RENAMED
-from aotexport_runtime.engines.adapters import ADAPTERS
+from aotexport_runtime.execution.adapters import ADAPTERS
 from aotexport_runtime.schema.bounded import MAX_AXES, MAX_TERMS
 from aotexport_runtime.schema.codes import CODES
 from aotexport_runtime.schema.limits import DEFAULT

@@ -19,8 +19,8 @@ from torch import nn
 
 from aotexport_runtime import NotSupported, load
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.call.guards.rule import Row
 from aotexport_runtime.call.plan import Plan
+from aotexport_runtime.guards.rule import Row
 from aotexport_runtime.schema.program import ArgumentInput, SizeInput
 from aotexport_runtime.values import sizes
 from aotexport_runtime.values.dtypes import dtype

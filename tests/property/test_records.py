@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.schema import Graph, decode_record, encode_record
 from aotexport_runtime.schema.codec import nesting
 from aotexport_runtime.schema.sizes import SizeExpression

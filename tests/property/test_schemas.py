@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotexport_runtime.engines.ops import is_compatible
+from aotexport_runtime.execution.ops import is_compatible
 from tests.property.profile import quick
 
 NAMES = [f"a{index}" for index in range(6)]

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aotexport_runtime.call.signature import Signature
 from aotexport_runtime.errors import Place
+from aotexport_runtime.guards.signature import Signature
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.values.trees import builder, check_tree, leaves

@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 import aotexport
 import aotexport_runtime
 from aotexport_runtime.commands.describe import describe
-from aotexport_runtime.engines.matmul import onednn
+from aotexport_runtime.execution.matmul import onednn
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import struct
 
 import pytest
 
-from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.schema import Graph, GraphInput, Manifest, Node, Program, decode_record, encode_record
 from aotexport_runtime.schema.codec import as_written
 from aotexport_runtime.schema.manifest import Producer, ProgramEntry

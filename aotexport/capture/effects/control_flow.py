@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from aotexport.process.patches import Patch
-from aotexport_runtime.engines import higher_order
-from aotexport_runtime.engines.higher_order import Step
+from aotexport_runtime.execution import higher_order
+from aotexport_runtime.execution.higher_order import Step
 
 
 def patches() -> list[Patch]:

@@ -18,7 +18,7 @@ import torch
 from aotexport.process.patches import Patch, caller, patched
 from aotexport.torch_internals.names import SET_GRAD_ENABLED
 from aotexport.torch_internals.tracing import REQUIRES_GRAD, nodes_annotated, stamped
-from aotexport_runtime.engines.higher_order import CallersGradMode
+from aotexport_runtime.execution.higher_order import CallersGradMode
 
 is_grad_enabled = torch.is_grad_enabled
 """Torch's own, also while it is patched."""

@@ -42,7 +42,7 @@ from aotexport.torch_internals.tracing import (
     tracing_paused,
 )
 from aotexport.torch_internals.transforms import FoldedGraphModule
-from aotexport_runtime.call.guards.caller import records_gradients
+from aotexport_runtime.guards.caller import records_gradients
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.values.subclasses import is_wrapper
 

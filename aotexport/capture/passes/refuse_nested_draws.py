@@ -14,7 +14,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import source_of
 
 # `torch._higher_order_ops`, torch 2.13: their backward runs the forward function once more, without its generator's
-# state (`aotexport_runtime/engines/redrawn.py`). `scan` saves the results of its forward.
+# state (`aotexport_runtime/execution/redrawn.py`). `scan` saves the results of its forward.
 _DRAWN_ANEW = ("cond", "while_loop", "map_impl")
 
 

@@ -17,7 +17,7 @@ from torch.fx import Node
 from aotexport.model.call import ExampleCall
 from aotexport.model.programs import ProgramSpec
 from aotexport.torch_internals.names import OpOverload, has_autocast_kernel
-from aotexport_runtime.engines.autocast import autocast_dtype, under_autocast
+from aotexport_runtime.execution.autocast import autocast_dtype, under_autocast
 
 
 def example_autocast(call: ExampleCall) -> Any:

@@ -17,9 +17,9 @@ from aotexport.torch_internals.calls import FakeTensorMode
 from aotexport.torch_internals.compiler import compile_library, symbolic_sizes, trace_decomposed
 from aotexport.torch_internals.names import ShapeEnv
 from aotexport.values.sizes import encode_size
-from aotexport_runtime.engines.codegen import Environment, compile_graph
-from aotexport_runtime.engines.impure import random_nodes
-from aotexport_runtime.engines.partition import Subgraph
+from aotexport_runtime.execution.codegen import Environment, compile_graph
+from aotexport_runtime.rewrite.impure import random_nodes
+from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.compiled import CompiledHalf
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program, SizeInput

@@ -14,9 +14,9 @@ from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.form import Call, NoForm
 from aotexport.lower.onnx.forms import FORMS
 from aotexport.lower.onnx.provenance import location, trace, where
-from aotexport_runtime.engines import checkpoint, ops
-from aotexport_runtime.engines.codegen import Environment, constant_value
-from aotexport_runtime.engines.higher_order import EFFECTS
+from aotexport_runtime.execution import checkpoint, ops
+from aotexport_runtime.execution.codegen import Environment, constant_value
+from aotexport_runtime.execution.higher_order import EFFECTS
 from aotexport_runtime.schema.bounded import MAX_TEXT
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import Program, SizeInput

@@ -16,7 +16,7 @@ from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.commands.recorded import read_vector
 from aotexport_runtime.commands.self_test import LoadKeywords, run_vector, without_target
 from aotexport_runtime.engines.cuda import engine as cuda
-from aotexport_runtime.engines.impure import random_nodes
+from aotexport_runtime.rewrite.impure import random_nodes
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from aotexport.write.weights import write_weights
 from aotexport_runtime.bundle.directory import BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_tensors
-from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.execution.codegen import Environment
 from aotexport_runtime.schema.manifest import Manifest, Producer, ProgramEntry
 
 DTYPES = [

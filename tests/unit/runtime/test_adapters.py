@@ -7,10 +7,10 @@ import torch
 
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.allowed.signatures import signature_of
-from aotexport_runtime.engines import ops
-from aotexport_runtime.engines.adapters import ADAPTERS
-from aotexport_runtime.engines.preconditions.table import guarded
 from aotexport_runtime.errors import CheckFailed, NotSupported
+from aotexport_runtime.execution import ops
+from aotexport_runtime.execution.adapters import ADAPTERS
+from aotexport_runtime.execution.preconditions.table import guarded
 
 SQUARE = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]], dtype=torch.float64)
 WIDE = torch.arange(1.0, 7.0, dtype=torch.float64).reshape(3, 2).cos()

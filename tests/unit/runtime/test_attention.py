@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: TID251 (results of operators that do not run here)
 
-from aotexport_runtime.engines.attention import replacement
-from aotexport_runtime.engines.codegen import Environment
+from aotexport_runtime.execution.attention import replacement
+from aotexport_runtime.execution.codegen import Environment
 
 aten = torch.ops.aten
 KINDS = ("flash", "efficient", "cudnn")

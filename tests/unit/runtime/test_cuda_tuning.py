@@ -9,7 +9,7 @@ import torch
 
 from aotexport_runtime import NotSupported
 from aotexport_runtime.engines.cuda.tuning import TunedKernel, Tuner
-from aotexport_runtime.engines.user_cache import Measurements
+from aotexport_runtime.execution.user_cache import Measurements
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary, KernelCandidate, PointerParameter
 
 KERNEL = Kernel(

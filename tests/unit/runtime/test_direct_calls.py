@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: TID251 (traces above autograd)
 
-from aotexport_runtime.engines.ops import _DIRECT, direct, resolve
+from aotexport_runtime.execution.ops import _DIRECT, direct, resolve
 
 X, Y = torch.linspace(0.5, 2, 9).reshape(3, 3), torch.linspace(3, 1, 9).reshape(3, 3)
 ROW, INDEX = X[0].clone(), torch.tensor([2, 0])

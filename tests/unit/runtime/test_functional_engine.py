@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aotexport_runtime.engines import reuse
-from aotexport_runtime.engines.assumed import of_proven_dtype
-from aotexport_runtime.engines.codegen import Environment, compile_graph
-from aotexport_runtime.engines.ops import direct, resolve
-from aotexport_runtime.engines.partition import Subgraph
-from aotexport_runtime.engines.reuse import reusing
-from aotexport_runtime.engines.simplify import simplified
 from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.execution.assumed import of_proven_dtype
+from aotexport_runtime.execution.codegen import Environment, compile_graph
+from aotexport_runtime.execution.ops import direct, resolve
+from aotexport_runtime.rewrite import reuse
+from aotexport_runtime.rewrite.partition import Subgraph
+from aotexport_runtime.rewrite.reuse import reusing
+from aotexport_runtime.rewrite.simplify import simplified
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import SequenceMeta, TensorMeta
 

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import torch
 
-from aotexport_runtime.call.guards.arguments import argument_guards
+from aotexport_runtime.guards.arguments import argument_guards
 from aotexport_runtime.schema.program import ArgumentInput, ForwardGraph, Program, SizeInput
 from aotexport_runtime.schema.sizes import Dimension, SizeExpression
 from aotexport_runtime.schema.trees import Sequence

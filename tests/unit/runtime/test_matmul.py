@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from aotexport_runtime import NotSupported
-from aotexport_runtime.engines.matmul import choice, measured, onednn, operators
-from aotexport_runtime.engines.matmul.measured import clearly_faster
-from aotexport_runtime.engines.matmul.modes import mode_of
-from aotexport_runtime.engines.matmul.operators import EverySize, FirstCall
-from aotexport_runtime.engines.user_cache import Measurements, cache_folder
+from aotexport_runtime.execution.matmul import choice, measured, onednn, operators
+from aotexport_runtime.execution.matmul.measured import clearly_faster
+from aotexport_runtime.execution.matmul.modes import mode_of
+from aotexport_runtime.execution.matmul.operators import EverySize, FirstCall
+from aotexport_runtime.execution.user_cache import Measurements, cache_folder
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import TensorMeta
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from aotexport_runtime.engines.preconditions.dataflow import are_indices_proven
+from aotexport_runtime.execution.preconditions.dataflow import are_indices_proven
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import NothingMeta
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from aotexport_runtime.engines.tangents import layout, zeros
+from aotexport_runtime.engines.functional.tangents import layout, zeros
 from aotexport_runtime.schema.gradients import Tangent
 from aotexport_runtime.schema.values import TensorMeta
 

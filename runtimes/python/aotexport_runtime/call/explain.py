@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from aotexport_runtime.call.engines import EngineRun, Engines, words
+from aotexport_runtime.engines.runs import EngineRun, Engines, words
 
 _KINDS = {
     "cuda": "kernels",

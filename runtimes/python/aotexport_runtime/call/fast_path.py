@@ -10,13 +10,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aotexport_runtime.call.autograd import apply_joint
-from aotexport_runtime.call.guards.functional import DIRECT
-from aotexport_runtime.call.guards.kinds import torch_tensors
-from aotexport_runtime.call.guards.quick_path import Call, bind, quick_path
-from aotexport_runtime.call.guards.rule import GuardSource, Row, input_name, rows
-from aotexport_runtime.call.joint import JointProgram
-from aotexport_runtime.call.signature import Signature
+from aotexport_runtime.engines.functional.autograd import apply_joint
+from aotexport_runtime.engines.functional.guards import DIRECT
+from aotexport_runtime.engines.functional.joint import JointProgram
+from aotexport_runtime.guards.kinds import torch_tensors
+from aotexport_runtime.guards.quick_path import Call, bind, quick_path
+from aotexport_runtime.guards.rule import GuardSource, Row, input_name, rows
+from aotexport_runtime.guards.signature import Signature
 from aotexport_runtime.schema.program import Program, StateInput
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from aotexport_runtime.engines.codegen import Environment, constant_value
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Leaf, Tree
 from aotexport_runtime.values.trees import builder, keys_of

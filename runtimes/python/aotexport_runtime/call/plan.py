@@ -14,33 +14,33 @@ from typing import Any
 import torch
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.call.aliases import regenerators
-from aotexport_runtime.call.autograd import run_joint
-from aotexport_runtime.call.containers import ContainerChanges
-from aotexport_runtime.call.engines import WHOLE, Engines
 from aotexport_runtime.call.fast_path import FastPath
-from aotexport_runtime.call.guards.arguments import ARGUMENTS
-from aotexport_runtime.call.guards.caller import MODES, STATE, Caller
-from aotexport_runtime.call.guards.functional import CALLER, INPUTS, Functional
-from aotexport_runtime.call.guards.kinds import torch_tensors
-from aotexport_runtime.call.guards.rule import Row, rows
-from aotexport_runtime.call.guards.subjects import ArgumentFacts
-from aotexport_runtime.call.guards.table import GuardTable
-from aotexport_runtime.call.inference import Inference
-from aotexport_runtime.call.inner import InnerOutput, inner_outputs, watch
-from aotexport_runtime.call.joint import JointProgram
-from aotexport_runtime.call.live_graph import LiveGraph
-from aotexport_runtime.call.mutations import Mutations
-from aotexport_runtime.call.signature import Bound, Signature
-from aotexport_runtime.call.versions import node_of, remember_versions
-from aotexport_runtime.engines import transforms
-from aotexport_runtime.engines.autocast import device_type_of
 from aotexport_runtime.engines.candidates import AUTOGRAD, PORTABLE
-from aotexport_runtime.engines.codegen import Environment, Function, compile_graph, constant_value
-from aotexport_runtime.engines.cpu import Libraries
-from aotexport_runtime.engines.higher_order import EFFECTS, restored_on_error
+from aotexport_runtime.engines.cpu.engine import Libraries
+from aotexport_runtime.engines.forward.live_graph import LiveGraph
+from aotexport_runtime.engines.functional.aliases import regenerators
+from aotexport_runtime.engines.functional.autograd import run_joint
+from aotexport_runtime.engines.functional.guards import CALLER, INPUTS, Functional
+from aotexport_runtime.engines.functional.inference import Inference
+from aotexport_runtime.engines.functional.inner import InnerOutput, inner_outputs, watch
+from aotexport_runtime.engines.functional.joint import JointProgram
+from aotexport_runtime.engines.functional.mutations import Mutations
+from aotexport_runtime.engines.functional.versions import node_of, remember_versions
 from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.engines.runs import WHOLE, Engines
 from aotexport_runtime.errors import CallInvalid, NotSupported
+from aotexport_runtime.execution import transforms
+from aotexport_runtime.execution.autocast import device_type_of
+from aotexport_runtime.execution.codegen import Environment, Function, compile_graph, constant_value
+from aotexport_runtime.execution.higher_order import EFFECTS, restored_on_error
+from aotexport_runtime.guards.arguments import ARGUMENTS
+from aotexport_runtime.guards.caller import MODES, STATE, Caller
+from aotexport_runtime.guards.containers import ContainerChanges
+from aotexport_runtime.guards.kinds import torch_tensors
+from aotexport_runtime.guards.rule import Row, rows
+from aotexport_runtime.guards.signature import Bound, Signature
+from aotexport_runtime.guards.subjects import ArgumentFacts
+from aotexport_runtime.guards.table import GuardTable
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Constant

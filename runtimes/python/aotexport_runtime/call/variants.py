@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from aotexport_runtime.call.signature import Bound
 from aotexport_runtime.errors import CallInvalid
+from aotexport_runtime.guards.signature import Bound
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.values.trees import leaves

@@ -7,8 +7,8 @@ from collections import UserDict, deque
 from collections.abc import Callable
 from typing import Any
 
-from aotexport_runtime.call.signature import Signature
-from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.execution.codegen import Environment, constant_value
+from aotexport_runtime.guards.signature import Signature
 from aotexport_runtime.schema.program import ContainerChange, Program
 from aotexport_runtime.schema.trees import Sequence, Tree
 from aotexport_runtime.values.trees import key_of

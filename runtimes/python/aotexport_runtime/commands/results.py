@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from aotexport_runtime.call.engines import EngineRun, words
+from aotexport_runtime.engines.runs import EngineRun, words
 from aotexport_runtime.values.compare import Difference
 
 

@@ -13,7 +13,6 @@ import torch
 
 from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.read import Bundle, open_bundle
-from aotexport_runtime.call.engines import EngineRun, words
 from aotexport_runtime.call.explain import ProgramExplanation, kind_of
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
 from aotexport_runtime.call.onnx.plan import OnnxPlan
@@ -21,14 +20,15 @@ from aotexport_runtime.call.whole_result import returning_whole_result, whole_re
 from aotexport_runtime.commands.onnx_calls import observed, recorded, without_orders
 from aotexport_runtime.commands.recorded import read_vector, recorded_observation
 from aotexport_runtime.commands.results import VectorResult, describe_failures
-from aotexport_runtime.engines.autocast import device_type_of, under_autocast
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, is_native, is_of
-from aotexport_runtime.engines.impure import random_nodes
 from aotexport_runtime.engines.onnx.session import OnnxRuntime
+from aotexport_runtime.engines.runs import EngineRun, words
 from aotexport_runtime.errors import NotSupported, SelfTestFailed, first_line
+from aotexport_runtime.execution.autocast import device_type_of, under_autocast
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import cast_bundle
 from aotexport_runtime.module.loading import check_target, load
+from aotexport_runtime.rewrite.impure import random_nodes
 from aotexport_runtime.schema.manifest import OnnxModel, VectorEntry
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.values import TensorMeta

@@ -1,5 +1,7 @@
-"""Ways to run a program's graphs: records of graphs come in, functions of flat inputs and symbols go out.
+"""Engines: what serves the calls of a program. `select.py` chooses by rules over facts that `candidates.py` collects.
 
-`select.py` chooses the engine by rules over facts that `candidates.py` collects, `codegen.py` makes Python of a graph,
-and each engine of another kind is a file or a package. Calls, modules and guards are not known here.
+forward/      the forward graph under eager autograd: the program's meaning, and the last that is tried
+functional/   the joint or inference graph with its epilogues, by generated code
+cpu/, cuda/   the same graph as native code
+onnx/         the ONNX model
 """

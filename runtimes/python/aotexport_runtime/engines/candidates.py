@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines import figures
-from aotexport_runtime.engines.matmul.sizes import Matmul
+from aotexport_runtime.execution.matmul.sizes import Matmul
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 

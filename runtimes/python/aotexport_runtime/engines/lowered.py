@@ -10,8 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines.codegen import Environment, Function, compile_graph
-from aotexport_runtime.engines.rewrite import names_in
+from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
+from aotexport_runtime.rewrite.names import names_in
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.values import sizes

@@ -25,8 +25,8 @@ from aotexport_runtime.engines.candidates import (
     is_native,
     is_of,
 )
-from aotexport_runtime.engines.matmul.sizes import Matmul
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.execution.matmul.sizes import Matmul
 from aotexport_runtime.schema.program import Program
 
 ENGINES = {

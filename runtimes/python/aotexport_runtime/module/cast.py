@@ -15,8 +15,8 @@ import torch
 from aotexport_runtime.bundle.cast_programs import FLOATS, CastPrograms, is_cast
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_tensors
-from aotexport_runtime.engines.checks import place
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.execution.checks import place
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import ArgumentInput, Program, Refusal, SizeInput, StateInput

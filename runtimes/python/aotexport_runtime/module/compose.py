@@ -11,21 +11,21 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.call.adapted_graph import with_adapters
-from aotexport_runtime.call.engines import Engines
-from aotexport_runtime.call.guards.caller import records_gradients
-from aotexport_runtime.call.live_graph import LiveGraph, graph_of_calls, live_graph, whole_graph
 from aotexport_runtime.call.plan import Plan
-from aotexport_runtime.engines.autocast import device_type_of
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request
-from aotexport_runtime.engines.codegen import Environment
-from aotexport_runtime.engines.cpu import Libraries
+from aotexport_runtime.engines.cpu.engine import Libraries
 from aotexport_runtime.engines.figures import sizes_of
+from aotexport_runtime.engines.forward.adapted_graph import with_adapters
+from aotexport_runtime.engines.forward.live_graph import LiveGraph, graph_of_calls, live_graph, whole_graph
 from aotexport_runtime.engines.lowered import Lowered
-from aotexport_runtime.engines.matmul.operators import prefers_onednn
-from aotexport_runtime.engines.matmul.sizes import Matmul
+from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.engines.select import Choice, select_engine
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.execution.autocast import device_type_of
+from aotexport_runtime.execution.codegen import Environment
+from aotexport_runtime.execution.matmul.operators import prefers_onednn
+from aotexport_runtime.execution.matmul.sizes import Matmul
+from aotexport_runtime.guards.caller import records_gradients
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.submodules.changes import SubmoduleChange

@@ -150,9 +150,9 @@ def load(
     check_torch(f"target `{target}`")
     if onnx is not None:
         raise NotSupported(f"`onnx` is for target `onnx`, not `{target}`")
-    from aotexport_runtime.engines.codegen import Environment
-    from aotexport_runtime.engines.matmul.modes import mode_of
-    from aotexport_runtime.engines.ops import check_operators
+    from aotexport_runtime.execution.codegen import Environment
+    from aotexport_runtime.execution.matmul.modes import mode_of
+    from aotexport_runtime.execution.ops import check_operators
     from aotexport_runtime.module.bundle_module import BundleModule
     from aotexport_runtime.module.cast import cast_bundle, stored_state
 
@@ -228,7 +228,7 @@ def _resolved(
     Raises:
         NotSupported: the device is not here, or requested native code cannot run.
     """
-    from aotexport_runtime.engines.cpu import unfit
+    from aotexport_runtime.engines.cpu.engine import unfit
 
     if request.target == CUDA and device is None:
         device = CUDA

@@ -1,6 +1,6 @@
 """The class of a loaded module: it has the model's name, and methods with the captured signatures.
 
-Trainers read both: which arguments a model takes, and which of them are labels. `call/signature.py` decides which
+Trainers read both: which arguments a model takes, and which of them are labels. `guards/signature.py` decides which
 arguments a call may pass; this shows them to `inspect.signature`, `help` and editors, and costs a call nothing.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.schema import trees
 from aotexport_runtime.schema.program import Parameter, Program
 from aotexport_runtime.submodules.python_state import ARGUMENT

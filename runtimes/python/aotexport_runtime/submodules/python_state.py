@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport_runtime.engines.codegen import Environment, constant_value
+from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.schema.manifest import ModuleAttribute
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.values.structure import IndexOf, take_apart

@@ -1,8 +1,8 @@
 """Rules of calls that are no operators of torch: arithmetic of Python numbers, and regions of interpreter state.
 
 Numbers have bounded size: `2 ** (10 ** 9)` and `[0] * (10 ** 10)` are short to write and exhaust memory. The types of
-results are inferred; numbers from elsewhere are what metadata says, and have at most 64 bits: `engines/numbers.py` sees
-to that when the graph runs.
+results are inferred; numbers from elsewhere are what metadata says, and have at most 64 bits: `execution/numbers.py`
+sees to that when the graph runs.
 """
 
 from __future__ import annotations

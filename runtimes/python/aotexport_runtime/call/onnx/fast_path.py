@@ -13,10 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from aotexport_runtime.call.guards.kinds import ARRAYS, Kind, torch_tensors
-from aotexport_runtime.call.guards.quick_path import Call, bind, quick_path
-from aotexport_runtime.call.guards.rule import GuardSource, Row, input_name
-from aotexport_runtime.call.signature import Signature
+from aotexport_runtime.guards.kinds import ARRAYS, Kind, torch_tensors
+from aotexport_runtime.guards.quick_path import Call, bind, quick_path
+from aotexport_runtime.guards.rule import GuardSource, Row, input_name
+from aotexport_runtime.guards.signature import Signature
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.explain import Explanation, ProgramExplanation
-from aotexport_runtime.call.guards.quick_path import Call
 from aotexport_runtime.call.onnx.plan import OnnxPlan
 from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.onnx.session import OnnxRuntime
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.guards.quick_path import Call
 
 
 class OnnxModule:

@@ -8,15 +8,15 @@ from typing import Any
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.call.guards.arguments import ARGUMENTS
-from aotexport_runtime.call.guards.rule import rows
-from aotexport_runtime.call.guards.subjects import ArgumentFacts
-from aotexport_runtime.call.guards.table import GuardTable
 from aotexport_runtime.call.onnx.fast_path import OnnxFastPath
-from aotexport_runtime.call.onnx.guards import MODEL, ModelInputs
-from aotexport_runtime.call.signature import Bound, Signature
+from aotexport_runtime.engines.onnx.guards import MODEL, ModelInputs
 from aotexport_runtime.engines.onnx.session import OnnxRuntime, as_complex, open_session, run_session
 from aotexport_runtime.errors import BundleInvalid, CallInvalid, CheckFailed
+from aotexport_runtime.guards.arguments import ARGUMENTS
+from aotexport_runtime.guards.rule import rows
+from aotexport_runtime.guards.signature import Bound, Signature
+from aotexport_runtime.guards.subjects import ArgumentFacts
+from aotexport_runtime.guards.table import GuardTable
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.trees import Constant
@@ -156,7 +156,7 @@ def constant(leaf: Constant) -> Any:
     value = leaf.value
     if value is None or isinstance(value, bool | int | float):
         return value
-    from aotexport_runtime.engines.codegen import Environment, constant_value
+    from aotexport_runtime.execution.codegen import Environment, constant_value
 
     return constant_value(value, Environment())
 

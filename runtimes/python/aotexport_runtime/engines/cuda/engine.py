@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines.codegen import Environment, Function
 from aotexport_runtime.engines.cuda.choice import Choice, architectures_for, choose
 from aotexport_runtime.engines.cuda.driver import Driver
 from aotexport_runtime.engines.cuda.graphs import Capture, GraphedProgram
@@ -23,9 +22,10 @@ from aotexport_runtime.engines.cuda.packs import TARGET, code_of, kernels_of, un
 from aotexport_runtime.engines.cuda.trial import Trial
 from aotexport_runtime.engines.cuda.tuning import TunedKernel, Tuner
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
-from aotexport_runtime.engines.partition import forward_returns
-from aotexport_runtime.engines.user_cache import Measurements, cache_folder
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.execution.codegen import Environment, Function
+from aotexport_runtime.execution.user_cache import Measurements, cache_folder
+from aotexport_runtime.rewrite.partition import forward_returns
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.validate.subclasses import taken_apart

@@ -19,9 +19,9 @@ from typing import Any, Protocol
 
 import torch
 
-from aotexport_runtime.engines.codegen import Function
 from aotexport_runtime.engines.lowered import Lease, LeasedResults, Lowered
 from aotexport_runtime.errors import NotSupported, first_line
+from aotexport_runtime.execution.codegen import Function
 
 log = logging.getLogger("aotexport_runtime")
 

@@ -11,13 +11,13 @@ import torch
 
 from aotexport_runtime.allowed.operators import LAUNCH_OPERANDS
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines.codegen import Environment
-from aotexport_runtime.engines.functional import compile_functional
-from aotexport_runtime.engines.impure import impure_nodes, random_nodes
+from aotexport_runtime.engines.functional.tangents import layout
 from aotexport_runtime.engines.lowered import Lowered
-from aotexport_runtime.engines.partition import Subgraph, forward_returns, partition_graph
-from aotexport_runtime.engines.tangents import layout
 from aotexport_runtime.errors import NotSupported, first_line
+from aotexport_runtime.execution.codegen import Environment
+from aotexport_runtime.execution.functional_graph import compile_functional
+from aotexport_runtime.rewrite.impure import impure_nodes, random_nodes
+from aotexport_runtime.rewrite.partition import Subgraph, forward_returns, partition_graph
 from aotexport_runtime.schema.program import FunctionalGraph, Program
 from aotexport_runtime.values.compare import compare
 from aotexport_runtime.values.observe import Observation

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from aotexport_runtime.engines.cuda.launch import Launcher
-from aotexport_runtime.engines.user_cache import Measurements
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.execution.user_cache import Measurements
 
 log = logging.getLogger("aotexport_runtime")
 

@@ -1,0 +1,1 @@
+"""The functional graph as shared libraries for processors."""

@@ -1,0 +1,236 @@
+"""Epilogue: outputs that are, or are views of, inputs, intermediates or other outputs.
+
+A view is made anew from its base, so that autograd knows it as a view of the caller's tensor: by the recorded view
+operators where there are any, else by `as_strided`. If the model made it of another view that it returns, so does the
+epilogue: gradients pass through that view, and through the caller's hooks on it.
+
+Source: torch 2.13, `_functorch/_aot_autograd/functional_utils.py`, `gen_alias_from_base`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from msgspec.structs import replace
+
+from aotexport_runtime.engines.functional.opaque import unwrap
+from aotexport_runtime.engines.functional.tangents import flowless_outputs
+from aotexport_runtime.execution import ops
+from aotexport_runtime.execution.codegen import Environment, constant_value
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import (
+    FreshOutput,
+    FunctionalGraph,
+    InputAlias,
+    InputItself,
+    IntermediateAlias,
+    OutputAlias,
+    OutputSpec,
+    Program,
+    SizeInput,
+    ViewStep,
+)
+from aotexport_runtime.validate import references
+
+Alias = InputAlias | IntermediateAlias | OutputAlias
+
+Regenerate = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
+"""`(inputs, outputs and bases as returned, outputs for the caller so far) -> output for the caller`."""
+
+
+class Regenerator(NamedTuple):
+    """How an output is made for the caller.
+
+    Attributes:
+        output: which output.
+        make: makes it.
+    """
+
+    output: int
+    make: Regenerate
+
+
+def regenerators(
+    program: Program, functional: FunctionalGraph, graph: Graph, environment: Environment
+) -> list[Regenerator] | None:
+    """Return how to make the outputs that the epilogue must make, in order; None: it makes none.
+
+    Args:
+        program: the program.
+        functional: its functional graph.
+        graph: the operators of `functional`.
+        environment: namespaces and device.
+    """
+    flowless = flowless_outputs(functional)
+    if all(isinstance(output, FreshOutput) for output in functional.outputs) and not flowless:
+        return None
+    through = _views_of_views(functional, graph, flowless)
+    alone = [index for index in range(len(functional.outputs)) if index not in through]
+    return [
+        Regenerator(
+            index, _flowless(index) if index in flowless else _regenerator(index, program, functional, environment)
+        )
+        for index in alone
+        if index in flowless or not isinstance(functional.outputs[index], FreshOutput)
+    ] + [
+        Regenerator(index, _regenerator_through(index, other, functional, environment))
+        for index, other in through.items()
+    ]
+
+
+def _views_of_views(functional: FunctionalGraph, graph: Graph, flowless: set[int]) -> dict[int, int]:
+    """Return, per view that is made of another returned view of its base, the index of the other.
+
+    Gradients flow through both. A view comes after the view that it is made of.
+    """
+    first = len(functional.mutations)
+    names = [next(iter(references(graph.outputs[first + i])), None) for i in range(len(functional.outputs))]
+    views = {
+        name: index
+        for index, name in enumerate(names)
+        if name is not None and index not in flowless and _flows(functional.outputs[index])
+    }
+    if len(views) < 2:
+        return {}
+    # Per value, the nearest of the views that it is or is made of.
+    nearest: dict[str, int] = {}
+    found: dict[int, int] = {}
+    for node in graph.nodes:
+        source = next(iter(references(node.args[0])), None) if node.args else None
+        behind = nearest.get(source) if source is not None else None
+        index = views.get(node.name)
+        if index is not None and behind is not None and _is_part(functional.outputs[index], functional.outputs[behind]):
+            found[index] = behind
+        if index is not None:
+            nearest[node.name] = index
+        elif behind is not None:
+            nearest[node.name] = behind
+    return found
+
+
+def _flows(output: OutputSpec) -> bool:
+    return isinstance(output, Alias) and output.requires_grad and not output.under_no_grad
+
+
+def _base(output: Alias) -> tuple[type, int]:
+    if isinstance(output, InputAlias):
+        return InputAlias, output.input_index
+    return type(output), output.base_index if isinstance(output, IntermediateAlias) else output.output_index
+
+
+def _is_part(output: OutputSpec, other: OutputSpec) -> bool:
+    """Return whether both are views of one base and, if both have steps, those of `other` begin those of `output`."""
+    if not isinstance(output, Alias) or not isinstance(other, Alias) or _base(output) != _base(other):
+        return False
+    return output.steps is None or other.steps is None or output.steps[: len(other.steps)] == other.steps
+
+
+def _flowless(index: int) -> Regenerate:
+    """Return a function that makes a view under `torch.no_grad` of a result that requires grad."""
+
+    def make(inputs: Sequence[Any], returned: Sequence[Any], outputs: Sequence[Any]) -> torch.Tensor:
+        with torch.no_grad():
+            return returned[index].view_as(returned[index])
+
+    return make
+
+
+def _regenerator(index: int, program: Program, functional: FunctionalGraph, environment: Environment) -> Regenerate:
+    output = functional.outputs[index]
+    assert not isinstance(output, FreshOutput)
+    if isinstance(output, InputItself):
+        input_index = output.input_index
+        return lambda inputs, returned, outputs: inputs[input_index]
+    if isinstance(output, InputAlias):
+        input_index = output.input_index
+        spec = program.inputs[input_index]
+        view = _viewer(output, environment, like_base=not isinstance(spec, SizeInput) and spec.meta.requires_grad)
+        return lambda inputs, returned, outputs: view(inputs[input_index], unwrap(returned[index]))
+    view = _viewer(output, environment, like_base=_requires_grad(functional, output))
+    count = len(functional.outputs)
+    base_index = count + output.base_index if isinstance(output, IntermediateAlias) else output.output_index
+    return lambda inputs, returned, outputs: view(unwrap(returned[base_index]), unwrap(returned[index]))
+
+
+def _regenerator_through(
+    index: int, other_index: int, functional: FunctionalGraph, environment: Environment
+) -> Regenerate:
+    output, other = functional.outputs[index], functional.outputs[other_index]
+    assert isinstance(output, Alias)
+    assert isinstance(other, Alias)
+    steps = output.steps[len(other.steps) :] if output.steps is not None and other.steps is not None else None
+    view = _viewer(replace(output, steps=steps), environment, like_base=True)
+    return lambda inputs, returned, outputs: view(outputs[other_index], unwrap(returned[index]))
+
+
+def _requires_grad(functional: FunctionalGraph, view: IntermediateAlias | OutputAlias) -> bool:
+    """Return whether the base of a view of a result required grad at capture."""
+    if isinstance(view, OutputAlias):
+        base = functional.outputs[view.output_index]
+        return isinstance(base, FreshOutput) and base.requires_grad
+    tangents = functional.gradients.tangents if functional.gradients is not None else ()
+    return any(tangent.of == "intermediate_base" and tangent.index == view.base_index for tangent in tangents)
+
+
+def _viewer(
+    output: Alias, environment: Environment, *, like_base: bool
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return a function that makes the view `output` of `(its base, its value)`.
+
+    Args:
+        output: the view.
+        environment: namespaces and device.
+        like_base: whether the base required grad at capture. A view that required grad as its base did follows the
+            base in every call.
+    """
+    like_base = like_base is output.requires_grad
+    requires_grad, under_no_grad = output.requires_grad, output.under_no_grad
+    steps = [_step(step, environment) for step in output.steps] if output.steps is not None else None
+
+    def view(base: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        if under_no_grad:
+            with torch.no_grad():
+                return regenerate(base, target)
+        return regenerate(base, target)
+
+    def regenerate(base: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        alias = _replay(base, steps) if steps is not None else None
+        if alias is None or alias.shape != target.shape:
+            alias = _as_strided(base, target)
+        if like_base:
+            return alias
+        if base.requires_grad and not requires_grad:
+            return alias.detach()
+        if requires_grad and not base.requires_grad and torch.is_grad_enabled():
+            return alias.requires_grad_(True)
+        return alias
+
+    return view
+
+
+def _replay(base: torch.Tensor, steps: Sequence[Callable[[torch.Tensor], torch.Tensor]]) -> torch.Tensor:
+    for step in steps:
+        base = step(base)
+    return base
+
+
+def _step(step: ViewStep, environment: Environment) -> Callable[[torch.Tensor], torch.Tensor]:
+    function = ops.resolve(step.op, None, environment.namespaces)
+    ops.check_call(step.op, function, ["base", *step.args], {})
+    arguments = [constant_value(argument, environment) for argument in step.args]
+    if step.item is None:
+        return lambda base: function(base, *arguments)
+    item = step.item
+    return lambda base: function(base, *arguments)[item]
+
+
+def _as_strided(base: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    if base.is_complex() and not target.is_complex():
+        base = torch.view_as_real(base)
+    elif target.is_complex() and not base.is_complex():
+        base = torch.view_as_complex(base)
+    elif base.dtype != target.dtype:
+        base = base.view(target.dtype)
+    return base.as_strided(target.size(), target.stride(), target.storage_offset())

@@ -1,0 +1,379 @@
+"""The joint graph, partitioned into forward and backward and compiled for the gradients that a call needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+
+from aotexport_runtime.engines.candidates import PORTABLE, CallFacts
+from aotexport_runtime.engines.cpu.engine import Libraries
+from aotexport_runtime.engines.functional.inner import InnerOutput
+from aotexport_runtime.engines.functional.opaque import OpaqueTensor
+from aotexport_runtime.engines.functional.tangents import LayOut, flowless_outputs, layout, with_zeros, without
+from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.engines.runs import LIBRARY_FAILED, Engines
+from aotexport_runtime.engines.select import obstacle
+from aotexport_runtime.execution import transforms
+from aotexport_runtime.execution.codegen import Environment, Function
+from aotexport_runtime.execution.functional_graph import compile_functional
+from aotexport_runtime.rewrite import partition as partitions
+from aotexport_runtime.rewrite.impure import impure_nodes, random_nodes
+from aotexport_runtime.rewrite.recompute import computed_late, within_budget
+from aotexport_runtime.rewrite.saved import base_of, views_recomputed
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
+from aotexport_runtime.schema.values import SizeMeta, TensorMeta
+from aotexport_runtime.values import dtypes, sizes
+
+Pattern = tuple[bool, ...]
+"""Which gradients are needed, or which tangents are defined."""
+
+
+class JointProgram:
+    """A joint graph, compiled per pattern of needed gradients on first use.
+
+    Attributes:
+        steady: tensor inputs that a call mutates by the epilogue, or whose version it leaves as it is.
+        plain: tensor inputs that are no `nn.Parameter`s.
+        is_sized_by_data: whether tangents have sizes that depend on the data of a call.
+        found: results of `compiled` per pattern of needed gradients, if they depend on nothing else.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        functional: FunctionalGraph,
+        environment: Environment,
+        engines: Engines,
+        reference: Callable[[list[Any], dict[str, int]], Any] | None,
+        native: Lowered | Libraries | None = None,
+        parameters: Container[int] = (),
+        inner: Sequence[InnerOutput] = (),
+    ) -> None:
+        """Prepare `graph`.
+
+        Args:
+            graph: the joint graph.
+            functional: its calling convention.
+            environment: namespaces and device.
+            engines: engines of the program; they record which passes have run.
+            reference: runs the program's forward graph under autograd, for double backward; None: there is none.
+            native: the graph as native code, for calls that want every gradient; None: there is none.
+            parameters: inputs that are `nn.Parameter`s.
+            inner: outputs that others are computed from.
+        """
+        assert functional.gradients is not None
+        self.graph = graph
+        self.functional = functional
+        self.gradients = functional.gradients
+        self.environment = environment
+        self.engines = engines
+        self.label = engines.program
+        self.impure = impure_nodes(graph)
+        self.draws = bool(random_nodes(graph))
+        # The reference runs on copies of mutated inputs, which is wrong where gradients flow through a mutation.
+        copied = all(m.data and not (m.metadata or m.storage or m.requires_grad) for m in functional.mutations)
+        self.reference = reference if copied else None
+        self.mutated = [mutation.input_index for mutation in functional.mutations]
+        self.inner = inner
+        inputs = range(len(self.gradients.of_inputs))
+        tensors = [i for i in inputs if isinstance(graph.inputs[i].meta, TensorMeta)]
+        self.plain = [i for i in tensors if i not in parameters]
+        risen = {rise.input_index for rise in functional.version_rises} - set(self.mutated)
+        self.steady = [i for i in tensors if i not in risen]
+        sizes_of_inputs = {size for value in graph.inputs[: len(inputs)] for size in _symbols(value.meta)}
+        self.is_sized_by_data = any(_symbols(tangent.meta) - sizes_of_inputs for tangent in self.gradients.tangents)
+        self._native = native
+        self.found: dict[Pattern, CompiledJoint] = {}
+        self._compiled: dict[tuple[Pattern, bool], CompiledJoint] = {}
+
+    def compiled(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> CompiledJoint:
+        """Return the compiled forward and backward, and keep them in `found` if they serve all such calls.
+
+        Args:
+            needed: which gradients of the arguments of `apply_joint` are wanted.
+            inputs: of the program.
+            symbols: value per symbol.
+        """
+        found = self._compile(needed[2:], inputs, symbols)
+        if self._native is None:
+            self.found[needed] = found
+        return found
+
+    def _compile(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> CompiledJoint:
+        native, rule, call = self._native, None, None
+        if native is not None:
+            call = CallFacts(native, inputs, symbols, self.complete(needed), transforms.active())
+            rule = obstacle(call)
+        if rule is not None:
+            native = None
+        key = needed, native is not None
+        found = self._compiled.get(key)
+        if found is None:
+            found = self._compiled[key] = CompiledJoint.build(self, needed, native, symbols)
+            self.engines.ran("forward", found.engine, "" if rule is None else rule.reason.format(call))
+        return found
+
+    def complete(self, needed: Pattern) -> bool:
+        """Return whether every gradient that the graph has is wanted."""
+        return all(wants or index is None for index, wants in zip(self.gradients.of_inputs, needed, strict=True))
+
+
+class Check(NamedTuple):
+    """A tensor whose version backward checks.
+
+    Attributes:
+        is_input: whether it is an input, else an output.
+        place: index of the input or output.
+        positions: results of the forward whose gradients make eager read the tensor.
+    """
+
+    is_input: bool
+    place: int
+    positions: list[int]
+
+
+@dataclass
+class CompiledJoint:
+    """A compiled forward and backward, with the facts about their values that the `autograd.Function` needs.
+
+    Attributes:
+        joint: the joint graph.
+        partitioned: its forward and backward.
+        lowered: native code that runs in their place; None: they run.
+        forward: returns results, then saved values.
+        returns: how many of those are results.
+        checked: slice of the saved tensors whose versions autograd checks.
+        unchecked: slice of the saved tensors whose versions it does not check; None: there are none.
+        loose: slice of values saved without autograd, which does not free them; None: there are none.
+        opaque: results that autograd must not see: aliases, and tensors whose metadata or storage changes.
+        views: results that are views which nobody may change.
+        checks: further tensors whose versions are checked, as eager checks its saved tensors.
+        nondifferentiable: results without a gradient.
+        tangents: per tangent the position of its result, and a function that lays it out.
+        libraries: compiled forward and backward; None: there are none.
+        backwards: compiled backward passes, by which tangents are defined and whether they are batches.
+    """
+
+    joint: JointProgram
+    partitioned: partitions.PartitionedGraph
+    lowered: Lowered | None
+    forward: Function
+    returns: int
+    checked: slice
+    unchecked: slice | None
+    loose: slice | None
+    opaque: list[int]
+    views: list[int]
+    checks: list[Check]
+    nondifferentiable: list[int]
+    tangents: list[tuple[int, LayOut]]
+    libraries: Libraries | None
+    backwards: dict[tuple[Pattern, bool], Function] = field(default_factory=dict)
+
+    @classmethod
+    def build(
+        cls,
+        joint: JointProgram,
+        needed: Pattern,
+        native: Lowered | Libraries | None,
+        symbols: dict[str, int],
+    ) -> CompiledJoint:
+        """Partition and compile `joint` for calls that need these gradients.
+
+        Args:
+            joint: the joint graph.
+            needed: per gradient, whether it is wanted.
+            native: the graph as native code, if it serves.
+            symbols: value per symbol of the first such call.
+        """
+        functional, gradients = joint.functional, joint.gradients
+        lowered = native if isinstance(native, Lowered) else None
+        libraries = native if isinstance(native, Libraries) else None
+        partitioned = _partitioned(joint, needed, libraries, symbols)
+        checked, unchecked, loose = partitioned.saved_tensors, partitioned.saved_unchecked, partitioned.saved_others
+        if lowered is not None:
+            checked, unchecked, loose = lowered.saved, 0, 0
+        elif gradients.saves_nothing:
+            # Autograd must not free anything either.
+            unchecked, loose = 0, unchecked + loose
+        mutations, outputs = len(functional.mutations), len(functional.outputs)
+        start = {"mutation": 0, "output": mutations, "intermediate_base": mutations + outputs}
+        positions = [start[tangent.of] + tangent.index for tangent in gradients.tangents]
+        reached = {position for position, reaches in zip(positions, partitioned.reaching, strict=True) if reaches}
+        flowless = {mutations + index for index in flowless_outputs(functional)}
+        opaque = [index for index, mutation in enumerate(functional.mutations) if not mutation.data]
+        opaque += [mutations + i for i, output in enumerate(functional.outputs) if not isinstance(output, FreshOutput)]
+        returns = partitions.forward_returns(functional)
+        return cls(
+            joint=joint,
+            partitioned=partitioned,
+            lowered=lowered,
+            forward=_forward(joint, partitioned, native, returns),
+            returns=returns,
+            checked=slice(returns, returns + checked),
+            unchecked=_slice(returns + checked, unchecked),
+            loose=_slice(returns + checked + unchecked, loose),
+            opaque=opaque,
+            views=[mutations + i for i, output in enumerate(functional.outputs) if _is_protected_view(output)],
+            checks=_checks(joint, positions, None if joint.complete(needed) else partitioned),
+            nondifferentiable=[i for i in range(returns) if i not in reached and i not in opaque and i not in flowless],
+            tangents=[(position, layout(spec)) for position, spec in zip(positions, gradients.tangents, strict=True)],
+            libraries=libraries,
+        )
+
+    @property
+    def engine(self) -> str:
+        """Name of the engine that runs the forward."""
+        if self.lowered is not None:
+            return self.lowered.target
+        return PORTABLE if self.libraries is None else self.libraries.target
+
+    @cached_property
+    def has_marks(self) -> bool:
+        """Whether results need the treatment of `marked`."""
+        return bool(self.opaque or self.views or self.nondifferentiable or self.joint.is_sized_by_data)
+
+    def marked(self, ctx: Any, results: Sequence[Any]) -> tuple[Any, ...]:
+        """Return the results as the `autograd.Function` returns them, and mark those that get no gradient."""
+        returned = list(results)
+        if self.joint.is_sized_by_data:
+            ctx.shapes = [returned[position].shape for position, _ in self.tangents]
+        for index in self.opaque:
+            returned[index] = OpaqueTensor(returned[index])
+        for index in self.views:
+            returned[index] = returned[index].view_as(returned[index])
+        tensors = [returned[i] for i in self.nondifferentiable if isinstance(returned[i], torch.Tensor)]
+        ctx.mark_non_differentiable(*tensors)
+        return tuple(returned)
+
+    @cached_property
+    def saves_nothing(self) -> bool:
+        """Whether no tensors are saved for backward, neither here nor in eager."""
+        return self.joint.gradients.saves_nothing and self.checked.start == self.checked.stop
+
+    @cached_property
+    def whole_backward(self) -> Function:
+        """The compiled backward where every tangent is defined, and none a batch."""
+        return self._compile_backward((True,) * len(self.tangents), False)
+
+    def backward(self, args: Sequence[Any], batched: bool) -> Function:
+        """Return the compiled backward.
+
+        Args:
+            args: its arguments: saved values, then tangents, of which some may be None.
+            batched: whether tangents are batches of gradients.
+        """
+        defined = tuple([tangent is not None for tangent in args[len(args) - len(self.tangents) :]])
+        found = self.backwards.get((defined, batched))
+        if found is None:
+            found = self.backwards[defined, batched] = self._compile_backward(defined, batched)
+        return found
+
+    def _compile_backward(self, defined: Pattern, batched: bool) -> Function:
+        ran = self.joint.engines.ran
+        if self.libraries is None:
+            ran("backward", self.engine)
+            return self._graph_backward(defined, batched)
+        if batched or not self.libraries.takes(defined):
+            ran("backward", PORTABLE, "a batch of gradients" if batched else self.libraries.taken)
+            return self._graph_backward(defined, batched)
+        ran("backward", self.engine)
+
+        def portable() -> Function:
+            ran("backward", PORTABLE, LIBRARY_FAILED)
+            return self._graph_backward(defined, batched)
+
+        piece = partitions.with_tangents(self.joint.graph, self.partitioned.backward, defined)
+        return self.libraries.backward(piece, portable)
+
+    def _graph_backward(self, defined: Pattern, batched: bool) -> Function:
+        whole, undefined = self.partitioned.backward, not all(defined)
+        piece = partitions.with_tangents(self.joint.graph, whole, defined)
+        if self.lowered is not None:
+            assert self.lowered.backward is not None
+            return with_zeros(self.lowered.backward, self.joint.gradients, [g is None for g in piece.outputs])
+        filled = undefined and self.joint.is_sized_by_data
+        label = f"{self.joint.label} backward"
+        compiled = compile_functional(
+            self.joint.graph, whole if filled else piece, self.joint.environment, label=label, in_place=not batched
+        )
+        return without(compiled, [g is None for g in piece.outputs]) if filled else compiled
+
+    def filled(self, args: Sequence[Any], shapes: Sequence[torch.Size]) -> list[Any]:
+        """Return the arguments of backward with undefined tangents replaced by zeros of these shapes."""
+        start = len(args) - len(shapes)
+        like = next(arg for arg in args[start:] if arg is not None)
+        specs = zip(args[start:], shapes, self.joint.gradients.tangents, strict=True)
+        tangents = [
+            torch.zeros(shape, dtype=dtypes.dtype(spec.meta.dtype), device=like.device) if arg is None else arg
+            for arg, shape, spec in specs
+        ]
+        return [*args[:start], *tangents]
+
+
+def _slice(start: int, count: int) -> slice | None:
+    return slice(start, start + count) if count else None
+
+
+def _partitioned(
+    joint: JointProgram, needed: Pattern, libraries: Libraries | None, symbols: dict[str, int]
+) -> partitions.PartitionedGraph:
+    """Return forward and backward of a joint graph, within the memory budget; for the arguments see `build`."""
+    functional, gradients, budget = joint.functional, joint.gradients, joint.environment.memory_budget
+    if libraries is not None and libraries.partition is not None:
+        partition = libraries.partition
+    else:
+        assert gradients is not None
+        partition = views_recomputed(joint.graph, functional, gradients.partitions[0])
+    if budget == 1:
+        return partitions.partition_graph(joint.graph, functional, partition, needed, joint.impure)
+    partition = within_budget(joint.graph, functional, partition, budget, symbols, joint.impure)
+    return computed_late(partitions.partition_graph(joint.graph, functional, partition, needed, joint.impure))
+
+
+def _forward(
+    joint: JointProgram, partitioned: partitions.PartitionedGraph, native: Lowered | Libraries | None, returns: int
+) -> Function:
+    """Return the compiled forward, whose first `returns` results go to the caller; for the others see `build`."""
+    if isinstance(native, Lowered):
+        return native.forward
+
+    def portable() -> Function:
+        if native is not None:
+            joint.engines.ran("forward", PORTABLE, LIBRARY_FAILED)
+        label = f"{joint.label} forward"
+        return compile_functional(
+            joint.graph, partitioned.forward, joint.environment, label=label, visible=returns, detached=True
+        )
+
+    return portable() if native is None else native.forward(partitioned.forward, portable)
+
+
+def _checks(
+    joint: JointProgram, positions: Sequence[int], partitioned: partitions.PartitionedGraph | None
+) -> list[Check]:
+    """Return the version checks of a call that wants every gradient, or those of values that `partitioned` saves."""
+    graph, mutations = joint.graph, len(joint.functional.mutations)
+    saved = None if partitioned is None else {base_of(graph, name) for name in partitioned.backward.inputs}
+    found: list[Check] = []
+    for check in joint.gradients.checks:
+        value = graph.inputs[check.index].name if check.of == "input" else graph.outputs[mutations + check.index]
+        if saved is None or (isinstance(value, str) and base_of(graph, value) in saved):
+            found.append(Check(check.of == "input", check.index, [positions[index] for index in check.tangents]))
+    return found
+
+
+def _symbols(meta: Any) -> set[str]:
+    """Return the symbols in the sizes of a value."""
+    shape = meta.shape if isinstance(meta, TensorMeta) else (meta.value,) if isinstance(meta, SizeMeta) else ()
+    return {symbol for size in shape if size is not None for symbol in sizes.symbols_of(size)}
+
+
+def _is_protected_view(output: Any) -> bool:
+    """Return whether an output is a view that autograd lets nobody change."""
+    return isinstance(output, FreshOutput) and output.view in ("custom_function", "multi_output")

@@ -1,0 +1,108 @@
+"""Tangents, the gradients of outputs: laid out as a joint graph was traced, undefined, or never flowing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from aotexport_runtime.execution.codegen import Function
+from aotexport_runtime.schema.gradients import Gradients, Tangent
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
+from aotexport_runtime.values import dtypes, sizes
+
+LayOut = Callable[[torch.Tensor, dict[str, int]], torch.Tensor]
+"""Returns a tangent in the layout of the capture, for these values of symbols."""
+
+
+def layout(spec: Tangent) -> LayOut:
+    """Return a function that converts a tangent to the layout and dtype that the joint graph was traced with."""
+    dtype, memory_format = dtypes.dtype(spec.meta.dtype), spec.memory_format
+    if memory_format is not None:
+        format_ = dtypes.MEMORY_FORMATS[memory_format]
+        contiguous = format_ is torch.contiguous_format
+
+        def formatted(tangent: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
+            if tangent.dtype is not dtype:
+                tangent = tangent.to(dtype)
+            # Asking is much cheaper than a conversion that does nothing.
+            return tangent if contiguous and tangent.is_contiguous() else tangent.contiguous(memory_format=format_)
+
+        return formatted
+    assert spec.stride is not None
+    steps = spec.stride
+
+    def strided(tangent: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
+        tangent = tangent if tangent.dtype is dtype else tangent.to(dtype)
+        stride = tuple([sizes.evaluate(step, symbols) for step in steps])
+        if tangent.stride() == stride:
+            return tangent
+        # Exports no longer write such layouts; existing bundles may have them.
+        if _overlaps(tangent.shape, stride):
+            return tangent.contiguous()
+        laid_out = torch.empty_strided(tangent.shape, stride, dtype=dtype, device=tangent.device)
+        return laid_out.copy_(tangent)
+
+    return strided
+
+
+def zeros(spec: Tangent, like: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
+    """Return zeros for an undefined tangent, on the device of `like`."""
+    shape = [sizes.evaluate(size, symbols) for size in spec.meta.shape]
+    return layout(spec)(torch.zeros(shape, dtype=dtypes.dtype(spec.meta.dtype), device=like.device), symbols)
+
+
+def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
+    """Return whether elements of such a layout may share memory, as those of `unfold` do."""
+    reach = 0
+    for step, size in sorted(zip(stride, shape, strict=True)):
+        if size > 1:
+            if step <= reach:
+                return True
+            reach += (size - 1) * step
+    return False
+
+
+def with_zeros(backward: Function, gradients: Gradients, undefined: Sequence[bool]) -> Function:
+    """Return a function that calls a lowered backward with zeros for undefined tangents.
+
+    A gradient that comes from undefined tangents alone is None, as in eager autograd.
+
+    Args:
+        backward: takes saved tensors and all tangents.
+        gradients: the calling convention.
+        undefined: per gradient, whether it is None.
+    """
+    tangents = gradients.tangents
+
+    some = without(backward, undefined)
+
+    def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+        start = len(args) - len(tangents)
+        like = next(arg for arg in args[start:] if arg is not None)
+        for index, spec in enumerate(tangents, start):
+            if args[index] is None:
+                args[index] = zeros(spec, like, symbols)
+        return some(args, symbols)
+
+    return run
+
+
+def without(backward: Function, undefined: Sequence[bool]) -> Function:
+    """Return `backward` without the gradients that are undefined."""
+
+    def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+        found = backward(args, symbols)
+        return tuple([None if gone else gradient for gone, gradient in zip(undefined, found, strict=True)])
+
+    return run
+
+
+def flowless_outputs(functional: FunctionalGraph) -> set[int]:
+    """Return the outputs that require grad though no gradient flows through them: views made under `torch.no_grad`."""
+    if functional.gradients is None:
+        return set()
+    reached = {tangent.index for tangent in functional.gradients.tangents if tangent.of == "output"}
+    required = {i for i, o in enumerate(functional.outputs) if isinstance(o, FreshOutput) and o.requires_grad}
+    return required - reached

@@ -1,0 +1,107 @@
+"""Custom autograd functions: a forward and its backward, each a subgraph.
+
+They are applied as functions of `torch.autograd`, so that autograd treats their results, saved tensors and gradients as
+those of the function in the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.execution import transforms
+
+CompiledSubgraph = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
+
+
+@dataclass(frozen=True)
+class _Application:
+    """One call of a function; fields are the node's operands."""
+
+    symbols: dict[str, int]
+    forward: CompiledSubgraph
+    backwards: Sequence[CompiledSubgraph | None]
+    additional: Sequence[Any]
+    outputs: int
+    saved: int
+    dirty: Sequence[int]
+    nondifferentiable: Sequence[int]
+    materializes: bool
+
+    def gradients(self, ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+        subgraph, gradients = self.backwards[0], list(grads)
+        if not self.materializes:
+            skipped = set(self.nondifferentiable)
+            tangents = [grad for index, grad in enumerate(grads) if index not in skipped]
+            subgraph = self.backwards[sum(1 << place for place, grad in enumerate(tangents) if grad is not None)]
+            gradients = [grad for grad in tangents if grad is not None]
+        if subgraph is None:
+            raise NotSupported(
+                "the bundle has no backward of the model's custom autograd function for this call: it failed at export "
+                "for gradients that are undefined as here, or this derivative is of too high an order"
+            )
+        return (None, *subgraph([*gradients, *ctx.saved_tensors, *ctx.stashed, *self.additional], self.symbols))
+
+
+def apply_function(
+    symbols: dict[str, int],
+    forward: CompiledSubgraph,
+    backwards: Sequence[CompiledSubgraph | None],
+    operands: list[Any],
+    additional: Sequence[Any],
+    outputs: int,
+    saved: int,
+    dirty: Sequence[int],
+    nondifferentiable: Sequence[int],
+    materializes: bool,
+    once: bool,
+) -> Sequence[Any]:
+    """Return the outputs of `higher_order::autograd_function`; see `schemas/README.md`.
+
+    Raises:
+        NotSupported: a function transform would have to look into it.
+    """
+    if transforms.active():
+        if torch.is_grad_enabled() or transforms.forward_mode():
+            raise NotSupported(
+                "this call is inside of torch.func or forward-mode AD, and the model has custom autograd functions, "
+                "which a bundle holds without their rules for these. Use torch.autograd outside of them"
+            )
+        return forward([*operands, *additional], symbols)[:outputs]
+    application = _Application(
+        symbols, forward, backwards, additional, outputs, saved, dirty, nondifferentiable, materializes
+    )
+    return (_AppliedOnce if once else _Applied).apply(application, *operands)
+
+
+class _Applied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, application: _Application, *operands: Any) -> tuple[Any, ...]:
+        results = application.forward([*operands, *application.additional], application.symbols)
+        saved_end = application.outputs + application.saved
+        outputs = results[: application.outputs]
+        ctx.application = application
+        ctx.mark_dirty(*[operands[index] for index in application.dirty])
+        ctx.mark_non_differentiable(*[outputs[index] for index in application.nondifferentiable])
+        ctx.set_materialize_grads(application.materializes)
+        ctx.save_for_backward(*results[application.outputs : saved_end])
+        ctx.stashed = results[saved_end:]
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
+        return ctx.application.gradients(ctx, grads)
+
+
+class _AppliedOnce(_Applied):
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator's type)
+        ctx: Any, *grads: torch.Tensor | None
+    ) -> tuple[Any, ...]:
+        return ctx.application.gradients(ctx, grads)

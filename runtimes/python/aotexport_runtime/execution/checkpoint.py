@@ -1,0 +1,171 @@
+"""Checkpointed parts of forward graphs: backward recomputes their saved tensors, from the current values of inputs.
+
+Torch's own (`torch.utils.checkpoint`) imports its compiler. Whether a part is reentrant makes no difference here.
+
+Source: torch 2.13, `torch/utils/checkpoint.py`, `_checkpoint_without_reentrant_generator`, `_checkpoint_hook`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from aotexport_runtime.execution.autocast import autocast_of_now
+from aotexport_runtime.rewrite.names import names_in, operands
+from aotexport_runtime.schema.graph import Graph, GraphInput, Node
+from aotexport_runtime.schema.values import Argument, SequenceMeta, SubgraphArgument, ValueMeta
+from aotexport_runtime.validate import references
+
+ENTER, EXIT = "torch::enter_checkpoint", "torch::exit_checkpoint"
+
+# --- parts as higher-order operators -----------------------------------------------------------------------
+
+
+def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -> tuple[Graph, list[Node]]:
+    """Return nodes in which each checkpointed part is one `higher_order::checkpoint`, and a graph with their subgraphs.
+
+    Args:
+        graph: a forward graph.
+        nodes: some of its nodes, in order.
+        outputs: the outputs that they compute.
+    """
+    if not any(node.op == ENTER for node in nodes):
+        return graph, list(nodes)
+    metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    subgraphs: dict[str, Graph] = {}
+    result: list[Node] = []
+    index = 0
+    while index < len(nodes):
+        enter = nodes[index]
+        if enter.op != ENTER:
+            result.append(enter)
+            index += 1
+            continue
+        end = next(i for i in range(index, len(nodes)) if nodes[i].op == EXIT and nodes[i].args[0] == enter.name)
+        inner, rest = nodes[index + 1 : end], nodes[end + 1 :]
+        used = set(names_in(outputs)).union(*map(operands, rest))
+        own = {node.name for node in inner}
+        returned = [node.name for node in inner if node.name in used]
+        arguments = list(dict.fromkeys(references(enter.args[0])))
+        read = set[str]().union(*map(operands, inner)) - own - {*arguments}
+        others = [name for name in metas if name in read]
+        name = f"checkpoint {enter.name}"
+        subgraphs[name] = msgspec.structs.replace(
+            graph,
+            inputs=tuple(GraphInput(name=each, meta=metas[each]) for each in (*arguments, *others)),
+            nodes=tuple(inner),
+            outputs=list(returned),
+        )
+        args: list[Argument] = [SubgraphArgument(name=name), list(arguments), list(others), enter.args[1]]
+        meta = SequenceMeta(items=tuple(metas[each] for each in returned))
+        result.append(Node(name=enter.name, op="higher_order::checkpoint", args=args, meta=meta))
+        result += [
+            Node(name=each, op="python::getitem", args=[enter.name, place], meta=metas[each])
+            for place, each in enumerate(returned)
+        ]
+        index = end + 1
+    return msgspec.structs.replace(graph, subgraphs={**graph.subgraphs, **subgraphs}), result
+
+
+# --- running them -----------------------------------------------------------------------------------------
+
+
+def checkpoint(
+    symbols: dict[str, int],
+    subgraph: Callable[[list[Any], dict[str, int]], tuple[Any, ...]],
+    arguments: Sequence[Any],
+    others: Sequence[Any],
+    repeats_draws: bool,
+) -> tuple[Any, ...]:
+    """Run a checkpointed part.
+
+    Args:
+        symbols: value per symbol.
+        subgraph: the part; takes `arguments`, then `others`.
+        arguments: arguments of the part; backward raises where one was changed in place since.
+        others: other values that it reads.
+        repeats_draws: whether backward draws the random numbers of this call again.
+    """
+    if not torch.is_grad_enabled():
+        return subgraph([*arguments, *others], symbols)
+    part = _Part(lambda: subgraph([*arguments, *others], symbols), arguments, repeats_draws)
+    with saved_tensors_hooks(part.pack, part.unpack):
+        return subgraph([*arguments, *others], symbols)
+
+
+class _Enough(Exception):
+    """All saved tensors are recomputed."""
+
+
+class _Part:
+    """A checkpointed part that ran; lives as long as autograd's graph holds its saved tensors."""
+
+    def __init__(self, run: Callable[[], Any], arguments: Sequence[Any], repeats_draws: bool) -> None:
+        self._run = run
+        self._versions = [(tensor, tensor._version) for tensor in arguments if not tensor.is_inference()]
+        self._devices = sorted({t.device for t in arguments if t.is_cuda}, key=str) if repeats_draws else []
+        self._random_states = (
+            [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self._devices)] if repeats_draws else []
+        )
+        self._autocasts = [autocast_of_now(type_) for type_ in {"cpu", *(tensor.device.type for tensor in arguments)}]
+        self._count = 0
+        self._pass = -1
+        self._anew: dict[int, torch.Tensor] = {}
+
+    def pack(self, tensor: torch.Tensor) -> int:
+        """Return the position of a tensor among the saved ones; autograd saves it in place of the tensor."""
+        self._count += 1
+        return self._count - 1
+
+    def unpack(self, place: int) -> torch.Tensor:
+        """Return the saved tensor at a position, recomputed once per backward pass."""
+        # Torch says by no public name which pass runs.
+        current: int = torch._C._current_graph_task_id()  # noqa: TID251 # pyright: ignore[reportPrivateUsage]
+        if current == -1 or current != self._pass or place not in self._anew:
+            self._pass = current
+            self._compute()
+        # Backward reads each once.
+        return self._anew.pop(place)
+
+    def _compute(self) -> None:
+        for tensor, version in self._versions:
+            if tensor._version != version:
+                raise RuntimeError(
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: "
+                    f"an argument of a checkpointed part, of shape {list(tensor.shape)}, is at version "
+                    f"{tensor._version}; expected version {version} instead"
+                )
+        found: list[torch.Tensor] = []
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            found.append(tensor.detach())
+            if len(found) == self._count:
+                raise _Enough
+            return found[-1]
+
+        with (
+            contextlib.suppress(_Enough),
+            self._state_of_call(),
+            torch.enable_grad(),
+            saved_tensors_hooks(pack, lambda tensor: tensor),
+        ):
+            self._run()
+        self._anew = dict(enumerate(found))
+
+    @contextlib.contextmanager
+    def _state_of_call(self) -> Generator[None]:
+        """Set the random generators and autocast as they were when the part began."""
+        with contextlib.ExitStack() as stack:
+            if self._random_states:
+                stack.enter_context(torch.random.fork_rng(self._devices))
+                torch.set_rng_state(self._random_states[0])
+                for device, state in zip(self._devices, self._random_states[1:], strict=True):
+                    torch.cuda.set_rng_state(state, device)
+            for autocast in self._autocasts:
+                stack.enter_context(autocast())
+            yield

@@ -1,0 +1,56 @@
+"""Functional graphs to Python functions, with fewer calls and reused memory."""
+
+from __future__ import annotations
+
+from aotexport_runtime.execution.assumed import of_proven_dtype
+from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
+from aotexport_runtime.execution.matmul.choice import replacements
+from aotexport_runtime.rewrite.partition import Subgraph
+from aotexport_runtime.rewrite.reuse import possible_views, reusing
+from aotexport_runtime.rewrite.simplify import simplified
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.values import ValueMeta
+
+
+def compile_functional(
+    graph: Graph,
+    subgraph: Subgraph,
+    environment: Environment,
+    *,
+    label: str,
+    visible: int | None = None,
+    in_place: bool = True,
+    detached: bool = False,
+) -> Function:
+    """Return a function that runs `subgraph`, a piece of the functional `graph`, where nothing records gradients.
+
+    Args:
+        graph: where metadata, schemas and subgraphs are found.
+        subgraph: inputs, nodes and outputs.
+        environment: see `compile_graph`.
+        label: see `compile_graph`.
+        visible: how many outputs the caller sees, from the first on; None: all.
+        in_place: whether calls may write over dead operands.
+        detached: whether no result may be a view.
+    """
+    metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    metas.update((node.name, node.meta) for node in subgraph.nodes)
+    proven = of_proven_dtype([value.name for value in graph.inputs], [*graph.nodes, *subgraph.nodes], metas)
+    subgraph = simplified(subgraph, metas, proven)
+    if in_place:
+        subgraph = reusing(subgraph, proven, visible=len(subgraph.outputs) if visible is None else visible)
+    views = possible_views(subgraph) if detached else ()
+    # Without in-place writes, operands may be batches of function transforms, which oneDNN does not support.
+    chooses = in_place and environment.place("cpu").type == "cpu"
+    metas.update((node.name, node.meta) for node in subgraph.nodes)
+    matmuls = replacements(subgraph.nodes, metas, environment.matmul if chooses else "torch")
+    return compile_graph(
+        graph,
+        subgraph.nodes,
+        subgraph.inputs,
+        subgraph.outputs,
+        environment,
+        label=label,
+        detached=views,
+        replacements=matmuls,
+    )

@@ -1,0 +1,385 @@
+"""Operators that are not plain tensor functions: changes of interpreter state, and higher-order operators.
+
+Subgraphs are run as eager execution runs them, branch by branch and step by step, so that autograd sees through them.
+
+Source: torch 2.13, `torch/_higher_order_ops/` (`cond_op_dense`, `while_loop_dense`, `generic_scan`, `map_dense`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Generator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.execution import transforms
+from aotexport_runtime.execution.autograd_function import apply_function
+from aotexport_runtime.execution.checkpoint import checkpoint
+from aotexport_runtime.execution.redrawn import redrawn
+
+CompiledSubgraph = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
+"""A compiled subgraph, see `codegen.Function`."""
+
+Step = Callable[..., tuple[Any, ...]]
+"""A subgraph as a function of its operands."""
+
+# --- interpreter state ------------------------------------------------------------------------------------
+
+
+class _Open(threading.local):
+    """Autocast regions that forward graphs of this thread have entered and not left."""
+
+    def __init__(self) -> None:
+        self.regions: list[torch.autocast] = []
+
+
+_open = _Open()
+
+
+@contextlib.contextmanager
+def restored_on_error() -> Generator[None]:
+    """Put grad mode and autocast back as they were if the block raises, as the model's own regions would."""
+    grad, depth = torch.is_grad_enabled(), len(_open.regions)
+    try:
+        yield
+    except BaseException:
+        while len(_open.regions) > depth:
+            _exit_autocast(_open.regions[-1])
+        torch.set_grad_enabled(grad)
+        raise
+
+
+class CallersGradMode:
+    """The grad mode that a graph begins in, which the ends of its own regions restore."""
+
+    def __init__(self) -> None:
+        self._enabled = torch.is_grad_enabled()
+
+    def restore(self) -> None:
+        """Switch to this mode."""
+        torch.set_grad_enabled(self._enabled)
+
+
+def _set_grad_enabled(mode: bool | CallersGradMode) -> None:
+    if isinstance(mode, CallersGradMode):
+        mode.restore()
+    else:
+        torch.set_grad_enabled(mode)
+
+
+def _enter_autocast(
+    device: torch.device, dtype: torch.dtype | None, enabled: bool, cache_enabled: bool
+) -> torch.autocast:
+    region = torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=cache_enabled)
+    region.__enter__()
+    _open.regions.append(region)
+    return region
+
+
+def _exit_autocast(region: torch.autocast) -> None:
+    _open.regions.remove(region)
+    region.__exit__(None, None, None)
+
+
+EFFECTS: dict[str, Callable[..., Any]] = {
+    "torch::is_grad_enabled": CallersGradMode,
+    "torch::set_grad_enabled": _set_grad_enabled,
+    "torch::enter_autocast": _enter_autocast,
+    "torch::exit_autocast": _exit_autocast,
+}
+"""Operators called for their effect on the interpreter's state; forward graphs only."""
+
+# --- subgraphs --------------------------------------------------------------------------------------------
+
+
+def _cond(
+    symbols: dict[str, int], predicate: Any, yes: CompiledSubgraph, no: CompiledSubgraph, operands: list[Any]
+) -> tuple[Any, ...]:
+    return branch(predicate, _with(yes, symbols), _with(no, symbols), operands)
+
+
+def _with(subgraph: CompiledSubgraph, symbols: dict[str, int]) -> Step:
+    return lambda *operands: subgraph([*operands], symbols)
+
+
+def branch(predicate: Any, yes: Step, no: Step, operands: list[Any]) -> tuple[Any, ...]:
+    """Call `yes` or `no` with the operands; every operand gets a gradient."""
+    return _reaching((yes if predicate else no)(*operands), operands, saved=True)
+
+
+def _reaching(results: tuple[Any, ...], operands: Sequence[Any], *, saved: bool = False) -> tuple[Any, ...]:
+    """Return copies of `results` that autograd records as eager does: as results of one function of all operands.
+
+    All of them require grad where an operand does, and every operand gets a gradient from each, zeros where no step
+    used it. They are no views, and no tensors that the backward of a step saved, so that they can be changed in place.
+
+    Args:
+        results: what the subgraphs returned.
+        operands: their tensors and integers, closed-over parameters among them.
+        saved: whether eager saves the operands, and so raises in backward where one was changed in place.
+    """
+    tracked = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.requires_grad]
+    if not tracked or not torch.is_grad_enabled() or transforms.active():
+        return results
+    return _Reaching.apply(len(results), saved, *results, *tracked)
+
+
+class _Reaching(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, count: int, saved: bool, *tensors: Any) -> tuple[Any, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.layouts = [(torch.empty_like(operand, device="meta"), operand.device) for operand in tensors[count:]]
+        if saved:
+            ctx.save_for_backward(*tensors[count:])
+        return tuple(_copied(t) if isinstance(t, torch.Tensor) else t for t in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        # Raises where one was changed.
+        _ = ctx.saved_tensors
+        return (None, None, *grads, *[torch.zeros_like(layout, device=device) for layout, device in ctx.layouts])
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the strides of `tensor`; a view where its elements share memory, which nobody can change."""
+    copy = tensor.clone()
+    if copy.stride() == tensor.stride():
+        return copy
+    if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
+        return tensor.view_as(tensor)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def _while_loop(
+    symbols: dict[str, int],
+    condition: CompiledSubgraph,
+    subgraph: CompiledSubgraph,
+    carried: list[Any],
+    additional: list[Any],
+) -> tuple[Any, ...]:
+    return loop(_with(condition, symbols), _with(subgraph, symbols), carried, additional)
+
+
+def loop(condition: Step, step: Step, carried: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+    """Call `step` with what it returned last, while `condition` holds of that; return the last."""
+    tracked = torch.is_grad_enabled() and any(_requires_grad(value) for value in (*carried, *additional))
+    values = tuple(carried)
+    if not condition(*values, *additional)[0]:
+        if tracked:
+            return _reaching(_differentiated_once(values, partial(step, *values, *additional)), [*carried, *additional])
+        return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
+    while True:
+        values = step(*_continued(values, carried), *additional)
+        if not condition(*values, *additional)[0]:
+            break
+    if not tracked:
+        return values
+    # Eager stacks the values that its backward needs, and returns the last.
+    last = [value.contiguous() if isinstance(value, torch.Tensor) else value for value in values]
+    return _reaching(tuple(last), [*carried, *additional])
+
+
+def _continued(values: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
+    """Return the arguments of a loop's next step; gradients of values that began without grad are zero.
+
+    Source: torch 2.13, `WhileLoopAutogradOp.backward`, whose loop carries the gradients of such values alone.
+    """
+    if not torch.is_grad_enabled():
+        return list(values)
+    pairs = zip(values, carried, strict=True)
+    return [
+        _Stopped.apply(value) if _requires_grad(value) and not _requires_grad(first) else value
+        for value, first in pairs
+    ]
+
+
+class _Stopped(torch.autograd.Function):
+    """The identity with a zero gradient, so that the steps before it run in backward too."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: torch.Tensor) -> torch.Tensor:
+        return value.view_as(value)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        return torch.zeros_like(grads[0])
+
+
+def _differentiated_once(values: tuple[Any, ...], step: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
+    """Return the results of a loop without a step, differentiated as in eager: as if it had made one.
+
+    Source: torch 2.13, `while_loop_dense`: `WhileLoopAutogradOp.backward` gets one row then, too.
+    """
+    devices = {value.device.index for value in values if isinstance(value, torch.Tensor) and value.is_cuda}
+    # Eager makes that step in backward alone, with new random numbers.
+    with torch.random.fork_rng(devices=devices):
+        after = step()
+    return tuple(
+        _ValueOf.apply(value, result)
+        if _requires_grad(result)
+        else value.detach().clone()
+        if isinstance(value, torch.Tensor)
+        else value
+        for value, result in zip(values, after, strict=True)
+    )
+
+
+class _ValueOf(torch.autograd.Function):
+    """The first of two tensors, with the gradients of the second."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        return value.detach().clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, grads[0]
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _while_loop_stack_output(
+    symbols: dict[str, int],
+    condition: CompiledSubgraph,
+    subgraph: CompiledSubgraph,
+    carried: list[Any],
+    additional: list[Any],
+) -> tuple[Any, ...]:
+    """Return the values of every step, stacked, which the loop's backward needs."""
+    values = tuple(carried)
+    steps: list[tuple[Any, ...]] = []
+    while condition([*values, *additional], symbols)[0]:
+        values = subgraph([*_continued(values, carried), *additional], symbols)
+        steps.append(values)
+    return _stacked(steps) if steps else tuple(value.unsqueeze(0).clone() for value in values)
+
+
+def _scan(
+    symbols: dict[str, int], combine: CompiledSubgraph, initial: list[Any], xs: list[Any], additional: list[Any]
+) -> tuple[Any, ...]:
+    return scan(_with(combine, symbols), initial, xs, additional)
+
+
+def scan(combine: Step, initial: list[Any], xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+    """Call `combine` row by row with what it returned last; return that, and its further results, stacked."""
+    carried: tuple[Any, ...] = tuple(initial)
+    steps: list[tuple[Any, ...]] = []
+    for index in range(xs[0].shape[0]):
+        results = combine(*carried, *(x[index] for x in xs), *additional)
+        carried, ys = results[: len(initial)], results[len(initial) :]
+        steps.append(ys)
+    return _reaching((*carried, *_stacked(steps)), [*initial, *xs, *additional])
+
+
+def _map(symbols: dict[str, int], subgraph: CompiledSubgraph, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+    return map_rows(_with(subgraph, symbols), xs, additional)
+
+
+def map_rows(step: Step, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+    """Call `step` with each row; return the results, stacked."""
+    steps = [step(*(x[index] for x in xs), *additional) for index in range(xs[0].shape[0])]
+    return _reaching(_stacked(steps), [*xs, *additional], saved=True)
+
+
+def _stacked(steps: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    columns = zip(*steps, strict=True)
+    return tuple(None if column[0] is None else torch.stack(column) for column in columns)
+
+
+def _invoke_subgraph(symbols: dict[str, int], subgraph: CompiledSubgraph, operands: list[Any]) -> tuple[Any, ...]:
+    return subgraph(list(operands), symbols)
+
+
+def _register_hook(
+    symbols: dict[str, int], subgraph: CompiledSubgraph, tensor: torch.Tensor, additional: list[Any]
+) -> tuple[()]:
+    if tensor.requires_grad:
+        tensor.register_hook(lambda grad: subgraph([grad, *additional], symbols)[0])
+    return ()
+
+
+def _triton_kernel(symbols: dict[str, int], name: str, operands: list[torch.Tensor]) -> list[torch.Tensor]:
+    raise NotSupported(
+        f"the model launches the Triton kernel `{name}`, and this form of its program cannot: the bundle's compiled "
+        "kernels do, on a GPU that they fit (`device='cuda', trust='native'`), for calls as at the export"
+    )
+
+
+def _checkpoint(symbols: dict[str, int], subgraph: CompiledSubgraph, *operands: Any) -> tuple[Any, ...]:
+    def run(values: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+        # Backward leaves the part, and regions in it, once it has recomputed the saved tensors.
+        with restored_on_error():
+            return subgraph(values, symbols)
+
+    return checkpoint(symbols, run, *operands)
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "higher_order::cond": _cond,
+    "higher_order::while_loop": _while_loop,
+    "higher_order::while_loop_stack_output": _while_loop_stack_output,
+    "higher_order::scan": _scan,
+    "higher_order::map_impl": _map,
+    "higher_order::invoke_subgraph": _invoke_subgraph,
+    "higher_order::register_hook": _register_hook,
+    "higher_order::autograd_function": apply_function,
+    "higher_order::triton_kernel": _triton_kernel,
+    "higher_order::checkpoint": _checkpoint,
+}
+"""Operators with subgraphs, and launches of the model's own kernels; called with the symbols first.
+
+A bundle says `higher_order::checkpoint` by the operators that begin and end a part, see `checkpoint.outlined`.
+"""
+
+# --- subgraphs that draw random numbers -------------------------------------------------------------------
+
+
+def _cond_drawing(
+    symbols: dict[str, int], predicate: Any, yes: CompiledSubgraph, no: CompiledSubgraph, operands: list[Any]
+) -> tuple[Any, ...]:
+    return redrawn(yes if predicate else no, operands, symbols)
+
+
+def _while_loop_drawing(
+    symbols: dict[str, int],
+    condition: CompiledSubgraph,
+    subgraph: CompiledSubgraph,
+    carried: list[Any],
+    additional: list[Any],
+) -> tuple[Any, ...]:
+    return _while_loop(symbols, condition, partial(redrawn, subgraph), carried, additional)
+
+
+def _map_drawing(
+    symbols: dict[str, int], subgraph: CompiledSubgraph, xs: list[Any], additional: list[Any]
+) -> tuple[Any, ...]:
+    def whole(operands: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+        return _map(symbols, subgraph, operands[: len(xs)], operands[len(xs) :])
+
+    return redrawn(whole, [*xs, *additional], symbols)
+
+
+DRAWING: dict[str, Callable[..., Any]] = OPERATORS | {
+    "higher_order::cond": _cond_drawing,
+    "higher_order::while_loop": _while_loop_drawing,
+    "higher_order::map_impl": _map_drawing,
+}
+"""`OPERATORS` whose subgraphs draw: eager's backward of three of them runs the subgraph once more, on other numbers."""

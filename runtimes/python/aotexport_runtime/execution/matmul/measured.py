@@ -1,0 +1,123 @@
+"""The faster library for a matmul: measured once per process, and kept for the next."""
+
+from __future__ import annotations
+
+import logging
+import platform
+import statistics
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from aotexport_runtime.execution.matmul.sizes import operands
+from aotexport_runtime.execution.user_cache import Measurements, cache_folder
+
+log = logging.getLogger("aotexport_runtime")
+
+_BUDGET_S = 0.3
+"""Most seconds that a process measures."""
+
+_lock = threading.Lock()
+_known: dict[int, dict[str, bool]] = {}
+"""Whether oneDNN was clearly faster, by number of threads and matmul."""
+_left_s = _BUDGET_S
+
+
+def described(op: str, args: Sequence[Any]) -> str:
+    """Return the key under which a matmul is measured: whether a bias is added, sizes and strides."""
+    bias, rows, matrix = operands(op, args)
+    columns = matrix.t() if op == "aten::linear.default" else matrix
+    return " ".join(("mm" if bias is None else "addmm", _layout(rows), _layout(columns)))
+
+
+def _layout(matrix: torch.Tensor) -> str:
+    return f"{'x'.join(map(str, matrix.shape))}@{','.join(map(str, matrix.stride()))}"
+
+
+def kept(folder: Path | None, threads: int) -> Measurements:
+    """Return the file that says, by matmul, whether oneDNN was clearly faster on this machine, torch and threads."""
+    return Measurements(folder, [_processor(), torch.__version__, threads])
+
+
+def _processor() -> str:
+    """Return the identity of this machine's processor: vendor, family, model, stepping."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts = dict([part.strip() for part in line.partition(":")[::2]] for line in lines)
+    names = ("vendor_id", "cpu family", "model", "model name", "stepping")
+    return ", ".join(facts[name] for name in names if name in facts) or platform.machine()
+
+
+def faster_by_onednn(matmul: str, ours: Callable[[], object], torchs: Callable[[], object]) -> bool:
+    """Return whether oneDNN computes `matmul` clearly faster than torch's operator; one answer per process.
+
+    Args:
+        matmul: see `described`.
+        ours: computes it by oneDNN.
+        torchs: computes it by torch's operator.
+    """
+    global _left_s
+    threads = torch.get_num_threads()
+    with _lock:
+        cache = kept(cache_folder("matmul"), threads)
+        known = _known.get(threads)
+        if known is None:
+            known = _known[threads] = {key: found for key, found in cache.read().items() if type(found) is bool}
+        if matmul not in known:
+            start = time.perf_counter()
+            found = clearly_faster(ours, torchs, _left_s)
+            _left_s -= time.perf_counter() - start
+            log.debug("matmul %s: oneDNN clearly faster: %s", matmul, found)
+            known[matmul] = bool(found)
+            if found is not None:
+                cache.add(matmul, found)
+        return known[matmul]
+
+
+MARGIN = 0.92
+"""Most time of the faster computation, as a part of the other's."""
+
+_ROUNDS, _FEW_ROUNDS = 5, 3
+_LONG_S = 1e-3
+"""Computations of at least so many seconds run `_FEW_ROUNDS`."""
+_ROUND_S = 2e-4
+"""Least seconds of one measurement."""
+
+_UNSTEADY = 1.5
+"""Most ratio of median to least time; above, the machine is busy and the result unknown."""
+
+
+def clearly_faster(candidate: Callable[[], object], reference: Callable[[], object], limit_s: float) -> bool | None:
+    """Return whether `candidate` is faster than `reference` beyond doubt; None: it could not be measured.
+
+    Args:
+        candidate: the computation that may be faster.
+        reference: the computation to compare with.
+        limit_s: most seconds of the whole comparison; where it would take longer, `reference` runs once and nothing
+            else.
+    """
+    if limit_s <= 0 or 2 * _FEW_ROUNDS * _timed(reference, 1) > limit_s:
+        return None
+    candidate()
+    once = _timed(reference, 1)
+    times = max(1, int(_ROUND_S / once))
+    rounds = _ROUNDS if once < _LONG_S else _FEW_ROUNDS
+    ours, others = zip(*[(_timed(candidate, times), _timed(reference, times)) for _ in range(rounds)], strict=True)
+    if min(ours) > MARGIN * min(others):
+        return False
+    steady = all(statistics.median(each) <= _UNSTEADY * min(each) for each in (ours, others))
+    return True if steady and statistics.median(ours) <= MARGIN * statistics.median(others) else None
+
+
+def _timed(run: Callable[[], object], times: int) -> float:
+    """Return the seconds that one of `times` runs takes."""
+    start = time.perf_counter()
+    for _ in range(times):
+        run()
+    return max(time.perf_counter() - start, 1e-9) / times

@@ -1,0 +1,260 @@
+"""Operators by name: resolution in the running torch, and whether a call fits their schema.
+
+Threat: a bundle names an operator that reads a file, touches memory unchecked, or runs code. Defence: `aten`
+operators must be on the list in `allowed/aten.txt`; `python::` builtins must be in the table in
+`allowed/operators.py`; the caller of `load` must name other namespaces; and every argument has the kind that the
+operator's schema asks for, since torch looks up any integer as a dtype unchecked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from types import BuiltinFunctionType, MethodDescriptorType
+from typing import Any, NamedTuple
+
+import torch
+
+from aotexport_runtime.allowed.operators import BUILTINS, allowed_aten_operators
+from aotexport_runtime.allowed.signatures import is_compatible
+from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.execution.adapters import ADAPTERS
+from aotexport_runtime.execution.preconditions.table import guarded
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.values import (
+    Argument,
+    DeviceArgument,
+    DTypeArgument,
+    LayoutArgument,
+    MemoryFormatArgument,
+)
+
+_OVERLOAD = type(torch.ops.aten.add.Tensor)
+
+
+def resolve(
+    name: str, captured_schema: str | None, namespaces: frozenset[str], *, proven: bool = False
+) -> Callable[..., Any]:
+    """Return the callable of operator `name` in the running torch; it checks what its kernel trusts.
+
+    Args:
+        name: see `overload`.
+        captured_schema: see `overload`.
+        namespaces: see `overload`.
+        proven: whether the indices of the call need no look.
+    """
+    function = overload(name, captured_schema, namespaces)
+    namespace, _, rest = name.partition("::")
+    is_torchs = namespace == "aten" and isinstance(function, _OVERLOAD)
+    return guarded(rest, function, proven=proven) if is_torchs else function
+
+
+def overload(name: str, captured_schema: str | None, namespaces: frozenset[str]) -> Callable[..., Any]:
+    """Return operator `name` of the running torch.
+
+    Args:
+        name: full operator name, `namespace::base.overload`.
+        captured_schema: the schema it was captured with; None: not compared.
+        namespaces: namespaces beside `aten` that the caller of `load` allowed.
+
+    Raises:
+        BundleInvalid: `name` is not on the allow-list.
+        NotSupported: this torch lacks the operator, or has it with another signature.
+    """
+    namespace, _, rest = name.partition("::")
+    base, _, overloaded = rest.partition(".")
+    check_allowed(name, namespaces)
+    if namespace == "python":
+        return BUILTINS[name]
+    packet = getattr(getattr(torch.ops, namespace), base, None)
+    function = getattr(packet, overloaded or "default", None)
+    if not isinstance(function, _OVERLOAD):
+        if namespace == "aten" and rest in ADAPTERS:
+            return ADAPTERS[rest]
+        raise NotSupported(_missing(name, namespace))
+    current = str(function._schema)  # pyright: ignore[reportPrivateUsage] (there is no public name)
+    if captured_schema is not None and current != captured_schema and not is_compatible(captured_schema, current):
+        raise NotSupported(
+            f"operator `{name}` has another signature in torch {torch.__version__}.\n"
+            f"  captured: {captured_schema}\n  here:     {current}\n"
+            "Run the bundle with the torch it was exported with, or export it again"
+        )
+    return function
+
+
+def check_operators(graphs: Iterable[Graph], namespaces: frozenset[str]) -> None:
+    """Refuse graphs that call operators which the running torch lacks, or has with other signatures.
+
+    Args:
+        graphs: as checked; their subgraphs are looked into.
+        namespaces: see `overload`.
+
+    Raises:
+        NotSupported: names every such operator, each with the reason.
+    """
+    called = {each for graph in graphs for each in _signatures(graph)}
+    reasons: list[str] = []
+    for op, schema in sorted(called):
+        try:
+            overload(op, schema, namespaces)
+        except NotSupported as error:
+            reasons.append(str(error))
+    if reasons:
+        raise NotSupported("\n".join(reasons))
+
+
+def _signatures(graph: Graph) -> Iterator[tuple[str, str]]:
+    yield from graph.schemas.items()
+    for subgraph in graph.subgraphs.values():
+        yield from _signatures(subgraph)
+
+
+_DIRECT = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("abs.default", "add.Tensor", "add_.Tensor", "addmm.default", "amax.default", "argmax.default"),
+        *("baddbmm.default", "batch_norm.default", "bmm.default", "cat.default", "chunk.default", "clamp.default"),
+        *("clone.default", "conv1d.default", "conv2d.default", "convolution.default", "cos.default"),
+        *("detach.default", "div.Tensor", "div_.Tensor", "dropout.default", "eq.Scalar"),
+        *("eq.Tensor", "exp.default", "expand.default", "flatten.using_ints", "gather.default", "gelu.default"),
+        *("index_select.default", "layer_norm.default", "linear.default", "log.default", "log_softmax.int"),
+        *("masked_fill.Scalar", "matmul.default", "max.dim", "max_pool2d.default", "maximum.default"),
+        *("mean.default", "mean.dim", "minimum.default", "mm.default", "mul.Tensor", "mul_.Tensor"),
+        *("native_layer_norm.default", "neg.default", "permute.default", "pow.Tensor_Scalar", "relu.default"),
+        *("relu_.default", "reshape.default", "rsqrt.default"),
+        *("select.int", "sigmoid.default", "sin.default", "softmax.int", "sqrt.default", "squeeze.dim"),
+        *("stack.default", "sub.Tensor", "sum.default", "sum.dim_IntList", "t.default", "tanh.default"),
+        *("tanh_.default", "transpose.int", "unbind.int", "unsqueeze.default", "view.default", "where.self"),
+    )
+)
+"""Operators that functions of torch call with the same arguments, at half the cost of a call by schema."""
+
+_DIRECT_UNGUARDED = frozenset(
+    f"aten::{name}" for name in ("addmm.out", "as_strided.default", "bmm.out", "empty_strided.default", "mm.out")
+)
+"""The same of operators that have preconditions."""
+
+_BUILT_IN = (BuiltinFunctionType, MethodDescriptorType)
+
+
+@cache
+def direct(name: str, *, unguarded: bool = False) -> Callable[..., Any] | None:
+    """Return the function or tensor method of torch that calls operator `name`; None: there is none.
+
+    Args:
+        name: full operator name.
+        unguarded: whether that of an operator with preconditions is wanted, too.
+    """
+    if name not in _DIRECT and not (unguarded and name in _DIRECT_UNGUARDED):
+        return None
+    base = name.removeprefix("aten::").partition(".")[0]
+    found = (getattr(owner, base, None) for owner in (torch, torch.Tensor, torch.nn.functional))
+    # Another release may have a Python function of this name with a meaning of its own.
+    return next((function for function in found if isinstance(function, _BUILT_IN)), None)
+
+
+def check_allowed(name: str, namespaces: frozenset[str]) -> None:
+    """Refuse an operator that the bundle may not call.
+
+    Raises:
+        BundleInvalid: not an allowed `aten` operator or builtin.
+        NotSupported: in a namespace that the caller did not name.
+    """
+    namespace, _, rest = name.partition("::")
+    if namespace == "aten":
+        if rest not in allowed_aten_operators():
+            raise BundleInvalid(
+                f"operator `{name[:80]}` is not on the list of operators that a bundle may call",
+                code="operator-unlisted",
+            )
+    elif namespace == "python":
+        if name not in BUILTINS:
+            raise BundleInvalid(f"unknown builtin `{name[:80]}`", code="operator-unlisted")
+    elif namespace not in namespaces:
+        raise NotSupported(
+            f"operator `{name[:80]}` is in namespace `{namespace[:40]}`, which the caller did not allow. Import the "
+            f"package that registers it and pass `operator_namespaces=['{namespace[:40]}']` to `load`"
+        )
+
+
+def _missing(name: str, namespace: str) -> str:
+    if namespace == "aten":
+        return (
+            f"torch {torch.__version__} has no operator `{name}`; install the torch that the bundle was exported with"
+        )
+    return (
+        f"operator `{name}` is not registered: import the package that registers namespace `{namespace}` before loading"
+    )
+
+
+# --- calls ------------------------------------------------------------------------------------------------
+
+
+class _Parameter(NamedTuple):
+    """A parameter of an operator's schema; `kind` is the record that its argument must be, if it is an enumeration."""
+
+    name: str
+    keyword_only: bool
+    required: bool
+    kind: type[Any] | None
+    optional: bool
+
+
+_KINDS: dict[str, type[Any]] = {
+    "ScalarType": DTypeArgument,
+    "Layout": LayoutArgument,
+    "MemoryFormat": MemoryFormatArgument,
+    "Device": DeviceArgument,
+}
+
+
+def check_call(op: str, function: Any, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> None:
+    """Refuse a call with arguments that the operator's schema lacks, or with enumerations as numbers.
+
+    Args:
+        op: full operator name, for errors.
+        function: the result of `resolve`.
+        args: positional arguments, as recorded.
+        kwargs: keyword arguments, as recorded.
+
+    Raises:
+        BundleInvalid: names the argument.
+    """
+    if not hasattr(function, "_schema"):
+        return
+    parameters = _parameters(function)
+    positional = [parameter for parameter in parameters if not parameter.keyword_only]
+    if len(args) > len(positional):
+        raise BundleInvalid(
+            f"operator `{op}` takes {len(positional)} positional arguments, got {len(args)}", code="operator-arguments"
+        )
+    by_name: dict[str, Argument] = {parameter.name: arg for parameter, arg in zip(positional, args, strict=False)}
+    for name, argument in kwargs.items():
+        if name in by_name or not any(parameter.name == name for parameter in parameters):
+            raise BundleInvalid(
+                f"operator `{op}` takes no keyword argument {name[:40]!r} here", code="operator-arguments"
+            )
+        by_name[name] = argument
+    for parameter in parameters:
+        if parameter.name not in by_name:
+            if parameter.required:
+                raise BundleInvalid(f"operator `{op}` lacks its argument `{parameter.name}`", code="operator-arguments")
+        elif parameter.kind is not None:
+            argument = by_name[parameter.name]
+            if not isinstance(argument, parameter.kind) and not (argument is None and parameter.optional):
+                raise BundleInvalid(
+                    f"argument `{parameter.name}` of operator `{op}` is no {parameter.kind.__name__}",
+                    code="argument-type",
+                )
+
+
+@cache
+def _parameters(function: Any) -> tuple[_Parameter, ...]:
+    return tuple(_parameter(argument) for argument in function._schema.arguments)
+
+
+def _parameter(argument: Any) -> _Parameter:
+    type_ = str(argument.real_type)
+    inner = type_.removeprefix("Optional[").removesuffix("]") if type_.startswith("Optional[") else type_
+    required = not argument.has_default_value()
+    return _Parameter(argument.name, argument.kwarg_only, required, _KINDS.get(inner), inner != type_)

@@ -1,0 +1,155 @@
+"""A rule about the calls that a program serves: one row of a table of guards. No torch.
+
+A row holds its predicate as Python source. The answering and the explaining function are both generated from it.
+Source holds positions and integers alone; strings of the bundle go into a table of constants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+from aotexport_runtime.errors import AotExportError, CallInvalid
+from aotexport_runtime.guards.kinds import ARRAYS, Kind
+from aotexport_runtime.schema.sizes import Size
+from aotexport_runtime.values import sizes
+
+Cost = Literal["mode", "tensor", "sizes", "memory"]
+"""The object of a predicate, from cheap to dear: `mode`: the process, once a call; `tensor`: an attribute of a tensor;
+`sizes`: arithmetic over the sizes of the call; `memory`: the storages of all tensors. Quick paths ask in this order."""
+
+COSTS: tuple[Cost, ...] = ("mode", "tensor", "sizes", "memory")
+
+Gate = Literal["ranks", "symbols"]
+"""A precondition of a row: `ranks`: all tensors have their ranks; `symbols`: every symbol has a value."""
+
+Ended = Literal["subject", Gate]
+"""What a violated row ends: a gate, or the later rows of its subject."""
+
+
+def input_name(index: int) -> str:
+    """Return the name of the variable that holds a program's input."""
+    return f"v{index}"
+
+
+class Call(NamedTuple):
+    """A call that violates a row, for its message.
+
+    Attributes:
+        inputs: one entry per input of the program.
+        symbols: value per symbol, as far as they are known.
+    """
+
+    inputs: Sequence[Any]
+    symbols: Mapping[str, int]
+
+
+@dataclass
+class GuardSource:
+    """The names that the source of predicates refers to.
+
+    Attributes:
+        kind: kind of the tensors of a quick path.
+        explains: whether it is the source of the function that explains.
+        scope: constants by name.
+        symbols: source per symbol.
+    """
+
+    kind: Kind = ARRAYS
+    explains: bool = False
+    scope: dict[str, Any] = field(default_factory=lambda: dict[str, Any](sizes.SCOPE))
+    symbols: dict[str, str] = field(default_factory=dict[str, str])
+
+    def constant(self, value: Any) -> str:
+        """Return the name of a constant."""
+        name = f"c{len(self.scope)}"
+        self.scope[name] = value
+        return name
+
+    def ask(self, function: Callable[..., Any], *arguments: str) -> str:
+        """Return the source of a call of `function`; arguments are source."""
+        return f"{self.constant(function)}({', '.join(arguments)})"
+
+    def size(self, size: Size) -> str:
+        """Return the source of a size."""
+        return sizes.source(size, self.symbols.__getitem__)
+
+    def condition(self, size: Size) -> str:
+        """Return the source of a condition over sizes."""
+        make = sizes.condition_source if self.explains else sizes.source
+        return make(size, self.symbols.__getitem__)
+
+    def shape(self, shape: Sequence[Size]) -> str:
+        """Return the source of a tuple of sizes."""
+        if all(isinstance(size, int) for size in shape):
+            return self.constant(tuple(shape))
+        return f"({''.join(f'{self.size(size)}, ' for size in shape)})"
+
+    def known(self, symbols: Sequence[str]) -> list[str]:
+        """Return lines that bind known symbols from the argument `symbols`."""
+        self.symbols = {symbol: f"s{number}" for number, symbol in enumerate(symbols)}
+        return [f"{name} = symbols[{self.constant(symbol)}]" for symbol, name in self.symbols.items()]
+
+
+Facts = TypeVar("Facts")
+Subject = TypeVar("Subject")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardRule(Generic[Facts, Subject]):
+    """A row of a table of guards.
+
+    Attributes:
+        name: of the row, unique in its table.
+        cost: see `Cost`.
+        of: returns its subjects, given the facts of the program: inputs, symbols, or one subject for the whole call.
+            Consecutive rows with one `of` are asked subject by subject.
+        holds: source of its predicate; it may raise `sizes.UNDEFINED`, which counts as a violation.
+        message: describes a violation, for people. None: a condition of quick paths alone, no rule of the program.
+        quick: source that quick paths use in place of `holds`; None: they use `holds`. If it returns None, the program
+            has no quick path.
+        stricter: whether `quick` also rejects calls for which the row holds. It never admits others.
+        prepare: lines before it, which bind variables.
+        needs: its preconditions.
+        ends: preconditions that do not hold after a violation.
+        error: class of the error of a violation; `CallInvalid` is raised with all violations.
+    """
+
+    name: str
+    cost: Cost
+    of: Callable[[Facts], Iterable[Subject]]
+    holds: Callable[[GuardSource, Subject], str]
+    message: Callable[[Subject, Call], str] | None
+    quick: Callable[[GuardSource, Subject], str | None] | None = None
+    stricter: bool = False
+    prepare: Callable[[GuardSource, Subject], list[str]] | None = None
+    needs: tuple[Gate, ...] = ()
+    ends: tuple[Ended, ...] = ()
+    error: type[AotExportError] = CallInvalid
+
+
+class Row(NamedTuple):
+    """A rule about one subject.
+
+    Attributes:
+        rule: the rule.
+        subject: the subject.
+        number: number of the subject's first row in the table, which identifies the subject.
+    """
+
+    rule: GuardRule[Any, Any]
+    subject: Any
+    number: int
+
+
+def rows(rules: Sequence[GuardRule[Facts, Any]], facts: Facts, *, after: Sequence[Row] = ()) -> list[Row]:
+    """Return the rows of a program, in the order in which they are explained, below those of `after` in the table."""
+    found: list[Row] = []
+    for of, group in groupby(rules, key=lambda rule: rule.of):
+        together = list(group)
+        for subject in of(facts):
+            number = len(after) + len(found)
+            found += [Row(rule, subject, number) for rule in together]
+    return found

@@ -1,0 +1,249 @@
+"""A joint graph partitioned into the forward and backward that one pattern of needed gradients asks for.
+
+Data only, no torch. The joint graph is stored once; a partition names the values that are saved in between, and
+everything else follows by reachability: values that backward does not need are not saved, and values that no needed
+gradient depends on are not computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from aotexport_runtime.rewrite.names import names_in, operands, rename, renamed
+from aotexport_runtime.schema.gradients import Partition
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.program import FunctionalGraph
+from aotexport_runtime.schema.values import (
+    Argument,
+    DeviceArgument,
+    DTypeArgument,
+    SizeArgument,
+    TensorMeta,
+    ValueMeta,
+)
+from aotexport_runtime.validate import descendants
+
+
+@dataclass(frozen=True)
+class Subgraph:
+    """A piece of a graph: named inputs, nodes in order, returned arguments."""
+
+    inputs: list[str]
+    nodes: list[Node]
+    outputs: list[Argument]
+
+
+@dataclass(frozen=True)
+class PartitionedGraph:
+    """Forward and backward for one set of needed gradients.
+
+    Attributes:
+        forward: inputs are the program's; outputs the forward returns, then the saved values.
+        backward: inputs are the saved values, then one tangent per `Gradients.tangents`; outputs one gradient per
+            program input, None where it is not needed or statically undefined.
+        saved_tensors: how many saved values are tensors whose version is checked; they come first.
+        saved_unchecked: how many tensors without a version check follow.
+        saved_others: how many numbers, and inputs without a version check, come last.
+        reaching: per tangent, whether its output requires grad: a needed gradient comes through it.
+    """
+
+    forward: Subgraph
+    backward: Subgraph
+    saved_tensors: int
+    saved_unchecked: int
+    saved_others: int
+    reaching: tuple[bool, ...]
+
+
+def forward_returns(functional: FunctionalGraph) -> int:
+    """Return how many outputs of the graph the forward returns: mutations, outputs, intermediate bases."""
+    return len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
+
+
+def partition_graph(
+    graph: Graph, functional: FunctionalGraph, partition: Partition, needed: Sequence[bool], impure: set[str]
+) -> PartitionedGraph:
+    """Return the forward and backward of a joint graph.
+
+    Args:
+        graph: the joint graph.
+        functional: its calling convention; `gradients` is not None.
+        partition: which values are saved.
+        needed: per program input, whether its gradient is wanted.
+        impure: names of nodes that run even when nothing uses them: random operators advance the generator, others
+            check for errors. Those that depend on tangents run in backward, if backward computes their operands.
+    """
+    gradients = functional.gradients
+    assert gradients is not None
+    inputs = [graph_input.name for graph_input in graph.inputs]
+    primals, tangents = inputs[: len(needed)], inputs[len(needed) :]
+    returned = graph.outputs[: forward_returns(functional)]
+    wanted: list[Argument] = [
+        graph.outputs[index] if index is not None and wants else None
+        for index, wants in zip(gradients.of_inputs, needed, strict=True)
+    ]
+
+    boundary = {*partition.saved, *primals, *tangents}
+    backward_effects = impure & descendants(graph.nodes, set(tangents))
+    backward_nodes, _ = _ancestors(graph, wanted, boundary, also=set())
+    checks = _checks(graph, backward_nodes, boundary, backward_effects)
+    backward_nodes, reached = _ancestors(graph, wanted, boundary, also=checks)
+    saved = _ordered(reached - set(tangents), graph, partition)
+
+    # If all gradients of the capture are wanted, the outputs that required grad there require it here. A gradient that
+    # is the same for every tangent (zeros, as of a sign) comes through any of them.
+    complete = all(wants or index is None for index, wants in zip(gradients.of_inputs, needed, strict=True))
+    derived = descendants(backward_nodes, set(tangents))
+    constant = any(isinstance(gradient, str) and gradient not in derived for gradient in wanted)
+
+    forward_nodes, _ = _ancestors(
+        graph, [*returned, *saved.names], {*primals, *tangents}, also=impure - backward_effects
+    )
+    return PartitionedGraph(
+        forward=Subgraph(primals, forward_nodes, [*returned, *saved.names]),
+        backward=Subgraph([*saved.names, *tangents], backward_nodes, wanted),
+        saved_tensors=saved.tensors,
+        saved_unchecked=saved.unchecked,
+        saved_others=saved.others,
+        reaching=tuple(complete or constant or name in reached for name in tangents),
+    )
+
+
+@dataclass(frozen=True)
+class _SavedValues:
+    names: list[str]
+    tensors: int
+    unchecked: int
+    others: int
+
+
+def _ordered(names: set[str], graph: Graph, partition: Partition) -> _SavedValues:
+    """Return the saved values in graph order: checked tensors, unchecked tensors, numbers and unchecked inputs."""
+    metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    unchecked = set(partition.unchecked)
+    in_order = [name for name in metas if name in names]
+    # An unchecked input is saved as the very tensor object, which may get other memory (`.data = `).
+    unchecked_inputs = {value.name for value in graph.inputs} & unchecked
+    tensors = [name for name in in_order if isinstance(metas[name], TensorMeta) and name not in unchecked]
+    loose = [n for n in in_order if isinstance(metas[n], TensorMeta) and n in unchecked and n not in unchecked_inputs]
+    others = [name for name in in_order if not isinstance(metas[name], TensorMeta) or name in unchecked_inputs]
+    return _SavedValues([*tensors, *loose, *others], len(tensors), len(loose), len(others))
+
+
+def _ancestors(
+    graph: Graph, roots: Sequence[Argument], boundary: set[str], also: set[str]
+) -> tuple[list[Node], set[str]]:
+    """Return the nodes that compute `roots` and `also` from `boundary`, and the boundary values that they use."""
+    wanted = set(names_in(roots))
+    reached = wanted & boundary
+    nodes: list[Node] = []
+    for node in reversed(graph.nodes):
+        if node.name in boundary or (node.name not in wanted and node.name not in also):
+            continue
+        nodes.append(node)
+        taken = operands(node)
+        wanted.update(taken)
+        reached.update(boundary.intersection(taken))
+    nodes.reverse()
+    return nodes, reached
+
+
+def _checks(graph: Graph, nodes: Sequence[Node], boundary: set[str], effects: set[str]) -> set[str]:
+    """Return those of `effects`, nodes whose results nothing uses, whose operands `nodes` compute."""
+    computed = {node.name for node in nodes}
+    found: set[str] = set()
+    for effect in effects:
+        ancestors, _ = _ancestors(graph, [], boundary, also={effect})
+        others = (node.name for node in ancestors if node.op != "python::getitem" and node.name != effect)
+        if computed.issuperset(others):
+            found.add(effect)
+    return found
+
+
+def reached_in_part(graph: Graph, functional: FunctionalGraph) -> list[int]:
+    """Return the inputs of a joint graph whose gradient comes from some of the outputs alone."""
+    if functional.gradients is None:
+        return []
+    of_inputs = functional.gradients.of_inputs
+    # Per value a bit for each tangent that it is computed from.
+    sources = {value.name: 1 << index for index, value in enumerate(graph.inputs[len(of_inputs) :])}
+    every = (1 << len(sources)) - 1
+    for node in graph.nodes:
+        bits = 0
+        for name in operands(node):
+            bits |= sources.get(name, 0)
+        if bits:
+            sources[node.name] = bits
+    gradients = [(i, graph.outputs[at]) for i, at in enumerate(of_inputs) if at is not None]
+    return [i for i, gradient in gradients if isinstance(gradient, str) and sources.get(gradient, every) != every]
+
+
+def with_tangents(graph: Graph, backward: Subgraph, defined: Sequence[bool]) -> Subgraph:
+    """Return `backward` for a call in which some tangents are undefined.
+
+    Backward is linear in its tangents, so a value computed from undefined ones alone is undefined too, and an
+    undefined gradient is None, as in eager autograd. A sum with one undefined term is the other term. Where another
+    operator needs an undefined tensor, it gets zeros.
+
+    Args:
+        graph: the joint graph, for metadata.
+        backward: its backward.
+        defined: per tangent, whether it is defined.
+    """
+    if all(defined):
+        return backward
+    tangents = backward.inputs[len(backward.inputs) - len(defined) :]
+    undefined = {name for name, is_defined in zip(tangents, defined, strict=True) if not is_defined}
+    metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    derived = descendants(backward.nodes, set(tangents))
+    missing = set(undefined)
+    alias: dict[str, str] = {}
+    nodes: list[Node] = []
+    zeros: dict[str, Node] = {}
+    for node in backward.nodes:
+        names = {alias.get(name, name) for name in operands(node)}
+        gone = names & missing
+        # The other term of a sum may be the same for every tangent (zeros, as of a sign); it is a gradient too.
+        if gone and (term := _other_term(node, missing, alias, metas)) is not None:
+            alias[node.name] = term
+            derived.add(term)
+            continue
+        if gone and not (names & derived) - missing:
+            missing.add(node.name)
+            continue
+        for name in sorted(gone):
+            if name not in zeros:
+                zeros[name] = _zeros(f"{name}.zeros", metas[name])
+                nodes.append(zeros[name])
+        renames = {**alias, **{name: zeros[name].name for name in gone}}
+        nodes.append(renamed(node, renames) if renames else node)
+    outputs: list[Argument] = []
+    for output in backward.outputs:
+        output = rename(output, alias)
+        outputs.append(None if missing.intersection(names_in([output])) else output)
+    return Subgraph(backward.inputs, nodes, outputs)
+
+
+def _other_term(node: Node, missing: set[str], alias: dict[str, str], metas: dict[str, ValueMeta]) -> str | None:
+    """Return the defined term of a two-term sum of equal tensors, if `node` is one."""
+    if node.op != "aten::add.Tensor" or node.kwargs or len(node.args) != 2:
+        return None
+    terms = [alias.get(argument, argument) for argument in node.args if isinstance(argument, str)]
+    defined = [term for term in terms if term not in missing]
+    if len(terms) != 2 or len(defined) != 1:
+        return None
+    term, whole = metas.get(defined[0]), node.meta
+    if not isinstance(term, TensorMeta) or not isinstance(whole, TensorMeta):
+        return None
+    return defined[0] if (term.shape, term.dtype) == (whole.shape, whole.dtype) else None
+
+
+def _zeros(name: str, meta: ValueMeta) -> Node:
+    assert isinstance(meta, TensorMeta)
+    shape: list[Argument] = [size if isinstance(size, int) else SizeArgument(value=size) for size in meta.shape]
+    kwargs: dict[str, Argument] = {
+        "dtype": DTypeArgument(value=meta.dtype),
+        "device": DeviceArgument(type=meta.device),
+    }
+    return Node(name=name, op="aten::zeros.default", args=[shape], kwargs=kwargs, meta=meta)

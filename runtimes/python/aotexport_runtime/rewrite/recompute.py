@@ -1,0 +1,178 @@
+"""Values of forward that backward computes again, so that forward saves less.
+
+The values that cost least per byte are recomputed first: element-wise results and normalisations, then matmuls. Nodes
+that draw random numbers or read inputs that the program changes are never recomputed. Backward recomputes a value
+before its first use.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import heapq
+import math
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
+
+from aotexport_runtime.rewrite.names import operands
+from aotexport_runtime.rewrite.partition import PartitionedGraph, Subgraph
+from aotexport_runtime.rewrite.saved import VIEWS
+from aotexport_runtime.schema.gradients import Partition
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.program import FunctionalGraph
+from aotexport_runtime.schema.values import NothingMeta, SequenceMeta, TensorMeta, ValueMeta
+from aotexport_runtime.validate import descendants
+from aotexport_runtime.values import dtypes, sizes
+
+_MATMULS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("mm.default", "addmm.default", "bmm.default", "baddbmm.default", "linear.default", "convolution.default"),
+        "_scaled_dot_product_flash_attention_for_cpu.default",
+    )
+)
+
+_MULTIPLICATIONS_PER_MOVE = 50
+"""Multiplications in the time that an element-wise operator takes for an element, which memory bounds."""
+
+
+def within_budget(
+    graph: Graph,
+    functional: FunctionalGraph,
+    partition: Partition,
+    budget: float,
+    symbols: Mapping[str, int],
+    once: Set[str],
+) -> Partition:
+    """Return `partition` without values that backward then computes again.
+
+    Args:
+        graph: a joint graph.
+        functional: its calling convention.
+        partition: the values that are saved without a budget.
+        budget: most memory of the saved values, as a part of those of `partition`, from 0 to 1; exceeded where too
+            little can be recomputed.
+        symbols: value per symbol, for the sizes of tensors.
+        once: nodes that run once, in forward.
+    """
+    values = _Values(graph, functional, partition, symbols, once)
+    nbytes = {name: values.nbytes(name) for name in partition.saved if name in values.nodes}
+    excess = sum(nbytes.values()) * (1 - budget)
+    candidates = [name for name in nbytes if nbytes[name] and name not in partition.unchecked]
+    queue = [(0.0, index, name) for index, name in enumerate(candidates)]
+    while queue and excess > 0:
+        _, index, name = heapq.heappop(queue)
+        needed = values.needed_for(name)
+        if needed is None:
+            continue
+        price = sum(map(values.cost, needed - values.recomputed)) / nbytes[name]
+        # Values dropped since this one was queued may have made it dearer.
+        if queue and price > queue[0][0]:
+            heapq.heappush(queue, (price, index, name))
+            continue
+        values.saved.remove(name)
+        values.recomputed |= needed
+        excess -= nbytes[name]
+    saved = tuple(name for name in partition.saved if name in values.saved)
+    return Partition(name="within-budget", saved=saved, unchecked=partition.unchecked)
+
+
+@dataclass
+class _Values:
+    """The values of a joint graph: which are saved, and the cost of computing the others.
+
+    Attributes:
+        saved: names of the saved values.
+        recomputed: nodes that backward computes again.
+    """
+
+    graph: Graph
+    functional: FunctionalGraph
+    partition: Partition
+    symbols: Mapping[str, int]
+    once: Set[str]
+    saved: set[str] = field(init=False)
+    recomputed: set[str] = field(default_factory=set[str])
+
+    def __post_init__(self) -> None:
+        assert self.functional.gradients is not None
+        primals = self.graph.inputs[: len(self.functional.gradients.of_inputs)]
+        mutated = {self.graph.inputs[mutation.input_index].name for mutation in self.functional.mutations}
+        self.saved = set(self.partition.saved)
+        self.nodes = {node.name: node for node in self.graph.nodes}
+        self.inputs = {value.name for value in primals} - mutated
+        self.metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*self.graph.inputs, *self.graph.nodes)}
+
+    def needed_for(self, name: str) -> set[str] | None:
+        """Return the nodes that compute `name` from saved values and inputs; None: it cannot be computed again."""
+        found: set[str] = set()
+        pending = [name]
+        while pending:
+            node = self.nodes.get(pending.pop())
+            if node is None or not self._is_repeatable(node):
+                return None
+            found.add(node.name)
+            taken = set(operands(node)) - found
+            pending += [other for other in taken if other not in self.inputs and not self._is_at_hand(other)]
+        return found
+
+    def _is_at_hand(self, name: str) -> bool:
+        return name in self.saved and name in self.nodes
+
+    def _is_repeatable(self, node: Node) -> bool:
+        is_pure = node.op.startswith("aten::") or node.op == "python::getitem"
+        return is_pure and node.name not in self.once and not isinstance(node.meta, NothingMeta)
+
+    def nbytes(self, name: str) -> int:
+        """Return the size of a value in bytes, 0 for numbers."""
+        meta = self.metas[name]
+        return self._numel(meta) * dtypes.dtype(meta.dtype).itemsize if isinstance(meta, TensorMeta) else 0
+
+    def cost(self, name: str) -> float:
+        """Return the cost of a node, in elements of an element-wise operator."""
+        node = self.nodes[name]
+        if node.op == "python::getitem" or node.op in VIEWS:
+            return 0
+        out = self._numel(node.meta)
+        operands = [self._numel(self.metas[a]) for a in node.args if isinstance(a, str)]
+        if node.op not in _MATMULS or len(operands) < 2 or not out:
+            return out + sum(operands)
+        factors = operands[-2:] if "addmm" in node.op or "baddbmm" in node.op else operands[:2]
+        # Of matrices m x k and k x n, the length of the sums: k.
+        return out * math.sqrt(factors[0] * factors[1] / out) / _MULTIPLICATIONS_PER_MOVE
+
+    def _numel(self, meta: ValueMeta) -> int:
+        if isinstance(meta, SequenceMeta):
+            return sum(map(self._numel, meta.items))
+        if not isinstance(meta, TensorMeta) or any(
+            s not in self.symbols for size in meta.shape for s in sizes.symbols_of(size)
+        ):
+            return 0
+        return math.prod(sizes.evaluate(size, self.symbols) for size in meta.shape)
+
+
+def computed_late(partitioned: PartitionedGraph) -> PartitionedGraph:
+    """Return `partitioned` with nodes of backward that depend on saved values alone moved before their first use."""
+    subgraph = partitioned.backward
+    tangents = set(subgraph.inputs[len(subgraph.inputs) - len(partitioned.reaching) :])
+    own = descendants(subgraph.nodes, tangents)
+    waiting = {node.name: node for node in subgraph.nodes if node.name not in own}
+    places = {name: index for index, name in enumerate(waiting)}
+    nodes: list[Node] = []
+    for node in subgraph.nodes:
+        if node.name in own:
+            nodes += sorted(_taken(waiting, operands(node)), key=lambda taken: places[taken.name])
+            nodes.append(node)
+    nodes += waiting.values()
+    return dataclasses.replace(partitioned, backward=Subgraph(subgraph.inputs, nodes, subgraph.outputs))
+
+
+def _taken(waiting: dict[str, Node], names: Iterable[str]) -> list[Node]:
+    """Remove from `waiting`, and return, the nodes that compute `names`."""
+    found: list[Node] = []
+    pending = list(names)
+    while pending:
+        node = waiting.pop(pending.pop(), None)
+        if node is not None:
+            found.append(node)
+            pending += operands(node)
+    return found

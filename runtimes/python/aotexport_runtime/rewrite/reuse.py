@@ -1,0 +1,247 @@
+"""Results written over operands that nothing else can see any more. Data only, no torch.
+
+Functional graphs give every result memory of its own. Fresh memory is page-faulted in at every call, which costs more
+than the arithmetic of a cheap operator. A call writes over an operand instead, where the operand dies at the call, has
+the result's layout, and lies in memory that this subgraph allocated and that no other living value shares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Set
+from dataclasses import dataclass, field
+
+import msgspec
+
+from aotexport_runtime.rewrite.names import names_in, operands
+from aotexport_runtime.rewrite.partition import Subgraph
+from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
+from aotexport_runtime.schema.graph import Node
+from aotexport_runtime.schema.values import SequenceMeta, TensorMeta
+
+_UNARY = (
+    *("abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "elu", "erf", "exp", "expm1", "floor", "gelu"),
+    *("hardsigmoid", "hardswish", "hardtanh", "leaky_relu", "log", "log1p", "log2", "mish", "neg", "reciprocal"),
+    *("relu", "round", "rsqrt", "sigmoid", "sign", "silu", "sin", "sinh", "sqrt", "tan", "tanh", "trunc"),
+)
+_WRITTEN_OVER_FIRST = (
+    *(f"{base}.default" for base in (*_UNARY, "clamp", "clamp_max", "clamp_min")),
+    *("add.Scalar", "sub.Scalar", "mul.Scalar", "div.Scalar", "sub.Tensor", "div.Tensor"),
+    *("masked_fill.Scalar", "masked_fill.Tensor"),
+)
+_COMMUTATIVE = ("add.Tensor", "mul.Tensor")
+
+
+def _with_underscore(name: str) -> str:
+    base, _, overload = name.partition(".")
+    return f"aten::{base}_.{overload}"
+
+
+IN_PLACE: dict[str, str] = {f"aten::{name}": _with_underscore(name) for name in (*_WRITTEN_OVER_FIRST, *_COMMUTATIVE)}
+"""Element-wise operators, with the form that writes over its first operand."""
+
+_SWAPPABLE = frozenset(f"aten::{name}" for name in _COMMUTATIVE)
+
+INTO: dict[str, tuple[str, str]] = {
+    "aten::where.self": ("aten::where.self_out", "out"),
+    **{
+        f"aten::{base}_backward.default": (f"aten::{base}_backward.grad_input", "grad_input")
+        for base in ("gelu", "sigmoid", "silu", "tanh", "threshold")
+    },
+}
+"""Element-wise operators, with the form that writes into a named argument, which may be any operand."""
+
+_IN_PLACE_FORMS = frozenset(IN_PLACE.values())
+_INTO_FORMS = dict(INTO.values())
+
+_VIEWS = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("alias.default", "detach.default", "permute.default", "reshape.default", "squeeze.default", "squeeze.dim"),
+        *("squeeze.dims", "t.default", "transpose.int", "unsqueeze.default", "view.default"),
+    )
+)
+"""Views that show every element of their operand once."""
+
+FRESH = frozenset(
+    (
+        *IN_PLACE,
+        *INTO,
+        *(
+            f"aten::{name}"
+            for name in (
+                *("_log_softmax.default", "_log_softmax_backward_data.default", "_softmax.default"),
+                *("_softmax_backward_data.default", "_to_copy.default", "addmm.default", "amax.default"),
+                *("amin.default", "baddbmm.default", "bmm.default", "cat.default", "clone.default"),
+                *("convolution.default", "convolution_backward.default", "cumsum.default", "embedding.default"),
+                *("embedding_dense_backward.default", "eq.Scalar", "eq.Tensor", "full.default", "full_like.default"),
+                *("gather.default", "ge.Scalar", "gt.Scalar", "index.Tensor", "index_select.default"),
+                *("max_pool2d_with_indices.default", "max_pool2d_with_indices_backward.default", "mean.dim"),
+                *("mm.default", "native_batch_norm_backward.default", "native_layer_norm.default"),
+                *(
+                    "native_layer_norm_backward.default",
+                    "pow.Scalar",
+                    "pow.Tensor_Scalar",
+                    "pow.Tensor_Tensor",
+                    "slice_backward.default",
+                ),
+                *("sum.default", "sum.dim_IntList", "var_mean.correction", "zeros.default", "zeros_like.default"),
+                *("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit_no_training.default"),
+                *("_scaled_dot_product_flash_attention_for_cpu.default", "rsub.Scalar", "select_backward.default"),
+                *("_scaled_dot_product_flash_attention_for_cpu_backward.default",),
+            )
+        ),
+    )
+)
+"""Operators whose every result has memory of its own."""
+
+
+def reusing(subgraph: Subgraph, proven: Set[str], *, visible: int) -> Subgraph:
+    """Return `subgraph` with calls that write over dead operands where nothing can see it.
+
+    Args:
+        subgraph: functional operators; its inputs are never written to.
+        proven: values whose dtype is known to be that of their metadata; others are not written over.
+        visible: how many of its outputs the caller sees, from the first on; none of them becomes a view, since
+            autograd refuses to let a caller change views that a custom function returns.
+    """
+    last_uses = _last_uses(subgraph)
+    seen = set(names_in(subgraph.outputs[:visible]))
+    memories: dict[str, _Memory] = {}
+    metas = {node.name: node.meta for node in subgraph.nodes}
+    nodes: list[Node] = []
+    for index, node in enumerate(subgraph.nodes):
+
+        def dies(name: str, node: Node = node, index: int = index) -> bool:
+            memory = memories.get(name)
+            if memory is None or not memory.owned or metas.get(name) != node.meta:
+                return False
+            if name not in proven or node.name not in proven:
+                return False
+            if name not in memory.whole or (node.name in seen and name in memory.views):
+                return False
+            if memory.last_use > index:
+                return False
+            return sum(memories.get(other) is memory for other in operands(node)) == 1
+
+        written = _written_over(node, dies)
+        nodes.append(node if written is None else written[0])
+        if written is not None:
+            memory = memories[written[1]]
+            memories[node.name] = memory.joined(node.name, last_uses, view=written[1] in memory.views)
+        else:
+            _remember(node, memories, last_uses)
+    return Subgraph(subgraph.inputs, nodes, subgraph.outputs)
+
+
+def possible_views(subgraph: Subgraph) -> set[str]:
+    """Return the outputs of `subgraph` that may be views; it may be a result of `reusing`."""
+    no_views: set[str] = set()
+    for node in subgraph.nodes:
+        if _is_new(node):
+            is_new = True
+        elif node.op == "python::getitem":
+            is_new = node.args[0] in no_views
+        else:
+            is_new = _destination(node) in no_views
+        if is_new:
+            no_views.add(node.name)
+    return set(names_in(subgraph.outputs)) - no_views
+
+
+def _destination(node: Node) -> str | None:
+    """Return the operand that a call made by `reusing` writes over and returns; None: it writes over none."""
+    operand = node.args[0] if node.op in _IN_PLACE_FORMS else node.kwargs.get(_INTO_FORMS.get(node.op, ""))
+    return operand if isinstance(operand, str) else None
+
+
+@dataclass
+class _Memory:
+    """An allocation: the values that lie in it.
+
+    Attributes:
+        owned: whether this subgraph allocated it, and every value that may lie in it is known.
+        last_use: last use of any value that lies in it, as `_last_uses` counts; -1: none is used.
+        whole: values that cover all of it.
+        views: values that are views of another.
+    """
+
+    owned: bool
+    last_use: int = -1
+    whole: set[str] = field(default_factory=set[str])
+    views: set[str] = field(default_factory=set[str])
+
+    def joined(self, name: str, last_uses: dict[str, int], *, whole: bool = True, view: bool = False) -> _Memory:
+        self.last_use = max(self.last_use, last_uses.get(name, -1))
+        if whole:
+            self.whole.add(name)
+        if view:
+            self.views.add(name)
+        return self
+
+
+def _remember(node: Node, memories: dict[str, _Memory], last_uses: dict[str, int]) -> None:
+    """Record the memory of the result of `node`."""
+    taken = operands(node)
+    if node.op == ASSUMED_SHAPE:
+        return
+    if node.op == "python::getitem":
+        # Each item has memory of its own, keyed by its index, and lives as long as the sequence.
+        key = f"{taken[0]}[{node.args[1]!r}]" if taken else ""
+        owned = memories.get(taken[0]) if taken else None
+        if owned is None or not owned.owned or len(taken) != 1:
+            memories[node.name] = _Memory(owned=False)
+            return
+        memory = memories.setdefault(key, _Memory(owned=True, last_use=last_uses[taken[0]]))
+        memories[node.name] = memory.joined(node.name, last_uses)
+    elif _is_new(node):
+        is_tensor = not isinstance(node.meta, SequenceMeta)
+        memories[node.name] = _Memory(owned=True).joined(node.name, last_uses, whole=is_tensor)
+    elif node.op in _VIEWS and taken and taken[0] in memories:
+        memories[node.name] = memories[taken[0]].joined(node.name, last_uses, view=True)
+    else:
+        # It may lie in the memory of any operand, or show a part of it.
+        shared = _Memory(owned=False)
+        for name in taken:
+            if name in memories:
+                memories[name].owned = False
+        memories[node.name] = shared
+
+
+def _is_new(node: Node) -> bool:
+    """Return whether the results of `node` have memory of their own."""
+    return node.op in FRESH or _drops(node) or _is_matmul(node)
+
+
+def _is_matmul(node: Node) -> bool:
+    """Return whether `node` is a linear layer of a matrix: a matmul and a sum."""
+    return node.op == "aten::linear.default" and isinstance(node.meta, TensorMeta) and len(node.meta.shape) == 2
+
+
+def _drops(node: Node) -> bool:
+    """Return whether `node` is a dropout that returns a new tensor, not its operand."""
+    return node.op == "aten::native_dropout.default" and node.args[2] is True and node.args[1] not in (0, 1)
+
+
+def _written_over(node: Node, dies: Callable[[str], bool]) -> tuple[Node, str] | None:
+    """Return the call that writes over an operand, and that operand."""
+    if not isinstance(node.meta, TensorMeta):
+        return None
+    if node.op in IN_PLACE and not (node.kwargs and node.op in _SWAPPABLE):
+        places = (0, 1) if node.op in _SWAPPABLE else (0,)
+        for place in places:
+            operand = node.args[place] if place < len(node.args) else None
+            if isinstance(operand, str) and dies(operand):
+                args = [operand, *(argument for i, argument in enumerate(node.args) if i != place)]
+                return msgspec.structs.replace(node, op=IN_PLACE[node.op], args=args), operand
+    if node.op in INTO:
+        op, keyword = INTO[node.op]
+        for operand in node.args:
+            if isinstance(operand, str) and dies(operand):
+                return msgspec.structs.replace(node, op=op, kwargs={**node.kwargs, keyword: operand}), operand
+    return None
+
+
+def _last_uses(subgraph: Subgraph) -> dict[str, int]:
+    """Return per value the index of the node that uses it last; the number of nodes for returned ones."""
+    uses = {name: index for index, node in enumerate(subgraph.nodes) for name in operands(node)}
+    return uses | dict.fromkeys(names_in(subgraph.outputs), len(subgraph.nodes))
