@@ -31,7 +31,9 @@ from tests.fuzz.operators import bytes_of, tensors_of
 from tests.fuzz.valid_calls import valid_calls_of
 
 RESULTS = Path(__file__).parent / "results" / "gradients.json"
-CALLS = 200
+SEED = "grad"
+CALLS = 1500
+_COUNTS = ("calls", "taken", "backward", "double", "forward")
 _MOST_WITHOUT = 60
 """After how many calls an operator that autograd does not know is left."""
 _HOSTILE = (-1, 0, 1, 2, 5, 100, -100, 1 << 15, 1 << 31, -(1 << 31), 1 << 40, -(1 << 63), (1 << 63) - 1)
@@ -72,7 +74,7 @@ def _call_often(operator: str, calls: range, note: Note) -> None:
         if call - calls.start > _MOST_WITHOUT and not (counts["backward"] or counts["forward"]):
             break
         note(call, counts, "ended before its last call")
-        draw = partial(Arguments(f"{operator} {call} grad", valid).of, function._schema)
+        draw = partial(Arguments(f"{operator} {call} {SEED}", valid).of, function._schema)
         first, second = seen_twice(draw, partial(_Differentiated, function, f"{operator} {call}"))
         counts.update(second.counts)
         if first.seen != second.seen:
@@ -205,8 +207,13 @@ def _is_differentiable(value: Any) -> bool:
 
 
 def differentiable() -> list[str]:
-    """Return the operators of the list that autograd may record: not those that write into what `out` gives them."""
-    return sorted(n for n, text in aten_signatures().items() if "!" not in text.partition("*, ")[2].partition("->")[0])
+    """Return the operators of this torch that autograd may record: not those that write into what `out` gives them."""
+    return sorted(
+        name
+        for name, text in aten_signatures().items()
+        if "!" not in text.partition("*, ")[2].partition("->")[0]
+        and hasattr(getattr(torch.ops.aten, name.partition(".")[0], None), name.partition(".")[2])
+    )
 
 
 def main() -> None:
@@ -214,25 +221,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.fuzz.gradients", description=__doc__)
     parser.add_argument("operators", nargs="*", metavar="REGEX", help="operators to differentiate; default: all")
     parser.add_argument("--calls", type=int, default=CALLS)
-    parser.add_argument("--record", action="store_true", help="write the sums to results/gradients.json")
+    parser.add_argument("--record", action="store_true", help="write the sums of this torch, and go on where they end")
     parser.add_argument("--guarded", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.guarded is not None:
         run_guarded(*options.guarded, options.operators, "counts", _call_often)
         return
     wanted = [n for n in differentiable() if any(re.search(pattern, n) for pattern in options.operators or [""])]
-    total, wrong = Counter[str](), dict[str, str]()
-    for number, row in enumerate(fuzz(wanted, options.calls)):
+    records = json.loads(RESULTS.read_text())
+    kind = {"seed": SEED, "calls of each": options.calls, "of": len(wanted)}
+    record = records.get(torch.__version__, {}) if options.record else {}
+    if {name: record.get(name) for name in kind} != kind:
+        record = {**kind, "operators": 0, "wrong": {}}
+    total = Counter[str]({name: record.get(name, 0) for name in _COUNTS})
+    for row in fuzz(wanted[record["operators"] :], options.calls):
         total.update(row.counts, calls=row.calls)
+        record |= {**total, "operators": record["operators"] + 1}
         if row.outcome != "ok":
-            wrong[row.operator] = row.outcome
+            record["wrong"][row.operator] = row.outcome
             print(f"{row.operator}: {row.outcome}", flush=True)
-        if number % 100 == 99:
-            print(f"{number + 1} of {len(wanted)}: {dict(total)}", flush=True)
-    found = {"torch": torch.__version__, "operators": len(wanted), **total, "wrong": wrong}
-    print(json.dumps(found))
-    if options.record:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        if record["operators"] % 20 == 0 or record["operators"] == len(wanted):
+            print(json.dumps(record), flush=True)
+            if options.record:
+                RESULTS.write_text(json.dumps(records | {torch.__version__: record}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
