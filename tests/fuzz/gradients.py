@@ -32,7 +32,7 @@ from tests.fuzz.valid_calls import valid_calls_of
 
 RESULTS = Path(__file__).parent / "results" / "gradients.json"
 SEED = "grad"
-CALLS = 1500
+CALLS = 1200
 _COUNTS = ("calls", "taken", "backward", "double", "forward")
 _MOST_WITHOUT = 60
 """After how many calls an operator that autograd does not know is left."""
@@ -101,6 +101,9 @@ class _Differentiated:
                     self._backward(args, kwargs)
         except Exception:  # Whatever torch says to hostile arguments.
             return
+
+    def __bool__(self) -> bool:
+        return bool(self.counts)
 
     def _chance(self, part: float) -> bool:
         return self._random.random() < part
@@ -233,13 +236,15 @@ def main() -> None:
     record = records.get(torch.__version__, {}) if options.record else {}
     if {name: record.get(name) for name in kind} != kind:
         record = {**kind, "operators": 0, "wrong": {}}
-    total = Counter[str]({name: record.get(name, 0) for name in _COUNTS})
-    for row in fuzz(wanted[record["operators"] :], options.calls):
-        total.update(row.counts, calls=row.calls)
-        record |= {**total, "operators": record["operators"] + 1}
+    # What went wrong is tried again, and counts when it no longer does.
+    for row in fuzz([*record["wrong"], *wanted[record["operators"] :]], options.calls):
+        record["operators"] += row.operator not in record["wrong"]
         if row.outcome != "ok":
             record["wrong"][row.operator] = row.outcome
             print(f"{row.operator}: {row.outcome}", flush=True)
+        else:
+            record["wrong"].pop(row.operator, None)
+            record |= Counter(**row.counts, calls=row.calls) + Counter({name: record.get(name, 0) for name in _COUNTS})
         if record["operators"] % 20 == 0 or record["operators"] == len(wanted):
             print(json.dumps(record), flush=True)
             if options.record:

@@ -70,6 +70,7 @@ def run_guarded(
     allowed_aten_operators()
     valid_calls()
     call_often("relu.default", range(40), lambda *_: None)
+    _limit_time(0)
     for operator in operators:
         with tempfile.TemporaryFile() as progress:
             child = os.fork()
@@ -100,18 +101,24 @@ def _end_as_child(operator: str, calls: range, progress: int, call_often: Callab
 def seen_twice(draw: Callable[[], Any], run: Callable[[Any], Any]) -> tuple[Any, Any]:
     """Return what two runs of one call give, with other bytes in new memory; a call that takes too long is killed.
 
+    One that is refused, which gives something false, is made once.
+
     Args:
         draw: makes the arguments; their memory is not guarded.
         run: makes the call with them, and returns what it saw.
     """
     fill, on = (ctypes.c_ubyte.in_dll(ctypes.CDLL(None), f"guard_{name}") for name in ("fill", "on"))
-    # Of the processor's time, and, if it waits, of ours.
-    signal.setitimer(signal.ITIMER_PROF, _CASE_S)
-    signal.alarm(10 * _CASE_S)
+    _limit_time(_CASE_S)
     on.value = 0
     drawn = draw()
     on.value = 1
     fill.value = 0x5A
     first = run(*drawn)
     fill.value = 0xA5
-    return first, run(*drawn)
+    return first, run(*drawn) if first else first
+
+
+def _limit_time(seconds: int) -> None:
+    """End this process after some of the processor's time, and, if it waits, of ours; 0: never."""
+    signal.setitimer(signal.ITIMER_PROF, seconds)
+    signal.alarm(10 * seconds)

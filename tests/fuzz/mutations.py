@@ -52,7 +52,7 @@ class Mutator:
         if path.endswith(".json") and kind < 0.9:
             return {path: self.json_changed(data)}
         if path.endswith(".safetensors") and kind < 0.8:
-            return {path: self._header(data)}
+            return {path: self.header_changed(data)}
         return {path: self.bytes_changed(data)}
 
     def json_changed(self, data: bytes) -> bytes:
@@ -62,7 +62,8 @@ class Mutator:
             document = self._changed(document)
         return json.dumps(document).encode()
 
-    def _header(self, data: bytes) -> bytes:
+    def header_changed(self, data: bytes) -> bytes:
+        """Return a file of safetensors with changes in its header."""
         (length,) = struct.unpack_from("<Q", data)
         try:
             header = self.json_changed(data[8 : 8 + length])

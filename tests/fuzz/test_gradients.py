@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import torchgen
 from aotexport_runtime.allowed.operators import allowed_aten_operators
 from aotexport_runtime.execution import ops
 from aotexport_runtime.execution.preconditions.table import KEPT, PRECONDITIONS
+from tests.fuzz.arguments import Arguments
 from tests.fuzz.gradients import differentiable, fuzz
 from tests.fuzz.valid_calls import valid_calls_of
 
@@ -42,6 +44,11 @@ def _formulas() -> dict[str, str]:
     return found
 
 
+def _is_checked(function: str) -> bool:
+    """Return whether a function is a checked kernel, or is named after one: it then calls it."""
+    return any(function in (base, f"{base}_symint") or function.startswith(f"{base}_mat") for base in CHECKED)
+
+
 def _saves_integers(operator: str) -> bool:
     """Return whether autograd saves a tensor of integers or a mask of a valid call."""
     saved = list[torch.dtype]()
@@ -51,15 +58,10 @@ def _saves_integers(operator: str) -> bool:
         return tensor
 
     function = ops.resolve(f"aten::{operator}", None, frozenset())
-    for call in valid_calls_of(operator):
-        named = {
-            argument.name: _tensor(call[argument.name])
-            for argument in function._schema.arguments
-            if argument.name in call
-        }
-        given = [
-            named.pop(each.name) for each in function._schema.arguments if each.name in named and not each.kwarg_only
-        ]
+    names = [argument.name for argument in function._schema.arguments if not argument.kwarg_only]
+    for call, seed in itertools.product(valid_calls_of(operator), range(8)):
+        named = {name: _leaf(Arguments(f"{seed}")._like(value)) for name, value in call.items() if name != "results"}
+        given = [named.pop(name) for name in names if name in named]
         with (
             torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
             contextlib.suppress(RuntimeError),
@@ -68,13 +70,11 @@ def _saves_integers(operator: str) -> bool:
     return any(not dtype.is_floating_point and not dtype.is_complex for dtype in saved)
 
 
-def _tensor(value: Any) -> Any:
+def _leaf(value: Any) -> Any:
     if isinstance(value, list):
-        return [_tensor(item) for item in value]
-    if not isinstance(value, dict) or "shape" not in value:
-        return getattr(torch, value["dtype"]) if isinstance(value, dict) else value
-    dtype = getattr(torch, value["dtype"])
-    return torch.zeros(value["shape"], dtype=dtype, requires_grad=dtype.is_floating_point)
+        return [*map(_leaf, value)]
+    is_leaf = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.detach().requires_grad_() if is_leaf else value
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -84,8 +84,7 @@ def test_operators_whose_formulas_call_checked_kernels_on_saved_integers_keep_co
     trusting = {
         name
         for name in formulas.keys() & allowed_aten_operators()
-        if CHECKED & {word.removesuffix("_symint") for word in re.findall(r"(\w+)\(", formulas[name])}
-        and _saves_integers(name)
+        if any(map(_is_checked, re.findall(r"(\w+)\(", formulas[name]))) and _saves_integers(name)
     }
-    assert {"_ctc_loss.default", "_embedding_bag.default", "max_pool2d_with_indices.default"} <= trusting
+    assert {"_ctc_loss.default", "_grouped_mm.default", "max_pool2d_with_indices.default"} <= trusting
     assert {name for name in trusting if name.partition(".")[0] not in KEPT} == set()

@@ -165,6 +165,11 @@ REFUSED = [
         "`running_mean` and `running_var` must be given",
     ),
     (
+        "native_batch_norm.default",
+        (IMAGES, None, None, channels(2), torch.ones(1).expand(2), False, 0.1, 1e-5),
+        "`running_var` must be contiguous",
+    ),
+    (
         "_native_batch_norm_legit.no_stats",
         (IMAGES, None, None, False, 0.1, 1e-5),
         "without running statistics `training` must be true",

@@ -254,6 +254,10 @@ TREES = [
         "a set of a tree holds something else than plain constants",
     ),
     (
+        {"kind": "sequence", "type": "size", "items": [{"kind": "constant", "value": None}]},
+        "a size of a tree holds something else than integers",
+    ),
+    (
         {"kind": "sequence", "type": "list", "items": [{"kind": "constant", "value": "best"}]},
         "a constant of a tree is no constant",
     ),

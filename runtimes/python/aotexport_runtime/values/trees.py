@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported, Place
-from aotexport_runtime.schema.bounded import is_identifier
+from aotexport_runtime.schema.bounded import INT64_MAX, is_identifier
 from aotexport_runtime.schema.trees import Bytes, Constant, Instance, Key, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.schema.values import SliceArgument
 from aotexport_runtime.values.python_values import check_keys
@@ -91,6 +91,10 @@ def _check_sequence(tree: Sequence, where: Place) -> None:
         isinstance(item, Constant) and not isinstance(item.value, list | SliceArgument) for item in tree.items
     ):
         raise where.invalid("a set of a tree holds something else than plain constants", "structure-malformed")
+    if tree.type == "size" and not all(
+        isinstance(item, Leaf) or (isinstance(item, Constant) and _is_size(item.value)) for item in tree.items
+    ):
+        raise where.invalid("a size of a tree holds something else than integers", "structure-malformed")
     if tree.max_items is not None and (tree.type != "deque" or tree.max_items < len(tree.items)):
         raise where.invalid(
             "a sequence of a tree has more items than it may keep, or is no deque", "structure-malformed"
@@ -101,6 +105,10 @@ def _check_sequence(tree: Sequence, where: Place) -> None:
             raise where.invalid(
                 "a sequence of a tree is of a class of its own, and no list or tuple", "structure-malformed"
             )
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is int and abs(value) <= INT64_MAX
 
 
 def _check_names(names: tuple[object, ...], items: int, where: Place) -> None:

@@ -25,6 +25,9 @@ def batch_norm(a: Arguments) -> None:
     if not trains and "running_mean" in a:
         given = a["running_mean"] is not None and a["running_var"] is not None
         require(given, "`running_mean` and `running_var` must be given")
+        # Backward reads a copy in order after it has freed it.
+        for name in ("running_mean", "running_var"):
+            contiguous(a[name], f"`{name}`")
     for name in ("grad_out", "grad_output"):
         sizes(a.get(name), source.shape, f"`{name}`")
     if trains:

@@ -216,7 +216,7 @@ KEPT = frozenset(
     (
         *("_ctc_loss", "ctc_loss", "embedding", "embedding_bag", "_embedding_bag", "multi_margin_loss"),
         *("multilabel_margin_loss", "multilabel_margin_loss_forward", "cross_entropy_loss", "nll_loss", "nll_loss_nd"),
-        *("nll_loss_forward", "nll_loss2d", "nll_loss2d_forward"),
+        *("nll_loss_forward", "nll_loss2d", "nll_loss2d_forward", "_grouped_mm"),
         *(f"max_pool{axes}d_with_indices" for axes in (1, 2, 3)),
         *(f"adaptive_max_pool{axes}d" for axes in (1, 2, 3)),
         *(f"fractional_max_pool{axes}d" for axes in (2, 3)),
