@@ -1,9 +1,10 @@
 """`python -m tests.fuzz.table`: write `docs/operators.tsv`, what keeps each operator of torch in bounds.
 
-`torch`: its own checks, as far as the fuzzer's calls showed. `precondition`: what `engines/preconditions` checks before
-each call. `zeroed`: its memory is filled before anyone reads it. `device`: torch has no kernel of it for processors and
-refuses the call there; those of other devices were not called. `refused`: not on the list. The numbers are those of
-`results/operators.tsv`: how many calls with hostile arguments there were, and how many of them the operator took.
+`torch`: its own checks, as far as the fuzzer's calls showed. `precondition`: what `execution/preconditions` checks
+before each call. `zeroed`: its memory is filled before anyone reads it. `device`: torch has no kernel of it for
+processors and refuses the call there; those of other devices were not called. `refused`: not on the list. The numbers
+are those of `results/operators.tsv`: how many calls with hostile arguments there were, and how many of them the
+operator took.
 """
 
 from __future__ import annotations
