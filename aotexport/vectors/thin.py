@@ -123,7 +123,7 @@ def _sizes(call: Call) -> dict[str, float]:
 
 def _read(directory: Path, entry: VectorEntry) -> Call:
     vector = decode_record((directory / entry.record).read_bytes(), Vector, where=entry.record)
-    return vector, read_tensors(directory / entry.tensors, where=entry.tensors)
+    return vector, read_tensors((directory / entry.tensors).read_bytes(), where=entry.tensors)
 
 
 def _nbytes(call: Call) -> int:

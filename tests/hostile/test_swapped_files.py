@@ -103,4 +103,6 @@ def test_file_with_a_large_hole_is_refused_before_it_is_read(tiny: Path, tmp_pat
     crafted.write("bundle.json", json.dumps(crafted.document("manifest")).encode())
     with pytest.raises(aotexport_runtime.BundleInvalid) as caught:
         aotexport_runtime.load(crafted.root)
-    assert str(caught.value) == f"{WEIGHTS}: has a hole of more than 268435456 bytes in the place of data"
+    assert (
+        str(caught.value) == f"{WEIGHTS}: with it, files have more than 268435456 bytes of holes in the place of data"
+    )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -115,8 +115,8 @@ def check_base(module: BundleModule, metadata: Mapping[str, str], without: Itera
     if KEY not in metadata:
         return
     try:
-        then = {str(name): str(digest) for name, digest in json.loads(metadata[KEY]).items()}
-    except (ValueError, AttributeError) as error:
+        then = msgspec.json.decode(metadata[KEY], type=dict[str, str])
+    except msgspec.DecodeError as error:
         raise ArgumentInvalid(f"{directory}: the digests of the adapter's base cannot be read: {error}") from None
     now = weight_digests(module, without)
     differs = next((name for name in _differences(then, now) if not _is_rounded(module, name, then, now)), None)

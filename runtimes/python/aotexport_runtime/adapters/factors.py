@@ -63,12 +63,15 @@ class Factors(nn.Module):
 
     def begin(self, weight: torch.Tensor, r: int) -> tuple[nn.Parameter, nn.Parameter]:
         """Return the first factors, which change nothing; draws the random numbers that peft draws."""
-        a, b = (weight.new_empty(shape, dtype=self._dtype) for shape in self.shapes(weight, r))
+        a, b = (
+            weight.new_empty(shape, dtype=self._dtype) for shape in self.shapes(weight, r, groups_of(self._options))
+        )
         for factor in (a, b, a):
             nn.init.kaiming_uniform_(factor, a=math.sqrt(5))
         return nn.Parameter(a), nn.Parameter(nn.init.zeros_(b))
 
-    def shapes(self, weight: torch.Tensor, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    @staticmethod
+    def shapes(weight: torch.Tensor, r: int, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of A and B."""
         return (r, weight.shape[1]), (weight.shape[0], r)
 
@@ -162,7 +165,8 @@ class Factors(nn.Module):
 class TransposedFactors(Factors):
     """The factors of a change of a weight of inputs by outputs."""
 
-    def shapes(self, weight: torch.Tensor, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    @staticmethod
+    def shapes(weight: torch.Tensor, r: int, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of A and B."""
         return (r, weight.shape[0]), (weight.shape[1], r)
 
@@ -188,7 +192,10 @@ class EmbeddingFactors(TransposedFactors):
 
     def begin(self, weight: torch.Tensor, r: int) -> tuple[nn.Parameter, nn.Parameter]:
         """Return the first factors, which change nothing; draws the random numbers that peft draws."""
-        a, b = (torch.randn(shape, device=weight.device, dtype=self._dtype) for shape in self.shapes(weight, r))
+        a, b = (
+            torch.randn(shape, device=weight.device, dtype=self._dtype)
+            for shape in self.shapes(weight, r, groups_of(self._options))
+        )
         return nn.Parameter(a.zero_()), nn.Parameter(b.normal_())
 
     def forward(
@@ -209,10 +216,11 @@ class ConvolutionFactors(Factors):
         """Number of the convolution's groups."""
         return groups_of(self._options)
 
-    def shapes(self, weight: torch.Tensor, r: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    @staticmethod
+    def shapes(weight: torch.Tensor, r: int, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of A and B."""
         outputs, inputs, *size = weight.shape
-        return (r, inputs * self.groups, *size), (outputs, r // self.groups, *(1 for _ in size))
+        return (r, inputs * groups, *size), (outputs, r // groups, *(1 for _ in size))
 
     def low(self, x: torch.Tensor) -> torch.Tensor:
         """Return the convolution of the input with A, scaled."""

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from aotexport_runtime.adapters.add import attach, check_whole, saved_paths
 from aotexport_runtime.adapters.base import KEY, check_base, check_unchanged, weight_digests
 from aotexport_runtime.adapters.choice import adapters_of, named_adapters
-from aotexport_runtime.adapters.factors import EmbeddingFactors, Factors
+from aotexport_runtime.adapters.factors import FACTORS, EmbeddingFactors, Factors, groups_of
 from aotexport_runtime.adapters.forms import Report
 from aotexport_runtime.adapters.lora import Lora
-from aotexport_runtime.adapters.peft_config import CONFIG_FILE, config_record, read_config
+from aotexport_runtime.adapters.peft_config import CONFIG_FILE, LIMITS, config_record, read_config
 from aotexport_runtime.adapters.select import delete_adapter
 from aotexport_runtime.adapters.targets import Target, Weights
-from aotexport_runtime.errors import ArgumentInvalid, NotSupported, NotWritten
+from aotexport_runtime.bundle.directory import MAX_HOLE_NBYTES, BundleDirectory, hole_nbytes, open_regular, read_most
+from aotexport_runtime.bundle.staging import staged
+from aotexport_runtime.bundle.weights import read_tensors
+from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, NotSupported, NotWritten
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.schema.codec import decode_plain
+from aotexport_runtime.schema.limits import DEFAULT
 from aotexport_runtime.submodules.places import module_at, named
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
 from aotexport_runtime.values.arguments import path_of
@@ -77,7 +83,7 @@ def save_adapter(
     metadata = {"format": "pt", KEY: json.dumps(base)}
 
     def write() -> None:
-        if (output / CONFIG_FILE).exists() and not force:
+        if not force and (output / CONFIG_FILE).exists():
             raise NotSupported(f"{str(output)!r} holds an adapter; choose another place, or replace it (`force=True`)")
         stored = {key: gathering.whole(tensor).cpu().contiguous() for key, tensor in tensors.items()}
         _write(output, record, stored, metadata)
@@ -92,20 +98,39 @@ def save_adapter(
 def _write(output: Path, record: dict[str, Any], tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
     """Write the files of an adapter, the settings last: without them there is no adapter.
 
+    One that is there is replaced in one step, with its directory.
+
     Raises:
         NotWritten: the file system refuses.
     """
+    files = {
+        WEIGHTS_FILE: _in_order(save(tensors, metadata=metadata)),
+        CONFIG_FILE: f"{json.dumps(record, indent=2, sort_keys=True)}\n".encode(),
+    }
+    if (output / CONFIG_FILE).exists():
+        with staged(output, force=True, marker=CONFIG_FILE) as stage:
+            shutil.copytree(output, stage, symlinks=True, copy_function=_linked, dirs_exist_ok=True)
+            for name, data in files.items():
+                (stage / name).unlink(missing_ok=True)  # The file that it is linked to stays.
+                (stage / name).write_bytes(data)
+        return
     try:
         output.mkdir(parents=True, exist_ok=True)
-        (output / CONFIG_FILE).unlink(missing_ok=True)
         with tempfile.TemporaryDirectory(dir=output) as beside:
-            stage = Path(beside)
-            (stage / WEIGHTS_FILE).write_bytes(_in_order(save(tensors, metadata=metadata)))
-            (stage / CONFIG_FILE).write_text(json.dumps(record, indent=2, sort_keys=True) + "\n")
-            for name in (WEIGHTS_FILE, CONFIG_FILE):
-                (stage / name).replace(output / name)
+            for name, data in files.items():
+                (Path(beside) / name).write_bytes(data)
+            for name in files:
+                (Path(beside) / name).replace(output / name)
     except OSError as error:
         raise NotWritten(f"an adapter cannot be written to {str(output)!r}: {error}", error.errno or 0) from error
+
+
+def _linked(source: str, target: str) -> str:
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:  # The file system has no links.
+        shutil.copy2(source, target)
+    return target
 
 
 def _in_order(file: bytes) -> bytes:
@@ -143,8 +168,9 @@ def load_adapter(
         NotSupported: it is of a kind that this runtime does not compute.
     """
     directory, adapters = path_of("path", path), adapters_of(module)
-    config = read_config(directory)
-    tensors, metadata = _read(directory / WEIGHTS_FILE)
+    settings, weights = _contents(directory, module.bundle.limits.bundle_nbytes)
+    config = read_config(settings, directory / CONFIG_FILE)
+    tensors, metadata = _read(weights, directory)
     check_whole(module, name)
     # With all biases trained, peft also writes what it keeps apart for modules that are trained whole.
     twice = (".modules_to_save.", ".original_module.")
@@ -155,8 +181,16 @@ def load_adapter(
     if not any_base:
         check_base(module, metadata, saved_paths(module, config), directory)
     ranks = [*_ranks(module, keys, directory)]
+    active, trained = adapters.active, {each: each.requires_grad for each in module.parameters()}
     report = attach(module, adapters, name, config, ranks)
-    _fill(module, name, keys, directory, any_base=any_base)
+    try:
+        _fill(module, name, keys, directory, any_base=any_base)
+    except ArgumentInvalid:
+        delete_adapter(module, name)
+        adapters.active = active
+        for parameter, requires_grad in trained.items():
+            parameter.requires_grad_(requires_grad)
+        raise
     if not trainable:
         for _, adapter in named_adapters(module):
             adapter.requires_grad_(False)
@@ -165,12 +199,34 @@ def load_adapter(
     return report
 
 
-def _read(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+def _contents(directory: Path, most: int) -> tuple[bytes, bytes]:
+    """Return the files of an adapter, both of one directory, whatever its path leads to meanwhile.
+
+    Args:
+        directory: of the adapter.
+        most: bytes of tensors that are read.
+    """
     try:
-        with safe_open(path, framework="pt") as file:
-            return {key: file.get_tensor(key) for key in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise ArgumentInvalid(f"`path`: no adapter can be read from {str(path)!r}: {error}") from error
+        held = BundleDirectory(directory)
+        with open_regular(held.files / CONFIG_FILE) as settings, open_regular(held.files / WEIGHTS_FILE) as weights:
+            if os.fstat(weights.fileno()).st_size > most or hole_nbytes(weights) > MAX_HOLE_NBYTES:
+                raise OSError(errno.EFBIG, f"more than {most} bytes, or holes in the place of data")
+            return read_most(settings, LIMITS.json_nbytes), weights.read(os.fstat(weights.fileno()).st_size)
+    except (OSError, ValueError) as error:
+        reason = error
+        if isinstance(error, OSError) and isinstance(error.filename, str):
+            reason = f"{os.path.basename(error.filename)}: {error.strerror}"
+        raise ArgumentInvalid(f"`path`: no adapter can be read from {str(directory)!r}: {reason}") from None
+
+
+def _read(data: bytes, directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Return the tensors of an adapter's file, and its metadata."""
+    try:
+        tensors = read_tensors(data, where=WEIGHTS_FILE)
+        header = data[8 : 8 + int.from_bytes(data[:8], "little")]
+        return tensors, decode_plain(header, where=WEIGHTS_FILE, limits=DEFAULT).get("__metadata__", {})
+    except (BundleInvalid, NotSupported) as error:
+        raise ArgumentInvalid(f"`path`: no adapter can be read from {str(directory)!r}: {error}") from None
 
 
 def _entries(module: BundleModule, name: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -213,7 +269,7 @@ def _adapted(module: BundleModule, name: str) -> list[str]:
 
 
 def _ranks(module: BundleModule, keys: Mapping[str, torch.Tensor], directory: Path) -> Iterator[tuple[Target, int]]:
-    """Yield the weights that an adapter's file changes, with the rank of each."""
+    """Yield the weights that an adapter's file changes, with the rank of each; its factors have their shapes."""
     weights = Weights(module)
     for key, tensor in keys.items():
         for ending in ("lora_A.weight", "lora_embedding_A"):
@@ -224,9 +280,27 @@ def _ranks(module: BundleModule, keys: Mapping[str, torch.Tensor], directory: Pa
             if target is None:
                 raise ArgumentInvalid(
                     f"{directory}: the adapter changes `{name}`, and no program of {module.bundle.manifest.name!r} has "
-                    "such a weight. Load the bundle of the model that it was trained on"
+                    f"such a weight{_OTHERS}"
                 )
-            yield target, tensor.shape[0]
+            weight: torch.Tensor = getattr(module.get_submodule(target.path), target.tensor)
+            r = tensor.shape[0] if tensor.dim() else 0
+            a, b = FACTORS[target.kind].shapes(weight, max(r, 1), groups_of(target.options))
+            other = key.removesuffix(ending) + ending.replace("_A", "_B")
+            # Before parameters of such shapes are made.
+            problem = _misfit(key, tensor, a) or (_misfit(other, keys[other], b) if other in keys else None)
+            if problem is not None:
+                raise ArgumentInvalid(f"{directory}: {problem}{_OTHERS}")
+            yield target, r
+
+
+def _misfit(key: str, tensor: torch.Tensor, shape: tuple[int, ...]) -> str | None:
+    """Return why a tensor is none for a floating parameter of this shape."""
+    if tensor.shape != shape:
+        return f"`{key}` is {list(tensor.shape)}, and the module needs {list(shape)}"
+    return None if tensor.is_floating_point() else f"`{key}` is {tensor.dtype}, and the module needs floats"
+
+
+_OTHERS = ". Load the bundle of the model that it was trained on"
 
 
 def _fill(
@@ -246,8 +320,7 @@ def _fill(
             keys[key] = tensor
     problem = _problem(keys, places)
     if problem is not None:
-        delete_adapter(module, name)
-        raise ArgumentInvalid(f"{directory}: {problem}. Load the bundle of the model that it was trained on")
+        raise ArgumentInvalid(f"{directory}: {problem}{_OTHERS}")
     with torch.no_grad():
         for key, place in places.items():
             place.copy_(keys[key])
@@ -261,8 +334,8 @@ def _problem(keys: Mapping[str, torch.Tensor], places: Mapping[str, Any]) -> str
             return f"the adapter has `{key}`, which has no place in the module"
         if key not in keys:
             return f"the adapter has no `{key}`"
-        if keys[key].shape != places[key].shape:
-            return f"`{key}` is {list(keys[key].shape)}, and the module needs {list(places[key].shape)}"
+        if (problem := _misfit(key, keys[key], places[key].shape)) is not None:
+            return problem
     return None
 
 

@@ -2,28 +2,48 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from aotexport_runtime.adapters.config import LoraConfig
+import msgspec
+from msgspec import Meta
+
+from aotexport_runtime.adapters.config import Bias, LoraConfig
 from aotexport_runtime.adapters.targets import Target, layer_of
-from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, NotSupported
+from aotexport_runtime.schema.codec import decode_plain
+from aotexport_runtime.schema.limits import Limits
 
 CONFIG_FILE = "adapter_config.json"
-_WITHOUT = (
-    "alora_invocation_tokens",
-    "arrow_config",
-    "layer_replication",
-    "lora_bias",
-    "monteclora_config",
-    "trainable_token_indices",
-    "use_bdlora",
-    "use_qalora",
-    "velora_config",
+LIMITS = Limits(json_nbytes=1 << 24, json_containers=1 << 16)
+"""How large the file may be."""
+_KNOWN = frozenset(
+    (
+        *("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config"),
+        *("exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform"),
+        *("loftq_config", "lora_ga_config", "megatron_config", "megatron_core", "peft_version", "qalora_group_size"),
+        *("rank_pattern", "revision", "target_modules", "target_parameters", "task_type"),
+    )
 )
-"""Settings of which any value but the default computes something else."""
+"""Settings that say which layers an adapter is for, or how its training began: its tensors say it too."""
+_BEGUN = (True, "gaussian", "eva", "orthogonal")
+"""Values of `init_lora_weights` that leave the weights under an adapter as they are."""
+_Name = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class _Settings(msgspec.Struct):
+    """Settings that change what is computed."""
+
+    peft_type: Literal["LORA"]
+    r: Annotated[int, Meta(ge=1, le=1 << 31)] = 8
+    lora_alpha: Annotated[int, Meta(gt=0, le=1 << 62)] | Annotated[float, Meta(gt=0)] = 8
+    lora_dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    use_rslora: bool | None = False
+    use_dora: bool | None = False
+    bias: Bias = "none"
+    modules_to_save: Annotated[list[_Name], Meta(max_length=256)] | None = None
+    alpha_pattern: Annotated[dict[_Name, Annotated[float, Meta(gt=0)]], Meta(max_length=1024)] | None = None
 
 
 def config_record(config: LoraConfig, targets: Sequence[Target], base: str) -> dict[str, Any]:
@@ -56,36 +76,39 @@ def config_record(config: LoraConfig, targets: Sequence[Target], base: str) -> d
     }
 
 
-def read_config(directory: Path) -> LoraConfig:
-    """Return the settings of the adapter in a directory.
+def read_config(data: bytes, path: Path) -> LoraConfig:
+    """Return the settings of an adapter.
+
+    Args:
+        data: the file.
+        path: of the file, for errors.
 
     Raises:
-        ArgumentInvalid: there is none, or it cannot be read.
+        ArgumentInvalid: they cannot be read, or one is out of its range.
         NotSupported: the adapter is no LoRA, or one of a kind that this runtime does not compute.
     """
-    path = directory / CONFIG_FILE
     try:
-        record = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise ArgumentInvalid(f"`path`: no adapter can be read from {str(path)!r}: {error}") from error
-    if not isinstance(record, dict) or record.get("peft_type") != "LORA":
-        found = record.get("peft_type") if isinstance(record, dict) else type(record).__name__
-        raise NotSupported(f"{path}: expected `peft_type` LORA, got {found}")
-    _check_known(record, path)
-    alphas = record.get("alpha_pattern") or {}
-    return LoraConfig(
-        r=record.get("r", 8),
-        alpha=record.get("lora_alpha", 8),
-        dropout=record.get("lora_dropout", 0.0),
-        use_rslora=bool(record.get("use_rslora")),
-        use_dora=bool(record.get("use_dora")),
-        bias=record.get("bias", "none"),
-        modules_to_save=tuple(record.get("modules_to_save") or ()),
-        alphas=tuple((str(pattern), float(alpha)) for pattern, alpha in alphas.items()),
-    )
-
-
-def _check_known(record: Mapping[str, Any], path: Path) -> None:
-    used = [name for name in _WITHOUT if record.get(name)]
-    if used:
-        raise NotSupported(f"{path}: `{used[0]}` is {record[used[0]]!r}, which loaded bundles do not compute")
+        record = decode_plain(data, where=CONFIG_FILE, limits=LIMITS)
+    except BundleInvalid as error:
+        raise ArgumentInvalid(f"`path`: no adapter can be read from {str(path.parent)!r}: {error}") from None
+    found = record.get("peft_type") if isinstance(record, dict) else type(record).__name__
+    if found != "LORA":
+        raise NotSupported(f"{path}: expected `peft_type` LORA, got {str(found)[:80]}")
+    computed = _KNOWN.union(_Settings.__struct_fields__)
+    for name, value in record.items():
+        if value and (value not in _BEGUN if name == "init_lora_weights" else name not in computed):
+            raise NotSupported(f"{path}: `{name[:80]}` is {str(value)[:80]}, which loaded bundles do not compute")
+    try:
+        settings = msgspec.convert(record, _Settings)
+        return LoraConfig(
+            r=settings.r,
+            alpha=settings.lora_alpha,
+            dropout=settings.lora_dropout,
+            use_rslora=bool(settings.use_rslora),
+            use_dora=bool(settings.use_dora),
+            bias=settings.bias,
+            modules_to_save=tuple(settings.modules_to_save or ()),
+            alphas=tuple((settings.alpha_pattern or {}).items()),
+        )
+    except (msgspec.ValidationError, ArgumentInvalid) as error:
+        raise ArgumentInvalid(f"{path}: {str(error)[:300]}") from None

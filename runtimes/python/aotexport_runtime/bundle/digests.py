@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import mmap
+import os
 import threading
 from collections.abc import Generator
-from pathlib import Path
 
 from aotexport_runtime.bundle.read import TAMPERED, Bundle
 from aotexport_runtime.errors import BundleInvalid
@@ -34,15 +34,16 @@ def digests_compared(bundle: Bundle) -> Generator[None, None, None]:
 def _compare(bundle: Bundle, wrong: list[Exception]) -> None:
     try:
         for entry in bundle.manifest.files:
-            if _sha256(bundle.file(entry.path)) != entry.sha256:
+            if _sha256(bundle, entry.path) != entry.sha256:
                 raise BundleInvalid(TAMPERED, where=entry.path, code="file-differs")
     except Exception as error:  # noqa: BLE001 - raised by the thread that waits
         wrong.append(error)
 
 
-def _sha256(path: Path) -> str:
+def _sha256(bundle: Bundle, path: str) -> str:
     """Return the digest of a file in one step, since each step waits for the interpreter."""
-    if not path.stat().st_size:
-        return hashlib.sha256().hexdigest()
-    with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return hashlib.sha256(data).hexdigest()
+    with bundle.stream(path) as stream:
+        if not os.fstat(stream.fileno()).st_size:
+            return hashlib.sha256().hexdigest()
+        with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return hashlib.sha256(data).hexdigest()

@@ -1,22 +1,32 @@
 """The directory of an open bundle. It is read through a descriptor, and stays while a bundle in it is open.
 
 A shared lock on a directory says that somebody reads or writes it. Directories that were replaced, or that a killed
-writer left, are removed by whoever gets the exclusive lock: the last one who read it, or the next writer.
+writer left, are removed by whoever gets the exclusive lock: the last one who read it, or the next writer. Nobody waits
+for a lock, which any process that may read the directory can hold.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
+import stat
+import struct
+import sys
 import weakref
+from io import BufferedReader
 from pathlib import Path
+
+from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.sandbox.system import call
 
 MANIFEST_NAME = "bundle.json"
 _DESCRIPTORS = Path("/proc/self/fd")
-_TEMPORARY = re.compile(r"\..+\.export-[^./]{8}")
 _ATTEMPTS = 1000
+_OPENAT2, _BENEATH = 437, 0x02 | 0x08
+"""The system call of Linux 5.6, with `RESOLVE_NO_MAGICLINKS` and `RESOLVE_BENEATH`."""
 
 
 class BundleDirectory:
@@ -28,18 +38,106 @@ class BundleDirectory:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path.resolve()
-        self.files = self.path
-        if _DESCRIPTORS.is_dir():
-            descriptor = _open_shared(path)
-            self.files = at_descriptor(descriptor, self.path)
-            weakref.finalize(self, _close, descriptor)
+        self.path = Path(os.path.realpath(path))
+        self._descriptor = _open_shared(path)
+        self.files = at_descriptor(self._descriptor, self.path)
+        self._holes: dict[str, int] = {}
+        self._holes_nbytes = 0
+        weakref.finalize(self, _close, self._descriptor, self.path)
 
-    def holds(self, file: Path) -> bool:
-        """Return whether a path below `files` leads to a file in the directory."""
-        inside = file.relative_to(self.files).parts
-        linked = any(self.files.joinpath(*inside[:end]).is_symlink() for end in range(1, len(inside) + 1))
-        return not linked or file.resolve().is_relative_to(self.files.resolve())
+    def open(self, file: str) -> BufferedReader:
+        """Return the regular file at a plain relative path, open to be read, without waiting; see `open_regular`.
+
+        Where the system lacks `openat2`, links are refused.
+
+        Raises:
+            BundleInvalid: there is none, it leads outside, or the files have large holes in the place of data.
+        """
+        try:
+            stream = _regular(_open_beneath(self._descriptor, file))
+        except OSError as error:
+            if error.errno in (errno.EXDEV, errno.ELOOP):
+                raise BundleInvalid("leads outside the bundle", where=file, code="file-outside") from error
+            reason = "may not be read" if isinstance(error, PermissionError) else "missing"
+            raise BundleInvalid(reason, where=file, code="file-missing") from error
+        found = hole_nbytes(stream)
+        self._holes_nbytes += found - self._holes.get(file, 0)
+        self._holes[file] = found
+        if self._holes_nbytes > MAX_HOLE_NBYTES:
+            stream.close()
+            message = f"with it, files have more than {MAX_HOLE_NBYTES} bytes of holes in the place of data"
+            raise BundleInvalid(message, where=file, code="file-differs")
+        return stream
+
+
+def _open_beneath(directory: int, file: str) -> int:
+    how = struct.pack("QQQ", _FLAGS, 0, _BENEATH)
+    for _ in range(_ATTEMPTS if sys.platform == "linux" else 0):
+        try:
+            return call(_OPENAT2, directory, os.fsencode(file), how, len(how))
+        except OSError as error:
+            if error.errno in (errno.ENOSYS, errno.EPERM):
+                break
+            if error.errno != errno.EAGAIN:  # Something was renamed meanwhile.
+                raise
+    return _open_without_links(directory, file)
+
+
+def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
+    """Return the regular file at a path, open to be read, without waiting as for the writer of a pipe.
+
+    Raises:
+        OSError: there is none.
+    """
+    return _regular(os.open(path, _FLAGS))
+
+
+_FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+def read_most(stream: BufferedReader, nbytes: int) -> bytes:
+    """Return the bytes of an open file; of one that is larger than `nbytes`, one more than that."""
+    return stream.read(min(os.fstat(stream.fileno()).st_size, nbytes) + 1)[: nbytes + 1]
+
+
+def _regular(descriptor: int) -> BufferedReader:
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise FileNotFoundError(errno.ENOENT, "no regular file")
+
+
+def _open_without_links(directory: int, file: str) -> int:
+    *parents, name = file.split("/")
+    above = os.dup(directory)
+    try:
+        for parent in parents:
+            below = os.open(parent, _FLAGS | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=above)
+            os.close(above)
+            above = below
+        return os.open(name, _FLAGS | os.O_NOFOLLOW, dir_fd=above)
+    finally:
+        os.close(above)
+
+
+MAX_HOLE_NBYTES = 1 << 28
+"""Bytes of the files of one bundle that need not take place on the disk."""
+
+
+def hole_nbytes(stream: BufferedReader) -> int:
+    """Return the size of the holes of a file, which take no place on the disk; above the limit, that of the first."""
+    status, found, end = os.fstat(stream.fileno()), 0, 0
+    if not hasattr(os, "SEEK_HOLE") or status.st_blocks * 512 >= status.st_size:
+        return 0
+    with contextlib.suppress(OSError):  # The file system does not tell.
+        while end < status.st_size and found <= MAX_HOLE_NBYTES:
+            hole = os.lseek(stream.fileno(), end, os.SEEK_HOLE)
+            end = status.st_size
+            with contextlib.suppress(OSError):  # There is no data behind it.
+                end = os.lseek(stream.fileno(), hole, os.SEEK_DATA)
+            found += end - hole
+    os.lseek(stream.fileno(), 0, os.SEEK_SET)
+    return found
 
 
 def at_descriptor(descriptor: int, path: Path) -> Path:
@@ -52,9 +150,13 @@ def temporary_prefix(output: Path) -> str:
     return f".{output.name}.export-"
 
 
-def lock_shared(descriptor: int) -> None:
-    """Mark a directory as used until its descriptor is closed; file systems without locks mark nothing."""
-    _lock(descriptor, exclusive=False)
+def lock_shared(descriptor: int) -> bool:
+    """Mark a directory as used until its descriptor is closed.
+
+    Returns:
+        Whether nobody removes it now; file systems without locks mark nothing.
+    """
+    return _lock(descriptor, exclusive=False, else_=True)
 
 
 def remove_unused(directory: Path, *, without_locks: bool = False) -> None:
@@ -69,7 +171,7 @@ def remove_unused(directory: Path, *, without_locks: bool = False) -> None:
         if directory.is_symlink():
             directory.unlink()
             return
-        descriptor = os.open(directory, os.O_RDONLY)
+        descriptor = os.open(directory, _FLAGS | os.O_DIRECTORY)
         try:
             if _lock(descriptor, exclusive=True, else_=without_locks):
                 remove_tree(directory)
@@ -88,19 +190,29 @@ def _open_shared(path: Path) -> int:
     """Return a descriptor of the directory at `path`, marked as used before anybody may remove it."""
     for _ in range(_ATTEMPTS):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        # No writer removes what is at the path: whoever else has locked it does not keep anybody from reading.
         lock_shared(descriptor)
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.stat(path), os.fstat(descriptor)):
-                return descriptor
+        if leads_to(path, descriptor):
+            return descriptor
         # It was replaced, and may be gone by now.
         os.close(descriptor)
-    raise OSError(f"`{path}` is replaced again and again")
+    raise OSError(errno.EBUSY, "it is replaced again and again", str(path))
 
 
-def _close(descriptor: int) -> None:
-    place = Path(os.readlink(_DESCRIPTORS / str(descriptor)))
+def leads_to(path: Path, descriptor: int) -> bool:
+    """Return whether a path leads to an open directory."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def _close(descriptor: int, opened: Path) -> None:
+    link = _DESCRIPTORS / str(descriptor)
+    place = Path(os.readlink(link)) if link.is_symlink() else opened
     os.close(descriptor)
-    if _TEMPORARY.fullmatch(place.name):
+    # Only an exchange moves it to such a name.
+    if place.parent == opened.parent and re.fullmatch(re.escape(temporary_prefix(opened)) + "[^./]{8}", place.name):
         remove_unused(place)
 
 
@@ -109,7 +221,7 @@ def _lock(descriptor: int, *, exclusive: bool, else_: bool = False) -> bool:
     import fcntl
 
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB if exclusive else fcntl.LOCK_SH)
+        fcntl.flock(descriptor, fcntl.LOCK_NB | (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH))
     except BlockingIOError:
         return False
     except OSError:

@@ -7,7 +7,7 @@ import os
 import msgspec
 
 from aotexport_runtime import schema
-from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory
+from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory, read_most
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.codec import check_size_of, refused
@@ -25,20 +25,26 @@ def read_manifest_bytes(path: str | os.PathLike[str], limits: Limits = DEFAULT) 
         BundleInvalid: there is no bundle.
     """
     root = path_of("path", path)
-    if root.is_file():
-        raise BundleInvalid(f"`{path}` is a file, and a bundle is a directory", code="bundle-missing")
-    if not root.is_dir():
-        raise BundleInvalid(f"no directory `{path}`", code="bundle-missing")
-    # Files are read from this directory, even if its path leads to another one by then.
-    directory = BundleDirectory(root)
-    manifest_path = directory.files / MANIFEST_NAME
-    if manifest_path.is_symlink() or not manifest_path.is_file():
-        raise BundleInvalid(f"`{path}` is no bundle: it has no file `{MANIFEST_NAME}`", code="bundle-missing")
-    if manifest_path.stat().st_size > limits.json_nbytes:
+    try:
+        # Files are read from this directory, even if its path leads to another one by then.
+        directory = BundleDirectory(root)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        reason = f"`{path}` is a file, and a bundle is a directory" if root.is_file() else f"no directory `{path}`"
+        raise BundleInvalid(reason, code="bundle-missing") from None
+    except OSError as error:
+        raise BundleInvalid(f"`{path}` cannot be read: {error.strerror}", code="bundle-missing") from None
+    try:
+        with directory.open(MANIFEST_NAME) as stream:
+            data = read_most(stream, limits.json_nbytes)
+    except BundleInvalid as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise
+        raise BundleInvalid(f"`{path}` is no bundle: it has no file `{MANIFEST_NAME}`", code="bundle-missing") from None
+    if len(data) > limits.json_nbytes:
         raise BundleInvalid(
             f"larger than the {limits.json_nbytes} bytes of JSON that are read", where=MANIFEST_NAME, code="json-limit"
         )
-    return directory, manifest_path.read_bytes()
+    return directory, data
 
 
 def read_envelope(data: bytes, limits: Limits = DEFAULT) -> versions.Version:

@@ -12,8 +12,9 @@ import os
 import re
 from collections.abc import Generator, Iterable
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
 from aotexport_runtime import schema
 from aotexport_runtime.bundle.directory import BundleDirectory, at_descriptor
@@ -103,44 +104,58 @@ class Bundle:
     def _entries(self) -> dict[str, FileEntry]:
         return {entry.path: entry for entry in self.manifest.files}
 
-    def file(self, path: str) -> Path:
-        """Return the absolute path of a listed file, after its containment and size were checked.
+    def stream(self, path: str) -> BufferedReader:
+        """Return a listed file, open to be read; a file whose digest was compared is that file, unchanged.
 
         Raises:
-            BundleInvalid: not listed, missing, not a regular file inside the bundle, or of another size.
+            BundleInvalid: not listed, missing, not a regular file inside the bundle, of another size, with holes in the
+                place of data, or no longer the file whose digest was compared.
         """
         entry = self._entries.get(path)
         if entry is None:
             raise BundleInvalid("not listed in the manifest", where=path, code="file-unlisted")
-        full = self.directory.files.joinpath(*path.split("/"))
-        if not full.is_file():
-            raise BundleInvalid("missing", where=path, code="file-missing")
-        if not self.directory.holds(full):
-            raise BundleInvalid("leads outside the bundle", where=path, code="file-outside")
-        if full.stat().st_size != entry.nbytes:
-            raise BundleInvalid(
-                f"expected {entry.nbytes} bytes, got {full.stat().st_size}", where=path, code="file-differs"
-            )
-        if entry.nbytes > MAX_HOLE_NBYTES and hole_nbytes(full) > MAX_HOLE_NBYTES:
-            raise BundleInvalid(
-                f"has a hole of more than {MAX_HOLE_NBYTES} bytes in the place of data", where=path, code="file-differs"
-            )
-        return full
+        stream = self.directory.open(path)
+        nbytes = os.fstat(stream.fileno()).st_size
+        if nbytes == entry.nbytes and self._compared.get(path, _identity(stream)) == _identity(stream):
+            return stream
+        stream.close()
+        message = TAMPERED if nbytes == entry.nbytes else f"expected {entry.nbytes} bytes, got {nbytes}"
+        raise BundleInvalid(message, where=path, code="file-differs")
+
+    def file(self, path: str) -> Path:
+        """Return the absolute path of a listed file.
+
+        Raises:
+            BundleInvalid: see `stream`.
+        """
+        with self.stream(path):
+            return self._place(path)
+
+    def _place(self, path: str) -> Path:
+        return self.directory.files.joinpath(*path.split("/"))
+
+    def bytes_of(self, path: str) -> bytes:
+        """Return the bytes of a listed file.
+
+        Raises:
+            BundleInvalid: see `stream`.
+        """
+        with self.stream(path) as stream:
+            return stream.read(self._entries[path].nbytes)
 
     def read(self, path: str) -> bytes:
         """Return the bytes of a listed JSON file, their digest compared.
 
         Raises:
-            BundleInvalid: see `file`; or the digest differs.
+            BundleInvalid: see `stream`; or it is too large, or the digest differs.
         """
-        full = self.file(path)
-        if self._entries[path].nbytes > self.limits.json_nbytes:
+        entry = self._entries.get(path)
+        if entry is not None and entry.nbytes > self.limits.json_nbytes:
             raise BundleInvalid(
                 f"larger than the {self.limits.json_nbytes} bytes of JSON that are read", where=path, code="json-limit"
             )
-        data = full.read_bytes()
-        if hashlib.sha256(data).hexdigest() != self._entries[path].sha256:
-            raise BundleInvalid(TAMPERED, where=path, code="file-differs")
+        data = self.bytes_of(path)
+        self._check_digest(path, hashlib.sha256(data).hexdigest())
         return data
 
     def record(self, path: str, type_: type[T]) -> T:
@@ -163,12 +178,10 @@ class Bundle:
         """
         self._compared_when_read = frozenset(read_later if digests else ())
         for entry in self.manifest.files:
-            full = self.file(entry.path)
-            if not digests or entry.path in self._compared_when_read:
-                continue
-            with full.open("rb") as stream:
-                if hashlib.file_digest(stream, "sha256").hexdigest() != entry.sha256:
-                    raise BundleInvalid(TAMPERED, where=entry.path, code="file-differs")
+            with self.stream(entry.path) as stream:
+                if not digests or entry.path in self._compared_when_read:
+                    continue
+                self._check_digest(entry.path, hashlib.file_digest(stream, "sha256").hexdigest())
                 self._compared[entry.path] = _identity(stream)
 
     @contextlib.contextmanager
@@ -176,13 +189,10 @@ class Bundle:
         """Yield where a listed file is read while the block runs: the same file, whatever its path leads to meanwhile.
 
         Raises:
-            BundleInvalid: see `file`; or it is no longer the file whose digest was compared.
+            BundleInvalid: see `stream`.
         """
-        full = self.file(path)
-        with full.open("rb") as stream:
-            if self._compared.get(path, _identity(stream)) != _identity(stream):
-                raise BundleInvalid(TAMPERED, where=path, code="file-differs")
-            yield at_descriptor(stream.fileno(), full)
+        with self.stream(path) as stream:
+            yield at_descriptor(stream.fileno(), self._place(path))
 
     def compares_when_read(self, path: str) -> bool:
         """Return whether the digest of a file was left to its reader."""
@@ -199,7 +209,10 @@ class Bundle:
         digest = hashlib.sha256()
         for part in parts:
             digest.update(part)
-        if digest.hexdigest() != self._entries[path].sha256:
+        self._check_digest(path, digest.hexdigest())
+
+    def _check_digest(self, path: str, found: str) -> None:
+        if found != self._entries[path].sha256:
             raise BundleInvalid(TAMPERED, where=path, code="file-differs")
 
     @property
@@ -282,11 +295,9 @@ class Bundle:
         Raises:
             BundleInvalid: see `file`; or the digest differs.
         """
-        full = self.file(path)
-        with full.open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != self._entries[path].sha256:
-                raise BundleInvalid(TAMPERED, where=path, code="file-differs")
-        return full
+        with self.stream(path) as stream:
+            self._check_digest(path, hashlib.file_digest(stream, "sha256").hexdigest())
+        return self._place(path)
 
     def _check_graph(self, graph: Graph, program: Program, file: str, where: Place) -> None:
         symbols = {dimension.symbol for dimension in program.dimensions}
@@ -364,29 +375,7 @@ class Bundle:
         return self._kernels[target]
 
 
-MAX_HOLE_NBYTES = 1 << 28
-
-
-def hole_nbytes(path: Path) -> int:
-    """Return the size of the first hole of a file that takes no place on the disk; 0: the system tells of none."""
-    if not hasattr(os, "SEEK_HOLE"):
-        return 0
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        size = os.fstat(descriptor).st_size
-        hole = os.lseek(descriptor, 0, os.SEEK_HOLE)
-        try:
-            return os.lseek(descriptor, hole, os.SEEK_DATA) - hole
-        except OSError:
-            # There is no data behind it.
-            return size - hole
-    except OSError:
-        return 0
-    finally:
-        os.close(descriptor)
-
-
-def _identity(stream: BinaryIO) -> tuple[int, ...]:
+def _identity(stream: BufferedReader) -> tuple[int, ...]:
     """Return what differs between two files, and between a file and itself after it was written to."""
     status = os.fstat(stream.fileno())
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

@@ -16,17 +16,25 @@ import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
-from aotexport_runtime.bundle.directory import MANIFEST_NAME, lock_shared, remove_tree, remove_unused, temporary_prefix
+from aotexport_runtime.bundle.directory import (
+    MANIFEST_NAME,
+    leads_to,
+    lock_shared,
+    remove_tree,
+    remove_unused,
+    temporary_prefix,
+)
 from aotexport_runtime.errors import AotExportError, NotWritten, OutputExists
 
 
 @contextlib.contextmanager
-def staged(output: Path, *, force: bool) -> Generator[Path]:
+def staged(output: Path, *, force: bool, marker: str = MANIFEST_NAME) -> Generator[Path]:
     """Yield a temporary directory beside `output`, and move it there if the block succeeds.
 
     Args:
         output: directory of the future bundle.
         force: replace an existing bundle. Those who have it open read it on; the last one removes it.
+        marker: name of the file that a directory which may be replaced has.
 
     Yields:
         The temporary directory; removed when the block raises. A writer that is killed leaves it, and the next one to
@@ -36,7 +44,7 @@ def staged(output: Path, *, force: bool) -> Generator[Path]:
         OutputExists: something is at `output` that may not be replaced, or nothing can be made there.
         NotWritten: the file system is full, read-only, or otherwise refuses.
     """
-    if reason := why_not_written(output, force=force):
+    if reason := why_not_written(output, force=force, marker=marker):
         raise OutputExists(reason)
     output = output.absolute()
     with _told(output):
@@ -46,7 +54,7 @@ def staged(output: Path, *, force: bool) -> Generator[Path]:
             yield stage
             open_modes(stage)
             _sync(stage)
-            _move(stage, output, force=force)
+            _move(stage, output, force=force, marker=marker)
         except BaseException:
             remove_tree(stage)
             raise
@@ -56,12 +64,13 @@ def staged(output: Path, *, force: bool) -> Generator[Path]:
         remove_unused(stage, without_locks=True)
 
 
-def why_not_written(output: Path, *, force: bool) -> str | None:
+def why_not_written(output: Path, *, force: bool, marker: str = MANIFEST_NAME) -> str | None:
     """Return why no bundle can be written to `output`, with a way out; None: one can.
 
     Args:
         output: directory to write.
         force: whether an existing bundle may be replaced.
+        marker: see `staged`.
     """
     place = next((parent for parent in output.absolute().parents if os.path.exists(parent)), output)
     if not place.is_dir():
@@ -75,16 +84,16 @@ def why_not_written(output: Path, *, force: bool) -> str | None:
         refused = f"no directory can be made ({os.strerror(error.errno or 0)})"
         reason = "you may not write" if isinstance(error, PermissionError) else refused
         return f"`{output}` would be in `{place}`, where {reason}; choose another place"
-    return _why_not_replaced(output, force=force)
+    return _why_not_replaced(output, force=force, marker=marker)
 
 
-def _why_not_replaced(output: Path, *, force: bool) -> str | None:
+def _why_not_replaced(output: Path, *, force: bool, marker: str) -> str | None:
     try:
         if not output.exists() or (output.is_dir() and not any(output.iterdir())):
             return None
     except OSError as error:
         return f"`{output}` is no place for a bundle ({error.strerror}); choose another place"
-    if not (output / MANIFEST_NAME).is_file():
+    if not (output / marker).is_file():
         return f"`{output}` exists and is no bundle; choose another place"
     if not force:
         return f"`{output}` exists; give force=True (--force) to replace it, or choose another place"
@@ -94,24 +103,24 @@ def _why_not_replaced(output: Path, *, force: bool) -> str | None:
 def _new_stage(output: Path) -> tuple[Path, int]:
     """Return a new temporary directory for `output`, and a descriptor that marks it as used.
 
-    Those that nobody uses any longer are removed. The parent is locked meanwhile, so that no writer finds the directory
-    of another between its creation and its mark.
+    Those that nobody uses any longer are removed.
     """
-    import fcntl
-
     prefix = temporary_prefix(output)
-    parent = os.open(output.parent, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(parent, fcntl.LOCK_EX)
-            for left in output.parent.glob(f"{glob.escape(prefix)}*/"):
-                remove_unused(left)
+    with contextlib.suppress(OSError):
+        for left in output.parent.glob(f"{glob.escape(prefix)}*/"):
+            remove_unused(left)
+    for _ in range(_ATTEMPTS):
         stage = Path(tempfile.mkdtemp(prefix=prefix, dir=output.parent))
-        used = os.open(stage, os.O_RDONLY)
-        lock_shared(used)
-        return stage, used
-    finally:
-        os.close(parent)
+        # Until it is marked, another writer may take it for one that was left.
+        with contextlib.suppress(FileNotFoundError):
+            used = os.open(stage, os.O_RDONLY)
+            if lock_shared(used) and leads_to(stage, used):
+                return stage, used
+            os.close(used)
+    raise OSError(errno.EBUSY, "temporary directories are removed again and again", str(output))
+
+
+_ATTEMPTS = 1000
 
 
 def open_modes(stage: Path) -> None:
@@ -141,7 +150,7 @@ def _sync_entries(path: Path) -> None:
         os.close(descriptor)
 
 
-def _move(stage: Path, output: Path, *, force: bool) -> None:
+def _move(stage: Path, output: Path, *, force: bool, marker: str) -> None:
     """Move `stage` to `output` in one step; what was there is at `stage` then."""
     while True:
         try:
@@ -150,7 +159,7 @@ def _move(stage: Path, output: Path, *, force: bool) -> None:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise
-            if reason := _why_not_replaced(output, force=force):
+            if reason := _why_not_replaced(output, force=force, marker=marker):
                 raise OutputExists(reason) from None
             try:
                 _exchange(stage, output)

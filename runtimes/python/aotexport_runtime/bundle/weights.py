@@ -69,19 +69,19 @@ def load_parts(
     return [_restore(record, stored.get(record.file, record.key)) for record in records]
 
 
-def read_tensors(path: Path, *, where: str) -> dict[str, torch.Tensor]:
-    """Return every tensor of a safetensors file, read into memory.
+def read_tensors(data: bytes, *, where: str) -> dict[str, torch.Tensor]:
+    """Return every tensor of a safetensors file.
 
     Args:
-        path: the file.
-        where: its name in the bundle, for errors.
+        data: the file.
+        where: its name, for errors.
 
     Raises:
         BundleInvalid: no safetensors file.
         NotSupported: this torch lacks a dtype.
     """
     try:
-        stored = deserialize(path.read_bytes())
+        stored = deserialize(data)
     except SafetensorError as error:
         raise BundleInvalid(f"not a safetensors file: {error}", where=where, code="tensor-stored") from None
     return {key: _from_bytes(value, where) for key, value in stored}

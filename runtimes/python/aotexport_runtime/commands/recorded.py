@@ -35,7 +35,7 @@ def read_vector(bundle: Bundle, entry: VectorEntry) -> tuple[Vector, dict[str, t
     """
     vector = bundle.record(entry.record, Vector)
     check_vector(vector, bundle.program(entry.program), where=Place(entry.record))
-    stored = read_tensors(bundle.file(entry.tensors), where=entry.tensors)
+    stored = read_tensors(bundle.bytes_of(entry.tensors), where=entry.tensors)
     for spec, dtype, made in generated_inputs(vector, bundle.program(entry.program)):
         stored[spec.key] = torch.from_numpy(made).to(dtypes.dtype(dtype))
     for spec in vector.inputs:

@@ -58,12 +58,7 @@ def decode_record(
     try:
         steps = pending(type_.__name__, written)
         record = None if steps else msgspec.json.decode(data, type=type_)
-        plain = msgspec.json.decode(data)
-        compact = msgspec.json.encode(plain)
-        if count_keys(compact) != count_keys(data):
-            place = Place(where).at(*next(twice(data), ()))
-            raise BundleInvalid("an object has the same key twice", where=place, code="json-key-twice")
-        document: dict[str, Any] = plain
+        document, compact = _keys_once(data, where)
         for step in steps:
             document = step(document)
         if record is None:
@@ -76,6 +71,29 @@ def decode_record(
         return record
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise refused(error, where) from None
+
+
+def decode_plain(data: bytes, *, where: str, limits: Limits) -> Any:
+    """Return JSON that is no record, decoded.
+
+    Raises:
+        BundleInvalid: not JSON, larger than the limits, or with a key twice in one object.
+    """
+    check_size_of(data, where, limits)
+    try:
+        return _keys_once(data, where)[0]
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise refused(error, where) from None
+
+
+def _keys_once(data: bytes, where: str) -> tuple[Any, bytes]:
+    """Return JSON decoded, and encoded again."""
+    plain = msgspec.json.decode(data)
+    compact = msgspec.json.encode(plain)
+    if count_keys(compact) != count_keys(data):
+        place = Place(where).at(*next(twice(data), ()))
+        raise BundleInvalid("an object has the same key twice", where=place, code="json-key-twice")
+    return plain, compact
 
 
 def _untagged(document: Any, type_: type[Record], where: str) -> BundleInvalid:

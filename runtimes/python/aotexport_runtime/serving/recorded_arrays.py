@@ -63,7 +63,7 @@ def read_call(bundle: Bundle, entry: VectorEntry) -> RecordedCall:
     vector = bundle.record(entry.record, Vector)
     check_vector(vector, bundle.program(entry.program), where=Place(entry.record))
     try:
-        arrays = load(bundle.file(entry.tensors).read_bytes())
+        arrays = load(bundle.bytes_of(entry.tensors))
     except SafetensorError as error:
         raise BundleInvalid(f"not a safetensors file: {error}", where=entry.tensors, code="vector-malformed") from None
     except KeyError as error:

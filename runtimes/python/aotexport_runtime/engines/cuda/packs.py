@@ -40,7 +40,7 @@ def unpacked(bundle: Bundle, architecture: str) -> bytes:
     path = f"targets/{TARGET}/kernels/{pack.file}"
     decompressor = zlib.decompressobj()
     try:
-        data = decompressor.decompress(bundle.file(path).read_bytes(), pack.nbytes + 1)
+        data = decompressor.decompress(bundle.bytes_of(path), pack.nbytes + 1)
     except zlib.error as error:
         raise BundleInvalid(f"not compressed by zlib: {error}", where=path, code="kernel-malformed") from None
     if len(data) != pack.nbytes or not decompressor.eof:
