@@ -1199,3 +1199,143 @@ def code_that_asks_for_gradients() -> Case:
         return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=True) * (y * 2 if y.requires_grad else y)
 
     return Case(call, (ramp(3), needs_grad(3)))
+
+
+@case
+def bodies_that_draw() -> Case:
+    """A branch and a map that draw random numbers; backward draws others, and differentiates those."""
+
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        branch = torch.cond(x.sum() > 0, lambda x: x * torch.rand_like(x), lambda x: x.cos(), (x,))
+        return branch, map_over(lambda row: row * torch.rand_like(row), x)
+
+    return Case(call, (needs_grad(2, 2),))
+
+
+class _Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        sign = y.sign()
+        ctx.save_for_backward(y)
+        ctx.mark_dirty(x)
+        ctx.mark_non_differentiable(sign)
+        return x.mul_(2), y * 3, sign
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, x: Tensor | None, y: Tensor | None, sign: Tensor | None) -> tuple[Tensor | None, ...]:
+        (saved,) = ctx.saved_tensors
+        return None if x is None else x * 2 * saved.cos(), None if y is None else y * 3
+
+
+@case
+def custom_function_that_writes() -> Case:
+    """A custom function that writes to an operand, has an output without gradient, and takes undefined gradients."""
+    return Case(lambda x, y: _Doubled.apply(x, y), (non_leaf(3), needs_grad(3)))
+
+
+@case
+def checkpoint_that_reads_state() -> Case:
+    """A part whose backward reads what a buffer holds by then, and draws other random numbers than the call."""
+
+    def forward(self: Any, x: Tensor) -> Tensor:
+        def part(x: Tensor) -> Tensor:
+            return torch.nn.functional.dropout((x * self.scale).sin(), 0.5).exp()
+
+        return torch.utils.checkpoint.checkpoint(part, x, use_reentrant=False, preserve_rng_state=False) * 2
+
+    return Case(Built(forward, scale=ramp(2)), (needs_grad(3, 2),))
+
+
+@case
+def parts_of_views_of_other_dtypes() -> Case:
+    """Views of inputs in another dtype that have no recorded steps."""
+
+    def call(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
+        return torch.view_as_complex(x).unbind()[1], x.view(torch.int32).unbind()[1], torch.view_as_real(z).unbind(1)[1]
+
+    return Case(call, (ramp(3, 2), torch.polar(ramp(3), ramp(3))), programs=("infer",))
+
+
+@case
+def results_that_are_laid_out() -> Case:
+    """Results whose gradients the graph takes in one layout: contiguous, and for a result that overlaps itself."""
+    return Case(lambda x, y: ((x * 2).view(2, 3), (x.sum() * y).sum().expand(2, 3)), (needs_grad(6), needs_grad(3)))
+
+
+@case
+def gradients_of_data_dependent_sizes() -> Case:
+    """Two results, one of a size that only the data knows."""
+    return Case(lambda x, y: (x[x > 0] * 2, x * y), (needs_grad(4), needs_grad(4)))
+
+
+@case
+def input_changed_with_gradients() -> Case:
+    """An input that is changed where gradients are recorded."""
+
+    def call(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(y)
+        return x * 2
+
+    return Case(call, (non_leaf(3), needs_grad(3)))
+
+
+@case
+def sizes_that_may_be_zero() -> Case:
+    """A size that may be 0, and is the double of another less one."""
+    rows = torch.export.Dim("rows", min=0, max=64)
+    return Case(lambda x: x * 2, (needs_grad(3, 2),), dynamic_shapes={"x": {0: rows}})
+
+
+@case
+def changes_that_undo_each_other() -> Case:
+    """Inputs whose versions rise by more than their changes: turned twice, and written to twice."""
+
+    def call(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
+        x.t_().t_()
+        y.mul_(2).add_(1)
+        return x * w + y
+
+    return Case(call, (ramp(2, 2), ramp(2, 2), needs_grad(2, 2)), programs=("train", "infer"))
+
+
+@case
+def parts_that_are_returned() -> Case:
+    """Results from parts of an input, whose gradients the graph puts together."""
+
+    def call(x: Tensor) -> tuple[Tensor, Tensor]:
+        first, second = x.unbind()
+        return first * 2, second.sin()
+
+    return Case(call, (needs_grad(2, 3),))
+
+
+@case
+def lookup_in_regions() -> Case:
+    """A call that fails for some arguments, within regions that change grad mode and autocast."""
+
+    def call(x: Tensor, rows: Tensor) -> Tensor:
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            picked = x[rows]
+        return x * picked.float()
+
+    return Case(call, (needs_grad(3), torch.tensor([2, 0, 1])))
+
+
+@case
+def view_that_comes_to_require_grad() -> Case:
+    """A view of an input without gradient that the call makes a leaf of its own."""
+    return Case(lambda x, w: (x.view(-1).requires_grad_(), x * w), (ramp(2, 2), needs_grad(2, 2)))
+
+
+@case
+def gradients_that_are_added() -> Case:
+    """Two results of an input, the gradient of one of which has no memory of its own."""
+    return Case(lambda x: (x.sum(), x.sin()), (needs_grad(3),))
+
+
+@case
+def gradient_that_is_zero() -> Case:
+    """An input whose gradient is zero, whatever the gradient of the result is."""
+    return Case(lambda x, y: x * 2 + y * 0, (needs_grad(3), needs_grad(3)))

@@ -22,18 +22,24 @@ def edited_bundle(case: dict[str, Any], root: Path) -> Path:
     """Write the bundle of `case` to `root`; return it.
 
     Args:
-        case: `golden`, a name in `v1.0`, and `edits`; each of these has a `file` and one of
+        case: `golden`, its name, and `edits`; each of these has a `file` and one of
             `set` (a value, at the keys and indices `at`), `append` (to the array at `at`), `remove` (what is at `at`),
             `replace` (a pair, text by text, once), `text` (the whole file), `truncate` (to so many bytes), `delete`.
             Sizes and digests in the manifest are made right afterwards, unless `sealed` is false.
         root: directory, which must not be there.
     """
-    shutil.copytree(HERE / "v1.0" / case["golden"] / "bundle", root)
+    shutil.copytree(bundle_of(case["golden"]), root)
     for edit in case["edits"]:
         _edit(root / edit["file"], edit)
     if case.get("sealed", True):
         _seal(root / "bundle.json", root)
     return root
+
+
+def bundle_of(golden: str) -> Path:
+    """Return the directory of the bundle of a golden."""
+    (found,) = HERE.glob(f"v*/{golden}/bundle")
+    return found
 
 
 def _edit(path: Path, edit: dict[str, Any]) -> None:

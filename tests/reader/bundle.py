@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from tests.reader.rules import Rules
 from tests.reader.values import dtype
 
 _STORED = {
@@ -38,7 +37,7 @@ class Refused(Exception):
     """A bundle that section 3 says not to read, with false outputs or metadata (7.4, 7.31), or indexes to nowhere."""
 
 
-def without_tables(graph: dict[str, Any], rules: Rules) -> dict[str, Any]:
+def without_tables(graph: dict[str, Any]) -> dict[str, Any]:
     """Return a graph, changed, with what its tables and those of its bodies hold in the place of indexes (7.32)."""
     users = {"metas": [*graph["inputs"], *graph["nodes"]], "operators": graph["nodes"]}
     tables = {name: graph.pop(name, []) for name in users}
@@ -49,16 +48,16 @@ def without_tables(graph: dict[str, Any], rules: Rules) -> dict[str, Any]:
                     raise Refused("index-range")
                 value[field] = tables[name][value[field]]
     for body in graph.get("subgraphs", {}).values():
-        without_tables(body if rules("graph.tables") else {**body, **tables}, rules)
+        without_tables(body)
     return graph
 
 
 class Bundle:
     """A bundle in a directory; every file is compared with the manifest."""
 
-    def __init__(self, root: Path, rules: Rules) -> None:
+    def __init__(self, root: Path) -> None:
         """Open the bundle at `root`."""
-        self.root, self.rules = root, rules
+        self.root = root
         self.manifest = json.loads((root / "bundle.json").read_text(encoding="utf-8"))
         self._gate()
         self._listed = {entry["path"]: entry for entry in self.manifest["files"]}
@@ -82,7 +81,7 @@ class Bundle:
         extensions = self.manifest.get("extensions", {})
         if not all(re.fullmatch("x-[a-z0-9]+(-[a-z0-9]+)*", name) and len(name) <= 64 for name in extensions):
             raise Refused("name-malformed")
-        for name in self.manifest.get("must_understand", []) if self.rules("version.must_understand") else []:
+        for name in self.manifest.get("must_understand", []):
             raise Refused("extension-unknown" if name in extensions else "reference-missing")
 
     def read(self, path: str) -> bytes:
@@ -98,7 +97,7 @@ class Bundle:
 
     def graph(self, path: str) -> dict[str, Any]:
         """Return a parsed graph, without its tables."""
-        return without_tables(self.json(path), self.rules)
+        return without_tables(self.json(path))
 
     def tensors(self, path: str) -> dict[str, torch.Tensor]:
         """Return the tensors of a safetensors file."""
@@ -129,13 +128,9 @@ class Bundle:
 
     def _tensor(self, entry: dict[str, Any], stored: torch.Tensor) -> torch.Tensor:
         type_ = dtype(entry["dtype"])
-        if type_.is_complex and not stored.is_complex() and self.rules("state.pairs"):
+        if type_.is_complex and not stored.is_complex():
             stored = torch.view_as_complex(stored)
-        if not self.rules("state.shared"):
-            stored = stored.clone()
         tensor = torch.empty(0, dtype=stored.dtype)
         if entry.get("whole", True):
             return tensor.set_(stored.untyped_storage(), stored.storage_offset(), stored.shape, stored.stride())
-        if not self.rules("state.span"):
-            return stored.reshape(-1)[: torch.Size(entry["shape"]).numel()].reshape(entry["shape"])
         return tensor.set_(stored.untyped_storage(), entry.get("offset", 0), entry["shape"], entry["stride"])

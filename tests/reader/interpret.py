@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 from tests.reader.bundle import Refused
-from tests.reader.rules import Rules
 from tests.reader.values import argument, dtype, references
 
 
@@ -74,22 +75,47 @@ PYTHON: dict[str, Any] = {
 class Interpreter:
     """Runs the nodes of one graph."""
 
-    def __init__(self, graph: dict[str, Any], symbols: dict[str, int], rules: Rules) -> None:
+    def __init__(self, graph: dict[str, Any], symbols: dict[str, int]) -> None:
         """Run `graph` for these values of its program's symbols."""
-        self.graph, self.symbols, self.rules = graph, symbols, rules
+        self.graph, self.symbols = graph, symbols
         casts = any(node["op"] == "torch::enter_autocast" for node in graph["nodes"])
+        self._regions: list[Any] = []
         self._is_cast = casts or torch.is_autocast_enabled("cpu")
 
     def run(self, inputs: Sequence[Any]) -> list[Any]:
         """Return the outputs of the graph; inputs are bound by position."""
         values = dict(zip((each["name"] for each in self.graph["inputs"]), inputs, strict=True))
-        self.nodes(self.graph["nodes"], values)
+        try:
+            self.nodes(self.graph["nodes"], values)
+        except BaseException:
+            for region in reversed(self._regions):
+                region.__exit__(None, None, None)
+            raise
         return [argument(each, values, self.symbols) for each in self.graph["outputs"]]
 
     def nodes(self, nodes: Iterable[dict[str, Any]], values: dict[str, Any]) -> None:
         """Run nodes in order; each adds its value."""
-        for node in nodes:
+        rest = iter(nodes)
+        for node in rest:
+            if node["op"] == "torch::enter_checkpoint":
+                part = list(itertools.takewhile(lambda each: each["op"] != "torch::exit_checkpoint", rest))
+                self.checkpoint(node, part, values)
+                continue
             values[node["name"]] = self.call(node, values)
+
+    def checkpoint(self, node: dict[str, Any], part: list[dict[str, Any]], values: dict[str, Any]) -> None:
+        """Run a part that backward computes anew from the given tensors and what else it reads by then (7.11)."""
+        given, is_repeated = node["args"]
+        names = [each["name"] for each in part]
+
+        def run(*tensors: Any) -> list[Any]:
+            own = {**values, **dict(zip(given, tensors, strict=True))}
+            self.nodes(part, own)
+            return [own[name] for name in names]
+
+        tensors = [values[name] for name in given]
+        found = torch.utils.checkpoint.checkpoint(run, *tensors, use_reentrant=False, preserve_rng_state=is_repeated)
+        values.update(zip(names, found, strict=True))
 
     def call(self, node: dict[str, Any], values: dict[str, Any]) -> Any:
         """Return the result of a node."""
@@ -106,8 +132,8 @@ class Interpreter:
             raise Unread(node["op"])
         base, _, overload = name.partition(".")
         function = getattr(getattr(torch.ops.aten, base), overload)
-        found = function(*args, **kwargs if self.rules("graph.kwargs") else {})
-        if base in DTYPES and self.rules("graph.dtype") and not self._is_cast:
+        found = function(*args, **kwargs)
+        if base in DTYPES and not self._is_cast:
             compare_dtypes(found, node["meta"])
         return found
 
@@ -119,39 +145,47 @@ class Interpreter:
         """Change the interpreter's state."""
         if name == "is_grad_enabled":
             return torch.is_grad_enabled()
-        if name == "set_grad_enabled" and self.rules("effect.grad_mode"):
+        if name == "set_grad_enabled":
             torch.set_grad_enabled(bool(args[0]))
         if name == "enter_autocast":
             device, dtype, enabled, cache = args
-            on = enabled and self.rules("effect.autocast")
-            region = torch.autocast(device.type, dtype=dtype, enabled=on, cache_enabled=cache)
+            region = torch.autocast(device.type, dtype=dtype, enabled=enabled, cache_enabled=cache)
             region.__enter__()
+            self._regions.append(region)
             return region
         if name == "exit_autocast":
-            args[0].__exit__(None, None, None)
-        # A checkpointed part computes what it computes; memory is all that differs.
+            self._regions.pop().__exit__(None, None, None)
         return None
 
     def body(self, name: str, inputs: Sequence[Any]) -> list[Any]:
         """Run a subgraph on its own inputs."""
         graph = self.graph["subgraphs"][name]
-        inputs = inputs if self.rules("graph.subgraph_inputs") else list(reversed(inputs))
-        return Interpreter(graph, self.symbols, self.rules).run(inputs)
+        return Interpreter(graph, self.symbols).run(inputs)
 
     def cond(self, predicate: Any, a: str, b: str, operands: list[Any]) -> list[Any]:
-        taken = bool(predicate) if self.rules("body.cond") else not predicate
-        return self._reaching(self.body(a if taken else b, operands), operands)
+        taken = a if predicate else b
+        return self._reaching(self._drawn_again([taken], lambda *own: self.body(taken, own), operands), operands)
+
+    def _drawn_again(self, bodies: Sequence[str], run: Callable[..., list[Any]], operands: Sequence[Any]) -> list[Any]:
+        """Run bodies; if they draw random numbers, backward runs them once more (7.17)."""
+        draws = any(_draws(self.graph["subgraphs"][name]) for name in bodies)
+        return list(_Again.apply(run, *operands)) if draws and torch.is_grad_enabled() else run(*operands)
 
     def _reaching(self, found: list[Any], operands: Sequence[Any]) -> list[Any]:
         """Return the results with zeros added as gradients of all operands."""
-        if not (torch.is_grad_enabled() and self.rules("body.cond_zeros")):
+        if not torch.is_grad_enabled():
             return found
         zeros = [(each * 0).sum() for each in operands if isinstance(each, torch.Tensor) and each.requires_grad]
         is_float = [isinstance(each, torch.Tensor) and each.is_floating_point() for each in found]
         return [each + sum(zeros) if zeros and ok else each for each, ok in zip(found, is_float, strict=True)]
 
     def while_loop(self, condition: str, b: str, carried: list[Any], additional: list[Any]) -> list[Any]:
-        found = [each[-1] for each in self._steps(condition, b, carried, additional)]
+
+        def run(*operands: Any) -> list[Any]:
+            begin, rest = list(operands[: len(carried)]), list(operands[len(carried) :])
+            return [each[-1] for each in self._steps(condition, b, begin, rest)]
+
+        found = self._drawn_again([condition, b], run, [*carried, *additional])
         if all(value is each for value, each in zip(found, carried, strict=True)):
             found = self._without_a_step(b, carried, additional)
         return self._reaching(found, [*carried, *additional])
@@ -159,7 +193,7 @@ class Interpreter:
     def _without_a_step(self, b: str, carried: list[Any], additional: list[Any]) -> list[Any]:
         """Return copies of the carried values, with the gradients of one step."""
         copies = [each.detach().clone() if isinstance(each, torch.Tensor) else each for each in carried]
-        if not (torch.is_grad_enabled() and self.rules("body.loop_gradients")):
+        if not torch.is_grad_enabled():
             return copies
         pairs = zip(copies, self.body(b, [*carried, *additional]), strict=True)
         return [copy + (after - after.detach()) if _has_history(after) else copy for copy, after in pairs]
@@ -178,8 +212,6 @@ class Interpreter:
 
     def _cut(self, history: list[list[Any]], values: list[Any]) -> list[Any]:
         """Return what enters a step: detached where the value required no grad when the loop began."""
-        if not self.rules("body.loop_gradients"):
-            return values
         began = [isinstance(each[0], torch.Tensor) and each[0].requires_grad for each in history]
         return [
             v if keeps or not isinstance(v, torch.Tensor) else v.detach()
@@ -195,27 +227,52 @@ class Interpreter:
         found = [*carried, *(torch.stack(each) for each in zip(*collected, strict=True))]
         return self._reaching(found, [*begin, *xs, *additional])
 
-    def _slices(self, xs: list[Any]) -> range:
+    def _slices(self, xs: Sequence[Any]) -> range:
         counts = {each.shape[0] for each in xs}
-        if self.rules("body.slices") and (len(counts) != 1 or 0 in counts):
+        if len(counts) != 1 or 0 in counts:
             raise CallFails("a loop over slices")
         return range(xs[0].shape[0])
 
     def map_impl(self, b: str, xs: list[Any], additional: list[Any]) -> list[Any]:
-        found = [self.body(b, [*(x[step] for x in xs), *additional]) for step in self._slices(xs)]
-        return self._reaching([torch.stack(each) for each in zip(*found, strict=True)], [*xs, *additional])
+        def run(*operands: Any) -> list[Any]:
+            own, rest = operands[: len(xs)], operands[len(xs) :]
+            found = [self.body(b, [*(x[step] for x in own), *rest]) for step in self._slices(own)]
+            return [torch.stack(each) for each in zip(*found, strict=True)]
+
+        return self._reaching(self._drawn_again([b], run, [*xs, *additional]), [*xs, *additional])
 
     def invoke_subgraph(self, b: str, operands: list[Any]) -> list[Any]:
         return self.body(b, operands)
 
     def register_hook(self, b: str, tensor: torch.Tensor, additional: list[Any]) -> None:
-        if tensor.requires_grad and self.rules("body.hook"):
+        if tensor.requires_grad:
             tensor.register_hook(lambda gradient: self.body(b, [gradient, *additional])[0])
 
     def autograd_function(
         self, f: str, bodies: list[Any], operands: list[Any], additional: list[Any], *rest: Any
     ) -> Any:
         return list(_Function.apply(self, f, bodies, additional, rest, *operands))
+
+
+class _Again(torch.autograd.Function):
+    """What is run in a call, and once more in backward, for the gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Callable[..., list[Any]], *operands: Any) -> Any:
+        ctx.run, ctx.operands = run, operands
+        return tuple(run(*operands))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        needs = ctx.needs_input_grad[1:]
+        own = [x.detach().requires_grad_() if need else x for x, need in zip(ctx.operands, needs, strict=True)]
+        with torch.enable_grad():
+            pairs = zip(ctx.run(*own), grads, strict=True)
+            flowing = [(found, grad) for found, grad in pairs if _has_history(found) and grad is not None]
+        outputs, grads = zip(*flowing, strict=True)
+        wanted = [x for x, need in zip(own, needs, strict=True) if need]
+        found = iter(torch.autograd.grad(outputs, wanted, grads, allow_unused=True))
+        return (None, *(next(found) if need else None for need in needs))
 
 
 class _Function(torch.autograd.Function):
@@ -225,12 +282,12 @@ class _Function(torch.autograd.Function):
     def forward(
         ctx: Any, own: Interpreter, f: str, bodies: list[Any], additional: Any, rest: Any, *operands: Any
     ) -> Any:
-        outputs, saved, dirty, nondifferentiable, materializes, _once = rest
+        outputs, saved, dirty, nondifferentiable, materializes, once = rest
         found = own.body(f, [*operands, *additional])
         ctx.save_for_backward(*found[outputs : outputs + saved])
         ctx.kept, ctx.own, ctx.bodies, ctx.additional = found[outputs + saved :], own, bodies, additional
         ctx.differentiable = [index for index in range(outputs) if index not in nondifferentiable]
-        ctx.materializes, ctx.count = materializes, len(operands)
+        ctx.materializes, ctx.once = materializes, once
         ctx.set_materialize_grads(materializes)
         ctx.mark_dirty(*(operands[index] for index in dirty))
         ctx.mark_non_differentiable(*(found[index] for index in nondifferentiable))
@@ -238,19 +295,29 @@ class _Function(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        body, passed = ctx.bodies[0], list(grads)
-        if not ctx.materializes:
-            defined = [index for index in ctx.differentiable if grads[index] is not None]
-            body = ctx.bodies[sum(1 << ctx.differentiable.index(index) for index in defined)]
-            passed = [grads[index] for index in defined]
-        if body is None:
-            raise RuntimeError("the function fails for these gradients")
-        found = ctx.own.body(body, [*passed, *ctx.saved_tensors, *ctx.kept, *ctx.additional])
-        return (None, None, None, None, None, *found)
+        return (torch.autograd.function.once_differentiable(_gradients) if ctx.once else _gradients)(ctx, *grads)
+
+
+def _gradients(ctx: Any, *grads: Any) -> Any:
+    """Return the gradients of a `_Function`."""
+    body, passed = ctx.bodies[0], list(grads)
+    if not ctx.materializes:
+        defined = [index for index in ctx.differentiable if grads[index] is not None]
+        body = ctx.bodies[sum(1 << ctx.differentiable.index(index) for index in defined)]
+        passed = [grads[index] for index in defined]
+    if body is None:
+        raise RuntimeError("the function fails for these gradients")
+    found = ctx.own.body(body, [*passed, *ctx.saved_tensors, *ctx.kept, *ctx.additional])
+    return (None, None, None, None, None, *found)
 
 
 def _has_history(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _draws(graph: dict[str, Any]) -> bool:
+    """Return whether a body, or one below, draws random numbers."""
+    return any(map(is_random, graph["nodes"])) or any(map(_draws, graph.get("subgraphs", {}).values()))
 
 
 def is_random(node: dict[str, Any]) -> bool:

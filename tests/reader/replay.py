@@ -13,7 +13,6 @@ import torch
 from tests.reader.bundle import Bundle
 from tests.reader.functional import Functional
 from tests.reader.interpret import Interpreter, Unread, compare_outputs
-from tests.reader.rules import Rules
 from tests.reader.values import dtype, size
 
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
@@ -24,19 +23,18 @@ _WORD = 2**64 - 1
 class Replay:
     """One recorded call of a bundle, run by one of the two graphs."""
 
-    def __init__(self, root: Path, entry: dict[str, Any], form: str, rules: Rules) -> None:
+    def __init__(self, root: Path, entry: dict[str, Any], form: str) -> None:
         """Prepare `entry`, a `VectorEntry`; `form` is `forward` or `functional`."""
-        self.bundle = Bundle(root, rules)
-        self.rules, self.form = rules, form
+        self.bundle = Bundle(root)
+        self.form = form
         folder = f"programs/{entry['program']}"
         self.program = self.bundle.json(f"{folder}/program.json")
         self.forward = self.bundle.graph(f"{folder}/{self.program['forward']['file']}")
         record = self.program.get("functional")
         graph = None if record is None else self.bundle.graph(f"{folder}/{record['file']}")
-        self.functional = None if graph is None else Functional(self.program, graph, rules)
-        if rules("graph.outputs"):
-            compare_outputs(self.forward, self.forward["outputs"], self.program["outputs"])
-        if rules("graph.outputs") and graph is not None:
+        self.functional = None if graph is None else Functional(self.program, graph)
+        compare_outputs(self.forward, self.forward["outputs"], self.program["outputs"])
+        if graph is not None:
             compare_outputs(graph, graph["outputs"][len(record.get("mutations", [])) :], self.program["outputs"])
         self.vector = self.bundle.json(entry["record"])
         self.stored = self.bundle.tensors(entry["tensors"])
@@ -60,8 +58,7 @@ class Replay:
         for each in self.program.get("dimensions", []):
             source = inputs[each["input_index"]]
             read = source.shape[each["axis"]] if isinstance(source, torch.Tensor) else source
-            plain = self.rules("call.symbols")
-            symbols[each["symbol"]] = (read - each.get("offset", 0)) // each.get("factor", 1) if plain else read
+            symbols[each["symbol"]] = (read - each.get("offset", 0)) // each.get("factor", 1)
         assert all(size(each, symbols) for each in self.program.get("guards", [])), "a guard does not hold"
         mode = torch.is_grad_enabled()
         try:
@@ -74,13 +71,12 @@ class Replay:
             else:
                 if not self.program["forward"].get("differentiable", True) and torch.is_grad_enabled():
                     raise Unread("the forward graph lacks the backward of a function")
-                outputs = Interpreter(self.forward, symbols, self.rules).run(inputs)
+                outputs = Interpreter(self.forward, symbols).run(inputs)
         except BaseException:
             torch.set_grad_enabled(mode)
             raise
         for each in self.program.get("rebinds", []):
-            if self.rules("call.rebind"):
-                self.state[each["name"]] = outputs[each["output_index"]]
+            self.state[each["name"]] = outputs[each["output_index"]]
         return outputs
 
     # --- section 11 ---------------------------------------------------------------------------------------
@@ -96,7 +92,7 @@ class Replay:
             arguments, leaves = self.arguments()
             with torch.set_grad_enabled(vector["backward"]), self._autocast():
                 outputs = self.call(arguments)
-            noted = list(self._leaves(outputs))
+            noted = list(self.leaves(outputs))
             self._note_outputs(where, noted, dict(zip(names, arguments, strict=True)))
             if vector["backward"]:
                 self._backward([value for _, value in noted])
@@ -150,8 +146,6 @@ class Replay:
         offset, shape, stride = spec.get("offset", 0), spec.get("shape", []), spec.get("stride", [])
         last = offset + sum((n - 1) * step for n, step in zip(shape, stride, strict=True))
         count = 0 if 0 in shape else last + 1
-        if not self.rules("vector.generated"):
-            return torch.zeros(count, dtype=dtype(name))
         made = torch.empty(count, dtype=torch.float64)
         quantiles = spec["quantiles"]
         for element in range(count):
@@ -175,7 +169,8 @@ class Replay:
             leaf.requires_grad_(grad)
             return leaf if is_leaf or not grad else leaf.clone(), leaf if grad else None
 
-    def _leaves(self, outputs: list[Any]) -> Iterator[tuple[str, Any]]:
+    def leaves(self, outputs: list[Any]) -> Iterator[tuple[str, Any]]:
+        """Yield the leaves of the result, as 11.5 notes it, with their paths."""
         tree = self.program["output_tree"]
         changes = self.program.get("container_changes", [])
         if not changes:

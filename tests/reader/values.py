@@ -46,6 +46,13 @@ def size(record: Any, symbols: dict[str, int]) -> Any:
     return SIZE_OPERATORS[record["op"]](*(size(each, symbols) for each in record["args"]))
 
 
+def symbols_of(record: Any) -> set[str]:
+    """Return the symbols in a size expression."""
+    if isinstance(record, dict):
+        return set().union(*map(symbols_of, record["args"]))
+    return {record} if isinstance(record, str) else set()
+
+
 def dtype(name: str) -> torch.dtype:
     """Return an element type by its name."""
     return getattr(torch, name)

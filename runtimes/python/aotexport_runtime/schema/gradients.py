@@ -20,7 +20,7 @@ class Tangent(Record, kw_only=True):
     Attributes:
         of: kind of value that it is the gradient of.
         index: index into `FunctionalGraph.mutations`, `Program.outputs` or the intermediate bases, by `of`.
-        meta: metadata in the trace of the graph; a gradient of another dtype is converted.
+        meta: metadata in the trace of the graph.
         stride: layout that the graph assumes, a step per axis in elements; None: see `memory_format`.
         memory_format: layout that the graph assumes where `stride` is None.
     """

@@ -1,0 +1,73 @@
+"""Write `calls/cases.json`, the golden calls with what eager shows: `python -m tests.golden.record_calls`."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from tests.golden.call_table import CALLS
+from tests.golden.cases import CASES
+from tests.golden.observe import HERE, Observer, leaves, put, steps_of
+from tests.golden.refuse import bundle_of, edited_bundle
+
+
+class Model:
+    """A model of `cases.py`, or a loaded bundle in its place."""
+
+    def __init__(self, golden: str, mode: str, loaded: nn.Module | None = None) -> None:
+        """Build the model of a golden; `mode` is that of the program."""
+        torch.manual_seed(0)
+        self.case = CASES[golden]()
+        self._model = self.case.model if loaded is None else loaded
+        if isinstance(self._model, nn.Module) and mode != "function":
+            self._model.train(mode == "train")
+
+    def call(self, arguments: dict[str, Any]) -> list[tuple[str, Any]]:
+        """Return the leaves of the result, with the example's arguments where none are given."""
+        model = self.case.model
+        signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
+        bound = signature.bind(*self.case.args, **self.case.kwargs)
+        for path, value in arguments.items():
+            name, *steps = steps_of(path)
+            bound.arguments[name] = put(bound.arguments[name], steps, value)
+        return list(leaves(self._model(*bound.args, **bound.kwargs)))
+
+    def state(self) -> dict[str, torch.Tensor]:
+        """Return parameters and buffers by name."""
+        if not isinstance(self.case.model, nn.Module):
+            return {}
+        return {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+
+    def put(self, name: str, tensor: torch.Tensor) -> None:
+        """Replace a parameter."""
+        module, _, own = name.rpartition(".")
+        setattr(self._model.get_submodule(module), own, tensor)
+
+
+def recorded(name: str, root: Path) -> dict[str, Any]:
+    """Return a golden call with what eager shows of it; `root` is where its bundle may be edited."""
+    case = CALLS[name]
+    bundle = edited_bundle(case, root / name) if "edits" in case else bundle_of(case["golden"])
+    mode = json.loads((bundle / f"programs/{case['program']}/program.json").read_text(encoding="utf-8"))["mode"]
+    if case["graph"] == "refused":
+        return case
+    seen = Observer(case, bundle, Model(case["golden"], mode))
+    return {**case, "facts": seen.facts, "values": seen.values}
+
+
+def text_of(cases: dict[str, Any]) -> str:
+    """Return the text of the file, a line a call."""
+    lines = [f"{json.dumps(name)}: {json.dumps(case, sort_keys=True)}" for name, case in cases.items()]
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as directory:
+        found = {name: recorded(name, Path(directory)) for name in CALLS}
+    (HERE / "calls/cases.json").write_text(text_of(found), encoding="utf-8")
