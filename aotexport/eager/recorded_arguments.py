@@ -161,7 +161,7 @@ def small_arguments(
     symbols = {**_generic_sizes(program, example), dimension.symbol: size}
     if not _keeps_guards(program, symbols):
         return None
-    return _resized(f"{_plain(dimension.name)}-is-{size}", program, example, symbols, _drawing(generator))
+    return _resized(name_at(dimension, size), program, example, symbols, _drawing(generator))
 
 
 def rows_of_example(
@@ -187,8 +187,7 @@ def rows_of_example(
                 view = view.narrow(axis, first * ((spec.shape[axis] - count) // (rows - size)), count)
             return source.new_zeros(places.numel() and int(places.max()) + 1).index_put((places,), view)
 
-        name = f"{_plain(dimension.name)}-is-{size}"
-        if (arguments := _resized(name, program, example, symbols, take)) is not None:
+        if (arguments := _resized(name_at(dimension, size), program, example, symbols, take)) is not None:
             yield arguments
 
 
@@ -202,9 +201,10 @@ def _drawing(generator: torch.Generator) -> _Fill:
     return draw
 
 
-def _plain(name: str) -> str:
-    """Return the name of a dimension as part of a file's name: `x.shape[0]` is `x-shape-0`."""
-    return re.sub(r"\W+", "-", name, flags=re.ASCII).strip("-")[:40]
+def name_at(dimension: Dimension, size: int) -> str:
+    """Return the name of the recorded call that tries a size, as part of a file's name: `x-shape-0-is-1`."""
+    plain = re.sub(r"\W+", "-", dimension.name, flags=re.ASCII).strip("-")[:40]
+    return f"{plain}-is-{size}".replace("-is--", "-is-minus-")
 
 
 def _keeps_guards(program: Program, symbols: dict[str, int]) -> bool:
@@ -229,8 +229,9 @@ def other_integers(program: Program, example: RecordedArguments) -> Iterator[Rec
                 continue
             symbols = {**known, dimension.symbol: value}
             if _keeps_guards(program, symbols) and _fits_shapes(program, example, symbols):
-                name = f"{_plain(dimension.name)}-is-{value}".replace("--", "-minus-")
-                yield RecordedArguments(name, _with_integers(program, example.specs, symbols), example.stored)
+                yield RecordedArguments(
+                    name_at(dimension, value), _with_integers(program, example.specs, symbols), example.stored
+                )
 
 
 def symbols_of(program: Program, inputs: Sequence[VectorInput]) -> dict[str, int]:
@@ -247,7 +248,11 @@ def symbols_of(program: Program, inputs: Sequence[VectorInput]) -> dict[str, int
 
 def is_in_range(program: Program, arguments: RecordedArguments) -> bool:
     """Return whether the sizes of a call are in the ranges of the program, and meet its guards."""
-    symbols = symbols_of(program, arguments.specs)
+    return takes(program, symbols_of(program, arguments.specs))
+
+
+def takes(program: Program, symbols: dict[str, int]) -> bool:
+    """Return whether these values of all symbols are in the ranges of the program, and meet its guards."""
     in_range = all(
         (d.min is None or d.min <= symbols[d.symbol]) and (d.max is None or symbols[d.symbol] <= d.max)
         for d in program.dimensions

@@ -160,9 +160,7 @@ def _eager(
     call: ExampleCall, program: Program, arguments: RecordedArguments
 ) -> tuple[Callable[[list[Any]], Any], Callable[[], Inputs]]:
     """Return a function that calls the model on flat arguments, and one that makes these arguments."""
-    device = next((leaf.device for leaf in call.tensors if isinstance(leaf, torch.Tensor)), None)
     own = {spec.path: index for index, spec in enumerate(arguments.specs)}
-    form = Environment(tensor_types=TensorTypes(CLASSES)).form
     function = returning_whole_result(program, call.callable)
 
     def eager(values: list[Any]) -> Any:
@@ -173,7 +171,14 @@ def _eager(
         check_changes(before, program.container_changes)
         return value
 
-    return eager, lambda: make_inputs(arguments.specs, arguments.stored, device, form)
+    return eager, lambda: made_inputs(call, arguments)
+
+
+def made_inputs(call: ExampleCall, arguments: RecordedArguments) -> Inputs:
+    """Return fresh arguments of a recorded call, on the device of the example call."""
+    device = next((leaf.device for leaf in call.tensors if isinstance(leaf, torch.Tensor)), None)
+    form = Environment(tensor_types=TensorTypes(CLASSES)).form
+    return make_inputs(arguments.specs, arguments.stored, device, form)
 
 
 def dropped_gradients(state: State) -> tuple[str, ...]:

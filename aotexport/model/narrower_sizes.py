@@ -39,13 +39,16 @@ def narrowed(source: ModelSource, options: Iterable[str]) -> ModelSource:
     refusals: dict[str, ModelFileInvalid] = {}
     met: set[str] = set()
 
-    def example_of(example: AnyExample, callable_: Any) -> Example:
+    def example_of(example: AnyExample, callable_: Any, *, is_variant: bool = False) -> Example:
         example = as_example(example)
         call = example_call(callable_, example.args, dict(example.kwargs), example.dynamic_shapes)
         own: list[DynamicSize] = []
         for option in wanted:
             try:
                 find(call, option)
+                if is_variant:
+                    # One for a fixed size, such as one row, stays as it is.
+                    _dimension(call, option)
             except ModelFileInvalid as refusal:
                 refusals.setdefault(option.text, refusal)
             else:
@@ -59,7 +62,7 @@ def narrowed(source: ModelSource, options: Iterable[str]) -> ModelSource:
         assert program.example is not None
         called = source.target if program.method == "forward" else getattr(source.target, program.method)
         example = example_of(program.example, called)
-        variants = tuple(example_of(variant, called) for variant in program.variants)
+        variants = tuple(example_of(variant, called, is_variant=True) for variant in program.variants)
         programs.append(dataclasses.replace(program, example=example, variants=variants))
     for text, refusal in refusals.items():
         if text not in met:

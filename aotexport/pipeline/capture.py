@@ -1,33 +1,52 @@
-"""Capture the programs of an export: those asked for, those for calls without labels, and those for later states."""
+"""Capture the programs of an export: those asked for, and variants without labels, for later states and for one row."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import msgspec
 from torch import nn
 
 from aotexport.capture.programs.forward_graphs import ForwardGraphs, StateReshaped
 from aotexport.capture.trace.autocast import autocast_of
 from aotexport.eager.label_free import with_label_free
 from aotexport.eager.python_state import attributes_of, fits, initial_values, later_states, with_attributes
-from aotexport.eager.run import eager_run
+from aotexport.eager.recorded_arguments import (
+    RecordedArguments,
+    beginning_at,
+    example_arguments,
+    name_at,
+    rows_of_example,
+    symbols_of,
+    takes,
+)
+from aotexport.eager.run import Run, eager_run, made_inputs
 from aotexport.encode.program import EncodedProgram
 from aotexport.encode.submodules import encode_submodules
 from aotexport.errors import ExportFailed
 from aotexport.model.ancestry import ancestors_of
 from aotexport.model.attributes import ChangedOnFirstCall, PythonStateChanged
+from aotexport.model.call import ExampleCall
 from aotexport.model.mode import refuse_modes_that_change_state
 from aotexport.model.programs import Example, ProgramSpec, check_names, choose_programs
+from aotexport.model.refusals import attempt
 from aotexport.model.state import State, collect_state
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.capture_program import capture_program, quoted
 from aotexport.pipeline.in_dtype import with_cast
 from aotexport.pipeline.options import ExportOptions
+from aotexport.pipeline.report import declared_range
+from aotexport.pipeline.write import write_bundle
 from aotexport.process.clock import Clock
+from aotexport.vectors.paths import checked_programs, on_path
+from aotexport.vectors.record import accepted_calls
 from aotexport_runtime.errors import first_line
+from aotexport_runtime.schema.program import ArgumentInput
+from aotexport_runtime.schema.sizes import Dimension
 
 Captured = tuple[list[ProgramSpec], list[EncodedProgram]]
 """Captured programs, and their encoded forms."""
@@ -74,16 +93,16 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
         # Libraries prepare their modules at the first call: after a call for real, the next leaves the model unchanged.
         with eager_run(specs[0].call, state, specs[0].mode, outside=True, keeps_attributes=True) as run:
             run()
-        state = collect_state(specs[0].call.module)
+        vars(state).update(vars(collect_state(specs[0].call.module)))
         specs, programs = _capture_all(specs, state, options, clock)
     pairs = zip(specs, programs, strict=True)
     programs = [with_cast(spec, program, state, options, clock) for spec, program in pairs]
-    state, attributes = initial_values(specs[0].call, state)
+    whole, attributes = initial_values(specs[0].call, state)
     return BundleDraft(
         options=options,
         specs=tuple(specs),
         programs=tuple(_noted(program, *notes.get(program.record.name, ())) for program in programs),
-        state=state,
+        state=whole,
         attributes=attributes,
         modules=() if options.strip else encode_submodules(specs[0].call.module),
         ancestors=ancestors_of(specs[0].call, [program.record for program in programs]),
@@ -174,3 +193,99 @@ def _capture_later_states(
 
 def _noted(program: EncodedProgram, *notes: str) -> EncodedProgram:
     return replace(program, notes=(*program.notes, *notes))
+
+
+# --- one row ----------------------------------------------------------------------------------------------
+
+
+def with_one_row(draft: BundleDraft, state: State, directory: Path, clock: Clock) -> BundleDraft:
+    """Return the draft with a variant per dynamic size of 1 that eager serves, and no program.
+
+    Args:
+        draft: as it was verified.
+        state: as `capture_programs` left it.
+        directory: of the bundle.
+        clock: times the stages.
+
+    Returns:
+        The draft; if it has more programs than before, it is to be recorded and verified anew.
+    """
+    specs, programs, graphs = list(draft.specs), list(draft.programs), ForwardGraphs(state, captured=True)
+    places = [(i, dimension) for i, program in enumerate(programs) for dimension in program.record.dimensions]
+    for index, dimension in places:
+        if (call := _unserved(draft, index, dimension, directory)) is None:
+            continue
+        spec, program, known = specs[index], programs[index], len(state.entries)
+        main = spec.variant_of or spec.name
+        name = f"{main}.{sum(main in (each.name, each.variant_of) for each in specs) + 1}"
+        variant = replace(spec, name=name, call=call, variant_of=main, without=())
+        served = f"`{name}` serves 1"
+        try:
+            with autocast_of(variant):
+                captured = capture_program(variant, state, graphs, draft.options, clock)
+        except (ExportFailed, StateReshaped) as error:
+            del state.entries[known:]
+            served = f"a variant that serves 1 cannot be captured: {first_line(error)}"
+        else:
+            specs.append(variant)
+            programs.append(with_cast(variant, captured, state, draft.options, clock))
+            if fits(program.record, call):
+                program = replace(program, record=beginning_at(program.record, dimension.symbol, 2))
+            elif (dimension.min or 0) < 2:
+                program = _noted(program, f"calls of program `{spec.name}` with 1 as `{dimension.name}` run `{name}`")
+        programs[index] = replace(program, outside={**program.outside, dimension.symbol: served})
+    whole, attributes = initial_values(draft.call, state)
+    return replace(draft, specs=tuple(specs), programs=tuple(programs), state=whole, attributes=attributes)
+
+
+def _unserved(draft: BundleDraft, index: int, dimension: Dimension, directory: Path) -> ExampleCall | None:
+    """Return a call with one row of the example that eager serves, and no program.
+
+    Only where the program serves two rows: a variant completes a range, and opens none.
+    """
+    spec, program = draft.specs[index], draft.programs[index]
+    record, declared = program.record, declared_range(program.record, dimension, spec.call)
+    is_recorded = any((e.program, e.name) == (spec.name, name_at(dimension, 1)) for e in draft.entries)
+    is_tensors = isinstance(record.inputs[dimension.input_index], ArgumentInput)
+    if is_recorded or not is_tensors or declared is None or (declared[0] or 0) > 1 or program.launched:
+        return None
+    example = example_arguments(spec.call, record)
+    if not takes(record, {**symbols_of(record, example.specs), dimension.symbol: 2}):
+        return None
+    rows = list(rows_of_example(msgspec.structs.replace(record, guards=()), example, dimension, 1))
+    with autocast_of(spec), eager_run(spec.call, draft.state, spec.mode, as_traced=True) as run:
+        call = next((call for each in rows if _runs(run, call := _of_one_row(spec.call, each))), None)
+        recorded = list(accepted_calls(run, record, rows if call is not None and fits(record, call) else ()))
+    main = spec.variant_of or spec.name
+    alike = [each.record for each in draft.programs if main in (each.record.name, each.variant_of)]
+    if call is None or any(fits(e, call) for e in alike if e is not record and e.autocast == record.autocast):
+        return None
+    if recorded:
+        # Its checks refused another call with one row: for its values, or for the row.
+        write_bundle(draft, directory)
+        if on_path(directory, checked_programs([program]), recorded)[0]:
+            return None
+    return call
+
+
+def _runs(run: Run, call: ExampleCall) -> bool:
+    try:
+        with attempt("call with one row"):
+            run.begin()
+            run(call)
+    except ExportFailed:
+        return False
+    return True
+
+
+def _of_one_row(call: ExampleCall, arguments: RecordedArguments) -> ExampleCall:
+    """Return the call with other arguments, and with fixed sizes where these differ."""
+    made = dict(zip((spec.path for spec in arguments.specs), made_inputs(call, arguments).values, strict=True))
+    tensors = [made.get(path, leaf) for path, leaf in zip(call.paths, call.tensors, strict=True)]
+    axes = [
+        {axis: size for axis, size in (own or {}).items() if type(leaf) is int or leaf.shape[axis] == other.shape[axis]}
+        or None
+        for leaf, other, own in zip(call.tensors, tensors, call.axes, strict=True)
+    ]
+    args, kwargs = call.rebuild(tensors)
+    return replace(call, args=args, kwargs=kwargs, tensors=tensors, axes=axes)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -17,7 +19,8 @@ from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.model.left_alone import left_alone
 from aotexport.model.programs import AnyExample, Program
 from aotexport.model.refusals import bugs_reported
-from aotexport.pipeline.capture import capture_programs, choose_calls
+from aotexport.pipeline.bundle_draft import BundleDraft
+from aotexport.pipeline.capture import capture_programs, choose_calls, with_one_row
 from aotexport.pipeline.in_dtype import verify_casts
 from aotexport.pipeline.onnx import add_onnx
 from aotexport.pipeline.options import ExportOptions
@@ -164,12 +167,13 @@ def export_as(
         with (fresh or FreshProcess()) if options.verify else contextlib.nullcontext() as fresh:
             draft = capture_programs(specs, state, options, clock)
             with staged(options.output, force=options.force) as directory:
-                draft = write_weights(draft, directory, clock)
-                draft = record_calls(draft, directory, clock)
-                draft = compile_kernels(draft, clock)
-                draft = write_calls(draft, directory, clock)
-                eager = EagerErrors(draft.specs, draft.state, draft.programs, draft.vectors, directory)
-                draft = verify_graphs(draft, directory, fresh, eager, clock)
+                draft, eager = _verified(draft, directory, fresh, clock)
+                further = with_one_row(draft, state, directory, clock) if options.verify else draft
+                if len(further.specs) > len(draft.specs):
+                    for path in directory.iterdir():
+                        shutil.rmtree(path) if path.is_dir() else path.unlink()
+                    further, eager = _verified(further, directory, FreshProcess(), clock)
+                draft = further
                 draft = compile_libraries(draft, directory, clock)
                 draft = verify_libraries(draft, directory, eager, clock)
                 draft = verify_casts(draft, directory, clock)
@@ -196,3 +200,15 @@ def export_as(
                     manifest = list_again(directory, thinned)
     clock.end()
     return report_of(draft, manifest, clock.seconds)
+
+
+def _verified(
+    draft: BundleDraft, directory: Path, fresh: FreshProcess | None, clock: Clock
+) -> tuple[BundleDraft, EagerErrors]:
+    """Return the draft as it was written, recorded and verified, with what judges its differences."""
+    draft = write_weights(draft, directory, clock)
+    draft = record_calls(draft, directory, clock)
+    draft = compile_kernels(draft, clock)
+    draft = write_calls(draft, directory, clock)
+    eager = EagerErrors(draft.specs, draft.state, draft.programs, draft.vectors, directory)
+    return verify_graphs(draft, directory, fresh, eager, clock), eager

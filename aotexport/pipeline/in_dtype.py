@@ -126,7 +126,7 @@ def _cast(spec: ProgramSpec, state: State, dtype: str) -> Iterator[ProgramSpec]:
             tensor.data = data.to(to)
         args, kwargs = cast_arguments(call.args, call.kwargs, to)
         own = example_call(call.callable, args, kwargs, call.dynamic_shapes)
-        own.first_call_constants = call.first_call_constants
+        own.first_call_constants, own.axes = call.first_call_constants, call.axes
         yield replace(spec, call=own)
     finally:
         for tensor, data in before:

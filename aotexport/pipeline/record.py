@@ -56,14 +56,15 @@ def _recorded(
     try:
         with autocast_of(spec), eager_run(spec.call, state, program.record.mode, as_traced=True) as run:
             program = with_versions(run, program)
-            record = program.record if verification == "none" else begun_at_zero(program.record, spec.call)
+            is_judged = verification == "none" or program.outside
+            record = program.record if is_judged else begun_at_zero(program.record, spec.call)
             checks_path = bool(checked_programs([program]))
             record, vectors, failing = record_vectors(run, record, verification, checks_path=checks_path)
     except ExportFailed:
         # Tracing accepts calls that kernels refuse: indices out of range, differing dtypes.
         refuse_failing_example(spec, state)
         raise
-    return replace(program, record=record, outside=failing), vectors
+    return replace(program, record=record, outside={**program.outside, **failing}), vectors
 
 
 def write_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:
@@ -73,7 +74,7 @@ def write_calls(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraf
         ExportFailed: an example call, made again, takes another path.
     """
     clock.stage("write")
-    draft = replace(draft, digested=list_files(directory))
+    draft = replace(draft, digested=list_files(directory), entries=())
     if checked := checked_programs(draft.programs):
         write_bundle(draft, directory)
         vectors, off_path = on_path(directory, checked, draft.vectors)

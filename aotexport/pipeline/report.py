@@ -112,7 +112,7 @@ def _of_ranges(program: EncodedProgram, call: ExampleCall) -> list[Note]:
     """Return a note per dimension whose range is narrower than declared."""
     found: list[Note] = []
     for dimension in program.record.dimensions:
-        declared = _declared(program.record, dimension, call)
+        declared = declared_range(program.record, dimension, call)
         if declared is None or not _is_narrower(dimension, declared):
             continue
         own, wide = describe_range(dimension.min, dimension.max), describe_range(*declared)
@@ -125,7 +125,7 @@ def _of_ranges(program: EncodedProgram, call: ExampleCall) -> list[Note]:
     return found
 
 
-def _declared(program: Program, dimension: Dimension, call: ExampleCall) -> tuple[int | None, int | None] | None:
+def declared_range(program: Program, dimension: Dimension, call: ExampleCall) -> tuple[int | None, int | None] | None:
     """Return the range that the user declared for a dimension; None: it derives from another."""
     spec = program.inputs[dimension.input_index]
     if isinstance(spec, StateInput) or spec.path not in call.paths or (dimension.factor, dimension.offset) != (1, 0):

@@ -47,7 +47,7 @@ def verify_graphs(
         programs=tuple(programs),
         vectors=tuple(each for each in draft.vectors if (each.record.program, each.name) not in refused),
         entries=without_vectors(draft.entries, refused, directory),
-        comparisons=(*draft.comparisons, *found),
+        comparisons=tuple(found),
         judged=dict(eager.notes),
     )
 

@@ -90,7 +90,7 @@ def _others(
 ) -> tuple[Program, list[RecordedCall], dict[str, str]]:
     """Return what `record_vectors` does, without the call of the example."""
     if (inherited := inherited_arguments(run.call, program, example, verification)) is not None:
-        return program, list(_accepted(run, program, inherited)), {}
+        return program, list(accepted_calls(run, program, inherited)), {}
     generator = torch.Generator().manual_seed(SEED)
     others = random_arguments(example, generator)
     vectors: list[RecordedCall] = []
@@ -103,7 +103,7 @@ def _others(
             drawn = small_arguments(program, example, dimension, size, generator)
             tried = [*([] if drawn is None else [drawn]), *rows_of_example(program, example, dimension, size)]
             errors: list[str] = []
-            if (accepted := next(_accepted(run, program, tried, errors), None)) is not None:
+            if (accepted := next(accepted_calls(run, program, tried, errors), None)) is not None:
                 small.append(accepted)
             elif tried:
                 small.clear()
@@ -112,10 +112,10 @@ def _others(
         vectors += small
     known = {_sizes(vector.record.inputs) for vector in vectors}
     further = _further_arguments(program, example, others, generator, verification)
-    vectors += _accepted(run, program, [each for each in further if _sizes(each.specs) not in known])
+    vectors += accepted_calls(run, program, [each for each in further if _sizes(each.specs) not in known])
     # Where they are of other sizes too, other values cost no call of the example's.
     if verification == "full" or (verification != "fast" and (not vectors or vectors[-1].name != OTHER_SIZES)):
-        vectors += _accepted(run, program, [others])
+        vectors += accepted_calls(run, program, [others])
     return program, vectors, failing
 
 
@@ -123,10 +123,17 @@ def _sizes(inputs: Iterable[VectorInput]) -> tuple[Any, ...]:
     return tuple([spec.shape if spec.value is None else spec.value for spec in inputs])
 
 
-def _accepted(
+def accepted_calls(
     run: Run, program: Program, several: Iterable[RecordedArguments], errors: list[str] | None = None
 ) -> Iterator[RecordedCall]:
-    """Record calls, without those that eager refuses; its `errors` are listed."""
+    """Yield recorded calls, without those that eager refuses.
+
+    Args:
+        run: runs the model as it was traced.
+        program: the program.
+        several: arguments of the calls.
+        errors: gets a sentence per call that eager refuses.
+    """
     for arguments in several:
         try:
             yield _record(run, program, arguments)

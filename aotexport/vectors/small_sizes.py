@@ -1,12 +1,11 @@
 """Dynamic sizes of 0 and 1: traces assume larger ones, and verification tells whether the graphs hold for these too.
 
-A named dimension declares its least size, and a model that behaves otherwise there fails the export. A hint
-(`Dim.DYNAMIC`) leaves it open: its range is narrowed to the sizes that agree.
+Ranges are narrowed to the sizes that agree; a variant may serve 1 then, see `pipeline/capture.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def begun_at_zero(program: Program, call: ExampleCall) -> Program:
 def without_small_sizes(
     directory: Path, programs: Sequence[EncodedProgram], wrong: Iterable[str], results: Results
 ) -> list[EncodedProgram]:
-    """Return the programs; one that is wrong only for hinted sizes of 0 or 1 begins above them.
+    """Return the programs; one that is wrong only for sizes of 0 or 1 begins above them.
 
     Args:
         directory: the bundle.
@@ -57,7 +56,7 @@ def _beginning_above(directory: Path, program: EncodedProgram, results: Results)
     record = program.record
     small = _small_calls(directory, [record.name], results)
     names = _blamed(small)
-    if not names or "example" in small or any(name.isidentifier() for name in names):
+    if not names or "example" in small:
         return program
     least = 1 if all(name.endswith("-is-0") for name in small) else 2
     does = f"the model does something else where it is {'0' if least == 1 else '0 or 1'}"
@@ -65,7 +64,7 @@ def _beginning_above(directory: Path, program: EncodedProgram, results: Results)
     for dimension in record.dimensions:
         if dimension.name in names:
             record = beginning_at(record, dimension.symbol, least)
-            outside[dimension.symbol] = f"{does}; declare {_declaration(dimension.name, least)} to say so"
+            outside[dimension.symbol] = does
     return replace(program, record=record, outside=outside)
 
 
@@ -108,7 +107,7 @@ def with_functional_of_larger_sizes(
 
 
 def small_sizes(directory: Path, programs: Sequence[str], results: Results) -> str | None:
-    """Return a way out if programs disagree only in calls with a dynamic size of 0 or 1; else None.
+    """Return a way out if programs disagree only in calls with a dynamic size of 0 or 1, the example's too; else None.
 
     Args:
         directory: the bundle.
@@ -118,17 +117,11 @@ def small_sizes(directory: Path, programs: Sequence[str], results: Results) -> s
     small = _small_calls(directory, programs, results)
     if not small:
         return None
-    declared = _listed(_blamed(small), _declaration)
-    larger = ", and give an example that is so large" if "example" in small else ""
-    return f"the model does something else for sizes 0 and 1, which a graph does not hold: declare {declared}{larger}"
-
-
-def _listed(names: Iterable[str], word: Callable[[str], str] = "`{}`".format) -> str:
-    return ", ".join(map(word, names))
-
-
-def _declaration(name: str, least: int = 2) -> str:
-    return f"Dim('{name}', min={least})" if name.isidentifier() else f"Dim.DYNAMIC(min={least}) for `{name}`"
+    names = ", ".join(f"`{name}`" for name in _blamed(small))
+    return (
+        f"the model does something else where {names} is 0 or 1, as in the example, than for larger sizes: give a "
+        "larger example, and 1 is served by a variant"
+    )
 
 
 def _small_calls(directory: Path, programs: Sequence[str], results: Results) -> dict[str, set[str]]:

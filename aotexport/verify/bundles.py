@@ -44,8 +44,8 @@ def verify_bundle(
     """Compare a written bundle with its recorded calls, by the functional graphs and by the forward graphs.
 
     A functional graph that disagrees is dropped, with the reason in the program's record, or restricted to the sizes
-    for which it agrees. The forward graph, which is the program's meaning, must agree; only sizes of 0 and 1 that the
-    user left open may disagree, and the program then refuses them.
+    for which it agrees. The forward graph, which is the program's meaning, must agree; only sizes of 0 and 1 may
+    disagree, and the program then refuses them.
 
     Args:
         directory: the bundle.

@@ -359,6 +359,19 @@ def test_sizes_of_one_name_are_equal_from_then_on(sequences, tmp_path):
         load(tmp_path / "equal")(torch.rand(4, 5, 4), torch.ones(4, 5, 1), 2)
 
 
+def test_variant_for_one_row_stays_where_sizes_are_narrowed(tmp_path):
+    def special_at_one(x):
+        return x * 100 if x.shape[0] == 1 else x
+
+    rows = {0: torch.export.Dim("rows", min=1)}
+    aotexport.export(special_at_one, (torch.ones(4, 2),), output=tmp_path / "base", dynamic_shapes=(rows,))
+    aotexport.derive(tmp_path / "base", output=tmp_path / "fewer", dynamic="x:0=rows[2:8]")
+    module = load(tmp_path / "fewer")
+    assert [float(module(torch.ones(rows, 2)).max()) for rows in (1, 2, 8)] == [100, 1, 1]
+    with pytest.raises(CallInvalid):
+        module(torch.ones(9, 2))
+
+
 # --- bad input --------------------------------------------------------------------------------------------
 
 

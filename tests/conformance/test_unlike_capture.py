@@ -819,20 +819,16 @@ def special_at_one(x):
 
 
 @pytest.mark.parametrize(
-    ("rows", "dimension", "declared"),
-    [
-        (3, torch.export.Dim("batch"), "Dim('batch', min=2)"),
-        (1, torch.export.Dim("batch"), "Dim('batch', min=2), and give an example that is so large"),
-        (1, torch.export.Dim.DYNAMIC, "Dim.DYNAMIC(min=2) for `x.shape[0]`, and give an example that is so large"),
-    ],
-    ids=["batch", "example", "unnamed"],
+    ("dimension", "name"),
+    [(torch.export.Dim("batch"), "batch"), (torch.export.Dim.DYNAMIC, "x.shape[0]")],
+    ids=["named", "unnamed"],
 )
-def test_branch_on_size_one_is_refused_at_export(load, rows, dimension, declared):
+def test_branch_on_size_one_asks_for_a_larger_example(load, dimension, name):
     with pytest.raises(aotexport.VerificationFailed) as caught:
-        load(special_at_one, torch.ones(rows, 4), dynamic_shapes=({0: dimension},), verify=True)
+        load(special_at_one, torch.ones(1, 4), dynamic_shapes=({0: dimension},), verify=True)
     assert str(caught.value).splitlines()[0] == (
-        f"the model does something else for sizes 0 and 1, which a graph does not hold: declare {declared}. Nothing "
-        "was written; the calls disagreed with eager execution:"
+        f"the model does something else where `{name}` is 0 or 1, as in the example, than for larger sizes: give a "
+        "larger example, and 1 is served by a variant. Nothing was written; the calls disagreed with eager execution:"
     )
 
 
@@ -857,13 +853,15 @@ def test_hint_begins_at_two_where_the_model_does_something_else_before(tmp_path)
         lambda x, y: (special_at_one(x), y * 2), arguments, output=tmp_path / "bundle", dynamic_shapes=shapes
     )
     assert [note.text for note in report.notes] == [
-        "`x.shape[0]` is in [2:], and [0:] was declared: the model does something else where it is 0 or 1; declare "
-        "Dim.DYNAMIC(min=2) for `x.shape[0]` to say so"
+        "`x.shape[0]` is in [2:], and [0:] was declared: `infer.2` serves 1"
     ]
     module = aotexport_runtime.load(tmp_path / "bundle")
-    assert torch.equal(module(torch.ones(2, 4), torch.ones(1))[1], torch.ones(1) * 2)
-    with pytest.raises(CallInvalid, match=r"`x\.shape\[0\]` is 1, outside \[2:\]"):
-        module(torch.ones(1, 4), torch.ones(5))
+    for rows in (1, 2):
+        got, doubled = module(torch.ones(rows, 4), torch.ones(1))
+        assert torch.equal(got, special_at_one(torch.ones(rows, 4)))
+        assert torch.equal(doubled, torch.ones(1) * 2)
+    with pytest.raises(CallInvalid, match=r"`x\.shape\[0\]` is 0, outside \[2:\]"):
+        module(torch.ones(0, 4), torch.ones(5))
     assert aotexport_runtime.selftest(tmp_path / "bundle")
 
 
@@ -908,6 +906,89 @@ def test_one_row_is_served_where_eager_serves_one(name, load):
     for rows in (1, 2):
         args = arguments(rows)
         torch.testing.assert_close(module(*args), function(*args))
+
+
+class PairLoss(nn.Module):
+    """The mean distance of rows with one label; nothing to learn where no two rows have one."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(4, 3)
+
+    def forward(self, x, labels):
+        y = self.net(x)
+        first, second = (labels[:, None] == labels).fill_diagonal_(False).nonzero().unbind(1)
+        return (y[first] - y[second]).square().sum(1).mean() if len(first) else (y * 0).sum()
+
+
+class LastSize(nn.Module):
+    """Does something else where the last call had another number of rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.both, self.net = 2, nn.Linear(4, 3)
+
+    def forward(self, x):
+        y = self.net(x)
+        if self.both != 2 * x.shape[0]:
+            self.both, y = 2 * x.shape[0], y * 2
+        return y
+
+
+class BranchOnOne(LastSize):
+    def forward(self, x):
+        return special_at_one(self.net(x))
+
+
+def labelled(rows):
+    return torch.randn(rows, 4), torch.arange(rows) // 2
+
+
+APART = {
+    "pairs": (PairLoss, labelled, "`batch` is in [2:], and [1:] was declared: `{}.2` serves 1"),
+    "branch": (BranchOnOne, lambda n: labelled(n)[:1], "`batch` is in [2:], and [1:] was declared: `{}.2` serves 1"),
+    "guard": (LastSize, lambda n: labelled(n)[:1], "calls of program `{0}` with 1 as `batch` run `{0}.3`"),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_one_row_that_goes_another_way_is_served_by_a_variant(name, load, tmp_path):
+    net, arguments, note = APART[name]
+    torch.manual_seed(0)
+    net, batch = net(), torch.export.Dim("batch", min=1)
+    twin, dynamic = copy.deepcopy(net), tuple({0: batch} for _ in arguments(1))
+    module = load(net, *arguments(6), dynamic_shapes=dynamic, verify=True, target="auto")
+    for program in ("train", "infer"):
+        assert note.format(program) in [each.text for each in module.bundle.program(program).notes]
+    assert all(module.bundle.program(each).functional is not None for each in module.bundle.program_names)
+    for each in (module, twin):
+        each.train()
+    for rows in (1, 6, 1, 1, 2, 3):
+        args = arguments(rows)
+        got, expected = module(*args), twin(*args)
+        torch.testing.assert_close(got, expected)
+        got.sum().backward()
+        expected.sum().backward()
+    for mine, theirs in zip(module.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+    module.eval(), twin.eval()
+    for rows in (3, 1, 1):
+        args = arguments(rows)
+        torch.testing.assert_close(module(*args), twin(*args))
+    assert aotexport_runtime.selftest(tmp_path / "bundle")
+
+
+def by_mean(x):
+    return x * 2 if x.mean() > 0 else x - 1
+
+
+def test_one_row_whose_values_lead_another_way_needs_no_variant(load):
+    x = torch.tensor([[-5.0], [-5.0], [20.0], [-5.0]])
+    module = load(by_mean, x, dynamic_shapes=({0: torch.export.Dim("batch", min=1)},), verify=True)
+    (note,) = module.bundle.program("infer").notes
+    assert "as a call with other values did at the export" in note.outside
+    assert ([*module.bundle.program_names], module.bundle.program("infer").dimensions[0].min) == (["infer"], 1)
+    assert torch.equal(module(torch.ones(1, 1)), by_mean(torch.ones(1, 1)))
 
 
 @pytest.mark.filterwarnings("ignore:where received a uint8")

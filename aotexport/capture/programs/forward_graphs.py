@@ -21,15 +21,16 @@ class StateReshaped(Exception):
 class ForwardGraphs:
     """Captures forward graphs over one state."""
 
-    def __init__(self, state: State) -> None:
-        """Begin with nothing captured.
+    def __init__(self, state: State, *, captured: bool = False) -> None:
+        """Begin with nothing to share.
 
         Args:
             state: the module's state; constants that traces find are added.
+            captured: whether programs over it have been captured before.
         """
         self._state = state
         self._shared: list[tuple[ProgramSpec, ForwardCapture]] = []
-        self._captured = False
+        self._captured = captured
 
     def capture(self, spec: ProgramSpec) -> ForwardCapture:
         """Return the forward graph of a program.
