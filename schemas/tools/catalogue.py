@@ -89,6 +89,7 @@ _REFERENCES: dict[type, Callable[[Any], str]] = {
     references.NameOf: lambda rule: f"in `{rule.of}`",
     references.Over: lambda rule: f"over `{rule.of}`",
     references.Length: lambda rule: f"as many as `{rule.of}`",
+    references.Code: lambda rule: f"refused as `{rule.code}`",
     references.Unique: lambda rule: f"unique by `{rule.by.replace(' ', '` and `')}`" if rule.by else "unique",
 }
 Union = list[Any]
@@ -187,6 +188,8 @@ def _arm(arm: Any) -> Any:
 def _counted(array: dict[str, Union], bounds: bounded.Bounds) -> dict[str, Union]:
     """Return an array with how many items it has: `array(1 or more)`."""
     least, most = bounds.minItems or 0, bounds.maxItems
+    if (least, most) == (0, None):
+        return array
     return {f"array({least} or more)" if most is None else f"array({least} to {most})": array["array"]}
 
 

@@ -2,7 +2,8 @@
 
 `schemas/v1/<document>.schema.json` describes each kind of JSON file of a bundle (JSON Schema 2020-12). What the schemas
 cannot say (an integer is written without fraction or exponent, a float with one; indices are in range; ...) is in the
-prose of `schemas/README.md`. `schemas/fields.md` lists every record and field, `schemas/codes.md` every refusal.
+prose of `schemas/README.md`. `schemas/fields.md` lists every record and field, `schemas/codes.md` every check,
+as `schemas/v1/checks.json`, where rules of checks that no field declares are written.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Annotated, Any
 
 import msgspec
 from catalogue import DOCUMENTS, NAMED_TYPES, attribute_docs, records, summary_of
+from checks import table, text_of
 from lock import LOCK, lock_of_records, read_lock
 from reference import codes_page, fields_page
 
@@ -32,7 +34,8 @@ REFERENCE = "#/$defs/{name}"
 def generate() -> dict[str, str]:
     """Return the text of each generated file, by its path below `schemas`."""
     texts = {f"v1/{name}.schema.json": _text(_schema(name, record)) for name, record in DOCUMENTS.items()}
-    return {**texts, "fields.md": fields_page(lock_of_records(read_lock(LOCK))), "codes.md": codes_page()}
+    pages = {"fields.md": fields_page(lock_of_records(read_lock(LOCK))), "codes.md": codes_page(table())}
+    return {**texts, "v1/checks.json": text_of(table()), **pages}
 
 
 def _schema(name: str, record: type[Any]) -> dict[str, Any]:
@@ -145,7 +148,10 @@ def main(argv: list[str] | None = None) -> int:
         for name, text in texts.items():
             (SCHEMAS / name).write_text(text, encoding="utf-8")
         return 0
-    files = [*SCHEMAS.glob("v1/*.schema.json"), SCHEMAS / "fields.md", SCHEMAS / "codes.md"]
+    files = [
+        *SCHEMAS.glob("v1/*.schema.json"),
+        *(SCHEMAS / name for name in ("v1/checks.json", "fields.md", "codes.md")),
+    ]
     current = {
         path.relative_to(SCHEMAS).as_posix(): path.read_text(encoding="utf-8") for path in files if path.exists()
     }

@@ -1,4 +1,4 @@
-"""The pages that follow from the code: `schemas/fields.md` from the records, `schemas/codes.md` from the codes."""
+"""The pages that are generated: `schemas/fields.md` from the records, `schemas/codes.md` from the checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from catalogue import (
 from lock import Entry, Lock
 
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.codes import CODES
 
 FIELDS_HEAD = """\
 # Records and fields
@@ -34,10 +33,9 @@ What a value refers to stands in italics at the end; `Plain` is the program with
 CODES_HEAD = """\
 # What a reader refuses
 
-The codes of the [bundle format](README.md#14-what-a-reader-refuses), written by `schemas/tools/generate.py`.
-
-| code | refused is |
-|---|---|
+The codes of the [bundle format](README.md#14-what-a-reader-refuses), and the checks that have them, written by
+`schemas/tools/generate.py` from [`v1/checks.json`](v1/checks.json). A check refuses what its rule is not true of. Those
+of fields alone are named by them, others have a name of their own. Types are those of [fields.md](fields.md).
 """
 
 
@@ -50,14 +48,23 @@ def fields_page(lock: Lock) -> str:
     rows = [f"| `{name}` | {NAMED_TYPES[name][1]} | {_arms(name)} |" for name in sorted(NAMED_TYPES)]
     parts.append("\n".join(["## Types that fields share\n", "| type | is | one of |", "|---|---|---|", *rows]) + "\n")
     rows = [_bounds(name, type_) for type_, name in BOUNDED.items()]
-    head = ["## Numbers and text with bounds\n", "| type | is | bounds |", "|---|---|---|"]
+    head = ["## Numbers and text with bounds\n", "| type | is | bounds | code |", "|---|---|---|---|"]
     parts.append("\n".join([*head, *rows]) + "\n")
     return "\n".join(parts)
 
 
-def codes_page() -> str:
-    """Return the page of the codes of refusals."""
-    return CODES_HEAD + "".join(f"| `{code}` | {meaning} |\n" for code, meaning in CODES.items())
+def codes_page(content: dict[str, Any]) -> str:
+    """Return the page of the codes of refusals, and of the checks that have them; of the content of `checks.json`."""
+    parts = [CODES_HEAD]
+    for code, meaning in content["codes"].items():
+        rules: dict[str, list[str]] = {}
+        for row in content["checks"]:
+            if row["code"] == code:
+                name, field = f"`{row['check'].partition('/')[2]}`", f" of `{row['field']}`" if row["field"] else ""
+                rules.setdefault(row["rule"], []).append(name if row.get("declared") else name + field)
+        lines = [f"- {', '.join(names)}: {rule}" for rule, names in sorted(rules.items(), key=lambda item: item[1])]
+        parts += [f"## `{code}`\n", f"{meaning}\n", "\n".join(lines) + "\n"]
+    return "\n".join(parts)
 
 
 def _record(record: type[Record], entries: dict[str, Entry]) -> str:
@@ -92,7 +99,7 @@ def _type(union: list[Any]) -> str:
 def _bounds(name: str, hint: Any) -> str:
     inner, bounds = typing.get_args(hint)
     texts = [f"{keyword} `{value}`".replace("|", "\\|") for keyword, value in bounds.keywords.items()]
-    return f"| `{name}` | {_type(union_of(inner))} | {', '.join(texts)} |"
+    return f"| `{name}` | {_type(union_of(inner))} | {', '.join(texts)} | `{bounds.code}` |"
 
 
 def _arms(name: str) -> str:

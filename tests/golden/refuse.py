@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -23,8 +24,10 @@ def edited_bundle(case: dict[str, Any], root: Path) -> Path:
 
     Args:
         case: `golden`, its name, and `edits`; each of these has a `file` and one of
-            `set` (a value, at the keys and indices `at`), `append` (to the array at `at`), `remove` (what is at `at`),
-            `replace` (a pair, text by text, once), `text` (the whole file), `truncate` (to so many bytes), `delete`.
+            `set` (a value, at the keys and indices `at`), `append` (to the array at `at`; `times`: so often), `remove`
+            (what is at `at`), `replace` (a pair, text by text, once), `text` (the whole file; also `times`),
+            `safetensors` (the file by its header, and data of as many bytes as that says, all 0), `resize` (to so many
+            bytes, new ones are a hole), `link` (the file goes to this path, and leads there), `delete`.
             Sizes and digests in the manifest are made right afterwards, unless `sealed` is false.
         root: directory, which must not be there.
     """
@@ -44,11 +47,19 @@ def bundle_of(golden: str) -> Path:
 
 def _edit(path: Path, edit: dict[str, Any]) -> None:
     if "delete" in edit:
-        path.unlink()
-    elif "truncate" in edit:
-        path.write_bytes(path.read_bytes()[: edit["truncate"]])
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    elif "resize" in edit:
+        os.truncate(path, edit["resize"])
+    elif "link" in edit:
+        shutil.move(path, path.parent / edit["link"])
+        path.symlink_to(edit["link"])
+    elif "safetensors" in edit:
+        header = json.dumps(edit["safetensors"]).encode()
+        header += b" " * (-len(header) % 8)
+        data = bytes(max(entry["data_offsets"][1] for entry in edit["safetensors"].values()))
+        path.write_bytes(len(header).to_bytes(8, "little") + header + data)
     elif "text" in edit:
-        path.write_text(edit["text"], encoding="utf-8")
+        path.write_text(edit["text"] * edit.get("times", 1), encoding="utf-8")
     elif "replace" in edit:
         old, new = edit["replace"]
         text = path.read_text(encoding="utf-8")
@@ -67,17 +78,17 @@ def _put(document: Any, edit: dict[str, Any]) -> None:
     if "remove" in edit:
         del document[last]
     elif "append" in edit:
-        document.setdefault(last, []).append(edit["append"])
+        document.setdefault(last, []).extend([edit["append"]] * edit.get("times", 1))
     else:
         document[last] = edit["set"]
 
 
 def _seal(manifest: Path, root: Path) -> None:
     """Write sizes and digests to the manifest, if it is one: text by text, since it may be edited itself."""
-    text = manifest.read_text(encoding="utf-8")
     try:
+        text = manifest.read_text(encoding="utf-8")
         entries = json.loads(text)["files"]
-    except (ValueError, KeyError):
+    except (OSError, ValueError, KeyError):
         return
     for entry in entries:
         file = root / str(entry["path"])

@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from aotexport_runtime import CudaRuntime, load, open_bundle, selftest
+from aotexport_runtime.bundle.packs import TARGET, code_of, unpacked
 from aotexport_runtime.engines.cuda import engine, tuning
 from aotexport_runtime.engines.cuda.choice import choose
 from aotexport_runtime.engines.cuda.driver import Driver
 from aotexport_runtime.engines.cuda.modules import Modules
-from aotexport_runtime.engines.cuda.packs import TARGET, code_of, kernels_of, unpacked
+from aotexport_runtime.engines.cuda.packs import kernels_of
 from tests.gpu.models import SMALL, make
 
 pytestmark = [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from aotexport_runtime import BundleInvalid, NotSupported, load, open_bundle
-from aotexport_runtime.engines.cuda.packs import code_of, unpacked
+from aotexport_runtime.bundle.packs import KERNELS, code_of, unpacked
 from tests.hostile.crafted import FILES, Crafted
 
 GOLDEN = Path(__file__).parents[1] / "golden/v1.0/kernels/bundle"
@@ -152,7 +152,7 @@ def test_code_with_another_digest_is_refused():
     pack[binary.offset + 100] ^= 1
     with pytest.raises(BundleInvalid) as caught:
         code_of(binary, bytes(pack))
-    assert str(caught.value) == "sm_80: the SHA-256 of a kernel's code differs from its record's"
+    assert str(caught.value) == f"{KERNELS}: the SHA-256 of a kernel's code differs from its record's"
 
 
 def test_kernels_without_trust_are_refused():

@@ -54,7 +54,7 @@ def test_recorded_value_that_is_not_stored_is_refused(crafted: Crafted):
     crafted.put("vector", "values", values)
     with pytest.raises(BundleInvalid) as caught:
         selftest(crafted.seal())
-    assert str(caught.value) == f"testvectors/train.example.safetensors: no tensor of 'value {count}'"
+    assert str(caught.value) == f"testvectors/train.example.json: no tensor of 'value {count}'"
 
 
 def test_recorded_tensors_that_are_no_safetensors_file_are_refused(crafted: Crafted):

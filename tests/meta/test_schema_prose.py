@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import re
 from pathlib import Path
@@ -12,14 +11,15 @@ import pytest
 from aotexport.encode.functional import FIELDS
 from aotexport.torch_internals.names import ViewAndMutationMeta
 from aotexport.torch_internals.releases import release
-from aotexport_runtime import errors
 from aotexport_runtime.allowed import operators
 from aotexport_runtime.allowed.signatures import RENAMED
+from aotexport_runtime.bundle.directory import MAX_HOLE_NBYTES
+from aotexport_runtime.bundle.signature import MOST_NBYTES
 from aotexport_runtime.execution.adapters import ADAPTERS
-from aotexport_runtime.schema.bounded import MAX_AXES, MAX_TERMS
-from aotexport_runtime.schema.codes import CODES
+from aotexport_runtime.schema.bounded import MAX_AXES, MAX_NODES, MAX_QUANTILES, MAX_TERMS
 from aotexport_runtime.schema.limits import DEFAULT
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, FORMAT_VERSION, format_version
+from aotexport_runtime.validate.vector import MAX_GENERATED
 from aotexport_runtime.values.compare import TOLERANCES
 from aotexport_runtime.values.observe import SAMPLE
 from aotexport_runtime.values.sizes import OPERATORS
@@ -90,31 +90,6 @@ def test_prose_lists_the_operators_of_view_steps():
     assert names([rest.split(".")[0]]) == operators.VIEWS
 
 
-def test_no_refusal_has_a_code_that_is_not_listed():
-    runtime = Path(errors.__file__).parent
-    used = {
-        str(value.value)
-        for path in runtime.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        for value in _codes(node)
-        if isinstance(value, ast.Constant)
-    }
-
-    assert used - set(CODES) == set()
-
-
-def _codes(node: ast.AST) -> list[ast.expr]:
-    """Return the codes that are said at a node: by keyword, of an error at a place, of what a field declares."""
-    if isinstance(node, ast.keyword):
-        return [node.value] if node.arg == "code" else []
-    if not isinstance(node, ast.Call):
-        return []
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    if name == "Code":
-        return node.args
-    return node.args[1:2] if name in ("invalid", "IndexOf", "NameOf", "Over", "Length", "AtMost") else []
-
-
 def test_signatures_of_the_operator_set_have_the_grammar_of_the_prose():
     type_ = r"\w+(\([^()]*\))?(\?|\[\]|\[\d+\])*"
     argument = rf'(\*|{type_} \w+(=("[^"]*"|\[[^\]]*\]|[^,()\[\]"]+))?)'
@@ -143,9 +118,14 @@ def test_prose_and_history_are_of_the_current_versions():
     [
         f"nested {DEFAULT.json_depth} levels deep; a file may be {DEFAULT.json_nbytes >> 30} GiB long",
         f"and hold {DEFAULT.json_containers:,} of them",
-        f"more than {MAX_AXES} axes",
-        f"more than {DEFAULT.nodes:,} nodes".replace(",", " "),
-        f"of more than {MAX_TERMS} terms",
+        f"as many strides as sizes, at most {MAX_AXES}.",
+        f"at most {DEFAULT.nodes:,} nodes".replace(",", " "),
+        f"at most {MAX_NODES:,} calls of submodules".replace(",", " "),
+        f"at most {MAX_TERMS} terms",
+        f"by 2 to {MAX_QUANTILES} quantiles",
+        f"at most {MAX_GENERATED} elements",
+        f"no more than {MAX_HOLE_NBYTES >> 20} MiB of holes",
+        f"A signature has at most {MOST_NBYTES >> 20} MiB",
         f"of more than {SAMPLE} elements",
         *(
             f"{bound:.0e} for {str(dtype).removeprefix('torch.')}".replace("e-0", "e-")

@@ -232,7 +232,7 @@ LOADS = [
     (
         "program_is_unknown",
         lambda: aotexport_runtime.load("bundle").program("eval"),
-        BundleInvalid,
+        ArgumentInvalid,
         "no program 'eval'; the bundle has train, infer",
     ),
 ]

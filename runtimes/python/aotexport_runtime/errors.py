@@ -67,14 +67,14 @@ class Place(str):
         """How many faults were collected so far."""
         return len(self.faults or ())
 
-    def invalid(self, message: str, code: str) -> BundleInvalid:
-        """Return the error of a rule that is broken here, by its code."""
-        return BundleInvalid(message, where=self, code=code)
+    def invalid(self, message: str, check: str) -> BundleInvalid:
+        """Return the error of a check that fails here, by its name in `schemas/v1/checks.json`."""
+        return BundleInvalid(message, where=self, check=check)
 
-    def refuse(self, message: str, code: str) -> None:
-        """Note that a rule is broken here, or raise it where faults are not collected."""
+    def refuse(self, message: str, check: str) -> None:
+        """Note that a check fails here, or raise it where faults are not collected."""
         with self:
-            raise self.invalid(message, code)
+            raise self.invalid(message, check)
 
     def __enter__(self) -> Place:
         """Return the place itself."""
@@ -99,14 +99,16 @@ class BundleInvalid(AotExportError):
 
     Attributes:
         where: file inside the bundle, with a JSON path if one is known (`"bundle.json $.programs[0]"`).
-        code: which rule it breaks, a code of the format.
+        check: which check of the format fails, by its name in `schemas/v1/checks.json`: `index-range/leaf`.
+        code: the code of the check, what its name begins with.
         path: JSON path in the file; `$`: the file itself.
         reason: the message without the place.
     """
 
-    def __init__(self, message: str, *, where: str = "", code: str = "bundle-invalid") -> None:
+    def __init__(self, message: str, *, where: str = "", check: str) -> None:
         self.where = where
-        self.code = code
+        self.check = check
+        self.code = check.partition("/")[0]
         self.path = where.path if isinstance(where, Place) else "$"
         self.reason = message
         super().__init__(f"{where}: {message}" if where else message)
@@ -123,7 +125,7 @@ class BundleTooNew(BundleInvalid):
     def __init__(self, message: str, *, needed: tuple[int, int], supported: tuple[int, int]) -> None:
         self.needed = needed
         self.supported = supported
-        super().__init__(message, where="bundle.json", code="version-newer")
+        super().__init__(message, where="bundle.json", check="version-newer/format")
 
 
 class NotSupported(AotExportError):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import aotexport
-from aotexport_runtime import BundleInvalid, NotSupported, load
+from aotexport_runtime import ArgumentInvalid, NotSupported, load
 from tests.hostile.crafted import Crafted
 
 TIED = Path(__file__).parents[2] / "golden/v1.0/tied_weights/bundle"
@@ -176,7 +176,7 @@ def test_program_is_called_by_name_whatever_the_mode(loaded, batch):
 
 
 def test_program_of_an_unknown_name_is_refused(loaded):
-    with pytest.raises(BundleInvalid) as caught:
+    with pytest.raises(ArgumentInvalid) as caught:
         loaded.program("tune")
     assert str(caught.value) == "no program 'tune'; the bundle has train, infer"
 

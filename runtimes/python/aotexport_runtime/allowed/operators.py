@@ -1,4 +1,4 @@
-"""The names that a graph may call, and their numbers of operands. No torch.
+"""The names that a graph may call, and their operands. No torch.
 
 `aten` operators must be of an operator set of `allowed/aten.txt`, which `schemas/tools/operators.py` writes;
 `python::` and `torch::` names are in the tables below; the caller allows other namespaces.
@@ -137,62 +137,71 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 }
 """Builtins that generated code calls."""
 
-SUBCLASS_OPERANDS: dict[str, int] = {"subclass::inner": 2, "subclass::wrap": 2}
-"""How many operands each operator on tensors of wrapper subclasses takes."""
+Operands = dict[str, tuple[str, ...]]
+"""By operator what each of its operands is, in words: `validate/builtins.py` has a rule for each."""
 
-DISTRIBUTED_OPERANDS: dict[str, int] = {
-    "distributed::from_local": 3,
-    "distributed::to_local": 2,
-    "distributed::redistribute": 4,
+SUBCLASS_OPERANDS: Operands = {
+    "subclass::inner": ("a tensor", "a string"),
+    "subclass::wrap": ("an array of tensors", "the index of a structure"),
 }
-"""How many operands each step into distributed tensors, out of them, and to other placements takes."""
+"""What each operator on tensors of wrapper subclasses takes."""
 
-BUILTIN_OPERANDS: dict[str, int] = {
-    **dict.fromkeys(INFIX, 2),
-    "python::getitem": 2,
-    "python::neg": 1,
-    "python::not": 1,
-    "python::sym_sum": 1,
-    "python::sym_max": 2,
-    "python::sym_min": 2,
-    "python::sym_int": 1,
-    "python::sym_float": 1,
-    "python::sym_ite": 3,
-    "python::abs": 1,
-    "python::floor": 1,
-    "python::ceil": 1,
-    "python::round": 1,
-    "python::round_digits": 2,
-    **{f"python::{name}": 1 for name in FLOAT_FUNCTIONS},
+DISTRIBUTED_OPERANDS: Operands = {
+    "distributed::from_local": ("a tensor", "the index of a structure", "an array of placements or null"),
+    "distributed::to_local": ("a tensor", "an array of placements or null"),
+    "distributed::redistribute": ("a tensor", "an array of placements", "a dtype or null", "a dtype or null"),
 }
-"""How many operands each builtin takes."""
+"""What each step into distributed tensors, out of them, and to other placements takes."""
 
-EFFECT_OPERANDS: dict[str, int] = {
-    "torch::is_grad_enabled": 0,
-    "torch::set_grad_enabled": 1,
-    "torch::enter_autocast": 4,
-    "torch::exit_autocast": 1,
-    "torch::enter_checkpoint": 2,
-    "torch::exit_checkpoint": 1,
+BUILTIN_OPERANDS: Operands = {
+    **dict.fromkeys((*BUILTINS,), ("a number",)),
+    **dict.fromkeys((*INFIX, "python::sym_max", "python::sym_min", "python::round_digits"), ("a number", "a number")),
+    "python::getitem": ("a sequence", "an integer or a slice"),
+    "python::sym_sum": ("an array of numbers",),
+    "python::sym_ite": ("a number", "a number", "a number"),
 }
-"""How many operands each change of interpreter state takes."""
+"""What each builtin takes."""
 
-BODY_OPERANDS: dict[str, int] = {
-    "higher_order::cond": 4,
-    "higher_order::while_loop": 4,
-    "higher_order::while_loop_stack_output": 4,
-    "higher_order::scan": 4,
-    "higher_order::map_impl": 3,
-    "higher_order::invoke_subgraph": 2,
-    "higher_order::register_hook": 3,
-    "higher_order::autograd_function": 10,
+EFFECT_OPERANDS: Operands = {
+    "torch::is_grad_enabled": (),
+    "torch::set_grad_enabled": ("a grad mode",),
+    "torch::enter_autocast": ("a device", "a dtype or null", "a truth value", "a truth value"),
+    "torch::exit_autocast": ("a region",),
+    "torch::enter_checkpoint": ("an array of tensors", "a truth value"),
+    "torch::exit_checkpoint": ("a region",),
 }
-"""How many operands each higher-order operator takes."""
+"""What each change of interpreter state takes."""
 
-LAUNCH_OPERANDS: dict[str, int] = {"higher_order::triton_kernel": 2}
-"""How many operands the launch of a kernel of the model takes."""
+_LOOP = ("a body", "a body", "an array", "an array")
+BODY_OPERANDS: Operands = {
+    "higher_order::cond": ("a predicate", "a body", "a body", "an array"),
+    "higher_order::while_loop": _LOOP,
+    "higher_order::while_loop_stack_output": _LOOP,
+    "higher_order::scan": ("a body", "an array", "an array", "an array"),
+    "higher_order::map_impl": ("a body", "an array", "an array"),
+    "higher_order::invoke_subgraph": ("a body", "an array"),
+    "higher_order::register_hook": ("a body", "a tensor", "an array"),
+    "higher_order::autograd_function": (
+        *(
+            "a body",
+            "an array of bodies and null",
+            "an array",
+            "an array",
+            "a count",
+            "a count",
+            "an array of indices",
+            "an array of indices",
+            "a truth value",
+            "a truth value",
+        ),
+    ),
+}
+"""What each higher-order operator takes."""
 
-OPERANDS: dict[str, int] = {
+LAUNCH_OPERANDS: Operands = {"higher_order::triton_kernel": ("a string", "an array of tensors")}
+"""What the launch of a kernel of the model takes."""
+
+OPERANDS: Operands = {
     **BUILTIN_OPERANDS,
     **EFFECT_OPERANDS,
     **BODY_OPERANDS,
@@ -200,7 +209,7 @@ OPERANDS: dict[str, int] = {
     **SUBCLASS_OPERANDS,
     **DISTRIBUTED_OPERANDS,
 }
-"""Numbers of operands of all operators that are not torch's."""
+"""Operands of all operators that are not torch's."""
 
 NAMESPACES = frozenset(name.partition("::")[0] for name in OPERANDS)
 """Namespaces of `OPERANDS`, which no custom operator may be in."""

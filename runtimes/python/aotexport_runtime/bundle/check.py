@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
+import safetensors
 
 from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.manifest import read_envelope, read_manifest_bytes
+from aotexport_runtime.bundle.packs import KERNELS, TARGET, code_of, unpacked
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import BundleInvalid, NotSupported, Place
 from aotexport_runtime.schema.base import Record
@@ -21,7 +23,7 @@ from aotexport_runtime.schema.codec import decode_record
 from aotexport_runtime.schema.compiled import Target
 from aotexport_runtime.schema.faults import structure_faults
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.kernels import KernelLibrary
+from aotexport_runtime.schema.kernels import KernelBinary, KernelLibrary
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Program
@@ -37,7 +39,9 @@ from aotexport_runtime.validate import (
     check_lowered,
     check_lowered_graph,
     check_manifest,
+    check_onnx,
     check_program,
+    check_stored,
     check_target,
     check_vector,
 )
@@ -63,7 +67,7 @@ def faults_of(path: str | os.PathLike[str], *, limits: Limits = DEFAULT) -> list
     faults: list[BundleInvalid] = []
     manifest = _decoded(data, Manifest, "bundle.json", written, limits, faults)
     if manifest is not None:
-        check_manifest(manifest, Place("bundle.json", (), faults))
+        check_manifest(manifest, Place("bundle.json", (), faults), limits=limits)
     # Paths and names are not safe to follow before.
     if manifest is not None and not faults:
         bundle = Bundle(directory, manifest, limits)
@@ -108,22 +112,34 @@ class _Check:
             for target in entry.targets:
                 if entry.name in self.programs and target not in ("portable", "onnx", *self.bundle.target_names):
                     self.lowered(target, self.programs[entry.name])
+        for index, model in enumerate(self.bundle.manifest.onnx):
+            if model.program in self.programs:
+                with self.place("bundle.json").at("onnx", index) as here:
+                    check_onnx(model, self.programs[model.program], where=here)
+        self.packs()
         self.weights()
 
     def programs_and_calls(self, names: Iterable[str]) -> None:
         for name in names:
             self.program(name)
-        for entry in self.bundle.manifest.testvectors:
+        for index, entry in enumerate(self.bundle.manifest.testvectors):
             vector = self.document(entry.record, Vector)
             if vector is not None and entry.program in self.programs:
+                faults = len(self.faults)
                 check_vector(vector, self.programs[entry.program], where=self.place(entry.record))
+                if len(self.faults) == faults:
+                    self.stored(vector, index)
 
     def place(self, path: str) -> Place:
         return Place(path, (), self.faults)
 
+    def broken(self, path: str) -> bool:
+        """Return whether a file has a fault."""
+        return any(fault.where == path for fault in self.faults)
+
     def document(self, path: str, type_: type[T]) -> T | None:
         """Return a record of the bundle; None: it is not there, or faulty, which was noted."""
-        if any(fault.where == path for fault in self.faults):
+        if self.broken(path):
             return None
         with self.place(path):
             written = self.bundle.written
@@ -138,9 +154,12 @@ class _Check:
         check_program(program, self.bundle.manifest, name=name, where=self.place(path))
         if len(self.faults) == before:
             self.programs[name] = program
+        listed = {entry.path for entry in self.bundle.manifest.files}
         functional = program.functional
         for file in [program.forward.file] + ([] if functional is None else [functional.file]):
-            self.graph(name, program, file)
+            # A faulty record may name what is nowhere.
+            if name in self.programs or f"programs/{name}/{file}" in listed:
+                self.graph(name, program, file)
 
     def graph(self, name: str, program: Program, file: str) -> None:
         path, before = f"programs/{name}/{file}", len(self.faults)
@@ -167,7 +186,7 @@ class _Check:
             return
         with self.place(path) as here:
             check_target(target, self.bundle.manifest, name=name, where=here)
-        for index, compiled in enumerate(target.programs):
+        for index, compiled in enumerate(() if self.broken(path) else target.programs):
             program = self.programs.get(compiled.program)
             if program is not None:
                 graph = program.functional and self.graphs.get((program.name, program.functional.file))
@@ -203,6 +222,28 @@ class _Check:
                     limits=self.bundle.limits,
                 )
 
+    def stored(self, vector: Vector, index: int) -> None:
+        """Compare the stored tensors of a recorded call with its record."""
+        entry = self.bundle.manifest.testvectors[index]
+        with self.place("bundle.json").at("testvectors", index) as here:
+            try:
+                tensors = safetensors.deserialize(self.bundle.bytes_of(entry.tensors))
+            except safetensors.SafetensorError as error:
+                raise here.invalid(f"not a safetensors file: {error}", "tensor-stored/safetensors") from None
+            check_stored(vector, {key: each["shape"] for key, each in tensors}, self.place(entry.record))
+
+    def packs(self) -> None:
+        """Compare the compiled code of kernels with their record."""
+        if KERNELS not in {entry.path for entry in self.bundle.manifest.files} or self.broken(KERNELS):
+            return
+        library, where = self.bundle.kernels(TARGET), self.place(str(KERNELS))
+        for pack in library.packs:
+            with where:
+                code = unpacked(self.bundle, pack.architecture)
+                for steps, binary in _binaries(library):
+                    if binary.architecture == pack.architecture:
+                        code_of(binary, code, where.at(*steps))
+
     def weights(self) -> None:
         """Compare stored tensors with their records, where torch is installed, which reads them."""
         if importlib.util.find_spec("torch") is None:
@@ -216,8 +257,18 @@ class _Check:
                     try:
                         load_parts(self.bundle, [part], mapped=True)
                     except BundleInvalid as error:
+                        if error.check == "tensor-stored/safetensors":
+                            broken.add(part.file)
                         place = Place("bundle.json").at("state", index)
-                        self.faults.append(BundleInvalid(str(error), where=place, code=error.code))
+                        self.faults.append(BundleInvalid(str(error), where=place, check=error.check))
                     except NotSupported:
                         # A dtype that this torch lacks is no fault of the bundle.
                         continue
+
+
+def _binaries(library: KernelLibrary) -> Iterator[tuple[tuple[str | int, ...], KernelBinary]]:
+    """Yield the compiled code of all kernels, each with its path in the record."""
+    for i, kernel in enumerate(library.kernels):
+        for j, candidate in enumerate(kernel.candidates):
+            for k, binary in enumerate(candidate.binaries):
+                yield ("kernels", i, "candidates", j, "binaries", k), binary

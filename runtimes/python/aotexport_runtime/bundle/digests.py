@@ -35,7 +35,7 @@ def _compare(bundle: Bundle, wrong: list[Exception]) -> None:
     try:
         for entry in bundle.manifest.files:
             if _sha256(bundle, entry.path) != entry.sha256:
-                raise BundleInvalid(TAMPERED, where=entry.path, code="file-differs")
+                raise BundleInvalid(TAMPERED, where=entry.path, check="file-differs/digest")
     except Exception as error:  # noqa: BLE001 - raised by the thread that waits
         wrong.append(error)
 

@@ -57,16 +57,16 @@ class BundleDirectory:
             stream = _regular(_open_beneath(self._descriptor, file))
         except OSError as error:
             if error.errno in (errno.EXDEV, errno.ELOOP):
-                raise BundleInvalid("leads outside the bundle", where=file, code="file-outside") from error
+                raise BundleInvalid("leads outside the bundle", where=file, check="file-outside/link") from error
             reason = "may not be read" if isinstance(error, PermissionError) else "missing"
-            raise BundleInvalid(reason, where=file, code="file-missing") from error
+            raise BundleInvalid(reason, where=file, check="file-missing/file") from error
         found = hole_nbytes(stream)
         self._holes_nbytes += found - self._holes.get(file, 0)
         self._holes[file] = found
-        if self._holes_nbytes > MAX_HOLE_NBYTES:
+        if found and self._holes_nbytes > MAX_HOLE_NBYTES:
             stream.close()
             message = f"with it, files have more than {MAX_HOLE_NBYTES} bytes of holes in the place of data"
-            raise BundleInvalid(message, where=file, code="file-differs")
+            raise BundleInvalid(message, where=file, check="file-differs/hole")
         return stream
 
 

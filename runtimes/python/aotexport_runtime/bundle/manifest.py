@@ -30,19 +30,23 @@ def read_manifest_bytes(path: str | os.PathLike[str], limits: Limits = DEFAULT) 
         directory = BundleDirectory(root)
     except (FileNotFoundError, NotADirectoryError, ValueError):
         reason = f"`{path}` is a file, and a bundle is a directory" if root.is_file() else f"no directory `{path}`"
-        raise BundleInvalid(reason, code="bundle-missing") from None
+        raise BundleInvalid(reason, check="bundle-missing/directory") from None
     except OSError as error:
-        raise BundleInvalid(f"`{path}` cannot be read: {error.strerror}", code="bundle-missing") from None
+        raise BundleInvalid(f"`{path}` cannot be read: {error.strerror}", check="bundle-missing/directory") from None
     try:
         with directory.open(MANIFEST_NAME) as stream:
             data = read_most(stream, limits.json_nbytes)
     except BundleInvalid as error:
         if isinstance(error.__cause__, PermissionError):
             raise
-        raise BundleInvalid(f"`{path}` is no bundle: it has no file `{MANIFEST_NAME}`", code="bundle-missing") from None
+        raise BundleInvalid(
+            f"`{path}` is no bundle: it has no file `{MANIFEST_NAME}`", check="bundle-missing/manifest"
+        ) from None
     if len(data) > limits.json_nbytes:
         raise BundleInvalid(
-            f"larger than the {limits.json_nbytes} bytes of JSON that are read", where=MANIFEST_NAME, code="json-limit"
+            f"larger than the {limits.json_nbytes} bytes of JSON that are read",
+            where=MANIFEST_NAME,
+            check="json-limit/bytes",
         )
     return directory, data
 
@@ -69,12 +73,5 @@ def read_manifest(data: bytes, limits: Limits = DEFAULT) -> Manifest:
     """
     written = read_envelope(data, limits)
     manifest = schema.decode_record(data, Manifest, where=MANIFEST_NAME, written=written, limits=limits)
-    check_manifest(manifest)
-    nbytes = sum(entry.nbytes for entry in manifest.files)
-    if nbytes > limits.bundle_nbytes:
-        raise BundleInvalid(
-            f"the files have {nbytes} bytes; at most {limits.bundle_nbytes} are read",
-            where=MANIFEST_NAME,
-            code="bundle-limit",
-        )
+    check_manifest(manifest, limits=limits)
     return manifest

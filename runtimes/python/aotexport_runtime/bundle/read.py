@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from aotexport_runtime import schema
 from aotexport_runtime.bundle.directory import BundleDirectory, at_descriptor
 from aotexport_runtime.bundle.manifest import read_manifest, read_manifest_bytes
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, Place
 from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.compiled import CompiledProgram, Target
@@ -113,14 +113,14 @@ class Bundle:
         """
         entry = self._entries.get(path)
         if entry is None:
-            raise BundleInvalid("not listed in the manifest", where=path, code="file-unlisted")
+            raise BundleInvalid("not listed in the manifest", where=path, check="file-unlisted/file")
         stream = self.directory.open(path)
         nbytes = os.fstat(stream.fileno()).st_size
         if nbytes == entry.nbytes and self._compared.get(path, _identity(stream)) == _identity(stream):
             return stream
         stream.close()
         message = TAMPERED if nbytes == entry.nbytes else f"expected {entry.nbytes} bytes, got {nbytes}"
-        raise BundleInvalid(message, where=path, code="file-differs")
+        raise BundleInvalid(message, where=path, check="file-differs/size")
 
     def file(self, path: str) -> Path:
         """Return the absolute path of a listed file.
@@ -152,7 +152,9 @@ class Bundle:
         entry = self._entries.get(path)
         if entry is not None and entry.nbytes > self.limits.json_nbytes:
             raise BundleInvalid(
-                f"larger than the {self.limits.json_nbytes} bytes of JSON that are read", where=path, code="json-limit"
+                f"larger than the {self.limits.json_nbytes} bytes of JSON that are read",
+                where=path,
+                check="json-limit/bytes",
             )
         data = self.bytes_of(path)
         self._check_digest(path, hashlib.sha256(data).hexdigest())
@@ -213,7 +215,7 @@ class Bundle:
 
     def _check_digest(self, path: str, found: str) -> None:
         if found != self._entries[path].sha256:
-            raise BundleInvalid(TAMPERED, where=path, code="file-differs")
+            raise BundleInvalid(TAMPERED, where=path, check="file-differs/digest")
 
     @property
     def program_names(self) -> tuple[str, ...]:
@@ -224,14 +226,12 @@ class Bundle:
         """Return the record of program `name`, checked.
 
         Raises:
-            BundleInvalid: no such program, or its record is invalid.
+            ArgumentInvalid: no such program.
+            BundleInvalid: its record is invalid.
         """
         if name not in self._programs:
             if name not in self.program_names:
-                raise BundleInvalid(
-                    f"no program {str(name)[:80]!r}; the bundle has {', '.join(self.program_names)}",
-                    code="reference-missing",
-                )
+                raise ArgumentInvalid(f"no program {str(name)[:80]!r}; the bundle has {', '.join(self.program_names)}")
             where = self.record_path(name)
             program = self.record(where, Program)
             check_program(program, self.manifest, name=name, where=Place(where))

@@ -65,14 +65,14 @@ def verify_signature(bundle: Bundle, signed: Signed) -> None:
         stream = place.open("rb")
     except OSError:
         raise BundleInvalid(
-            "there is no signature; `aotexport sign` makes one", where=name, code="signature-invalid"
+            "there is no signature; `aotexport sign` makes one", where=name, check="signature-invalid/missing"
         ) from None
     with stream:
         if os.fstat(stream.fileno()).st_size > MOST_NBYTES:
             raise BundleInvalid(
                 f"larger than the {MOST_NBYTES} bytes of a signature that are read",
                 where=name,
-                code="signature-invalid",
+                check="signature-invalid/size",
             )
         try:
             config.set_hashing_config(_Found(bundle, name)).verify(
@@ -83,7 +83,7 @@ def verify_signature(bundle: Bundle, signed: Signed) -> None:
         except Exception as error:  # noqa: BLE001 - errors of the libraries that check have no class in common
             reason = first_line(error) or type(error).__name__
             raise BundleInvalid(
-                f"no valid signature of this signer: {reason}", where=name, code="signature-invalid"
+                f"no valid signature of this signer: {reason}", where=name, check="signature-invalid/signer"
             ) from None
 
 
@@ -149,7 +149,9 @@ class _Found:
         }
         if any(algorithm != "sha256" for algorithm, _ in expected.values()):
             raise BundleInvalid(
-                "signed by other digests than SHA-256 of whole files", where=self._where, code="signature-invalid"
+                "signed by other digests than SHA-256 of whole files",
+                where=self._where,
+                check="signature-invalid/digests",
             )
         listed = {entry.path: entry.sha256 for entry in self._bundle.manifest.files}
         listed[MANIFEST_NAME] = self._bundle.manifest_sha256
@@ -163,7 +165,9 @@ class _Found:
         ]
         if differences:
             raise BundleInvalid(
-                f"not as it was signed: {', '.join(differences[:20])}", where=self._where, code="signature-invalid"
+                f"not as it was signed: {', '.join(differences[:20])}",
+                where=self._where,
+                check="signature-invalid/files",
             )
         return True
 

@@ -83,7 +83,9 @@ def read_tensors(data: bytes, *, where: str) -> dict[str, torch.Tensor]:
     try:
         stored = deserialize(data)
     except SafetensorError as error:
-        raise BundleInvalid(f"not a safetensors file: {error}", where=where, code="tensor-stored") from None
+        raise BundleInvalid(
+            f"not a safetensors file: {error}", where=where, check="tensor-stored/safetensors"
+        ) from None
     return {key: _from_bytes(value, where) for key, value in stored}
 
 
@@ -103,9 +105,9 @@ class _StoredTensors:
             try:
                 self._tensors[file, key] = self._files[file](key)
             except KeyError:
-                raise BundleInvalid(f"no tensor {key[:80]!r}", where=file, code="tensor-stored") from None
+                raise BundleInvalid(f"no tensor {key[:80]!r}", where=file, check="tensor-stored/key") from None
             except SafetensorError as error:
-                raise BundleInvalid(f"no tensor {key[:80]!r}: {error}", where=file, code="tensor-stored") from None
+                raise BundleInvalid(f"no tensor {key[:80]!r}: {error}", where=file, check="tensor-stored/key") from None
         return self._tensors[file, key]
 
     def _open(self, file: str) -> Callable[[str], torch.Tensor]:
@@ -128,7 +130,9 @@ def _opened(path: Path, where: str) -> Any:
     try:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
-        raise BundleInvalid(f"not a safetensors file: {error}", where=where, code="tensor-stored") from None
+        raise BundleInvalid(
+            f"not a safetensors file: {error}", where=where, check="tensor-stored/safetensors"
+        ) from None
 
 
 def _check_header(header: bytes, nbytes: int, stream: BinaryIO, where: str) -> None:
@@ -157,7 +161,7 @@ class _Copy:
         array_of_data: Any = self._data.numpy()
         data = memoryview(array_of_data) if len(self._data) else memoryview(b"")
         if _read_into(stream, data) != len(data):
-            raise BundleInvalid(f"expected {nbytes} bytes, got fewer", where=file, code="tensor-stored")
+            raise BundleInvalid(f"expected {nbytes} bytes, got fewer", where=file, check="file-differs/size")
         bundle.compare(file, [header, data])
         _check_header(header, nbytes, stream, file)
         self._tensors: dict[str, Any] = msgspec.json.decode(header[8:])
@@ -167,14 +171,18 @@ class _Copy:
         stored = msgspec.convert(self._tensors[key], _StoredTensor)
         name = _DTYPES.get(stored.dtype)
         if name is None:
-            raise BundleInvalid(f"dtype {stored.dtype} is none of the format's", where=self._file, code="tensor-stored")
+            raise BundleInvalid(
+                f"dtype {stored.dtype} is none of the format's", where=self._file, check="tensor-stored/dtype"
+            )
         dtype = dtypes.dtype(name)
         begin, end = stored.data_offsets
         count = math.prod(stored.shape)
         # The library has compared these; the file may have changed since.
         if min((begin, *stored.shape)) < 0 or end - begin != count * dtype.itemsize or end > len(self._data):
             raise BundleInvalid(
-                f"no tensor {key[:80]!r}: its sizes are not those of its data", where=self._file, code="tensor-stored"
+                f"no tensor {key[:80]!r}: its sizes are not those of its data",
+                where=self._file,
+                check="tensor-stored/safetensors",
             )
         if not count:
             return torch.empty(stored.shape, dtype=dtype)
@@ -243,7 +251,9 @@ _DTYPES: dict[str, str] = {
 def _from_bytes(stored: dict[str, Any], where: str) -> torch.Tensor:
     name = _DTYPES.get(stored["dtype"])
     if name is None:
-        raise BundleInvalid(f"dtype {stored['dtype']} is none of the format's", where=where, code="tensor-stored")
+        raise BundleInvalid(
+            f"dtype {stored['dtype']} is none of the format's", where=where, check="tensor-stored/dtype"
+        )
     if not stored["data"]:
         return torch.empty(stored["shape"], dtype=dtypes.dtype(name))
     return torch.frombuffer(stored["data"], dtype=dtypes.dtype(name)).reshape(stored["shape"])
@@ -255,17 +265,19 @@ def _restore(entry: StateTensor | StoredPart, stored: torch.Tensor) -> torch.Ten
     if stored.data_ptr() % stored.element_size():
         # Kernels may load whole vectors from addresses that they assume to be aligned.
         raise BundleInvalid(
-            f"{key} does not begin at a multiple of its element size", where=entry.file, code="tensor-stored"
+            f"{key} does not begin at a multiple of its element size", where=entry.file, check="tensor-stored/alignment"
         )
     if dtype.is_complex and stored.dtype == dtype.to_real() and stored.shape[-1:] == (2,):
         stored = torch.view_as_complex(stored)
     if stored.dtype != dtype:
         raise BundleInvalid(
-            f"{key} is {dtypes.name_of(stored.dtype)}, not {entry.dtype}", where=entry.file, code="tensor-stored"
+            f"{key} is {dtypes.name_of(stored.dtype)}, not {entry.dtype}", where=entry.file, check="tensor-stored/dtype"
         )
     if entry.whole and tuple(stored.shape) != entry.shape:
         raise BundleInvalid(
-            f"{key} has shape {list(stored.shape)}, not {list(entry.shape)}", where=entry.file, code="tensor-stored"
+            f"{key} has shape {list(stored.shape)}, not {list(entry.shape)}",
+            where=entry.file,
+            check="tensor-stored/shape",
         )
     if 0 in entry.shape:
         return torch.empty_strided(entry.shape, entry.stride, dtype=dtype)
@@ -273,7 +285,7 @@ def _restore(entry: StateTensor | StoredPart, stored: torch.Tensor) -> torch.Ten
     if span_end(entry.shape, entry.stride, entry.offset) > stored.numel():
         name = entry.name if isinstance(entry, StateTensor) else entry.key
         raise BundleInvalid(
-            f"state {name[:80]!r} reaches past the end of {key}", where=entry.file, code="tensor-stored"
+            f"state {name[:80]!r} reaches past the end of {key}", where=entry.file, check="tensor-stored/span"
         )
     offset = entry.offset + stored.storage_offset()
     return torch.empty(0, dtype=dtype).set_(stored.untyped_storage(), offset, entry.shape, entry.stride)

@@ -32,10 +32,10 @@ from aotexport_runtime.rewrite.impure import random_nodes
 from aotexport_runtime.schema.manifest import OnnxModel, VectorEntry
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.values import TensorMeta
-from aotexport_runtime.schema.vectors import Vector
+from aotexport_runtime.schema.vectors import Vector, spans
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.compare import TOLERANCES, compare
-from aotexport_runtime.values.observe import Observation, make_inputs, observe, spans
+from aotexport_runtime.values.observe import Observation, make_inputs, observe
 
 ONNX = "onnx"
 

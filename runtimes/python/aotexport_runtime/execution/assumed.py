@@ -47,5 +47,6 @@ def check_shape(tensor: torch.Tensor, sizes: Sequence[int]) -> None:
         len(shape) != len(sizes) or any(size not in (-1, found) for size, found in zip(sizes, shape, strict=True))
     ):
         raise BundleInvalid(
-            f"a value of a graph has the shape {list(shape)}, and its metadata say {list(sizes)}", code="result-type"
+            f"a value of a graph has the shape {list(shape)}, and its metadata say {list(sizes)}",
+            check="result-type/shape",
         )

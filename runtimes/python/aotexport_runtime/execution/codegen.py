@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime.allowed.operators import INFIX
-from aotexport_runtime.errors import BundleInvalid, printable
+from aotexport_runtime.errors import printable
 from aotexport_runtime.execution import assumed, attention, checks, higher_order, loops, numbers, ops, profile
 from aotexport_runtime.execution.checkpoint import outlined
 from aotexport_runtime.execution.detached import without_base
@@ -365,6 +365,5 @@ def constant_value(argument: Argument | PythonValue, environment: Environment) -
         return [constant_value(item, environment) for item in argument]
     if isinstance(argument, SliceArgument):
         return slice(argument.start, argument.stop, argument.step)
-    if argument is None or isinstance(argument, bool | int | float):
-        return argument
-    raise BundleInvalid(f"a constant may not hold {type(argument).__name__}", code="constant-expected")
+    assert argument is None or isinstance(argument, bool | int | float)
+    return argument

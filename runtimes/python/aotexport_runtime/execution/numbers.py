@@ -77,7 +77,8 @@ def check_declared(op: str, returns: Sequence[Any], meta: ValueMeta) -> None:
         fits = isinstance(meta, SequenceMeta) and len(meta.items) == len(kinds) and all(map(_fits, kinds, meta.items))
     if not fits:
         raise BundleInvalid(
-            f"operator `{op}` gives {', '.join(kinds) or 'nothing'}, and the graph says otherwise", code="result-type"
+            f"operator `{op}` gives {', '.join(kinds) or 'nothing'}, and the graph says otherwise",
+            check="result-type/signature",
         )
 
 

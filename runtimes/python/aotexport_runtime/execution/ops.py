@@ -165,11 +165,11 @@ def check_allowed(name: str, namespaces: frozenset[str]) -> None:
         if rest not in allowed_aten_operators():
             raise BundleInvalid(
                 f"operator `{name[:80]}` is not on the list of operators that a bundle may call",
-                code="operator-unlisted",
+                check="operator-unlisted/aten",
             )
     elif namespace == "python":
         if name not in BUILTINS:
-            raise BundleInvalid(f"unknown builtin `{name[:80]}`", code="operator-unlisted")
+            raise BundleInvalid(f"unknown builtin `{name[:80]}`", check="operator-unlisted/builtin")
     elif namespace not in namespaces:
         raise NotSupported(
             f"operator `{name[:80]}` is in namespace `{namespace[:40]}`, which the caller did not allow. Import the "
@@ -226,25 +226,28 @@ def check_call(op: str, function: Any, args: Sequence[Argument], kwargs: Mapping
     positional = [parameter for parameter in parameters if not parameter.keyword_only]
     if len(args) > len(positional):
         raise BundleInvalid(
-            f"operator `{op}` takes {len(positional)} positional arguments, got {len(args)}", code="operator-arguments"
+            f"operator `{op}` takes {len(positional)} positional arguments, got {len(args)}",
+            check="operator-arguments/positional",
         )
     by_name: dict[str, Argument] = {parameter.name: arg for parameter, arg in zip(positional, args, strict=False)}
     for name, argument in kwargs.items():
         if name in by_name or not any(parameter.name == name for parameter in parameters):
             raise BundleInvalid(
-                f"operator `{op}` takes no keyword argument {name[:40]!r} here", code="operator-arguments"
+                f"operator `{op}` takes no keyword argument {name[:40]!r} here", check="operator-arguments/keyword"
             )
         by_name[name] = argument
     for parameter in parameters:
         if parameter.name not in by_name:
             if parameter.required:
-                raise BundleInvalid(f"operator `{op}` lacks its argument `{parameter.name}`", code="operator-arguments")
+                raise BundleInvalid(
+                    f"operator `{op}` lacks its argument `{parameter.name}`", check="operator-arguments/missing"
+                )
         elif parameter.kind is not None:
             argument = by_name[parameter.name]
             if not isinstance(argument, parameter.kind) and not (argument is None and parameter.optional):
                 raise BundleInvalid(
                     f"argument `{parameter.name}` of operator `{op}` is no {parameter.kind.__name__}",
-                    code="argument-type",
+                    check="argument-type/argument",
                 )
 
 

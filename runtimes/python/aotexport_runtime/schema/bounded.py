@@ -18,23 +18,25 @@ MAX_QUANTILES = 65
 INT64_MAX = (1 << 63) - 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Bounds:
     """Keywords of JSON Schema, by their names there, None: not stated; and how a reader refuses what is outside.
 
     Attributes:
-        code: of the refusal; empty: the value is checked with others, by `validate`.
+        code: of the refusal.
+        apart: whether a check of its own has the bounds, with more around the value.
         fault: what is wrong with a text, in words.
         holds: a further condition, which no keyword can say; None: there is none.
     """
 
+    code: str
     minimum: int | None = None
     maximum: int | None = None
     pattern: str | None = None
     maxLength: int | None = None  # noqa: N815 (a keyword of JSON Schema)
     minItems: int | None = None  # noqa: N815
     maxItems: int | None = None  # noqa: N815
-    code: str = ""
+    apart: bool = False
     fault: str = ""
     holds: Callable[[Any], bool] | None = None
 
@@ -56,7 +58,7 @@ class Bounds:
 
 
 _compiled = cache(re.compile)
-_OURS = ("code", "fault", "holds")
+_OURS = ("code", "apart", "fault", "holds")
 
 
 def bounds_of(type_: Any) -> Bounds:
@@ -72,16 +74,22 @@ def is_identifier(name: str) -> bool:
 Count = Annotated[int, Bounds(minimum=0, maximum=INT64_MAX, code="index-range")]
 """An index, or how many there are of something."""
 
+TableIndex = Annotated[int, Bounds(minimum=0, maximum=INT64_MAX, code="index-range", apart=True)]
+"""An index into a table of a graph (7.32)."""
+
+Convention = Annotated[int, Bounds(minimum=1, maximum=INT64_MAX, code="convention-unknown", apart=True)]
+"""A calling convention."""
+
 Positive = Annotated[int, Bounds(minimum=1, maximum=INT64_MAX, code="index-range")]
 """A number from 1."""
 
 Whole = Annotated[int, Bounds(minimum=-INT64_MAX, maximum=INT64_MAX, code="number-limit")]
 """A number of either sign."""
 
-Offset = Annotated[int, Bounds(minimum=0, maximum=INT64_MAX)]
+Offset = Annotated[int, Bounds(minimum=0, maximum=INT64_MAX, code="tensor-layout", apart=True)]
 """Where a tensor begins in its storage."""
 
-Axes = Annotated[tuple[Count, ...], Bounds(maxItems=MAX_AXES)]
+Axes = Annotated[tuple[Count, ...], Bounds(maxItems=MAX_AXES, code="tensor-layout", apart=True)]
 """A number per axis of a stored tensor."""
 
 Digest = Annotated[
@@ -89,10 +97,12 @@ Digest = Annotated[
 ]
 """A SHA-256 in lower-case hexadecimal."""
 
-Hexadecimal = Annotated[str, Bounds(pattern="^([0-9a-f]{2})*$")]
+Hexadecimal = Annotated[str, Bounds(pattern="^([0-9a-f]{2})*$", code="structure-malformed", apart=True)]
 """Bytes, two digits each."""
 
-VersionText = Annotated[str, Bounds(pattern=r"^(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})$")]
+VersionText = Annotated[
+    str, Bounds(pattern=r"^(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})$", code="version-malformed", apart=True)
+]
 """`MAJOR.MINOR`."""
 
 PlainName = Annotated[
@@ -100,6 +110,12 @@ PlainName = Annotated[
     Bounds(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", maxLength=64, code="name-malformed", fault="not a plain name"),
 ]
 """A name that is also part of a path."""
+
+OwnName = Annotated[
+    str,
+    Bounds(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", maxLength=64, code="program-malformed", apart=True),
+]
+"""The name by which another record, or a folder, leads to the record that the name is in."""
 
 _PART = "[A-Za-z0-9_]([A-Za-z0-9_.+=@-]{0,126}[A-Za-z0-9_+=@-])?"
 
@@ -139,7 +155,9 @@ ExtensionName = Annotated[
 ]
 """A name that no version of the format gives a meaning: `x-`, the vendor, and what it is."""
 
-OperatorSet = Annotated[str, Bounds(pattern=r"^[a-z]+\.[a-z]+/[1-9][0-9]{0,3}$")]
+OperatorSet = Annotated[
+    str, Bounds(pattern=r"^[a-z]+\.[a-z]+/[1-9][0-9]{0,3}$", code="operator-set-unknown", apart=True)
+]
 """An operator set with its version."""
 
 Namespace = Annotated[str, Bounds(pattern=f"^{_IDENTIFIER}$", code="name-malformed", fault="no identifier")]

@@ -92,14 +92,16 @@ def _keys_once(data: bytes, where: str) -> tuple[Any, bytes]:
     compact = msgspec.json.encode(plain)
     if count_keys(compact) != count_keys(data):
         place = Place(where).at(*next(twice(data), ()))
-        raise BundleInvalid("an object has the same key twice", where=place, code="json-key-twice")
+        raise BundleInvalid("an object has the same key twice", where=place, check="json-key-twice/key")
     return plain, compact
 
 
 def _untagged(document: Any, type_: type[Record], where: str) -> BundleInvalid:
     """Return what is raised for a record without its tag, which msgspec asks for only where several may stand."""
     steps = next(untagged(document, type_), ())
-    return BundleInvalid("Object missing required field `kind`", where=Place(where).at(*steps), code="json-record")
+    return BundleInvalid(
+        "Object missing required field `kind`", where=Place(where).at(*steps), check="json-record/record"
+    )
 
 
 def refused(error: Exception, where: str, said: str = "") -> BundleInvalid:
@@ -114,7 +116,7 @@ def refused(error: Exception, where: str, said: str = "") -> BundleInvalid:
     is_json = isinstance(error, msgspec.ValidationError) and not message.startswith(_OUT_OF_RANGE)
     found = _PATH.search(message)
     place = Place(where).at(*steps_of(found[1])) if found else where
-    return BundleInvalid(said + message, where=place, code="json-record" if is_json else "json-malformed")
+    return BundleInvalid(said + message, where=place, check="json-record/record" if is_json else "json-malformed/json")
 
 
 def steps_of(path: str) -> list[str | int]:
@@ -130,16 +132,16 @@ def check_size_of(data: bytes, where: str, limits: Limits = DEFAULT) -> None:
     """
     if len(data) > limits.json_nbytes:
         raise BundleInvalid(
-            f"{len(data)} bytes of JSON; at most {limits.json_nbytes} are read", where=where, code="json-limit"
+            f"{len(data)} bytes of JSON; at most {limits.json_nbytes} are read", where=where, check="json-limit/bytes"
         )
     depth, containers = nesting(data, limits)
     if depth > limits.json_depth:
-        raise BundleInvalid(f"nested deeper than {limits.json_depth} levels", where=where, code="json-limit")
+        raise BundleInvalid(f"nested deeper than {limits.json_depth} levels", where=where, check="json-limit/depth")
     if containers > limits.json_containers:
         raise BundleInvalid(
             f"more than the {limits.json_containers} lists and objects that are read of a file",
             where=where,
-            code="json-limit",
+            check="json-limit/containers",
         )
 
 
@@ -234,7 +236,8 @@ def resolve_tables(graph: Graph, where: Place, limits: Limits) -> None:
                 containers += (text.count(b"{") + text.count(b"[")) * count
     if nbytes > limits.json_nbytes or containers > limits.json_containers:
         raise where.invalid(
-            "with what its tables hold in the place of indexes it is larger than what is read of a file", "bundle-limit"
+            "with what its tables hold in the place of indexes it is larger than what is read of a file",
+            "bundle-limit/tables",
         )
 
 
@@ -266,7 +269,7 @@ def _resolve(graph: Graph, table: str, entries: tuple[Any, ...], where: Place) -
             continue
         if not 0 <= index < len(entries):
             raise where.at(*steps, field).invalid(
-                f"index {index} into `{table}` is out of range({len(entries)})", "index-range"
+                f"index {index} into `{table}` is out of range({len(entries)})", "index-range/table"
             )
         force_setattr(value, field, entries[index])
         uses[index] += 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import Count, Line, PlainName
-from aotexport_runtime.schema.references import IndexOf, Unique
+from aotexport_runtime.schema.bounded import Count, Line, OwnName, PlainName
+from aotexport_runtime.schema.references import Code, IndexOf, Unique
 from aotexport_runtime.schema.sizes import Condition
 
 
@@ -84,7 +84,7 @@ class Target(Record, kw_only=True):
         refusals: those that it lacks.
     """
 
-    name: PlainName
+    name: Annotated[OwnName, Code("target-malformed")]
     requirements: CpuRequirements
     programs: tuple[CompiledProgram, ...] = ()
     refusals: tuple[TargetRefusal, ...] = ()

@@ -77,7 +77,7 @@ def _twice(value: Any, steps: tuple[str | int, ...]) -> Iterator[tuple[str | int
 
 
 def _fault(message: str, place: Place) -> BundleInvalid:
-    return BundleInvalid(message.partition(" - at `")[0][:MAX_MESSAGE], where=place, code="json-record")
+    return BundleInvalid(message.partition(" - at `")[0][:MAX_MESSAGE], where=place, check="json-record/record")
 
 
 def _member(value: Any, type_: Any) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import Count, Line, OperatorName
+from aotexport_runtime.schema.bounded import Bounds, Count, Line, OperatorName, TableIndex
 from aotexport_runtime.schema.references import Code, IndexOf
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Tree
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     SharedOperator: TypeAlias = OperatorName
 else:
     # Indexes stand in files alone: `tables.py`.
-    SharedMeta = ValueMeta | Count
-    SharedOperator = OperatorName | Count
+    SharedMeta = ValueMeta | TableIndex
+    SharedOperator = OperatorName | TableIndex
 
 
 class SourceLine(Record, kw_only=True):
@@ -120,6 +120,6 @@ class Graph(Record, kw_only=True):
     sources: tuple[SourceLine, ...] = ()
     modules: tuple[str, ...] = ()
     metas: tuple[ValueMeta, ...] = ()
-    operators: tuple[OperatorName, ...] = ()
+    operators: Annotated[tuple[OperatorName, ...], Bounds(code="operator-malformed", apart=True)] = ()
     subclasses: tuple[Subclass, ...] = ()
     calls: tuple[ModuleCall, ...] = ()

@@ -9,6 +9,7 @@ from aotexport_runtime.schema.bounded import (
     Axes,
     Bounds,
     ClassName,
+    Convention,
     Count,
     Digest,
     ExtensionName,
@@ -280,7 +281,7 @@ class Manifest(Record, kw_only=True):
 
     format: VersionText
     min_reader: VersionText
-    calling_convention: Positive
+    calling_convention: Convention
     producer: Producer
     name: Line
     kind: Literal["module", "function"]

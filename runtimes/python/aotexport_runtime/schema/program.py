@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from aotexport_runtime.schema.base import Record, keep_default
-from aotexport_runtime.schema.bounded import MAX_NODES, Count, Identifier, Line, OperatorName, PlainName
+from aotexport_runtime.schema.bounded import MAX_NODES, Count, Identifier, Line, OperatorName, OwnName, PlainName
 from aotexport_runtime.schema.gradients import Gradients, TensorIndex
 from aotexport_runtime.schema.notes import Note
 from aotexport_runtime.schema.references import AtMost, IndexOf, Length, NameOf, Over, TensorOf, Unique
@@ -357,7 +357,7 @@ class Program(Record, kw_only=True):
         notes: limits of calls, and features that the program lacks.
     """
 
-    name: Annotated[PlainName, NameOf("Manifest.programs.name", "program-malformed")]
+    name: OwnName
     mode: Literal["train", "eval", "function"]
     grad: bool
     method: str = "forward"

@@ -44,7 +44,7 @@ class SizeExpression(Record, kw_only=True):
     """
 
     op: SizeOperator
-    args: Annotated[tuple[Size | float, ...], Bounds(minItems=1, maxItems=MAX_TERMS)]
+    args: Annotated[tuple[Size | float, ...], Bounds(minItems=1, maxItems=MAX_TERMS, code="size-malformed", apart=True)]
 
 
 Size = int | str | SizeExpression

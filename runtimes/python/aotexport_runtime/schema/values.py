@@ -74,8 +74,8 @@ class TensorMeta(Record, kw_only=True, tag="tensor", tag_field="kind", cache_has
     """
 
     dtype: DType
-    shape: Annotated[tuple[Size, ...], Bounds(maxItems=MAX_AXES)]
-    stride: Annotated[tuple[Size, ...], Bounds(maxItems=MAX_AXES)]
+    shape: Annotated[tuple[Size, ...], Bounds(maxItems=MAX_AXES, code="tensor-layout", apart=True)]
+    stride: Annotated[tuple[Size, ...], Bounds(maxItems=MAX_AXES, code="tensor-layout", apart=True)]
     offset: Size = 0
     device: DeviceClass = "cpu"
     requires_grad: bool = False

@@ -13,7 +13,7 @@ from aotexport_runtime.schema.bounded import (
     Line,
     NonNegative,
     Offset,
-    PlainName,
+    OwnName,
     Positive,
 )
 from aotexport_runtime.schema.references import AtMost, Code, NameOf, Unique
@@ -70,7 +70,14 @@ class VectorInput(Record, kw_only=True):
     value: int | None = None
     subclass: Subclass | None = None
     parts: tuple[VectorPart, ...] = ()
-    quantiles: Annotated[tuple[float, ...], Bounds(maxItems=MAX_QUANTILES)] = ()
+    quantiles: Annotated[tuple[float, ...], Bounds(maxItems=MAX_QUANTILES, code="vector-malformed", apart=True)] = ()
+
+
+def spans(spec: VectorInput) -> tuple[VectorInput | VectorPart, ...]:
+    """Return the stored spans of an argument: the argument, the parts of a tensor subclass, or none."""
+    if spec.value is not None:
+        return ()
+    return (spec,) if spec.subclass is None else spec.parts
 
 
 class Vector(Record, kw_only=True):
@@ -91,7 +98,7 @@ class Vector(Record, kw_only=True):
             relative as comparisons are; of values that may be further off than the tolerance for it.
     """
 
-    program: Annotated[PlainName, NameOf("Manifest.programs.name", "vector-malformed")]
+    program: Annotated[OwnName, Code("vector-malformed")]
     seed: Count
     calls: Annotated[Count, AtMost(MAX_CALLS)]
     backward: bool

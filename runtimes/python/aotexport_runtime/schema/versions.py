@@ -80,7 +80,9 @@ def parse_version(text: str) -> Version:
     match = _VERSION.fullmatch(text)
     if match is None:
         raise BundleInvalid(
-            f"expected a version `MAJOR.MINOR`, got {text[:20]!r}", where="bundle.json", code="version-malformed"
+            f"expected a version `MAJOR.MINOR`, got {text[:20]!r}",
+            where="bundle.json",
+            check="version-malformed/version",
         )
     return int(match[1]), int(match[2])
 
@@ -153,14 +155,14 @@ def check_readable(
         raise BundleInvalid(
             f"`min_reader` is {envelope.min_reader}; expected {written[0]}.0 to {envelope.format}, the bundle's format",
             where="bundle.json",
-            code="version-contradicts",
+            check="version-contradicts/min-reader",
         )
     if written < oldest:
         raise BundleInvalid(
             f"this bundle has format {envelope.format}; this runtime reads {format_version(oldest)} to "
             f"{format_version(supported)}. Load it with an older aotexport-runtime, or export the model again",
             where="bundle.json",
-            code="version-older",
+            check="version-older/format",
         )
     return written
 

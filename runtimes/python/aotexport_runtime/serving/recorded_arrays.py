@@ -22,8 +22,7 @@ from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.serving.joining import Values
-from aotexport_runtime.validate import check_vector
-from aotexport_runtime.validate.bounds import span_end
+from aotexport_runtime.validate import check_stored, check_vector
 from aotexport_runtime.values.trees import leaves
 
 Array = np.ndarray[Any, Any]
@@ -34,8 +33,6 @@ COARSER = TOLERANCES | {"bfloat16": 4e-2}
 """The same with what numpy lacks, and programs compute in."""
 _EAGER_ERRORS, _MOST = 2.0, 1e-1
 _SAMPLE = 4096
-_MOST_ELEMENTS = 1 << 28
-"""Most elements of an argument that repeats stored ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,30 +62,19 @@ def read_call(bundle: Bundle, entry: VectorEntry) -> RecordedCall:
     try:
         arrays = load(bundle.bytes_of(entry.tensors))
     except SafetensorError as error:
-        raise BundleInvalid(f"not a safetensors file: {error}", where=entry.tensors, code="vector-malformed") from None
+        raise BundleInvalid(
+            f"not a safetensors file: {error}", where=entry.tensors, check="tensor-stored/safetensors"
+        ) from None
     except KeyError as error:
         raise NotSupported(f"recorded call `{entry.name}` has values of {error}, which numpy lacks") from None
+    check_stored(vector, {key: array.shape for key, array in arrays.items()}, Place(entry.record))
     for spec, dtype, made in generated_inputs(vector, bundle.program(entry.program)):
         if dtype == "bfloat16":
             raise NotSupported(f"recorded call `{entry.name}` has values of bfloat16, which numpy lacks")
         arrays[spec.key] = made.astype(dtype)
     values: Values = []
     for spec in vector.inputs:
-        count = arrays[spec.key].size if spec.key in arrays else 0
-        if spec.value is None and span_end(spec.shape, spec.stride, spec.offset) > count:
-            raise BundleInvalid(
-                f"argument {spec.path!r} reaches past the end of {spec.key!r}",
-                where=entry.record,
-                code="vector-malformed",
-            )
-        if math.prod(spec.shape) > max(_MOST_ELEMENTS, count):
-            raise BundleInvalid(
-                f"argument {spec.path!r} repeats {spec.key!r} too often", where=entry.record, code="vector-malformed"
-            )
         values.append(_spanned(arrays, spec) if spec.value is None else spec.value)
-    missing = [name for index, name in enumerate(vector.values) if f"v{index}" not in arrays]
-    if missing:
-        raise BundleInvalid(f"no tensor of {missing[0]!r}", where=entry.tensors, code="vector-malformed")
     stored = {name: arrays[f"v{index}"] for index, name in enumerate(vector.values)}
     return RecordedCall(vector=vector, values=values, stored=stored)
 

@@ -10,9 +10,10 @@ from aotexport_runtime.validate.interface import check_forward_graph, check_func
 from aotexport_runtime.validate.kernels import check_kernels
 from aotexport_runtime.validate.lowered import check_lowered, check_lowered_graph
 from aotexport_runtime.validate.manifest import check_manifest
+from aotexport_runtime.validate.onnx import check_onnx
 from aotexport_runtime.validate.program import check_program
 from aotexport_runtime.validate.target import check_compiled, check_target
-from aotexport_runtime.validate.vector import check_vector
+from aotexport_runtime.validate.vector import check_stored, check_vector
 
 __all__ = [
     "check_compiled",
@@ -23,7 +24,9 @@ __all__ = [
     "check_lowered",
     "check_lowered_graph",
     "check_manifest",
+    "check_onnx",
     "check_program",
+    "check_stored",
     "check_target",
     "check_vector",
     "descendants",

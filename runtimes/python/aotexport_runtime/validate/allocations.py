@@ -48,7 +48,7 @@ def check_allocations(graph: Graph, limits: Limits, where: Place) -> None:
         if asked > limits.allocation_nbytes:
             most = limits.allocation_nbytes
             message = f"`{node.op}` takes the graph's memory to {asked} bytes; at most {most} are given"
-            raise where.at("nodes", index).invalid(message, "bundle-limit")
+            raise where.at("nodes", index).invalid(message, "bundle-limit/memory")
         for name in used[index]:
             if last[name] == index:
                 live -= held.pop(name, 0)

@@ -60,20 +60,20 @@ def check_argument(
     """
     if isinstance(argument, str):
         if argument not in defined:
-            raise where.invalid(f"value {argument[:80]!r} is used before it is defined", "value-undefined")
+            raise where.invalid(f"value {argument[:80]!r} is used before it is defined", "value-undefined/reference")
     elif isinstance(argument, list):
         for item in argument:
             check_argument(item, defined, subgraphs, symbols, where)
     elif isinstance(argument, int):
         if not -_MAX_INTEGER < argument < _MAX_INTEGER:
-            raise where.invalid("an integer argument has more than 64 bits", "number-limit")
+            raise where.invalid("an integer argument has more than 64 bits", "number-limit/argument")
     elif isinstance(argument, SliceArgument):
         for item in (argument.start, argument.stop, argument.step):
             check_argument(item, defined, subgraphs, symbols, where)
     elif isinstance(argument, SizeArgument):
         check_size(argument.value, symbols, where=where)
     elif isinstance(argument, SubgraphArgument) and argument.name not in subgraphs:
-        raise where.invalid(f"no subgraph {argument.name[:80]!r}", "reference-missing")
+        raise where.invalid(f"no subgraph {argument.name[:80]!r}", "reference-missing/subgraph")
 
 
 def check_constant(argument: Argument, subject: str, where: Place) -> None:
@@ -89,7 +89,7 @@ def check_constant(argument: Argument, subject: str, where: Place) -> None:
         for part in (argument.start, argument.stop, argument.step):
             check_constant(part, subject, where)
     elif isinstance(argument, str | SizeArgument | SubgraphArgument):
-        raise where.invalid(f"{subject} is no constant", "constant-expected")
+        raise where.invalid(f"{subject} is no constant", "constant-expected/constant")
     else:
         check_argument(argument, (), (), set(), where)
 
@@ -104,13 +104,13 @@ def check_meta(meta: ValueMeta, symbols: set[str], where: Place) -> None:
         if len(meta.shape) != len(meta.stride) or len(meta.shape) > MAX_AXES:
             raise where.invalid(
                 f"a tensor has {len(meta.shape)} sizes and {len(meta.stride)} strides; at most {MAX_AXES} are read",
-                "tensor-layout",
+                "tensor-layout/ranks",
             )
         for size in (*meta.shape, *meta.stride, meta.offset):
             if not isinstance(size, int) or size > INT64_MAX:
                 check_size(size, symbols, where=where)
             elif size < 0:
-                raise where.invalid("a size, stride or offset is negative", "tensor-layout")
+                raise where.invalid("a size, stride or offset is negative", "tensor-layout/negative")
     elif isinstance(meta, SizeMeta):
         if meta.value is not None:
             check_size(meta.value, symbols, where=where)

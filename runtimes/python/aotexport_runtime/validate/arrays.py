@@ -29,7 +29,7 @@ def check_arrays(program: Program, where: Place) -> None:
         spec = program.inputs[index]
         if not isinstance(spec, ArgumentInput) or spec.subclass is not None or spec.meta.requires_grad:
             raise where.invalid(
-                f"input {index} is an array, and no plain argument without gradients", "structure-malformed"
+                f"input {index} is an array, and no plain argument without gradients", "structure-malformed/array-input"
             )
         _check_meta(spec.meta, f"input {index}", where)
     put = [item for change in program.container_changes for item in change.items if item is not None]
@@ -45,11 +45,12 @@ def _arrays(trees: Iterable[Tree], subject: str, where: Place) -> list[int]:
     for leaf in found:
         if not leaf.array:
             raise where.invalid(
-                f"{subject} {leaf.index} is an array in one place, and none in another", "structure-malformed"
+                f"{subject} {leaf.index} is an array in one place, and none in another",
+                "structure-malformed/array-mixed",
             )
     return sorted(arrays)
 
 
 def _check_meta(meta: TensorMeta | None, subject: str, where: Place) -> None:
     if meta is None or meta.dtype not in _DTYPES:
-        raise where.invalid(f"{subject} is an array, and NumPy has no such values", "structure-malformed")
+        raise where.invalid(f"{subject} is an array, and NumPy has no such values", "structure-malformed/array-dtype")

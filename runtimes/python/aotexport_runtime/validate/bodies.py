@@ -65,7 +65,9 @@ def check_bodies(
         metas = {value.name: value.meta for value in (*condition.inputs, *condition.nodes)}
         _check_truth(node, condition.outputs[0] if len(condition.outputs) == 1 else None, metas, where)
     if not isinstance(node.meta, SequenceMeta):
-        raise where.at("meta").invalid(f"`{node.op}` gives a sequence, and the graph says otherwise", "result-type")
+        raise where.at("meta").invalid(
+            f"`{node.op}` gives a sequence, and the graph says otherwise", "result-type/body-sequence"
+        )
     for position in positions[1:] if node.op in _CONDITIONS else positions:
         _check_results(node, node.meta.items, _body(node.args[position], subgraphs), where.at("meta"))
 
@@ -87,7 +89,9 @@ def _count(argument: Argument) -> int:
 def _check_taken(node: Node, body: Argument, count: int, subgraphs: Mapping[str, Graph], where: Place) -> None:
     taken = len(_body(body, subgraphs).inputs)
     if taken != count:
-        raise where.invalid(f"a body of `{node.op}` takes {taken} values, and gets {count}", "operator-arguments")
+        raise where.invalid(
+            f"a body of `{node.op}` takes {taken} values, and gets {count}", "operator-arguments/body-count"
+        )
 
 
 def _check_operands(
@@ -99,7 +103,9 @@ def _check_operands(
         expected = described(taken.meta, typed=typed)
         # Nothing stands for an operand that the body does not use.
         if given not in (None, "nothing", expected) and expected != "nothing":
-            raise where.invalid(f"a body of `{node.op}` takes {expected}, and gets {given}", "operator-arguments")
+            raise where.invalid(
+                f"a body of `{node.op}` takes {expected}, and gets {given}", "operator-arguments/body-operand"
+            )
 
 
 def _check_truth(node: Node, argument: Argument, values: Mapping[str, ValueMeta], where: Place) -> None:
@@ -110,7 +116,8 @@ def _check_truth(node: Node, argument: Argument, values: Mapping[str, ValueMeta]
         return
     if not is_number:
         raise where.invalid(
-            f"`{node.op}` decides by what is no truth value, and no tensor of one element", "operator-arguments"
+            f"`{node.op}` decides by what is no truth value, and no tensor of one element",
+            "operator-arguments/predicate",
         )
 
 
@@ -127,7 +134,9 @@ def _check_results(node: Node, items: Sequence[ValueMeta], body: Graph, where: P
         described_argument(output, metas, axes, typed=typed) not in (None, described(item, typed=typed))
         for item, output, axes in zip(items, outputs, stacked, strict=True)
     ):
-        raise where.invalid(f"`{node.op}` gives what its body returns, and the graph says otherwise", "result-type")
+        raise where.invalid(
+            f"`{node.op}` gives what its body returns, and the graph says otherwise", "result-type/body"
+        )
 
 
 def _stacked(node: Node, count: int) -> list[int]:

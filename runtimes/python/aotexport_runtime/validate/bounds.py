@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,30 +10,40 @@ from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import INT64_MAX, MAX_AXES, bounds_of
 
 
-def check_index(index: int, count: int, subject: str, where: Place) -> None:
+def check_index(index: int, count: int, subject: str, check: str, where: Place) -> None:
     """Refuse an index outside `range(count)`.
+
+    Args:
+        index: the index.
+        count: of what it may lead to.
+        subject: for the message.
+        check: its name.
+        where: for errors.
 
     Raises:
         BundleInvalid: names `subject`.
     """
     if not 0 <= index < count:
-        raise where.invalid(f"{subject} is {index}, out of range({count})", "index-range")
+        raise where.invalid(f"{subject} is {index}, out of range({count})", check)
 
 
-def check_unique(names: Iterable[object], subject: str, where: Place) -> None:
+def check_unique(names: Iterable[object], subject: str, check: str, where: Place) -> None:
     """Refuse a name that occurs twice.
 
     Raises:
         BundleInvalid: names `subject`.
     """
-    seen: set[object] = set()
-    for name in names:
-        if name in seen:
-            raise where.invalid(f"{subject} {str(name)[:80]!r} occurs twice", "name-twice")
-        seen.add(name)
+    twice = first_twice(names)
+    if twice is not None:
+        raise where.invalid(f"{subject} {twice[:80]!r} occurs twice", check)
 
 
-def check_form(text: str, type_: Any, subject: str, where: Place) -> None:
+def first_twice(names: Iterable[object]) -> str | None:
+    """Return the first name that occurs twice; None: there is none."""
+    return next((str(name) for name, count in Counter(names).items() if count > 1), None)
+
+
+def check_form(text: str, type_: Any, subject: str, check: str, where: Place) -> None:
     """Refuse text that is not of a type of `schema/bounded.py`.
 
     Raises:
@@ -40,7 +51,7 @@ def check_form(text: str, type_: Any, subject: str, where: Place) -> None:
     """
     bounds = bounds_of(type_)
     if not bounds.takes(text):
-        raise where.invalid(f"{subject} {text[:80]!r} is {bounds.fault}", bounds.code)
+        raise where.invalid(f"{subject} {text[:80]!r} is {bounds.fault}", check)
 
 
 def check_span(shape: Sequence[int], stride: Sequence[int], offset: int, subject: str, where: Place) -> None:
@@ -50,14 +61,14 @@ def check_span(shape: Sequence[int], stride: Sequence[int], offset: int, subject
         BundleInvalid: names `subject`.
     """
     if len(shape) != len(stride) or len(shape) > MAX_AXES:
-        raise where.invalid(f"{subject} has {len(shape)} sizes and {len(stride)} strides", "tensor-layout")
+        raise where.invalid(f"{subject} has {len(shape)} sizes and {len(stride)} strides", "tensor-layout/ranks")
     if offset < 0 or min((*shape, *stride), default=0) < 0:
-        raise where.invalid(f"{subject} has negative sizes, strides or offset", "tensor-layout")
+        raise where.invalid(f"{subject} has negative sizes, strides or offset", "tensor-layout/negative")
     count = 1
     for size in shape:
         count *= max(size, 1)
     if max(count, span_end(shape, stride, offset), *shape, *stride, offset) > INT64_MAX:
-        raise where.invalid(f"{subject} has sizes, strides or offset beyond 64 bits", "tensor-layout")
+        raise where.invalid(f"{subject} has sizes, strides or offset beyond 64 bits", "tensor-layout/beyond")
 
 
 def span_end(shape: Sequence[int], stride: Sequence[int], offset: int) -> int:

@@ -7,16 +7,10 @@ sees to that when the graph runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from aotexport_runtime.allowed.operators import (
-    BODY_OPERANDS,
-    DISTRIBUTED_OPERANDS,
-    FLOAT_FUNCTIONS,
-    LAUNCH_OPERANDS,
-    OPERANDS,
-    SUBCLASS_OPERANDS,
-)
+from aotexport_runtime.allowed.operators import EFFECT_OPERANDS, FLOAT_FUNCTIONS, OPERANDS
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.limits import DEFAULT, Limits
@@ -38,9 +32,11 @@ from aotexport_runtime.schema.values import (
     ValueMeta,
 )
 from aotexport_runtime.validate.bodies import described
-from aotexport_runtime.validate.subclasses import count_parts
+from aotexport_runtime.validate.subclasses import count_parts, is_placement
 from aotexport_runtime.values.meshes import DTENSOR
 from aotexport_runtime.values.sizes import MAX_EXPONENT
+
+Values = Mapping[str, ValueMeta]
 
 _NUMBER_NBITS = 64
 _TO_FLOAT = frozenset(("python::truediv", "python::sym_float", *(f"python::{name}" for name in FLOAT_FUNCTIONS)))
@@ -59,7 +55,7 @@ class Builtins:
 
     def __init__(
         self,
-        values: Mapping[str, ValueMeta],
+        values: Values,
         subclasses: Sequence[Subclass] = (),
         limits: Limits = DEFAULT,
     ) -> None:
@@ -83,24 +79,29 @@ class Builtins:
             BundleInvalid: names the fault.
         """
         self._where = where
-        expected = OPERANDS.get(node.op)
-        if expected is None:
+        kinds = OPERANDS.get(node.op)
+        if kinds is None:
             return
-        if len(node.args) != expected or node.kwargs:
-            raise self._invalid(node, f"takes {expected} operands, got {len(node.args) + len(node.kwargs)}")
+        if len(node.args) != len(kinds) or node.kwargs:
+            raise self._invalid(
+                node,
+                f"takes {len(kinds)} operands, got {len(node.args) + len(node.kwargs)}",
+                "operator-arguments/operands",
+            )
+        for index, (kind, operand) in enumerate(zip(kinds, node.args, strict=True)):
+            if not _TAKES[kind](operand, self._values):
+                raise where.at("args", index).invalid(
+                    f"builtin `{node.op}` takes {kind} as operand {index}", "operator-arguments/operand"
+                )
         if node.op == "python::getitem":
             self._check_item(node)
         elif node.op.startswith("python::"):
             self._check_arithmetic(node)
-        elif node.op in BODY_OPERANDS:
-            self._check_bodies(node)
-        elif node.op in LAUNCH_OPERANDS:
-            self._check_launch(node)
-        elif node.op in SUBCLASS_OPERANDS:
-            self._check_subclass(node)
-        elif node.op in DISTRIBUTED_OPERANDS:
-            self._check_distributed(node)
-        else:
+        elif node.op == "higher_order::autograd_function":
+            self._check_function(node)
+        elif node.op in ("subclass::wrap", "distributed::from_local"):
+            self._check_structure(node)
+        elif node.op in EFFECT_OPERANDS:
             self._check_effect(node)
 
     def check_closed(self) -> None:
@@ -110,110 +111,61 @@ class Builtins:
             BundleInvalid: see above.
         """
         if self._regions:
-            raise BundleInvalid("a region is not left", where=self._regions[-1][1], code="region-open")
+            raise BundleInvalid("a region is not left", where=self._regions[-1][1], check="region-open/region")
 
-    def _invalid(self, node: Node, reason: str) -> BundleInvalid:
-        return self._where.invalid(f"builtin `{node.op}` {reason}", "operator-arguments")
+    def _invalid(self, node: Node, reason: str, check: str) -> BundleInvalid:
+        return self._where.invalid(f"builtin `{node.op}` {reason}", check)
 
     def _wrong_result(self, node: Node, given: str) -> BundleInvalid:
         return (
             Place(self._where)
             .at("meta")
-            .invalid(f"builtin `{node.op}` gives {given}, and the graph says {described(node.meta)}", "result-type")
+            .invalid(
+                f"builtin `{node.op}` gives {given}, and the graph says {described(node.meta)}", "result-type/builtin"
+            )
         )
 
-    def _check_bodies(self, node: Node) -> None:
-        if node.op == "higher_order::autograd_function":
-            self._check_function(node)
-            return
-        if node.op == "higher_order::register_hook":
-            self._check_hook(node)
-            return
-        single = ("higher_order::scan", "higher_order::map_impl", "higher_order::invoke_subgraph")
-        count = 1 if node.op in single else 2
-        start = 1 if node.op == "higher_order::cond" else 0
-        subgraphs = node.args[start : start + count]
-        if not all(isinstance(subgraph, SubgraphArgument) for subgraph in subgraphs):
-            raise self._invalid(node, "takes subgraphs")
-        if not all(isinstance(operands, list) for operands in node.args[start + count :]):
-            raise self._invalid(node, "takes lists of operands")
-
-    def _check_launch(self, node: Node) -> None:
-        name, operands = node.args
-        if not isinstance(name, StringArgument) or not isinstance(operands, list):
-            raise self._invalid(node, "takes a name and a list of tensors")
-        if not all(map(self._is_tensor, operands)):
-            raise self._invalid(node, "takes a name and a list of tensors")
-
-    def _check_subclass(self, node: Node) -> None:
-        first, second = node.args
-        if node.op == "subclass::inner":
-            if not self._is_tensor(first) or not isinstance(second, StringArgument):
-                raise self._invalid(node, "takes a tensor and a name")
-            return
-        count = count_parts(self._structure(node, second))
-        if not isinstance(first, list) or not all(map(self._is_tensor, first)):
-            raise self._invalid(node, "takes a list of tensors")
-        if len(first) != count:
-            raise self._invalid(node, f"takes {count} tensors, got {len(first)}")
-
-    def _structure(self, node: Node, index: Argument) -> Subclass:
-        if isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < len(self._subclasses):
-            raise self._invalid(node, "takes no structure that the graph has")
-        return self._subclasses[index]
-
-    def _check_distributed(self, node: Node) -> None:
-        tensor, *rest = node.args
-        if not self._is_tensor(tensor):
-            raise self._invalid(node, "takes a tensor")
-        if node.op == "distributed::from_local" and self._structure(node, rest.pop(0)).type != DTENSOR:
-            raise self._invalid(node, "takes the structure of a distributed tensor")
-        placements, *dtypes = rest
-        is_optional = node.op != "distributed::redistribute"
-        if not _are_strings(placements) and not (placements is None and is_optional):
-            raise self._invalid(node, "takes a list of placements")
-        if not all(dtype is None or isinstance(dtype, DTypeArgument) for dtype in dtypes):
-            raise self._invalid(node, "takes dtypes")
-
-    def _is_tensor(self, operand: Argument) -> bool:
-        return isinstance(operand, str) and isinstance(self._values.get(operand), TensorMeta)
+    def _check_structure(self, node: Node) -> None:
+        first, index, *_ = node.args
+        if not (isinstance(index, int) and index < len(self._subclasses)):
+            raise self._invalid(node, "takes no structure that the graph has", "operator-arguments/structure")
+        structure = self._subclasses[index]
+        if node.op == "distributed::from_local":
+            if structure.type != DTENSOR:
+                raise self._invalid(
+                    node, "takes the structure of a distributed tensor", "operator-arguments/distributed"
+                )
+        elif isinstance(first, list) and len(first) != count_parts(structure):
+            raise self._invalid(
+                node, f"takes {count_parts(structure)} tensors, got {len(first)}", "operator-arguments/parts"
+            )
 
     def _check_function(self, node: Node) -> None:
-        forward, backwards, operands, additional, outputs, saved, dirty, nondifferentiable, *flags = node.args
-        if not isinstance(forward, SubgraphArgument):
-            raise self._invalid(node, "takes subgraphs")
-        if not (isinstance(backwards, list) and isinstance(operands, list) and isinstance(additional, list)):
-            raise self._invalid(node, "takes lists of operands")
-        if not all(subgraph is None or isinstance(subgraph, SubgraphArgument) for subgraph in backwards):
-            raise self._invalid(node, "takes subgraphs")
-        if not (_is_count(outputs) and _is_count(saved) and all(isinstance(flag, bool) for flag in flags)):
-            raise self._invalid(node, "takes two counts and two truth values")
+        _, backwards, operands, _, outputs, _, dirty, nondifferentiable, materializes, _ = node.args
         assert isinstance(outputs, int)
-        if not (_are_indices(dirty, len(operands)) and _are_indices(nondifferentiable, outputs)):
-            raise self._invalid(node, "takes indices of its operands and outputs")
-        assert isinstance(nondifferentiable, list)
-        expected = 1 if flags[0] else 1 << min(outputs - len(nondifferentiable), 16)
-        if len(backwards) != expected:
-            raise self._invalid(node, f"takes {expected} subgraphs of its backward, got {len(backwards)}")
-
-    def _check_hook(self, node: Node) -> None:
-        subgraph, tensor, additional = node.args
-        if not isinstance(subgraph, SubgraphArgument):
-            raise self._invalid(node, "takes subgraphs")
-        if not self._is_tensor(tensor) or not isinstance(additional, list):
-            raise self._invalid(node, "takes a tensor and a list of operands")
+        for indices, count in ((dirty, len(_items(operands))), (nondifferentiable, outputs)):
+            if any(isinstance(index, int) and index >= count for index in _items(indices)):
+                raise self._invalid(
+                    node, "takes indices of its operands and outputs", "operator-arguments/function-index"
+                )
+        expected = 1 if materializes else 1 << min(outputs - len(_items(nondifferentiable)), 16)
+        found = len(_items(backwards))
+        if found != expected:
+            raise self._invalid(
+                node, f"takes {expected} subgraphs of its backward, got {found}", "operator-arguments/function-backward"
+            )
 
     def _check_item(self, node: Node) -> None:
         container, index = node.args
-        meta = self._values.get(container) if isinstance(container, str) else None
-        if not isinstance(meta, SequenceMeta):
-            raise self._invalid(node, "takes an item of what is no sequence")
-        if isinstance(index, bool) or not isinstance(index, int | SliceArgument):
-            raise self._invalid(node, "takes an item by what is no integer")
+        assert isinstance(container, str)
+        meta = self._values[container]
+        assert isinstance(meta, SequenceMeta)
         if isinstance(index, SliceArgument):
             self._check_slice(node, index)
-        if isinstance(index, int) and not -len(meta.items) <= index < len(meta.items):
-            raise self._invalid(node, f"takes item {index} of a sequence of {len(meta.items)}")
+        elif isinstance(index, int) and not -len(meta.items) <= index < len(meta.items):
+            raise self._invalid(
+                node, f"takes item {index} of a sequence of {len(meta.items)}", "operator-arguments/item"
+            )
         item = meta.items[index] if isinstance(index, int) else meta
         if not isinstance(node.meta, NothingMeta) and described(node.meta) != described(item):
             raise self._wrong_result(node, described(item))
@@ -221,22 +173,22 @@ class Builtins:
     def _check_slice(self, node: Node, index: SliceArgument) -> None:
         for part in (index.start, index.stop, index.step):
             if isinstance(part, str) and described(self._values.get(part)) != "an integer":
-                raise self._invalid(node, "takes items by what is no integer")
+                raise self._invalid(node, "takes items by what is no integer", "operator-arguments/slice")
         if index.step == 0:
-            raise self._invalid(node, "takes items by a step of 0")
+            raise self._invalid(node, "takes items by a step of 0", "operator-arguments/slice-step")
 
     def _check_arithmetic(self, node: Node) -> None:
-        operands = node.args[0] if node.op == "python::sym_sum" else node.args
-        if not isinstance(operands, list):
-            raise self._invalid(node, "takes a list of numbers")
-        nbits = [self._number_nbits(operand, node) for operand in operands]
+        operands = node.args[0] if isinstance(node.args[0], list) else node.args
+        nbits = [self._number_nbits(operand) for operand in operands]
         if node.op == "python::pow" and not self._is_float(operands[0]):
             nbits = [nbits[0] * self._exponent(node)]
         if node.op == "python::lshift":
             nbits = [nbits[0] + self._shift(node)]
         total = sum(nbits) if node.op == "python::mul" else max(nbits, default=0) + len(nbits).bit_length()
         if total > self._most_nbits:
-            raise self._invalid(node, f"may give numbers of more than {self._most_nbits} bits")
+            raise self._invalid(
+                node, f"may give numbers of more than {self._most_nbits} bits", "operator-arguments/bits"
+            )
         self._nbits[node.name] = total
         self._are_floats[node.name] = gives_float = self._gives_float(node.op, operands)
         depends = node.op == "python::pow" or (node.op in _ONE_OF_THEM and not gives_float)
@@ -260,14 +212,16 @@ class Builtins:
         if self._is_float(exponent):
             return 1
         raise self._invalid(
-            node, f"raises an integer to a power that is no integer from -{MAX_EXPONENT} to {MAX_EXPONENT}"
+            node,
+            f"raises an integer to a power that is no integer from -{MAX_EXPONENT} to {MAX_EXPONENT}",
+            "operator-arguments/exponent",
         )
 
     def _shift(self, node: Node) -> int:
         distance = node.args[1]
         if isinstance(distance, int) and 0 <= distance <= MAX_EXPONENT:
             return distance
-        raise self._invalid(node, f"shifts by what is no integer from 0 to {MAX_EXPONENT}")
+        raise self._invalid(node, f"shifts by what is no integer from 0 to {MAX_EXPONENT}", "operator-arguments/shift")
 
     def _is_float(self, operand: Argument) -> bool:
         if not isinstance(operand, str):
@@ -275,62 +229,87 @@ class Builtins:
         meta = self._values.get(operand)
         return self._are_floats.get(operand, isinstance(meta, ScalarMeta) and meta.type == "float")
 
-    def _number_nbits(self, operand: Argument, node: Node) -> int:
-        """Return the most bits that an operand may have."""
+    def _number_nbits(self, operand: Argument) -> int:
+        """Return the most bits that a number may have."""
         if isinstance(operand, int):
             return operand.bit_length()
-        if isinstance(operand, SizeArgument | float | FloatArgument):
-            return _NUMBER_NBITS
-        meta = self._values.get(operand) if isinstance(operand, str) else None
-        if not isinstance(operand, str) or not isinstance(meta, SizeMeta | ScalarMeta):
-            raise self._invalid(node, "takes numbers only")
-        return self._nbits.get(operand, _NUMBER_NBITS)
+        return self._nbits.get(operand, _NUMBER_NBITS) if isinstance(operand, str) else _NUMBER_NBITS
 
     def _check_effect(self, node: Node) -> None:
-        if node.op == "torch::enter_autocast":
-            self._check_autocast(node)
+        if node.op == "torch::enter_checkpoint" and any(region.op == node.op for region, _ in self._regions):
+            raise self._invalid(node, "begins within another", "operator-arguments/checkpoint")
+        if node.op.startswith("torch::enter"):
             self._regions.append((node, self._where))
-        elif node.op == "torch::enter_checkpoint":
-            self._check_checkpoint(node)
-            self._regions.append((node, self._where))
-        elif node.op in ("torch::exit_autocast", "torch::exit_checkpoint"):
+        elif node.op.startswith("torch::exit"):
             begun = self._regions.pop()[0] if self._regions else None
             if begun is None or (begun.name, begun.op) != (node.args[0], node.op.replace("exit", "enter")):
                 message = f"builtin `{node.op}` leaves a region that is not the innermost one"
-                raise self._where.invalid(message, "region-open")
-        elif node.op == "torch::set_grad_enabled":
-            mode = node.args[0]
-            meta = self._values.get(mode) if isinstance(mode, str) else None
-            if not isinstance(mode, bool) and not isinstance(meta, NothingMeta | SizeMeta | ScalarMeta):
-                raise self._invalid(node, "takes a truth value")
-
-    def _check_checkpoint(self, node: Node) -> None:
-        arguments, repeats_draws = node.args
-        names = arguments if isinstance(arguments, list) else [arguments]
-        tensors = [isinstance(name, str) and isinstance(self._values.get(name), TensorMeta) for name in names]
-        if not (isinstance(arguments, list) and all(tensors) and isinstance(repeats_draws, bool)):
-            raise self._invalid(node, "takes an array of tensors and a truth value")
-        if any(region.op == node.op for region, _ in self._regions):
-            raise self._invalid(node, "begins within another")
-
-    def _check_autocast(self, node: Node) -> None:
-        device, dtype, enabled, cache_enabled = node.args
-        is_dtype = dtype is None or isinstance(dtype, DTypeArgument)
-        if not (isinstance(device, DeviceArgument) and is_dtype):
-            raise self._invalid(node, "takes a device, a dtype and two truth values")
-        if not (isinstance(enabled, bool) and isinstance(cache_enabled, bool)):
-            raise self._invalid(node, "takes a device, a dtype and two truth values")
+                raise self._where.invalid(message, "region-open/region")
+        given = "an integer" if node.op == "torch::is_grad_enabled" else "nothing"
+        if described(node.meta) != given:
+            raise self._wrong_result(node, given)
 
 
-def _are_strings(argument: Argument) -> bool:
-    return isinstance(argument, list) and all(isinstance(item, StringArgument) for item in argument)
+def _refers(*kinds: type[ValueMeta]) -> Callable[[Argument, Values], bool]:
+    """Return whether an operand is a value with metadata of some kinds."""
+    return lambda operand, values: isinstance(operand, str) and isinstance(values.get(operand), kinds)
 
 
-def _is_count(argument: Argument) -> bool:
-    return isinstance(argument, int) and not isinstance(argument, bool) and argument >= 0
+def _is(*kinds: type[Any]) -> Callable[[Argument, Values], bool]:
+    """Return whether an operand is a constant of some kinds; a truth value is no integer."""
+    return lambda operand, values: type(operand) in kinds
 
 
-def _are_indices(argument: Argument, count: int) -> bool:
-    if not isinstance(argument, list) or len(argument) != len({repr(index) for index in argument}):
-        return False
-    return all(_is_count(index) and isinstance(index, int) and index < count for index in argument)
+def _array_of(takes: Callable[[Argument, Values], bool]) -> Callable[[Argument, Values], bool]:
+    return lambda operand, values: isinstance(operand, list) and all(takes(item, values) for item in operand)
+
+
+def _is_number(operand: Argument, values: Values) -> bool:
+    return isinstance(operand, int | float | SizeArgument | FloatArgument) or _COMPUTED(operand, values)
+
+
+def _is_count(operand: Argument, values: Values) -> bool:
+    return type(operand) is int and operand >= 0
+
+
+def _are_indices(operand: Argument, values: Values) -> bool:
+    return _array_of(_is_count)(operand, values) and len(set(map(repr, _items(operand)))) == len(_items(operand))
+
+
+def _are_placements(operand: Argument, values: Values) -> bool:
+    return isinstance(operand, list) and all(map(is_placement, operand))
+
+
+def _items(operand: Argument) -> list[Argument]:
+    assert isinstance(operand, list)
+    return [*operand]
+
+
+_COMPUTED = _refers(SizeMeta, ScalarMeta)
+_TENSOR = _refers(TensorMeta)
+_NONE = type(None)
+_TAKES: dict[str, Callable[[Argument, Values], bool]] = {
+    "a number": _is_number,
+    "an array of numbers": _array_of(_is_number),
+    "a tensor": _TENSOR,
+    "an array of tensors": _array_of(_TENSOR),
+    "a sequence": _refers(SequenceMeta),
+    "an integer or a slice": _is(int, SliceArgument),
+    "a body": _is(SubgraphArgument),
+    "an array of bodies and null": _array_of(_is(SubgraphArgument, _NONE)),
+    "an array": _is(list),
+    "a count": _is_count,
+    "an array of indices": _are_indices,
+    "a truth value": _is(bool),
+    "a string": _is(StringArgument),
+    "a device": _is(DeviceArgument),
+    "a dtype or null": _is(DTypeArgument, _NONE),
+    "the index of a structure": _is_count,
+    "an array of placements": _are_placements,
+    "an array of placements or null": lambda operand, values: operand is None or _are_placements(operand, values),
+    "a grad mode": lambda operand, values: isinstance(operand, bool) or _COMPUTED(operand, values),
+    # These depend on more than the operand.
+    "a region": lambda operand, values: True,
+    "a predicate": lambda operand, values: True,
+}
+"""Whether an operand is of a kind."""

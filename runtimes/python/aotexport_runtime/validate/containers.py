@@ -48,12 +48,18 @@ def check_container_changes(program: Program, where: Place) -> None:
 
 def _check_change(change: ContainerChange, tree: Tree | None, where: Place) -> None:
     if tree is None:
-        raise where.invalid(f"every call must pass the changed container {change.path[:80]!r}", "reference-missing")
+        raise where.invalid(
+            f"every call must pass the changed container {change.path[:80]!r}", "reference-missing/container"
+        )
     check_keys(change.keys, where)
     if len(set(change.keys)) != len(change.keys) or len(change.items) != len(change.keys):
-        raise where.invalid(f"the keys of the changed container {change.path[:80]!r} do not fit", "program-malformed")
+        raise where.invalid(
+            f"the keys of the changed container {change.path[:80]!r} do not fit", "program-malformed/container-keys"
+        )
     if not _takes(tree, change):
-        raise where.invalid(f"the container {change.path[:80]!r} cannot be changed so", "program-malformed")
+        raise where.invalid(
+            f"the container {change.path[:80]!r} cannot be changed so", "program-malformed/container-change"
+        )
 
 
 def _containers(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:

@@ -22,7 +22,7 @@ from aotexport_runtime.schema.bounded import INT64_MAX, Bounds
 from aotexport_runtime.schema.program import SizeInput
 from aotexport_runtime.schema.references import AtMost, Code, IndexOf, Length, NameOf, Over, TensorOf, Unique
 from aotexport_runtime.schema.sizes import SizeExpression
-from aotexport_runtime.validate.bounds import check_unique
+from aotexport_runtime.validate.bounds import first_twice
 from aotexport_runtime.validate.containers import check_values
 from aotexport_runtime.values.sizes import check_size
 
@@ -31,7 +31,7 @@ _REFERENCES = (IndexOf, TensorOf, NameOf, Over, Length)
 
 Step = str | int
 Found = Iterable[tuple[tuple[Step, ...], str, str]]
-"""Faults: the steps to each, its code and its message."""
+"""Faults: the steps to each, its check and its message."""
 
 
 class _Around:
@@ -80,8 +80,8 @@ def check_declared(record: Record, where: Place, **around: Record | None) -> Non
     faults = where.found
     # What refers to a malformed name would be told for it.
     for refers in (False, True):
-        for steps, code, message in _faults(record, _Around(around, refers=refers)) if where.found == faults else ():
-            where.at(*steps).refuse(message, code)
+        for steps, name, message in _faults(record, _Around(around, refers=refers)) if where.found == faults else ():
+            where.at(*steps).refuse(message, name)
 
 
 class _Field(NamedTuple):
@@ -102,7 +102,7 @@ class _Field(NamedTuple):
 def _fields(record: type[Record], refers: bool) -> list[_Field]:
     hints = typing.get_type_hints(record, include_extras=True)
     checks = {
-        field: _check_of(hints[field], f"`{record.__name__}.{field}`", refers) for field in record.__struct_fields__
+        field: _check_of(hints[field], f"{record.__name__}.{field}", refers) for field in record.__struct_fields__
     }
     return [_Field(field, check, _is_plain(hints[field])) for field, check in checks.items() if check is not None]
 
@@ -112,9 +112,9 @@ def _faults(record: Record, around: _Around, fields: Iterable[_Field] | None = N
     outer = records.get(name)
     records[name] = record
     found = [
-        ((field.name, *steps), code, message)
+        ((field.name, *steps), name, message)
         for field in (_fields(type(record), around.refers) if fields is None else fields)
-        for steps, code, message in field.check(getattr(record, field.name), around)
+        for steps, name, message in field.check(getattr(record, field.name), around)
     ]
     records[name] = outer
     return found
@@ -126,7 +126,7 @@ def _each_record(kind: type[Record]) -> Check:
             field for field in _fields(kind, around.refers) if not (field.plain and _all_pass(field, values, around))
         ]
         found = enumerate(_faults(value, around, fields) for value in values) if fields else ()
-        return [((index, *steps), code, message) for index, faults in found for steps, code, message in faults]
+        return [((index, *steps), name, message) for index, faults in found for steps, name, message in faults]
 
     return check
 
@@ -135,7 +135,7 @@ def _all_pass(field: _Field, values: Sequence[Record], around: _Around) -> bool:
     return not any(field.check(value, around) for value in {getattr(record, field.name) for record in values})
 
 
-def _is_record(hint: Any) -> bool:
+def is_walked(hint: Any) -> bool:
     """Return whether a type is a record that may declare something."""
     is_record = isinstance(hint, type) and issubclass(hint, Record) and hint is not SizeExpression
     return is_record and hint.__module__ not in (values.__name__, trees.__name__)
@@ -150,36 +150,36 @@ def _is_plain(hint: Any) -> bool:
 def _check_of(hint: Any, subject: str, refers: bool) -> Check | None:
     """Return the check of the values of a type; None: it declares nothing."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if _is_record(hint):
+    if is_walked(hint):
         return _faults
     if origin is Annotated:
-        checks = [_rule(rule, subject, arguments[0]) for rule in _rules(arguments[1:], refers)]
+        checks = [_rule(rule, subject, arguments[0]) for rule in declared_rules(arguments[1:], refers=refers)]
         inner = None if any(_is_left(rule) for rule in arguments[1:]) else _check_of(arguments[0], subject, refers)
         return _all([inner, *checks] if inner else checks)
     checks = [_check_of(argument, subject, refers) for argument in arguments]
     if not any(checks):
         return None
     if origin in (tuple, list):
-        return _each_record(arguments[0]) if _is_record(arguments[0]) else _each(checks[0])
+        return _each_record(arguments[0]) if is_walked(arguments[0]) else _each(checks[0])
     if origin is dict:
         return _entries(*checks)
     arms = {_class_of(arm): check for arm, check in zip(arguments, checks, strict=True) if check is not None}
     return lambda value, around: arms[type(value)](value, around) if type(value) in arms else ()
 
 
-def _rules(rules: tuple[Any, ...], refers: bool) -> list[Any]:
+def declared_rules(rules: tuple[Any, ...], *, refers: bool) -> list[Any]:
     """Return the references, or all else, without bounds of what refers: it is right if what it refers to is."""
     if refers:
         return [rule for rule in rules if isinstance(rule, _REFERENCES)]
     code = next((rule.code for rule in rules if isinstance(rule, Code)), "")
-    bounds = [replace(rule, code=code or rule.code) for rule in rules if isinstance(rule, Bounds) and rule.code]
+    bounds = [replace(rule, code=code or rule.code) for rule in rules if isinstance(rule, Bounds) and not rule.apart]
     is_name = any(isinstance(rule, IndexOf | NameOf | Over) for rule in rules)
     return [rule for rule in rules if isinstance(rule, AtMost | Unique)] + ([] if is_name else bounds)
 
 
 def _is_left(rule: Any) -> bool:
     """Return whether a type is checked elsewhere, with what is in it."""
-    return isinstance(rule, Bounds) and not rule.code
+    return isinstance(rule, Bounds) and rule.apart
 
 
 def _class_of(hint: Any) -> type:
@@ -198,9 +198,9 @@ def _all(checks: list[Check]) -> Check | None:
 def _each(check: Check | None) -> Check | None:
     return check and (
         lambda values, around: [
-            ((index, *steps), code, message)
+            ((index, *steps), name, message)
             for index, value in enumerate(values)
-            for steps, code, message in check(value, around)
+            for steps, name, message in check(value, around)
         ]
     )
 
@@ -209,90 +209,90 @@ def _entries(key: Check | None, value: Check | None) -> Check:
     def check(entries: Mapping[str, Any], around: _Around) -> Found:
         for name, item in entries.items():
             found = [*(key(name, around) if key else ()), *(value(item, around) if value else ())]
-            yield from (((name, *steps), code, message) for steps, code, message in found)
+            yield from (((name, *steps), name, message) for steps, name, message in found)
 
     return check
 
 
 def _rule(rule: Any, subject: str, type_: Any) -> Check:
-    """Return the check of one thing that a field of a type declares."""
+    """Return the check of one thing that a field of a type declares; its name has the field behind the code."""
+    check_name, subject = f"{rule.code}/{subject}", f"`{subject}`"
     if isinstance(rule, Unique) and rule.by:
         subject = " and ".join(f"`{typing.get_args(type_)[0].__name__}.{field}`" for field in rule.by.split())
     name = _path(getattr(rule, "of", ""))[0]
-    refuse = _REFUSE[type(rule)]
+    fault = _FAULTS[type(rule)]
 
     def check(value: Any, around: _Around) -> Found:
         if name == "" or name in around.records:
             try:
-                refuse(rule, value, around, subject)
+                message = fault(rule, value, around, subject)
             except BundleInvalid as error:
-                return (((), error.code, error.reason),)
+                # Sizes and trees have checks of their own.
+                return (((), error.check, error.reason),)
+            if message is not None:
+                return (((), check_name, message),)
         return ()
 
     return check
 
 
-def _refuse_beyond_bounds(rule: Bounds, value: Any, around: _Around, subject: str) -> None:
+def _beyond_bounds(rule: Bounds, value: Any, around: _Around, subject: str) -> str | None:
     if rule.takes(value):
-        return
+        return None
     if isinstance(value, str):
-        raise BundleInvalid(f"{subject} {value[:80]!r} is {rule.fault}", code=rule.code)
+        return f"{subject} {value[:80]!r} is {rule.fault}"
     if isinstance(value, tuple):
-        raise BundleInvalid(f"{subject} has {len(value)} items; at least {rule.minItems} must be there", code=rule.code)
+        return f"{subject} has {len(value)} items; at least {rule.minItems} must be there"
     limit = f"at least {rule.minimum}" if value < (rule.minimum or 0) else f"at most {rule.maximum}"
-    raise BundleInvalid(f"{subject} is {value}; {limit} is expected", code=rule.code)
+    return f"{subject} is {value}; {limit} is expected"
 
 
-def _refuse_above(rule: AtMost, value: int, around: _Around, subject: str) -> None:
-    if rule.most < value <= INT64_MAX:
-        raise BundleInvalid(f"{subject} is {value}; at most {rule.most} is read", code=rule.code)
+def _above(rule: AtMost, value: int, around: _Around, subject: str) -> str | None:
+    return f"{subject} is {value}; at most {rule.most} is read" if rule.most < value <= INT64_MAX else None
 
 
-def _refuse_twice(rule: Unique, values: Iterable[Any], around: _Around, subject: str) -> None:
+def _twice(rule: Unique, values: Iterable[Any], around: _Around, subject: str) -> str | None:
     fields = rule.by.split()
-    check_unique(
-        [" ".join(str(getattr(v, f)) for f in fields) for v in values] if fields else values, subject, _NOWHERE
-    )
+    name = first_twice([" ".join(str(getattr(v, f)) for f in fields) for v in values] if fields else values)
+    return None if name is None else f"{subject} {name[:80]!r} occurs twice"
 
 
-def _refuse_other_length(rule: Length, value: Any, around: _Around, subject: str) -> None:
+def _other_length(rule: Length, value: Any, around: _Around, subject: str) -> str | None:
     expected = len(around.find(rule.of))
-    if len(value) != expected:
-        raise BundleInvalid(f"{subject} has {len(value)} items, and `{rule.of}` {expected}", code=rule.code)
+    return None if len(value) == expected else f"{subject} has {len(value)} items, and `{rule.of}` {expected}"
 
 
-def _refuse_unknown(rule: NameOf, name: str, around: _Around, subject: str) -> None:
-    if name not in around.names(rule.of):
-        raise BundleInvalid(f"{subject} {name[:80]!r} is not in `{rule.of}`", code=rule.code)
+def _unknown(rule: NameOf, name: str, around: _Around, subject: str) -> str | None:
+    return None if name in around.names(rule.of) else f"{subject} {name[:80]!r} is not in `{rule.of}`"
 
 
-def _refuse_index(rule: IndexOf, index: int | trees.Tree | None, around: _Around, subject: str) -> None:
+def _wrong_index(rule: IndexOf, index: int | trees.Tree | None, around: _Around, subject: str) -> str | None:
     entries = around.find(rule.of) if rule.of else ()
     count = entries if isinstance(entries, int) else len(entries)
     if isinstance(index, int):
-        if not 0 <= index < count:
-            raise BundleInvalid(f"{subject} is {index}, out of range({count})", code=rule.code)
-    elif index is not None:
+        return None if 0 <= index < count else f"{subject} is {index}, out of range({count})"
+    if index is not None:
         check_values(index, count, _NOWHERE)
+    return None
 
 
-def _refuse_number(rule: TensorOf, index: int, around: _Around, subject: str) -> None:
+def _number(rule: TensorOf, index: int, around: _Around, subject: str) -> str | None:
     found = around.find(rule.of)[index : index + 1]
-    if found and isinstance(found[0], SizeInput | None):
-        raise BundleInvalid(f"{subject} is {index}, which is no tensor", code=rule.code)
+    return f"{subject} is {index}, which is no tensor" if found and isinstance(found[0], SizeInput | None) else None
 
 
-def _refuse_size(rule: Over, size: Any, around: _Around, subject: str) -> None:
+def _wrong_size(rule: Over, size: Any, around: _Around, subject: str) -> None:
     check_size(size, around.names(rule.of), where=_NOWHERE)
 
 
-_REFUSE: dict[type, Callable[[Any, Any, _Around, str], None]] = {
-    Bounds: _refuse_beyond_bounds,
-    AtMost: _refuse_above,
-    Unique: _refuse_twice,
-    Length: _refuse_other_length,
-    NameOf: _refuse_unknown,
-    IndexOf: _refuse_index,
-    TensorOf: _refuse_number,
-    Over: _refuse_size,
+_FAULTS: dict[type, Callable[[Any, Any, _Around, str], str | None]] = {
+    Bounds: _beyond_bounds,
+    AtMost: _above,
+    Unique: _twice,
+    Length: _other_length,
+    NameOf: _unknown,
+    IndexOf: _wrong_index,
+    TensorOf: _number,
+    Over: _wrong_size,
 }
+"""What is wrong with a value that a field declares, in words; None: nothing."""

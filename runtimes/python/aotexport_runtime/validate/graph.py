@@ -50,7 +50,7 @@ def check_graph(
     with where:
         if count > limits.nodes:
             message = f"{count} nodes; at most {limits.nodes} are read"
-            raise where.invalid(message, "bundle-limit")
+            raise where.invalid(message, "bundle-limit/nodes")
         check_declared(graph, where)
     if where.found == faults:
         _Check(graph, symbols, namespaces, where, limits, has_signatures, is_cast).run()
@@ -146,7 +146,7 @@ def _check_arguments(node: Node, graph: Graph, values: Mapping[str, ValueMeta], 
 def _check_node(node: Node, limits: Limits, here: Place) -> None:
     if isinstance(node.meta, SequenceMeta) and len(node.meta.items) > limits.results:
         raise here.invalid(
-            f"{len(node.meta.items)} results of a node; at most {limits.results} are read", "bundle-limit"
+            f"{len(node.meta.items)} results of a node; at most {limits.results} are read", "bundle-limit/results"
         )
 
 
@@ -156,7 +156,7 @@ def _count_nodes(graph: Graph) -> int:
 
 def _define(name: str, meta: ValueMeta, values: dict[str, ValueMeta], where: Place) -> None:
     if name in values:
-        raise where.invalid(f"value {name[:80]!r} is defined twice", "name-twice")
+        raise where.invalid(f"value {name[:80]!r} is defined twice", "name-twice/value")
     values[name] = meta
 
 
@@ -165,7 +165,7 @@ def _check_operator(node: Node, namespaces: set[str], where: Place) -> None:
     for keyword in node.kwargs:
         if not (keyword.isidentifier() and keyword.isascii()) or iskeyword(keyword):
             raise where.invalid(
-                f"operator `{node.op[:80]}` has a malformed keyword {keyword[:40]!r}", "operator-malformed"
+                f"operator `{node.op[:80]}` has a malformed keyword {keyword[:40]!r}", "operator-malformed/keyword"
             )
 
 
@@ -184,13 +184,13 @@ def check_allowed(op: str, namespaces: set[str], *, where: Place) -> None:
     if namespace == "aten":
         if name not in allowed_aten_operators():
             raise where.invalid(
-                f"operator `{op[:80]}` is not on the list of operators that a bundle may call", "operator-unlisted"
+                f"operator `{op[:80]}` is not on the list of operators that a bundle may call", "operator-unlisted/aten"
             )
     elif namespace in NAMESPACES:
         if op not in OPERANDS:
-            raise where.invalid(f"unknown builtin `{op[:80]}`", "operator-unlisted")
+            raise where.invalid(f"unknown builtin `{op[:80]}`", "operator-unlisted/builtin")
     elif namespace not in namespaces:
         raise where.invalid(
             f"operator `{op[:80]}` is in namespace `{namespace[:40]}`, which the manifest does not declare",
-            "operator-undeclared",
+            "operator-undeclared/namespace",
         )

@@ -23,7 +23,7 @@ def check_forward_graph(graph: Graph, program: Program, *, where: Place) -> None
     _check_inputs(graph, program, [], where)
     if len(graph.outputs) != len(program.outputs):
         message = f"{len(graph.outputs)} outputs for the program's {len(program.outputs)}"
-        where.at("outputs").refuse(message, "graph-interface")
+        where.at("outputs").refuse(message, "graph-interface/outputs")
     _check_results(graph, graph.outputs, program.outputs, where, ())
 
 
@@ -48,11 +48,11 @@ def check_functional_graph(
     for index, node in enumerate(graph.nodes):
         if node.op.startswith("torch::"):
             message = f"`{node.op}` changes the state of the interpreter; a functional graph may not"
-            where.at("nodes", index, "op").refuse(message, "operator-unlisted")
+            where.at("nodes", index, "op").refuse(message, "operator-unlisted/functional")
     returned = len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
     if len(graph.outputs) < returned or (gradients is None and len(graph.outputs) > returned):
         message = f"{len(graph.outputs)} outputs; the calling convention has {returned}"
-        where.at("outputs").refuse(message, "graph-interface")
+        where.at("outputs").refuse(message, "graph-interface/outputs")
         return
     faults = where.found
     _check_tensors_returned(graph.outputs[:returned], functional, where)
@@ -82,7 +82,7 @@ def _check_tangents(graph: Graph, functional: FunctionalGraph, gradients: Gradie
             of = "what is no new tensor"
         if described(tangent.meta) != of:
             said.at("tangents", index).refuse(
-                f"a tangent is {described(tangent.meta)}, and belongs to {of}", "program-malformed"
+                f"a tangent is {described(tangent.meta)}, and belongs to {of}", "program-malformed/tangent-value"
             )
 
 
@@ -96,7 +96,8 @@ def _check_gradients_returned(
             continue
         if not returned <= gradient < len(graph.outputs):
             said.at("of_inputs", index).refuse(
-                f"gradient {gradient} is not among the outputs {returned} to {len(graph.outputs) - 1}", "index-range"
+                f"gradient {gradient} is not among the outputs {returned} to {len(graph.outputs) - 1}",
+                "index-range/gradient",
             )
         output = graph.outputs[gradient] if gradient < len(graph.outputs) else None
         found = metas.get(output) if isinstance(output, str) else None
@@ -104,7 +105,7 @@ def _check_gradients_returned(
             continue
         if described(found) != (of := described(_meta_of(program.inputs[index]))):
             where.at("outputs", gradient).refuse(
-                f"the gradient of input {index} is {described(found)}, and the input {of}", "result-type"
+                f"the gradient of input {index} is {described(found)}, and the input {of}", "result-type/gradient"
             )
 
 
@@ -116,7 +117,7 @@ def _check_partitions(
     for index, argument in enumerate(graph.outputs[:returned]):
         if not late.isdisjoint(references(argument)):
             where.at("outputs", index).refuse(
-                "an output of the forward needs an incoming gradient", "partition-malformed"
+                "an output of the forward needs an incoming gradient", "partition-malformed/forward"
             )
     values = {*names, *(node.name for node in graph.nodes)}
     for index, partition in enumerate(gradients.partitions):
@@ -145,19 +146,21 @@ def _check_results(
             continue
         if found != required:
             where.at("outputs", index).refuse(
-                f"output {index} of the graph is {found}, and the program says {required}", "result-type"
+                f"output {index} of the graph is {found}, and the program says {required}", "result-type/output"
             )
 
 
 def _check_inputs(graph: Graph, program: Program, tangents: Sequence[TensorMeta], where: Place) -> None:
     expected = len(program.inputs) + len(tangents)
     if len(graph.inputs) != expected:
-        where.at("inputs").refuse(f"{len(graph.inputs)} inputs; the program passes {expected}", "graph-interface")
+        where.at("inputs").refuse(
+            f"{len(graph.inputs)} inputs; the program passes {expected}", "graph-interface/inputs"
+        )
     metas = [*map(_meta_of, program.inputs), *tangents]
     for index, (graph_input, meta) in enumerate(zip(graph.inputs, metas, strict=False)):
         if not _is_same(graph_input.meta, meta):
             where.at("inputs", index).refuse(
-                f"input {index} of the graph is not what the program passes", "graph-interface"
+                f"input {index} of the graph is not what the program passes", "graph-interface/input"
             )
 
 
@@ -178,11 +181,11 @@ def _check_tensors_returned(outputs: Sequence[Argument], functional: FunctionalG
         place = index - mutations
         fresh = 0 <= place < len(functional.outputs) and isinstance(functional.outputs[place], FreshOutput)
         if not fresh and not isinstance(output, str):
-            where.at("outputs", index).refuse(f"output {index} of the graph is no value", "graph-interface")
+            where.at("outputs", index).refuse(f"output {index} of the graph is no value", "graph-interface/value")
 
 
 def _check_partition(partition: Partition, values: set[str], late: set[str], where: Place) -> None:
     for index, name in enumerate(partition.saved):
         if name not in values or name in late:
             reason = "is not in the graph" if name not in values else "needs an incoming gradient"
-            raise where.at("saved", index).invalid(f"saved value {name[:80]!r} {reason}", "partition-malformed")
+            raise where.at("saved", index).invalid(f"saved value {name[:80]!r} {reason}", "partition-malformed/saved")

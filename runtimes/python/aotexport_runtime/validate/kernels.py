@@ -30,7 +30,7 @@ def check_kernels(library: KernelLibrary, *, where: Place) -> None:
 
 def _check_kernel(kernel: Kernel, packs: dict[str, int], where: Place) -> None:
     names = [*(parameter.name for parameter in kernel.parameters), *kernel.grid_arguments]
-    check_unique(names, f"argument of `{kernel.name}`", where)
+    check_unique(names, f"argument of `{kernel.name}`", "name-twice/kernel-argument", where)
     integers = set(kernel.grid_arguments)
     for parameter in kernel.parameters:
         multiple = parameter.multiple_of if isinstance(parameter, NumberParameter) else parameter.alignment
@@ -38,7 +38,7 @@ def _check_kernel(kernel: Kernel, packs: dict[str, int], where: Place) -> None:
         if isinstance(parameter, NumberParameter) and parameter.type in _INTEGERS:
             integers.add(parameter.name)
     for text in (text for line in kernel.lines for text in (line.file, line.function)):
-        check_form(text, Line, f"origin of `{kernel.name}`", where)
+        check_form(text, Line, f"origin of `{kernel.name}`", "text-malformed/kernel-line", where)
     for index, candidate in enumerate(kernel.candidates):
         with where.at("candidates", index) as here:
             _check_candidate(candidate, kernel, integers, packs, here)
@@ -46,7 +46,7 @@ def _check_kernel(kernel: Kernel, packs: dict[str, int], where: Place) -> None:
 
 def _check_power_of_two(number: int, subject: str, where: Place) -> None:
     if number & (number - 1):
-        raise where.invalid(f"{subject} is {number}, no power of two", "kernel-malformed")
+        raise where.invalid(f"{subject} is {number}, no power of two", "kernel-malformed/power-of-two")
 
 
 def _check_candidate(
@@ -56,10 +56,10 @@ def _check_candidate(
         check_size(axis, integers, where=where)
     for constant in candidate.constants:
         if isinstance(constant.value, int) and abs(constant.value) > INT64_MAX:
-            raise where.invalid(f"constant `{constant.name}` has more than 64 bits", "kernel-malformed")
+            raise where.invalid(f"constant `{constant.name}` has more than 64 bits", "kernel-malformed/constant")
     for binary in candidate.binaries:
         if binary.offset + binary.nbytes > packs[binary.architecture]:
-            raise where.invalid(f"code of `{kernel.name}` lies outside of its pack", "kernel-malformed")
+            raise where.invalid(f"code of `{kernel.name}` lies outside of its pack", "kernel-malformed/pack")
         _check_power_of_two(
             binary.global_scratch_alignment, f"alignment of the scratch memory of `{kernel.name}`", where
         )

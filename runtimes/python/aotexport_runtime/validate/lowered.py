@@ -26,13 +26,18 @@ def check_lowered(lowered: LoweredProgram, program: Program, *, where: Place) ->
     """
     functional = program.functional
     if functional is None:
-        raise where.invalid("the program has no functional graph to stand in for", "target-malformed")
+        raise where.invalid(
+            "the program has no functional graph to stand in for", "target-malformed/lowered-functional"
+        )
     if (lowered.backward is None) != (functional.gradients is None):
         raise where.invalid(
-            "it has a backward and the program has no gradients, or the other way round", "target-malformed"
+            "it has a backward and the program has no gradients, or the other way round",
+            "target-malformed/lowered-backward",
         )
     if lowered.backward is None and lowered.saved:
-        raise where.at("saved").invalid("it saves tensors for a backward that it does not have", "target-malformed")
+        raise where.at("saved").invalid(
+            "it saves tensors for a backward that it does not have", "target-malformed/lowered-saved"
+        )
     check_declared(lowered, where, Program=program)
 
 
@@ -78,7 +83,7 @@ def check_lowered_graph(
     for field, count, expected in (("inputs", graph.inputs, inputs), ("outputs", graph.outputs, outputs)):
         if len(count) != expected:
             raise where.at(field).invalid(
-                f"{len(count)} {field}; the calling convention has {expected}", "graph-interface"
+                f"{len(count)} {field}; the calling convention has {expected}", "graph-interface/lowered"
             )
     values: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     said = enumerate(taken_apart(program).outputs, len(functional.mutations))
@@ -89,14 +94,14 @@ def check_lowered_graph(
             is_saved = not backward and index >= returned
             raise where.at("outputs", index).invalid(
                 f"{'a saved value' if is_saved else f'output {index}'} is no tensor",
-                "target-malformed" if is_saved else "result-type",
+                "target-malformed/saved-value" if is_saved else "result-type/lowered-output",
             )
     for index, node in enumerate(graph.nodes):
         if node.op.startswith(KERNEL):
             _check_launch(node, kernels, values, where.at("nodes", index))
         elif node.op.partition("::")[0] not in ("aten", "python", *namespaces):
             raise where.at("nodes", index).invalid(
-                f"operator `{node.op[:80]}` may not stand in a lowered graph", "operator-unlisted"
+                f"operator `{node.op[:80]}` may not stand in a lowered graph", "operator-unlisted/lowered"
             )
 
 
@@ -104,21 +109,26 @@ def _check_launch(node: Node, kernels: Mapping[str, Kernel], values: Mapping[str
     name = node.op.removeprefix(KERNEL)
     kernel = kernels.get(name)
     if kernel is None:
-        raise where.invalid(f"there is no kernel `{name[:80]}`", "reference-missing")
+        raise where.invalid(f"there is no kernel `{name[:80]}`", "reference-missing/kernel")
     expected = {parameter.name for parameter in kernel.parameters} | set(kernel.grid_arguments)
     if node.args or set(node.kwargs) != expected or not isinstance(node.meta, NothingMeta):
-        raise where.invalid(f"a launch of `{name[:80]}` has other arguments than the kernel", "operator-arguments")
+        raise where.invalid(
+            f"a launch of `{name[:80]}` has other arguments than the kernel", "operator-arguments/launch"
+        )
     for parameter in kernel.parameters:
         argument = node.kwargs[parameter.name]
         if isinstance(parameter, NumberParameter):
             if not isinstance(argument, bool | int | float | SizeArgument):
-                raise where.invalid(f"argument `{parameter.name}` of `{name[:80]}` is no number", "argument-type")
+                raise where.invalid(
+                    f"argument `{parameter.name}` of `{name[:80]}` is no number", "argument-type/launch-number"
+                )
             continue
         meta = values[argument] if isinstance(argument, str) else None
         if not isinstance(meta, TensorMeta) or meta.dtype != parameter.dtype:
             raise where.invalid(
-                f"argument `{parameter.name}` of `{name[:80]}` is no tensor of {parameter.dtype}", "argument-type"
+                f"argument `{parameter.name}` of `{name[:80]}` is no tensor of {parameter.dtype}",
+                "argument-type/launch-tensor",
             )
     for argument in kernel.grid_arguments:
         if not isinstance(node.kwargs[argument], int | SizeArgument):
-            raise where.invalid(f"argument `{argument}` of `{name[:80]}` is no integer", "argument-type")
+            raise where.invalid(f"argument `{argument}` of `{name[:80]}` is no integer", "argument-type/launch-grid")

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from aotexport_runtime.allowed.operators import operator_sets
 from aotexport_runtime.errors import Place
+from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import OPERATOR_SET, Manifest, OnnxModel, StateTensor, StoredPart
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING_CONVENTION
 from aotexport_runtime.validate.bounds import check_span, check_unique
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.modules import check_path, check_submodules
 from aotexport_runtime.validate.subclasses import check_layout, check_parts
-from aotexport_runtime.values.trees import arrays_in
 
 WHERE = Place("bundle.json")
 
 
-def check_manifest(manifest: Manifest, where: Place = WHERE) -> None:
+def check_manifest(manifest: Manifest, where: Place = WHERE, *, limits: Limits = DEFAULT) -> None:
     """Refuse a manifest with escaping paths, duplicate names or dangling references.
 
     Args:
         manifest: as decoded.
         where: for errors.
+        limits: the most that the bundle may ask for.
 
     Raises:
         BundleInvalid: names the fault.
@@ -34,10 +35,14 @@ def check_manifest(manifest: Manifest, where: Place = WHERE) -> None:
         check_declared(manifest, where)
     if where.found > faults:
         return
+    nbytes = sum(entry.nbytes for entry in manifest.files)
+    if nbytes > limits.bundle_nbytes:
+        message = f"the files have {nbytes} bytes; at most {limits.bundle_nbytes} are read"
+        where.refuse(message, "bundle-limit/bytes")
     for index, name in enumerate(manifest.must_understand):
         where.at("must_understand", index).refuse(
             f"extension `{name}` is not known to this runtime, and the bundle says that no reader may skip it",
-            "extension-unknown",
+            "extension-unknown/extension",
         )
     _check_variants(manifest, where)
     listed = {entry.path for entry in manifest.files}
@@ -47,18 +52,13 @@ def check_manifest(manifest: Manifest, where: Place = WHERE) -> None:
     with where.at("state") as here:
         _check_state_names([name for tensor in manifest.state for name in (tensor.name, *tensor.tied)], here)
     check_submodules(manifest, where)
-    for index, attribute in enumerate(manifest.attributes):
-        if arrays_in([attribute.value]):
-            where.at("attributes", index).refuse(
-                f"the attribute {attribute.name[:80]!r} holds an array", "structure-malformed"
-            )
     for index, model in enumerate(manifest.onnx):
         with where.at("onnx", index) as here:
             _check_model(model, here)
     for index, ancestor in enumerate(manifest.ancestors):
         if ancestor.child is not None and ancestor.child >= index:
             where.at("ancestors", index).refuse(
-                f"the ancestor {ancestor.name[:80]!r} has a child that is not before it", "index-range"
+                f"the ancestor {ancestor.name[:80]!r} has a child that is not before it", "index-range/ancestor"
             )
 
 
@@ -68,7 +68,7 @@ def _check_convention(convention: int, where: Place) -> None:
             f"calling convention {convention} is not known to this runtime, which implements "
             f"{OLDEST_CALLING_CONVENTION} to {CALLING_CONVENTION}. Install the aotexport-runtime that fits, or export "
             "the model again",
-            "convention-unknown",
+            "convention-unknown/convention",
         )
 
 
@@ -77,7 +77,7 @@ def _check_operator_set(name: str, where: Place) -> None:
         raise where.invalid(
             f"operator set {name[:80]!r} is not known to this runtime, which has "
             f"{', '.join(operator_sets())}. Install a newer aotexport-runtime, or export the model again",
-            "operator-set-unknown",
+            "operator-set-unknown/operator-set",
         )
 
 
@@ -86,7 +86,7 @@ def _check_variants(manifest: Manifest, where: Place) -> None:
     for index, program in enumerate(manifest.programs):
         if program.variant_of not in mains:
             message = f"program `{program.name}` is a variant of no program before it"
-            where.at("programs", index).refuse(message, "reference-missing")
+            where.at("programs", index).refuse(message, "reference-missing/variant")
         if program.variant_of is None:
             mains.add(program.name)
 
@@ -102,16 +102,16 @@ def _check_state(tensor: StateTensor, listed: set[str], where: Place) -> None:
     for part in tensor.parts:
         _check_stored(part, f"{subject}, part {part.key[:80]!r}", listed, where)
     if tensor.requires_grad and not tensor.dtype.startswith(("float", "bfloat", "complex")):
-        raise where.invalid(f"{subject} is {tensor.dtype} and cannot require grad", "structure-malformed")
+        raise where.invalid(f"{subject} is {tensor.dtype} and cannot require grad", "structure-malformed/requires-grad")
 
 
 def _check_stored(tensor: StateTensor | StoredPart, subject: str, listed: set[str], where: Place) -> None:
     if tensor.file not in listed:
-        raise where.invalid(f"{subject} is in a file that is not listed: {tensor.file[:80]!r}", "file-unlisted")
+        raise where.invalid(f"{subject} is in a file that is not listed: {tensor.file[:80]!r}", "file-unlisted/state")
     check_span(tensor.shape, tensor.stride, tensor.offset, subject, where)
     if tensor.whole and (tensor.offset != 0 or not _is_contiguous(tensor)):
         raise where.invalid(
-            f"{subject} is said to be whole, and is not contiguous from its first element", "tensor-layout"
+            f"{subject} is said to be whole, and is not contiguous from its first element", "tensor-layout/whole"
         )
 
 
@@ -125,18 +125,20 @@ def _is_contiguous(tensor: StateTensor | StoredPart) -> bool:
 
 
 def _check_state_names(names: list[str], where: Place) -> None:
-    check_unique(names, "state tensor", where)
+    check_unique(names, "state tensor", "name-twice/state", where)
     modules: set[str] = set()
     for name in names:
         parts = check_path(name, "state name", where)
         modules.update(".".join(parts[:count]) for count in range(1, len(parts)))
     both = modules.intersection(names)
     if both:
-        raise where.invalid(f"{min(both)[:80]!r} is the name of a state tensor and of a module", "name-twice")
+        raise where.invalid(
+            f"{min(both)[:80]!r} is the name of a state tensor and of a module", "name-twice/state-in-module"
+        )
 
 
 def _check_model(model: OnnxModel, where: Place) -> None:
     if "/" in model.file:
-        raise where.invalid(f"an ONNX model is no file at the top: {model.file[:80]!r}", "file-unlisted")
+        raise where.invalid(f"an ONNX model is no file at the top: {model.file[:80]!r}", "file-unlisted/onnx-folder")
     names = (*model.inputs, *model.state_inputs.values(), *model.outputs)
-    check_unique(names, "input or output of an ONNX model", where)
+    check_unique(names, "input or output of an ONNX model", "name-twice/onnx", where)

@@ -23,10 +23,10 @@ def check_path(path: str, subject: str, where: Place) -> list[str]:
     Raises:
         BundleInvalid: it is malformed.
     """
-    check_form(path, Line, subject, where)
+    check_form(path, Line, subject, "text-malformed/path", where)
     parts = path.split(".")
     if len(parts) > MAX_PARTS or not all(parts) or "__dict__" in parts:
-        raise where.invalid(f"{subject} {path[:80]!r} is malformed", "name-malformed")
+        raise where.invalid(f"{subject} {path[:80]!r} is malformed", "name-malformed/path")
     return parts
 
 
@@ -54,12 +54,16 @@ def _check_order(manifest: Manifest, state: set[str], place: Place) -> None:
             around.pop()
         if around != parts[:-1]:
             raise where.invalid(
-                f"submodule {record.name[:80]!r} does not follow the one that it is in", "module-malformed"
+                f"submodule {record.name[:80]!r} does not follow the one that it is in", "module-malformed/order"
             )
         if record.name in state:
-            raise where.invalid(f"{record.name[:80]!r} is the name of a state tensor and of a module", "name-twice")
+            raise where.invalid(
+                f"{record.name[:80]!r} is the name of a state tensor and of a module", "name-twice/module-and-state"
+            )
         if record.same_as is not None and record.same_as not in ended:
-            raise where.invalid(f"submodule {record.name[:80]!r} is the same as none before it", "module-malformed")
+            raise where.invalid(
+                f"submodule {record.name[:80]!r} is the same as none before it", "module-malformed/same-as"
+            )
         _check_attributes(record, where)
         around = parts
 
@@ -68,20 +72,22 @@ def _check_settings(manifest: Manifest, others: set[str], place: Place) -> None:
     for name in manifest.settings:
         where = place.at(name)
         if name in others or any(name == attribute.name for attribute in manifest.attributes):
-            raise where.invalid(f"attribute {name[:80]!r} is listed as something else as well", "name-twice")
+            raise where.invalid(f"attribute {name[:80]!r} is listed as something else as well", "name-twice/setting")
 
 
 def _check_attributes(record: Submodule, where: Place) -> None:
     names = [*record.absent]
     if record.attributes is not None:
         if not isinstance(record.attributes, Mapping):
-            raise where.invalid(f"attributes of submodule {record.name[:80]!r} are no mapping", "module-malformed")
+            raise where.invalid(
+                f"attributes of submodule {record.name[:80]!r} are no mapping", "module-malformed/attributes"
+            )
         names += keys_of(record.attributes)
     for name in names:
         text = str(name)
         if name != text or not text.isidentifier() or iskeyword(text) or not is_own_attribute(text):
             raise where.invalid(
-                f"submodule {record.name[:80]!r} has a malformed attribute {text[:40]!r}", "name-malformed"
+                f"submodule {record.name[:80]!r} has a malformed attribute {text[:40]!r}", "name-malformed/attribute"
             )
 
 
@@ -93,7 +99,9 @@ def check_calls(graph: Graph, symbols: set[str], where: Place) -> None:
     """
     place = where.at("calls")
     if len(graph.calls) > MAX_NODES:
-        raise place.invalid(f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read", "bundle-limit")
+        raise place.invalid(
+            f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read", "bundle-limit/calls"
+        )
     places = {value.name: -1 for value in graph.inputs}
     places |= {node.name: index for index, node in enumerate(graph.nodes)}
     ends: dict[int | None, int] = {}
@@ -101,11 +109,11 @@ def check_calls(graph: Graph, symbols: set[str], where: Place) -> None:
         subject, where = f"call {index} of a submodule", place.at(index)
         low, high = 0, len(graph.nodes)
         if call.parent is not None:
-            check_index(call.parent, index, f"parent of {subject}", where)
+            check_index(call.parent, index, f"parent of {subject}", "index-range/call-parent", where)
             low, high = graph.calls[call.parent].begin, graph.calls[call.parent].end
         if not max(low, ends.get(call.parent, 0)) <= call.begin <= call.end <= high:
             raise where.invalid(
-                f"{subject} is no run of nodes after the one before it, in the one around it", "module-malformed"
+                f"{subject} is no run of nodes after the one before it, in the one around it", "module-malformed/run"
             )
         ends[call.parent] = call.end
         _check_structures(call, places, graph, symbols, subject, where)
@@ -117,16 +125,18 @@ def _check_structures(
     check_argument(call.values, places, graph.subgraphs, symbols, where)
     if call.arguments is None or call.result is None:
         if call.refusal is None:
-            raise where.invalid(f"{subject} has no structure, and no reason why", "module-malformed")
+            raise where.invalid(f"{subject} has no structure, and no reason why", "module-malformed/call-structure")
         return
     pair = call.arguments.items if isinstance(call.arguments, Sequence) else ()
     if len(pair) != 2 or not isinstance(pair[0], Sequence) or not isinstance(pair[1], Mapping):
         raise where.invalid(
-            f"arguments of {subject} are no pair of positional and keyword arguments", "module-malformed"
+            f"arguments of {subject} are no pair of positional and keyword arguments", "module-malformed/call-arguments"
         )
     for tree, end in ((call.arguments, call.begin), (call.result, call.end)):
         if any(places[name] >= end for leaf in _leaves(tree) for name in references(call.values[leaf])):
-            raise where.invalid(f"{subject} takes or returns a value that is computed after it", "module-malformed")
+            raise where.invalid(
+                f"{subject} takes or returns a value that is computed after it", "module-malformed/late-value"
+            )
 
 
 def _leaves(tree: Tree) -> list[int]:

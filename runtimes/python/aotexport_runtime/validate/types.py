@@ -94,20 +94,20 @@ def check_types(node: Node, schema: str | None, values: Values, here: Place, *, 
         return
     signature = None if schema is None else signature_of(schema)
     if signature is None or schema is None or schema.partition("(")[0] != _written(node.op):
-        raise here.at("op").invalid(f"no signature of operator `{node.op[:80]}`", "operator-schema")
+        raise here.at("op").invalid(f"no signature of operator `{node.op[:80]}`", "operator-schema/signature")
     in_set = aten_signatures().get(node.op.removeprefix("aten::"))
     if in_set not in (None, schema) and not is_compatible(schema, in_set) and not is_compatible(in_set, schema):
         raise here.at("op").invalid(
-            f"operator `{node.op}` has another signature in its operator set: {in_set}", "operator-schema"
+            f"operator `{node.op}` has another signature in its operator set: {in_set}", "operator-schema/operator-set"
         )
     _check_arguments(node, signature, values, here)
     if not _returns(signature.returns, node, values):
         given = ", ".join(signature.returns) or "nothing"
         raise here.at("meta").invalid(
-            f"operator `{node.op}` gives {given}, and the graph says otherwise", "result-type"
+            f"operator `{node.op}` gives {given}, and the graph says otherwise", "result-type/signature"
         )
     if infers_dtypes and (lie := wrong_dtype(node, schema, values)) is not None:
-        raise here.at("meta").invalid(f"operator `{node.op}` gives {lie}", "result-type")
+        raise here.at("meta").invalid(f"operator `{node.op}` gives {lie}", "result-type/dtype")
 
 
 def _written(op: str) -> str:
@@ -119,7 +119,7 @@ def _check_arguments(node: Node, signature: Signature, values: Values, here: Pla
     if len(node.args) > len(positional):
         raise here.at("args").invalid(
             f"operator `{node.op}` takes {len(positional)} positional arguments, got {len(node.args)}",
-            "operator-arguments",
+            "operator-arguments/positional",
         )
     for index, (parameter, argument) in enumerate(zip(positional, node.args, strict=False)):
         if not _takes(parameter.type, argument, values) and not _is_undefined(node, parameter, argument, values):
@@ -128,13 +128,13 @@ def _check_arguments(node: Node, signature: Signature, values: Values, here: Pla
     for keyword, argument in node.kwargs.items():
         if keyword not in rest:
             raise here.at("kwargs", keyword).invalid(
-                f"operator `{node.op}` takes no keyword argument {keyword[:40]!r} here", "operator-arguments"
+                f"operator `{node.op}` takes no keyword argument {keyword[:40]!r} here", "operator-arguments/keyword"
             )
         if not _takes(rest[keyword].type, argument, values):
             raise _wrong_type(node, rest[keyword], here.at("kwargs", keyword))
     lacking = next((each.name for each in rest.values() if each.is_required and each.name not in node.kwargs), None)
     if lacking is not None:
-        raise here.invalid(f"operator `{node.op}` lacks its argument `{lacking}`", "operator-arguments")
+        raise here.invalid(f"operator `{node.op}` lacks its argument `{lacking}`", "operator-arguments/missing")
 
 
 def _is_undefined(node: Node, parameter: Parameter, argument: Argument, values: Values) -> bool:
@@ -145,7 +145,8 @@ def _is_undefined(node: Node, parameter: Parameter, argument: Argument, values: 
 
 def _wrong_type(node: Node, parameter: Parameter, here: Place) -> BundleInvalid:
     return here.invalid(
-        f"argument `{parameter.name}` of operator `{node.op}` is no {parameter.type.removesuffix('?')}", "argument-type"
+        f"argument `{parameter.name}` of operator `{node.op}` is no {parameter.type.removesuffix('?')}",
+        "argument-type/argument",
     )
 
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import MAX_QUANTILES
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
-from aotexport_runtime.schema.vectors import Vector, VectorInput
+from aotexport_runtime.schema.vectors import Vector, VectorInput, spans
 from aotexport_runtime.validate.bounds import check_span, span_end
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.subclasses import check_parts
 
 MAX_GENERATED = 1 << 28
 """Most elements of an argument that is generated."""
+MAX_REPEATED = 1 << 28
+"""Most elements of an argument that repeats stored ones."""
 GENERATED = ("bfloat16", "float16", "float32", "float64")
 """Dtypes of arguments that are generated."""
 
@@ -24,7 +29,7 @@ def check_vector(vector: Vector, program: Program, *, where: Place) -> None:
     """
     if vector.program != program.name:
         message = f"it is of program {vector.program[:80]!r}, not `{program.name}`"
-        where.at("program").refuse(message, "vector-malformed")
+        where.at("program").refuse(message, "vector-malformed/program")
     faults = where.found
     check_declared(vector, where)
     if where.found > faults:
@@ -32,7 +37,7 @@ def check_vector(vector: Vector, program: Program, *, where: Place) -> None:
     arguments = [spec for spec in program.inputs if not isinstance(spec, StateInput)]
     if len(vector.inputs) != len(arguments):
         message = f"{len(vector.inputs)} arguments; the program takes {len(arguments)}"
-        where.at("inputs").refuse(message, "vector-malformed")
+        where.at("inputs").refuse(message, "vector-malformed/inputs")
     keys = [part.key for spec in vector.inputs for part in (spec, *spec.parts)]
     for index, (spec, argument) in enumerate(zip(vector.inputs, arguments, strict=False)):
         with where.at("inputs", index) as here:
@@ -41,9 +46,34 @@ def check_vector(vector: Vector, program: Program, *, where: Place) -> None:
                 _check_generated(spec, argument, keys.count(spec.key), here)
 
 
+def check_stored(vector: Vector, shapes: Mapping[str, Sequence[int]], where: Place) -> None:
+    """Refuse a recorded call that its stored tensors do not fit.
+
+    Args:
+        vector: checked.
+        shapes: of the stored tensors, by key.
+        where: its place, for errors.
+
+    Raises:
+        BundleInvalid: names the argument or the value.
+    """
+    for index, spec in enumerate(vector.inputs):
+        for part in () if spec.quantiles else spans(spec):
+            with where.at("inputs", index) as here:
+                count = next(iter(shapes.get(part.key, ())), 0)
+                if span_end(part.shape, part.stride, part.offset) > count:
+                    message = f"argument {spec.path!r} reaches past the end of {part.key!r}"
+                    raise here.invalid(message, "tensor-stored/vector-span")
+                if math.prod(part.shape) > max(MAX_REPEATED, count):
+                    raise here.invalid(f"argument {spec.path!r} repeats {part.key!r} too often", "bundle-limit/repeats")
+    for index, name in enumerate(vector.values):
+        if f"v{index}" not in shapes:
+            where.at("values", index).refuse(f"no tensor of {name!r}", "tensor-stored/vector-value")
+
+
 def _check_input(spec: VectorInput, where: Place) -> None:
     check_span(spec.shape, spec.stride, spec.offset, f"argument {spec.path!r}", where)
-    check_parts(spec.subclass, len(spec.parts), f"argument {spec.path!r}", set(), where, code="vector-malformed")
+    check_parts(spec.subclass, len(spec.parts), f"argument {spec.path!r}", set(), where, check="vector-malformed/parts")
     for part in spec.parts:
         check_span(part.shape, part.stride, part.offset, f"argument {spec.path!r}", where)
 
@@ -55,9 +85,10 @@ def _check_generated(spec: VectorInput, argument: ArgumentInput | SizeInput, use
         raise where.invalid(
             f"argument {spec.path!r} is generated: it must be a tensor of floats with a span of its own, by 2 to "
             f"{MAX_QUANTILES} quantiles",
-            "vector-malformed",
+            "vector-malformed/generated",
         )
     if span_end(spec.shape, spec.stride, spec.offset) > MAX_GENERATED:
         raise where.invalid(
-            f"argument {spec.path!r} is generated, with more than {MAX_GENERATED} elements", "vector-malformed"
+            f"argument {spec.path!r} is generated, with more than {MAX_GENERATED} elements",
+            "vector-malformed/generated-size",
         )

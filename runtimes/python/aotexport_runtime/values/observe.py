@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.schema.vectors import VectorInput, VectorPart
+from aotexport_runtime.schema.vectors import VectorInput, spans
 from aotexport_runtime.values.subclasses import Form, inner_tensors, is_wrapper, parts, protocol
 
 SAMPLE = 4096
@@ -141,13 +141,6 @@ def make_inputs(
                 values.append(leaf if spec.is_leaf or not spec.requires_grad else leaf.clone())
             leaves.append(leaf if spec.requires_grad else None)
     return Inputs(values, leaves)
-
-
-def spans(spec: VectorInput) -> tuple[VectorInput | VectorPart, ...]:
-    """Return the stored spans of an argument: the argument, the parts of a tensor subclass, or none."""
-    if spec.value is not None:
-        return ()
-    return (spec,) if spec.subclass is None else spec.parts
 
 
 def _tensor(spec: VectorInput, memory: Mapping[str, torch.Tensor], form: Callable[[Subclass], Form]) -> torch.Tensor:

@@ -17,11 +17,11 @@ def check_python_value(value: Any, where: Place) -> None:
         BundleInvalid: names the fault.
     """
     if isinstance(value, Bytes) and not (len(value.hex) % 2 == 0 and set(value.hex) <= set("0123456789abcdef")):
-        raise where.invalid("the bytes of a tree are no pairs of hexadecimal digits", "structure-malformed")
+        raise where.invalid("the bytes of a tree are no pairs of hexadecimal digits", "structure-malformed/bytes")
     if isinstance(value, Range) and value.step == 0:
-        raise where.invalid("a range of a tree has the step 0", "structure-malformed")
+        raise where.invalid("a range of a tree has the step 0", "structure-malformed/range")
     if isinstance(value, NumpyNumber) and not _is_of_type(value):
-        raise where.invalid(f"a NumPy number of a tree is no {value.dtype}", "structure-malformed")
+        raise where.invalid(f"a NumPy number of a tree is no {value.dtype}", "structure-malformed/numpy-number")
 
 
 def check_keys(keys: Iterable[Key], where: Place) -> None:

@@ -121,30 +121,30 @@ def check_size(size: Size, known: frozenset[str] | set[str], *, where: Place) ->
     """
     nbits, terms = _check(size, known, where)
     if nbits is None:
-        raise where.invalid("a size expression is a float, and a size an integer", "size-malformed")
+        raise where.invalid("a size expression is a float, and a size an integer", "size-malformed/float")
     if terms > MAX_TERMS:
-        raise where.invalid(f"a size expression has {terms} terms; at most {MAX_TERMS} are read", "size-malformed")
+        raise where.invalid(
+            f"a size expression has {terms} terms; at most {MAX_TERMS} are read", "size-malformed/terms"
+        )
 
 
 def _check(size: Size | float, known: frozenset[str] | set[str], where: Place) -> tuple[int | None, int]:
     """Return how many bits the value of `size` has at most (None: it is a float), and how many terms `size` has."""
     if isinstance(size, float):
-        if not math.isfinite(size):
-            raise where.invalid("a float of a size is not finite", "number-limit")
         return None, 1
     if isinstance(size, int):
         if abs(size) > INT64_MAX:
-            raise where.invalid("an integer of a size has more than 64 bits", "number-limit")
+            raise where.invalid("an integer of a size has more than 64 bits", "number-limit/size")
         return size.bit_length(), 1
     if isinstance(size, str):
         if size not in known:
-            raise where.invalid(f"unknown symbol {size[:40]!r} in a size", "symbol-undefined")
+            raise where.invalid(f"unknown symbol {size[:40]!r} in a size", "symbol-undefined/size")
         return SYMBOL_NBITS, 1
     _check_operands(size, where)
     checked = [_check(arg, known, where) for arg in size.args]
     nbits = _nbits(size, [nbits for nbits, _ in checked], where)
     if nbits is not None and nbits > MAX_NBITS:
-        raise where.invalid(f"a size expression may have values of more than {MAX_NBITS} bits", "size-malformed")
+        raise where.invalid(f"a size expression may have values of more than {MAX_NBITS} bits", "size-malformed/bits")
     return nbits, 1 + sum(terms for _, terms in checked)
 
 
@@ -152,9 +152,11 @@ def _check_operands(size: SizeExpression, where: Place) -> None:
     count, expected = len(size.args), _ARITY.get(size.op)
     if count < 2 if expected is None else count != expected:
         wanted = "two or more" if expected is None else expected
-        raise where.invalid(f"size operator `{size.op}` takes {wanted} operands, got {count}", "size-malformed")
+        raise where.invalid(
+            f"size operator `{size.op}` takes {wanted} operands, got {count}", "size-malformed/operands"
+        )
     if size.op in _DIVISIONS and size.args[1] == 0:
-        raise where.invalid(f"size operator `{size.op}` divides by zero", "size-malformed")
+        raise where.invalid(f"size operator `{size.op}` divides by zero", "size-malformed/zero")
 
 
 def _nbits(size: SizeExpression, operands: list[int | None], where: Place) -> int | None:
@@ -165,7 +167,7 @@ def _nbits(size: SizeExpression, operands: list[int | None], where: Place) -> in
     whole = [nbits for nbits in (operands[1:] if size.op == "where" else operands) if nbits is not None]
     is_float = size.op in _TO_FLOAT or len(whole) < len(operands) - (size.op == "where")
     if is_float and size.op in _INTEGERS_ONLY:
-        raise where.invalid(f"size operator `{size.op}` takes integers", "size-malformed")
+        raise where.invalid(f"size operator `{size.op}` takes integers", "size-malformed/integers")
     if is_float:
         return None
     if size.op == "mul":
@@ -173,7 +175,9 @@ def _nbits(size: SizeExpression, operands: list[int | None], where: Place) -> in
     if size.op == "pow":
         exponent = size.args[1]
         if not (isinstance(exponent, int) and 0 <= exponent <= MAX_EXPONENT):
-            raise where.invalid(f"the exponent of a size is no integer from 0 to {MAX_EXPONENT}", "size-malformed")
+            raise where.invalid(
+                f"the exponent of a size is no integer from 0 to {MAX_EXPONENT}", "size-malformed/exponent"
+            )
         return max(whole[0] * exponent, 1)
     return max(whole) + len(operands).bit_length()
 

@@ -96,7 +96,8 @@ def inner_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
     inner = inner_tensors(tensor)
     if name not in inner:
         raise BundleInvalid(
-            f"a value of type `{type(tensor).__name__}` has no inner tensor {name[:80]!r}", code="structure-malformed"
+            f"a value of type `{type(tensor).__name__}` has no inner tensor {name[:80]!r}",
+            check="structure-malformed/inner-tensor",
         )
     return inner[name]
 
@@ -219,9 +220,8 @@ def _object(tree: Tree, types: TensorTypes, constant: Callable[[Constant], Any])
 
         items = [_object(item, types, constant) for item in tree.items]
         return {"list": list, "tuple": tuple, "size": torch.Size}[tree.type](items)
-    if isinstance(tree, trees.Mapping) and tree.type == "dict":
-        return {key: _object(item, types, constant) for key, item in zip(tree.keys, tree.items, strict=True)}
-    raise BundleInvalid("a context holds what no context has", code="structure-malformed")
+    assert isinstance(tree, trees.Mapping)
+    return {key: _object(item, types, constant) for key, item in zip(tree.keys, tree.items, strict=True)}
 
 
 def _instance(tree: Instance, types: TensorTypes, constant: Callable[[Constant], Any]) -> Any:

@@ -63,7 +63,7 @@ def check_tree(tree: Tree, count: int, *, where: Place) -> None:
     """
     if isinstance(tree, Leaf):
         if not 0 <= tree.index < count:
-            raise where.invalid(f"leaf {tree.index} of a tree is out of range", "index-range")
+            raise where.invalid(f"leaf {tree.index} of a tree is out of range", "index-range/leaf")
         return
     if isinstance(tree, Constant):
         return
@@ -71,7 +71,9 @@ def check_tree(tree: Tree, count: int, *, where: Place) -> None:
         check_keys(tree.keys, where)
         _check_names(tree.keys, len(tree.items), where)
         if tree.factory is not None and tree.type != "default_dict":
-            raise where.invalid("a dict of a tree makes missing values, and is no `defaultdict`", "structure-malformed")
+            raise where.invalid(
+                "a dict of a tree makes missing values, and is no `defaultdict`", "structure-malformed/factory"
+            )
     elif isinstance(tree, Instance):
         _check_names(tree.fields, len(tree.items), where)
     elif isinstance(tree, Sequence):
@@ -90,20 +92,21 @@ def _check_sequence(tree: Sequence, where: Place) -> None:
     if tree.type in SETS and not all(
         isinstance(item, Constant) and not isinstance(item.value, list | SliceArgument) for item in tree.items
     ):
-        raise where.invalid("a set of a tree holds something else than plain constants", "structure-malformed")
+        raise where.invalid("a set of a tree holds something else than plain constants", "structure-malformed/set")
     if tree.type == "size" and not all(
         isinstance(item, Leaf) or (isinstance(item, Constant) and _is_size(item.value)) for item in tree.items
     ):
-        raise where.invalid("a size of a tree holds something else than integers", "structure-malformed")
-    if tree.max_items is not None and (tree.type != "deque" or tree.max_items < len(tree.items)):
+        raise where.invalid("a size of a tree holds something else than integers", "structure-malformed/size")
+    if tree.max_items is not None and (tree.type != "deque" or not len(tree.items) <= tree.max_items <= INT64_MAX):
         raise where.invalid(
-            "a sequence of a tree has more items than it may keep, or is no deque", "structure-malformed"
+            "a sequence of a tree has more items than it may keep, or is no deque", "structure-malformed/max-items"
         )
     if tree.name is not None:
         _check_identifier(tree.name, "__", where)
         if tree.type not in ("list", "tuple"):
             raise where.invalid(
-                "a sequence of a tree is of a class of its own, and no list or tuple", "structure-malformed"
+                "a sequence of a tree is of a class of its own, and no list or tuple",
+                "structure-malformed/sequence-name",
             )
 
 
@@ -113,15 +116,15 @@ def _is_size(value: Any) -> bool:
 
 def _check_names(names: tuple[object, ...], items: int, where: Place) -> None:
     if len(names) != items:
-        raise where.invalid(f"{len(names)} names for {items} items of a tree", "structure-malformed")
+        raise where.invalid(f"{len(names)} names for {items} items of a tree", "structure-malformed/names")
     if len(set(names)) != items:
-        raise where.invalid("a tree has a name twice", "name-twice")
+        raise where.invalid("a tree has a name twice", "name-twice/tree")
 
 
 def _check_identifier(name: str, reserved: str, where: Place) -> None:
     """Refuse a name that is no plain attribute: Python's named tuples and dataclasses generate code with it."""
     if not is_identifier(name) or name.startswith(reserved):
-        raise where.invalid(f"the name {name[:80]!r} in a tree is no plain identifier", "name-malformed")
+        raise where.invalid(f"the name {name[:80]!r} in a tree is no plain identifier", "name-malformed/tree-name")
 
 
 class ModelOutput(collections.OrderedDict[str, Any]):
@@ -173,8 +176,7 @@ def builder(tree: Tree, constant: Callable[[Constant], Any]) -> Builder:
     if isinstance(tree, Mapping):
         make, keys = _mapping_type(tree), keys_of(tree)
         return lambda values: make((key, item(values)) for key, item in zip(keys, items, strict=True))
-    if isinstance(tree, Instance):
-        raise BundleInvalid(f"an object of `{tree.type[:80]}` is no input or output", code="structure-malformed")
+    assert not isinstance(tree, Instance)
     make = _named_fields_type(tree)
     return lambda values: make([item(values) for item in items])
 
@@ -220,7 +222,8 @@ def _named_fields_type(tree: NamedFields) -> Callable[[list[Any]], Any]:
             raise NotSupported(f"this torch ({torch.__version__}) has no return type `{tree.name[:80]}`")
         if getattr(return_type, "n_fields", None) != len(fields):
             raise BundleInvalid(
-                f"return type `{tree.name[:80]}` does not have {len(fields)} fields", code="structure-malformed"
+                f"return type `{tree.name[:80]}` does not have {len(fields)} fields",
+                check="structure-malformed/return-type",
             )
         return return_type
     if tree.type in ("dataclass", "object"):

@@ -11,7 +11,7 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.onnx.fast_path import OnnxFastPath
 from aotexport_runtime.engines.onnx.guards import MODEL, ModelInputs
 from aotexport_runtime.engines.onnx.session import OnnxRuntime, as_complex, open_session, run_session
-from aotexport_runtime.errors import BundleInvalid, CallInvalid, CheckFailed
+from aotexport_runtime.errors import CallInvalid, CheckFailed, Place
 from aotexport_runtime.guards.arguments import ARGUMENTS
 from aotexport_runtime.guards.rule import rows
 from aotexport_runtime.guards.signature import Bound, Signature
@@ -20,6 +20,7 @@ from aotexport_runtime.guards.table import GuardTable
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.trees import Constant
+from aotexport_runtime.validate import check_onnx
 from aotexport_runtime.values.tensors import NumpyTensor, is_torch_tensor
 from aotexport_runtime.values.trees import builder
 
@@ -41,19 +42,12 @@ class OnnxPlan:
             BundleInvalid: its inputs and outputs are not the program's.
             NotSupported: ONNX Runtime cannot run it.
         """
+        check_onnx(model, program, where=Place("bundle.json"))
         arguments = [index for index, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)]
-        counts = len(arguments), len(program.outputs) + len(model.updates) + len(model.checks)
-        if (len(model.inputs), len(model.outputs)) != counts:
-            raise BundleInvalid(
-                f"{len(model.inputs)} inputs and {len(model.outputs)} outputs, and program `{program.name}` has "
-                f"{counts[0]} and {counts[1]}",
-                where=model.file,
-                code="onnx-malformed",
-            )
         self.program = program
         self._model = model
         self._signature = Signature(program.parameters, constant)
-        self._unchecked = counts[1] - len(model.checks)
+        self._unchecked = len(program.outputs) + len(model.updates)
         self._changes = Changes(program, model, state)
         # Tensors elsewhere are copied for ONNX Runtime, wherever the program was captured.
         captured = [spec.meta.device for spec in program.inputs if isinstance(spec, ArgumentInput)]
@@ -179,13 +173,7 @@ class Changes:
         self._inputs = model.state_inputs
         self._rebinds = [(rebind.output_index, rebind.name) for rebind in program.rebinds]
         paths = [spec.path for spec in program.inputs if not isinstance(spec, StateInput)]
-        names = {spec.name for spec in program.inputs if isinstance(spec, StateInput)}
         self._updates = [(name, paths.index(name) if name in paths else None) for name in model.updates]
-        for name, index in self._updates:
-            if (index is None) == (name not in names):
-                raise BundleInvalid(
-                    f"the model changes {name[:80]!r}, which is no one input", where=model.file, code="onnx-malformed"
-                )
         self.written = [index for _, index in self._updates if index is not None]
 
     def state(self) -> tuple[list[str], list[Any]]:

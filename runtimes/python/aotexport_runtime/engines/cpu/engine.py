@@ -127,7 +127,7 @@ class Libraries:
                 raise BundleInvalid(
                     f"library {library.file!r} takes {name[:80]!r}, which is no input",
                     where=self._where,
-                    code="target-malformed",
+                    check="target-malformed/library-input",
                 )
         inputs = [taken[name] for name in library.inputs]
         places = _places(subgraph, library, self._graph, self._where)
@@ -188,6 +188,8 @@ def _places(subgraph: Subgraph, library: CompiledHalf, graph: Graph, where: str)
             found.append(_Other(SizeArgument(value=size)))
         else:
             raise BundleInvalid(
-                f"library {library.file!r} does not return {output[:80]!r}", where=where, code="target-malformed"
+                f"library {library.file!r} does not return {output[:80]!r}",
+                where=where,
+                check="target-malformed/library-result",
             )
     return found

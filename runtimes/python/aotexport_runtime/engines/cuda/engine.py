@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from aotexport_runtime.bundle.packs import TARGET, code_of, unpacked
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.cuda.choice import Choice, architectures_for, choose
 from aotexport_runtime.engines.cuda.driver import Driver
@@ -18,7 +19,7 @@ from aotexport_runtime.engines.cuda.graphs import Capture, GraphedProgram
 from aotexport_runtime.engines.cuda.launch import Launcher
 from aotexport_runtime.engines.cuda.modules import Modules
 from aotexport_runtime.engines.cuda.options import CudaRuntime
-from aotexport_runtime.engines.cuda.packs import TARGET, code_of, kernels_of, unpacked
+from aotexport_runtime.engines.cuda.packs import kernels_of
 from aotexport_runtime.engines.cuda.trial import Trial
 from aotexport_runtime.engines.cuda.tuning import TunedKernel, Tuner
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs

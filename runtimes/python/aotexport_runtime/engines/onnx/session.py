@@ -78,7 +78,9 @@ def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
     optional = sorted(value.name for value in session.get_overridable_initializers())
     if found != (list(model.inputs), list(model.outputs)) or optional != sorted(model.state_inputs.values()):
         raise BundleInvalid(
-            "its inputs and outputs are not those that the manifest names", where=model.file, code="onnx-malformed"
+            "its inputs and outputs are not those that the manifest names",
+            where=model.file,
+            check="onnx-malformed/names",
         )
     return session
 
