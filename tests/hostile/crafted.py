@@ -13,7 +13,6 @@ import torch
 from aotexport_runtime import Limits, open_bundle
 from aotexport_runtime.schema.limits import DEFAULT
 from tests.reader.bundle import without_tables
-from tests.reader.rules import Rules
 
 FILES = {
     "manifest": "bundle.json",
@@ -52,7 +51,7 @@ class Crafted:
         """Return a document of `FILES`, parsed, a graph without tables; edits to it are written by `seal`."""
         if name not in self._documents:
             document = json.loads((self.root / FILES[name]).read_text())
-            self._documents[name] = without_tables(document, Rules()) if "nodes" in document else document
+            self._documents[name] = without_tables(document) if "nodes" in document else document
         return self._documents[name]
 
     def put(self, name: str, path: str, value: Any) -> None:

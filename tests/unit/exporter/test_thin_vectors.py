@@ -20,7 +20,6 @@ from aotexport_runtime.values.compare import compare
 from aotexport_runtime.values.observe import NORMS, SAMPLE, Observation, halved, sampled
 from tests.hostile.crafted import Crafted
 from tests.reader.bundle import without_tables
-from tests.reader.rules import Rules
 
 
 @given(count=st.integers(0, 20_000), sample=st.sampled_from([1, 32, 64, 1024, SAMPLE]))
@@ -112,7 +111,7 @@ WRONG = {
 
 def wrong_graphs(text: str) -> list[str]:
     """Return the text of a graph with one operator after another replaced."""
-    graph, found = without_tables(json.loads(text), Rules()), list[str]()
+    graph, found = without_tables(json.loads(text)), list[str]()
     for node in graph["nodes"]:
         if WRONG.get(op := node["op"]):
             node["op"] = WRONG[op]
@@ -173,7 +172,7 @@ UNSEEN = {
 
 def wrong_constants(text: str, program: str) -> list[str]:
     """Return the text of a graph with one float larger, or one truth value turned round, after another."""
-    graph, found = without_tables(json.loads(text), Rules()), list[str]()
+    graph, found = without_tables(json.loads(text)), list[str]()
     for node in graph["nodes"]:
         for place, value in enumerate(node.get("args", [])):
             at = f"{node['op']}[{place}]"
