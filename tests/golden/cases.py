@@ -1339,3 +1339,14 @@ def gradients_that_are_added() -> Case:
 def gradient_that_is_zero() -> Case:
     """An input whose gradient is zero, whatever the gradient of the result is."""
     return Case(lambda x, y: x * 2 + y * 0, (needs_grad(3), needs_grad(3)))
+
+
+@case
+def list_beside_another() -> Case:
+    """A list that the call changes, and one that it reads."""
+
+    def call(x: Tensor, kept: list[Any], read: list[Any]) -> Tensor:
+        kept.append(x * 2)
+        return x * read[0]
+
+    return Case(call, (ramp(3), [ramp(3)], [ramp(3) * 2]), programs=("infer",))

@@ -5,17 +5,17 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import json
 import math
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 from safetensors.torch import load_file
+
+from tests.golden.places import described, found_at, leaves
 
 HERE = Path(__file__).parent
 CALLS: dict[str, dict[str, Any]] = json.loads((HERE / "calls/cases.json").read_text(encoding="utf-8"))
@@ -25,8 +25,13 @@ TOLERANCES = {"float64": 1e-7, "float32": 1e-4, "bfloat16": 4e-2, "complex64": 1
 class Subject(Protocol):
     """What makes the calls."""
 
-    def call(self, arguments: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Return the leaves of the result with their paths, for arguments by their paths."""
+    def call(self, arguments: dict[str, Any], changes: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the result, and the values that were passed by the names of parameters.
+
+        Args:
+            arguments: tensors and integers by their paths; the example's are in the place of others.
+            changes: of containers, by their paths; see `changed`.
+        """
         ...
 
     def state(self) -> dict[str, torch.Tensor]:
@@ -75,14 +80,17 @@ class Arguments:
             if "is" in changes:
                 self.values[path] = {**state, **self.values}[changes["is"]]
                 self.leaves.pop(path, None)
+            elif "copy" in changes:
+                copied = {**state, **self.values}[changes["copy"]]
+                self.values[path] = copied.detach().clone().requires_grad_(copied.requires_grad)
             elif path not in self.values:
                 self.values[path] = changes["constant"]
 
     def _argument(self, path: str, spec: dict[str, Any]) -> Any:
-        if spec.get("value") is not None:
-            return spec["value"]
         if "constant" in spec:
             return spec["constant"]
+        if spec.get("value") is not None:
+            return spec["value"]
         with torch.enable_grad(), torch.inference_mode(spec.get("inference", False)):
             strided = self._strided(spec)
             if spec.get("device") or spec.get("sparse"):
@@ -128,7 +136,9 @@ class Observer:
         """Make the call."""
         self.facts: dict[str, str] = {}
         self.values: dict[str, list[Any]] = {}
-        self._subject = subject
+        self._case, self._subject = case, subject
+        self._result: Any = None
+        self._passed: dict[str, Any] = {}
         made = Arguments(case, root, subject.state())
         self._arguments, self._leaves = made.values, made.leaves
         self._outputs: dict[str, Any] = {}
@@ -142,7 +152,7 @@ class Observer:
         for number, step in enumerate(case["steps"]):
             (kind,) = {"call", "backward", "change", "retain", "replace"} & set(step)
             getattr(self, f"_{kind}")(f"{number}: ", step[kind], {key: step[key] for key in step if key != kind})
-            if not self._outputs:
+            if kind == "call" and not self._outputs:
                 break
 
     def _visit(self, path: str) -> None:
@@ -184,7 +194,12 @@ class Observer:
             self.facts[f"{where}grad mode"] = str(torch.is_grad_enabled())
             self.facts[f"{where}autocast"] = str(torch.is_autocast_enabled("cpu"))
             torch.set_grad_enabled(mode)
+        before = {id(tensor): name for name, tensor in known.items()}
         self._note_outputs(where, dict(known))
+        if self._outputs:
+            self.facts[f"{where}result"] = described(self._result, {})
+        for path in self._case.get("seen", []) if self._outputs else []:
+            self.facts[f"{where}{path} holds"] = described(found_at(self._passed, path), before)
         for name, version in versions.items():
             self.facts[f"{where}{name} version rises"] = str(known[name]._version - version)
         for path, value in self._tensors().items():
@@ -192,8 +207,9 @@ class Observer:
                 self._note(f"{where}{path} afterwards", value)
 
     def _made(self) -> None:
-        found = self._subject.call(dict(self._arguments))
-        self._outputs.update((path, value) for path, value in found if isinstance(value, torch.Tensor))
+        result, self._passed = self._subject.call(dict(self._arguments), self._case.get("containers", {}))
+        self._result = result
+        self._outputs.update((path, value) for path, value in leaves(result) if isinstance(value, torch.Tensor))
 
     def _note_outputs(self, where: str, known: dict[str, torch.Tensor]) -> None:
         for path, value in self._outputs.items():
@@ -292,35 +308,3 @@ def _cotangent(root: torch.Tensor, is_reversed: bool) -> torch.Tensor:
         return found
     axes = list(range(found.ndim))[::-1]
     return found.permute(axes).contiguous().permute(axes)
-
-
-def put(value: Any, steps: list[str], new: Any) -> Any:
-    """Return `value` with `new` at the place that steps of a path lead to."""
-    if not steps:
-        return new
-    step, *rest = steps
-    if step.startswith("."):
-        setattr(value, step[1:], put(getattr(value, step[1:]), rest, new))
-        return value
-    key = ast.literal_eval(step[1:-1])
-    if isinstance(value, tuple):
-        return (*value[:key], put(value[key], rest, new), *value[key + 1 :])
-    value[key] = put(value[key], rest, new)
-    return value
-
-
-def steps_of(path: str) -> list[str]:
-    """Return the name of a parameter and the steps from it (8.11)."""
-    return re.findall(r"^\w+|\[[^\]]*\]|\.\w+", path)
-
-
-def leaves(value: Any, path: str = "output") -> Iterator[tuple[str, Any]]:
-    """Yield the leaves of a result of tuples, lists and dicts, with their paths."""
-    if isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from leaves(item, f"{path}[{index}]")
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from leaves(item, f"{path}[{key!r}]")
-    elif value is not None:
-        yield path, value

@@ -13,7 +13,8 @@ from torch import nn
 
 from tests.golden.call_table import CALLS
 from tests.golden.cases import CASES
-from tests.golden.observe import HERE, Observer, leaves, put, steps_of
+from tests.golden.observe import HERE, Observer
+from tests.golden.places import place
 from tests.golden.refuse import bundle_of, edited_bundle
 
 
@@ -28,15 +29,14 @@ class Model:
         if isinstance(self._model, nn.Module) and mode != "function":
             self._model.train(mode == "train")
 
-    def call(self, arguments: dict[str, Any]) -> list[tuple[str, Any]]:
-        """Return the leaves of the result, with the example's arguments where none are given."""
+    def call(self, arguments: dict[str, Any], changes: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """See `Subject`."""
         model = self.case.model
         signature = inspect.signature(model.forward if isinstance(model, nn.Module) else model)
         bound = signature.bind(*self.case.args, **self.case.kwargs)
-        for path, value in arguments.items():
-            name, *steps = steps_of(path)
-            bound.arguments[name] = put(bound.arguments[name], steps, value)
-        return list(leaves(self._model(*bound.args, **bound.kwargs)))
+        place(bound.arguments, arguments, changes)
+        others = {name: bound.arguments.pop(name) for name in set(bound.arguments) - set(signature.parameters)}
+        return self._model(*bound.args, **bound.kwargs, **others), bound.arguments
 
     def state(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers by name."""

@@ -8,12 +8,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import torch
 
 from tests.reader.bundle import Bundle
 from tests.reader.functional import Functional
+from tests.reader.guards import check
 from tests.reader.interpret import Interpreter, Unread, compare_outputs
-from tests.reader.values import dtype, size
+from tests.reader.trees import Flattening, build, change, key_of, must
+from tests.reader.values import dtype
 
 TOLERANCES = {torch.float64: 1e-7, torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
 
@@ -40,26 +43,70 @@ class Replay:
         self.stored = self.bundle.tensors(entry["tensors"])
         if any("subclass" in each for each in self.program["inputs"]):
             raise Unread("tensor subclasses: their classes are the caller's")
-        self.state = self.bundle.state()
+        self.module = self.bundle.state()
+        for each in self.bundle.manifest.get("state", []):
+            self.module.update(dict.fromkeys(each.get("tied", []), self.module[each["name"]]))
         self.facts: dict[str, str] = {}
         self.values: dict[str, torch.Tensor] = {}
 
     # --- section 8 ----------------------------------------------------------------------------------------
 
-    def call(self, arguments: list[Any]) -> list[Any]:
-        """Return `Program.outputs` for the arguments, in the order of the inputs that are no state."""
+    @property
+    def state(self) -> dict[str, torch.Tensor]:
+        """The module's tensors by first names."""
+        return {each["name"]: self.module[each["name"]] for each in self.bundle.manifest.get("state", [])}
+
+    def named(self, arguments: list[Any]) -> dict[str, Any]:
+        """Return what a call passes, but what it may leave out; tensors and integers are in the order of the inputs."""
         rest = iter(arguments)
-        tied = {name: each["name"] for each in self.bundle.manifest.get("state", []) for name in each.get("tied", [])}
-        inputs = [
-            self.state[tied.get(spec["name"], spec["name"])] if spec["kind"] == "state" else next(rest)
-            for spec in self.program["inputs"]
-        ]
-        symbols: dict[str, int] = {}
-        for each in self.program.get("dimensions", []):
-            source = inputs[each["input_index"]]
-            read = source.shape[each["axis"]] if isinstance(source, torch.Tensor) else source
-            symbols[each["symbol"]] = (read - each.get("offset", 0)) // each.get("factor", 1)
-        assert all(size(each, symbols) for each in self.program.get("guards", [])), "a guard does not hold"
+        specs = self.program["inputs"]
+        inputs = [self.module[spec["name"]] if spec["kind"] == "state" else next(rest) for spec in specs]
+        passed = [each for each in self.program["parameters"] if not each.get("optional", False)]
+        return {each["name"]: build(each["tree"], inputs.__getitem__) for each in passed}
+
+    def call(self, named: dict[str, Any]) -> Any:
+        """Return the result of a call, for values by the names of parameters; `outputs` is then `Program.outputs`."""
+        parameters = {each["name"]: each for each in self.program["parameters"]}
+        must(set(named) <= set(parameters), "an argument that no parameter takes")
+        passed = Flattening()
+        for name, parameter in parameters.items():
+            must(name in named or parameter.get("optional", False), f"{name} is missing")
+            if name in named:
+                passed.add(parameter["tree"], named[name], name)
+        changes = [(passed.containers[each["path"]], each) for each in self.program.get("container_changes", [])]
+        for container, _ in changes:
+            must(sum(each is container for each in passed.containers.values()) == 1, "a container in two places")
+        inputs = self._fetched(passed)
+        symbols = check(self.program, inputs)
+        outputs = self.outputs = self._run(inputs, symbols)
+        for each in self.program.get("rebinds", []):
+            for name in self._names(each["name"]):
+                self.module[name] = outputs[each["output_index"]]
+        for container, record in changes:
+            change(container, record, outputs.__getitem__)
+        return build(self.program["output_tree"], outputs.__getitem__)
+
+    def _names(self, name: str) -> list[str]:
+        """Return the names of a state tensor."""
+        entry = next(each for each in self.bundle.manifest["state"] if each["name"] == name)
+        return [name, *entry.get("tied", [])]
+
+    def _fetched(self, passed: Flattening) -> list[Any]:
+        """Return the inputs of the graphs (8.5)."""
+        inputs: list[Any] = []
+        for index, spec in enumerate(self.program["inputs"]):
+            if spec["kind"] == "state":
+                tensor = self.module[spec["name"]]
+                same = all(self.module[name] is tensor for name in self._names(spec["name"]))
+                must(same, f"{spec['name']}: no longer tied")
+                must(passed.values.get(index, tensor) is tensor, f"{spec['name']}: not the module's own")
+                inputs.append(tensor)
+                continue
+            value = passed.values[index]
+            inputs.append(torch.from_numpy(value) if isinstance(value, numpy.ndarray) else value)
+        return inputs
+
+    def _run(self, inputs: list[Any], symbols: dict[str, int]) -> list[Any]:
         mode = torch.is_grad_enabled()
         try:
             if self.form == "functional":
@@ -67,17 +114,13 @@ class Replay:
                     raise Unread("no functional graph")
                 if not self.functional.serves(inputs, symbols):
                     raise Unread("a soft guard of the functional graph")
-                outputs = self.functional.run(inputs, symbols)
-            else:
-                if not self.program["forward"].get("differentiable", True) and torch.is_grad_enabled():
-                    raise Unread("the forward graph lacks the backward of a function")
-                outputs = Interpreter(self.forward, symbols).run(inputs)
+                return self.functional.run(inputs, symbols)
+            if not self.program["forward"].get("differentiable", True) and torch.is_grad_enabled():
+                raise Unread("the forward graph lacks the backward of a function")
+            return Interpreter(self.forward, symbols).run(inputs)
         except BaseException:
             torch.set_grad_enabled(mode)
             raise
-        for each in self.program.get("rebinds", []):
-            self.state[each["name"]] = outputs[each["output_index"]]
-        return outputs
 
     # --- section 11 ---------------------------------------------------------------------------------------
 
@@ -91,8 +134,8 @@ class Replay:
             where = f"call {number}: "
             arguments, leaves = self.arguments()
             with torch.set_grad_enabled(vector["backward"]), self._autocast():
-                outputs = self.call(arguments)
-            noted = list(self.leaves(outputs))
+                self.call(self.named(arguments))
+            noted = list(self._leaves(self.outputs))
             self._note_outputs(where, noted, dict(zip(names, arguments, strict=True)))
             if vector["backward"]:
                 self._backward([value for _, value in noted])
@@ -169,16 +212,15 @@ class Replay:
             leaf.requires_grad_(grad)
             return leaf if is_leaf or not grad else leaf.clone(), leaf if grad else None
 
-    def leaves(self, outputs: list[Any]) -> Iterator[tuple[str, Any]]:
-        """Yield the leaves of the result, as 11.5 notes it, with their paths."""
+    def _leaves(self, outputs: list[Any]) -> Iterator[tuple[str, Any]]:
         tree = self.program["output_tree"]
         changes = self.program.get("container_changes", [])
         if not changes:
             yield from _walk(tree, "output", outputs)
             return
         yield from _walk(tree, "output[0]", outputs)
-        for index, change in enumerate(changes):
-            put = [each for each in change["items"] if each is not None]
+        for index, each in enumerate(changes):
+            put = [item for item in each["items"] if item is not None]
             for place, item in enumerate(put):
                 yield from _walk(item, f"output[{index + 1}][{place}]", outputs)
 
@@ -281,13 +323,7 @@ def _walk(tree: dict[str, Any], path: str, outputs: list[Any]) -> Iterator[tuple
             yield from _walk(item, f"{path}[{index}]", outputs)
     elif kind == "mapping":
         for key, item in zip(tree["keys"], tree["items"], strict=True):
-            yield from _walk(item, f"{path}[{_key(key)!r}]", outputs)
+            yield from _walk(item, f"{path}[{key_of(key)!r}]", outputs)
     elif kind == "named_fields":
         for field, item in zip(tree["fields"], tree["items"], strict=True):
             yield from _walk(item, f"{path}.{field}", outputs)
-
-
-def _key(key: Any) -> Any:
-    if isinstance(key, list):
-        return tuple(map(_key, key))
-    return bytes.fromhex(key["hex"]) if isinstance(key, dict) else key

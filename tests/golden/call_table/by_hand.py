@@ -1,0 +1,176 @@
+"""Functional graphs by hand, of what the exporter leaves to the forward graph or writes otherwise."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from tests.golden.call_table.row import (
+    CALL,
+    FUNCTIONAL,
+    PROGRAM,
+    WITHOUT,
+    backward,
+    edit,
+    golden_call,
+)
+
+
+def meta(*shape: int) -> dict[str, Any]:
+    """Return the metadata of a contiguous tensor."""
+    stride = [math.prod(shape[axis + 1 :]) for axis in range(len(shape))]
+    return {"kind": "tensor", "dtype": "float32", "shape": list(shape), "stride": stride}
+
+
+def node(name: str, op: str, *args: Any, like: dict[str, Any], **kwargs: Any) -> dict[str, Any]:
+    """Return a call of an operator of `aten`."""
+    return {"name": name, "op": f"aten::{op}", "args": list(args), "kwargs": kwargs, "meta": like}
+
+
+SCHEMAS = {
+    "aten::add.Tensor": "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor",
+    "aten::clone.default": "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor",
+    "aten::mul.Tensor": "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor",
+    "aten::view.default": "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)",
+}
+
+
+def by_hand(
+    program: str,
+    record: dict[str, Any],
+    inputs: dict[str, dict[str, Any]],
+    nodes: list[dict[str, Any]],
+    outputs: list[Any],
+) -> list[dict[str, Any]]:
+    """Return the edits that give a program a functional graph."""
+    file = "joint.json" if "gradients" in record else "inference.json"
+    graph = {
+        "inputs": [{"name": name, "meta": like} for name, like in inputs.items()],
+        "nodes": nodes,
+        "outputs": outputs,
+        "schemas": {op: SCHEMAS[op] for op in sorted({each["op"] for each in nodes})},
+    }
+    path = f"programs/{program}"
+    return [
+        {"file": f"{path}/{file}", "text": json.dumps(graph)},
+        {"file": "bundle.json", "at": ["files"], "append": {"path": f"{path}/{file}", "nbytes": 0, "sha256": "0" * 64}},
+        edit(f"{path}/program.json", [FUNCTIONAL], {"file": file, **record}),
+        edit(f"{path}/program.json", ["refusals"], []),
+    ]
+
+
+def tangent(of: str, index: int, like: dict[str, Any]) -> dict[str, Any]:
+    """Return a tangent laid out as its metadata say."""
+    return {"of": of, "index": index, "meta": like, "stride": like["stride"]}
+
+
+GRAD = {"kind": "fresh", "requires_grad": True}
+PLANE, ROW = meta(2, 3), meta(3)
+golden_call(
+    "storage_that_is_replaced",
+    "10.6",
+    "input_storage_replaced",
+    "functional",
+    WITHOUT,
+    program="infer",
+    edits=by_hand(
+        "infer",
+        {"mutations": [{"input_index": 0, "storage": True}], "outputs": [{"kind": "fresh"}]},
+        {"input:x": PLANE, "input:y": PLANE},
+        [node("mul", "mul.Tensor", "input:y", 2, like=PLANE)],
+        ["input:y", "mul"],
+    ),
+)
+golden_call(
+    "history_of_a_changed_input",
+    "10.8",
+    "input_changed_with_gradients",
+    "functional",
+    CALL,
+    backward("x", "output"),
+    edits=by_hand(
+        "train",
+        {
+            "mutations": [{"input_index": 0, "data": True, "requires_grad": True, "is_leaf": False}],
+            "outputs": [GRAD],
+            "gradients": {
+                "tangents": [tangent("mutation", 0, ROW), tangent("output", 0, ROW)],
+                "of_inputs": [2, 3],
+                "partitions": [{"name": "default", "saved": ["input:y", "clone"]}],
+            },
+        },
+        {"input:x": ROW, "input:y": ROW, "tangent:0": ROW, "tangent:1": ROW},
+        [
+            node("clone", "clone.default", "input:x", like=ROW),
+            node("mul", "mul.Tensor", "input:x", "input:y", like=ROW),
+            node("mul_1", "mul.Tensor", "mul", 2, like=ROW),
+            node("mul_2", "mul.Tensor", "tangent:1", 2, like=ROW),
+            node("add", "add.Tensor", "tangent:0", "mul_2", like=ROW),
+            node("mul_3", "mul.Tensor", "add", "input:y", like=ROW),
+            node("mul_4", "mul.Tensor", "add", "clone", like=ROW),
+        ],
+        ["mul", "mul_1", "mul_3", "mul_4"],
+    ),
+)
+SQUARE, FLAT = meta(2, 2), meta(4)
+golden_call(
+    "view_that_comes_to_require_grad",
+    "10.13",
+    "view_that_comes_to_require_grad",
+    "functional",
+    edits=by_hand(
+        "train",
+        {
+            "outputs": [
+                {
+                    "kind": "input_alias",
+                    "input_index": 0,
+                    "requires_grad": True,
+                    "steps": [{"op": "aten::view.default", "args": [[4]]}],
+                },
+                GRAD,
+            ],
+            "gradients": {
+                "tangents": [tangent("output", 1, SQUARE)],
+                "of_inputs": [None, 2],
+                "partitions": [{"name": "default", "saved": ["input:x"]}],
+            },
+        },
+        {"input:x": SQUARE, "input:w": SQUARE, "tangent:0": SQUARE},
+        [
+            node("view", "view.default", "input:x", [4], like=FLAT),
+            node("mul", "mul.Tensor", "input:x", "input:w", like=SQUARE),
+            node("mul_1", "mul.Tensor", "tangent:0", "input:x", like=SQUARE),
+        ],
+        ["view", "mul", "mul_1"],
+    ),
+)
+golden_call(
+    "undefined_tangents_of_a_gradient_without_any",
+    "10.22",
+    "gradient_that_is_zero",
+    "functional",
+    CALL,
+    backward(undefined=True),
+    edits=[
+        {
+            "file": "programs/train/joint.json",
+            "text": json.dumps(
+                {
+                    "inputs": [{"name": name, "meta": ROW} for name in ("input:x", "input:y", "tangent:0")],
+                    "nodes": [
+                        node("mul", "mul.Tensor", "input:x", 2, like=ROW),
+                        node("mul_1", "mul.Tensor", "input:y", 0, like=ROW),
+                        node("add", "add.Tensor", "mul", "mul_1", like=ROW),
+                        node("mul_2", "mul.Tensor", "tangent:0", 2, like=ROW),
+                    ],
+                    "outputs": ["add", "mul_2", "mul_1"],
+                    "schemas": {op: SCHEMAS[op] for op in ("aten::add.Tensor", "aten::mul.Tensor")},
+                }
+            ),
+        },
+        edit(PROGRAM, [FUNCTIONAL, "gradients", "partitions", 0, "saved"], ["mul_1"]),
+        edit(PROGRAM, [FUNCTIONAL, "gradients", "saves_nothing"], False),
+    ],
+)

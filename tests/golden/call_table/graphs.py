@@ -1,0 +1,28 @@
+"""Section 7: graphs."""
+
+from __future__ import annotations
+
+from tests.golden.call_table.row import (
+    BACKWARD,
+    CALL,
+    WITHOUT,
+    backward,
+    change,
+    golden_call,
+)
+
+LOOKUP = "lookup_in_regions"
+golden_call("call_that_fails_in_a_region", "7.7", LOOKUP, "functional", CALL, rows={"values": [2, 0, 3]})
+golden_call("checkpointed_input_that_changed", "7.11", "checkpoint", "functional", CALL, change("w"), BACKWARD)
+READS = "checkpoint_that_reads_state"
+golden_call("checkpoint_that_reads_what_is_there_by_then", "7.11", READS, "forward", CALL, change("scale"), BACKWARD)
+golden_call("checkpoint_that_draws_anew", "7.11", READS, "forward")
+golden_call("loop_without_a_step_gives_copies", "7.14", "loop_without_a_step", "forward", WITHOUT)
+golden_call("bodies_that_draw_again", "7.17", "bodies_that_draw", "functional")
+WRITES = "custom_function_that_writes"
+golden_call("custom_function_with_all_gradients", "7.21", WRITES, "forward")
+golden_call("custom_function_with_one_gradient", "7.21", WRITES, "forward", CALL, backward("output[0]"))
+golden_call("custom_function_with_the_other_gradient", "7.21", WRITES, "forward", CALL, backward("output[1]"))
+golden_call(
+    "custom_function_that_is_differentiated_once", "7.21", WRITES, "forward", CALL, backward(of=["x", "y"], again=True)
+)
