@@ -28,10 +28,11 @@ from aotexport.write.files import list_again
 from aotexport_runtime import OnnxRuntime
 from aotexport_runtime.bundle.directory import BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.call.onnx.plan import OnnxPlan
+from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.commands.onnx_calls import ORDERS, Calls, observed, order_of, outputs_of, recorded
 from aotexport_runtime.commands.self_test import rounding
 from aotexport_runtime.errors import NotSupported, first_line
+from aotexport_runtime.module.onnx_module import compose_onnx
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
@@ -70,7 +71,7 @@ def check_model(bundle: Bundle, program: Program, model: OnnxModel, options: Onn
 class _Subject:
     """An opened model, and the state that its calls change."""
 
-    plan: OnnxPlan
+    plan: Plan
     state: dict[str, Any]
 
     def run(self, *args: Any, **kwargs: Any) -> Any:
@@ -81,13 +82,13 @@ def _opened(bundle: Bundle, program: Program, model: OnnxModel, directory: Path)
     """Open a model; if ONNX Runtime lacks kernels of bfloat16, open one of float32 instead."""
     state: dict[str, Any] = {}
     try:
-        return _Subject(OnnxPlan(bundle, program, model, OnnxRuntime(), state), state)
+        return _Subject(compose_onnx(bundle, program, model, OnnxRuntime(), state), state)
     except NotSupported as error:
         if is_narrow(bundle.file(model.file)):
             with contextlib.suppress(NotSupported):
                 wide = write_wide(bundle.file(model.file), directory)
                 replaced = _Replaced(bundle.directory, bundle.manifest, model.file, wide)
-                return _Subject(OnnxPlan(replaced, program, model, OnnxRuntime(), state), state)
+                return _Subject(compose_onnx(replaced, program, model, OnnxRuntime(), state), state)
         from aotexport.verify.onnx.locate import origin
 
         found = origin(bundle.file(model.file), str(error))

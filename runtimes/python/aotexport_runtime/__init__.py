@@ -23,7 +23,6 @@ from aotexport_runtime.errors import (
 
 if TYPE_CHECKING:
     from aotexport_runtime.bundle.signature import Signed
-    from aotexport_runtime.call.onnx.module import OnnxModule
     from aotexport_runtime.commands.saving import save
     from aotexport_runtime.commands.self_test import selftest
     from aotexport_runtime.engines.cuda.options import CudaRuntime
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from aotexport_runtime.generation.generate import generate
     from aotexport_runtime.module.bundle_module import BundleModule
     from aotexport_runtime.module.loading import load
+    from aotexport_runtime.module.onnx_module import OnnxModule
     from aotexport_runtime.schema.limits import Limits
     from aotexport_runtime.serving.servable import Servable
 
@@ -40,7 +40,7 @@ _LATER = {
     "BundleModule": "module.bundle_module",
     "CudaRuntime": "engines.cuda.options",
     "Limits": "schema.limits",
-    "OnnxModule": "call.onnx.module",
+    "OnnxModule": "module.onnx_module",
     "OnnxRuntime": "engines.onnx.session",
     "Servable": "serving.servable",
     "Signed": "bundle.signature",

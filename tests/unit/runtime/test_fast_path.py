@@ -46,6 +46,7 @@ def test_calls_like_the_captured_one_are_served(bundle):
     for call in (only_fast(module, "train"), torch.no_grad()(only_fast(module, "infer"))):
         expected = torch.nn.functional.linear(x(), module.linear.weight, module.linear.bias) * 2
         torch.testing.assert_close(call((x(),), {}), expected)
+        torch.testing.assert_close(call((), {"x": x()}), expected)
 
 
 def test_gradients_of_served_calls_are_those_of_autograd(bundle):
@@ -57,7 +58,8 @@ def test_gradients_of_served_calls_are_those_of_autograd(bundle):
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [
-        ((), {"x": x()}),
+        ((), {"x": x(), "y": x()}),
+        ((x(),), {"x": x()}),
         ((x(), x()), {}),
         ((None,), {}),
         ((x().double(),), {}),

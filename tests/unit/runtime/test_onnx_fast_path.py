@@ -12,7 +12,7 @@ from torch.export import Dim
 import aotexport
 import aotexport_runtime
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.call.onnx.plan import OnnxPlan
+from aotexport_runtime.module.onnx_module import compose_onnx
 
 TURNED_AWAY = object()
 ROWS = Dim("rows", min=2, max=5)
@@ -30,7 +30,7 @@ def plan(tmp_path_factory):
     aotexport.export(_model, args, output=path, programs="infer", dynamic_shapes=sizes, onnx=True, verify=False)
     bundle = open_bundle(path)
     options = aotexport_runtime.OnnxRuntime()
-    return OnnxPlan(bundle, bundle.program("infer"), bundle.manifest.onnx[0], options, {})
+    return compose_onnx(bundle, bundle.program("infer"), bundle.manifest.onnx[0], options, {})
 
 
 @pytest.fixture(scope="module")

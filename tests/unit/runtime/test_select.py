@@ -5,11 +5,15 @@ from __future__ import annotations
 import types
 
 import pytest
+import torch
 
 from aotexport_runtime.engines import figures
-from aotexport_runtime.engines.candidates import CallFacts, Request
-from aotexport_runtime.engines.select import Choice, obstacle, select_engine, select_targets
+from aotexport_runtime.engines.candidates import Request
+from aotexport_runtime.engines.functional import native_guards
+from aotexport_runtime.engines.select import Choice, select_engine, select_targets
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.guards.rule import rows
+from aotexport_runtime.guards.table import GuardTable
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import TensorMeta
 
@@ -250,23 +254,23 @@ def test_native_code_that_was_asked_for_runs_or_is_refused_with_the_reason(targe
 
 
 @pytest.mark.parametrize(
-    ("facts", "serves", "reason"),
+    ("wanted", "serves", "reason"),
     [
-        ({}, True, None),
-        ({"wants_all": False}, True, "not every gradient is wanted"),
-        ({"is_transformed": True}, True, "function transforms"),
-        ({}, False, "libraries are for 2 <= rows, not 1"),
+        (True, True, None),
+        (False, True, "not every gradient is wanted"),
+        (True, False, "libraries are for 2 <= rows, not 1"),
     ],
 )
-def test_native_code_serves_a_call_unless_a_rule_says_why_not(facts, serves, reason):
+def test_native_code_serves_a_call_unless_a_guard_says_why_not(wanted, serves, reason):
     native = record(
-        target=LEVEL,
         serves=lambda inputs, symbols: serves,
         why_not=lambda symbols: f"libraries are for 2 <= rows, not {symbols['rows']}",
     )
-    call = CallFacts(native, [], {"rows": 1}, **facts)
-    rule = obstacle(call)
-    assert (None if rule is None else rule.reason.format(call)) == reason
+    table = GuardTable(
+        [rows(native_guards.NATIVE, native_guards.NativeCalls(native, (0, None), ["rows"], 2))], 2, known=["rows"]
+    )
+    inputs = [torch.ones(1, requires_grad=wanted), torch.ones(1)]
+    assert table.first(inputs, {"rows": 1}) == reason
 
 
 # --- figures ----------------------------------------------------------------------------------------------

@@ -72,7 +72,7 @@ def test_value_that_onnx_runtime_refuses_is_the_callers_fault_and_a_bug_is_not(t
     servable = Servable(tmp_path / "t", engine="onnx")
     with pytest.raises(ValueError, match="out of data bounds"):
         servable.infer({"index": np.array([1, 9])})
-    monkeypatch.setattr("aotexport_runtime.call.onnx.plan.OnnxPlan.outputs", lambda self, call: self.misspelt)
+    monkeypatch.setattr("aotexport_runtime.engines.onnx.engine.OnnxEngine.run", lambda self, *args: self.misspelt)
     with pytest.raises(AttributeError, match="misspelt"):
         servable.infer({"index": np.array([1, 3])})
 

@@ -106,7 +106,7 @@ def observed(
         model: its entry in the manifest.
         calls: to make.
         run: calls the model.
-        state: see `OnnxPlan`; emptied first.
+        state: see `OnnxEngine`; emptied first.
     """
     state.clear()
     got = Observation(sample=calls.expected.sample)

@@ -15,12 +15,11 @@ from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.call.explain import ProgramExplanation, kind_of
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
-from aotexport_runtime.call.onnx.plan import OnnxPlan
 from aotexport_runtime.call.whole_result import returning_whole_result, whole_result_tree
 from aotexport_runtime.commands.onnx_calls import observed, recorded, without_orders
 from aotexport_runtime.commands.recorded import read_vector, recorded_observation
 from aotexport_runtime.commands.results import VectorResult, describe_failures
-from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, is_native, is_of
+from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, ONNX, PORTABLE, is_native, is_of
 from aotexport_runtime.engines.onnx.session import OnnxRuntime
 from aotexport_runtime.engines.runs import EngineRun, words
 from aotexport_runtime.errors import NotSupported, SelfTestFailed, first_line
@@ -28,6 +27,7 @@ from aotexport_runtime.execution.autocast import device_type_of, under_autocast
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import cast_bundle
 from aotexport_runtime.module.loading import check_target, load
+from aotexport_runtime.module.onnx_module import compose_onnx
 from aotexport_runtime.rewrite.impure import random_nodes
 from aotexport_runtime.schema.manifest import OnnxModel, VectorEntry
 from aotexport_runtime.schema.program import Program
@@ -36,8 +36,6 @@ from aotexport_runtime.schema.vectors import Vector, spans
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.compare import TOLERANCES, compare
 from aotexport_runtime.values.observe import Observation, make_inputs, observe
-
-ONNX = "onnx"
 
 _LARGE_NBYTES = 64 << 20
 """Least size of weights that are freed before the next are loaded."""
@@ -200,7 +198,7 @@ def _run_onnx(bundle: Bundle, model: OnnxModel) -> list[VectorResult]:
         NotSupported: it cannot run the model here.
     """
     program, state = bundle.program(model.program), dict[str, Any]()
-    plan = OnnxPlan(bundle, program, model, OnnxRuntime(), state)
+    plan = compose_onnx(bundle, program, model, OnnxRuntime(), state)
     least, results = rounding(bundle, program.name), list[VectorResult]()
     for calls in recorded(bundle, program, model):
         orders = without_orders(bundle.graph(program.name, program.forward.file), program, calls)
@@ -213,7 +211,7 @@ def _run_onnx(bundle: Bundle, model: OnnxModel) -> list[VectorResult]:
         result = dataclasses.replace(
             result,
             differences=compare(calls.expected, got, least=least, eager_errors=calls.eager_errors),
-            device=", ".join(plan.session.get_providers()),
+            device=plan.record.device,
             ran=(EngineRun("forward", ONNX),),
             left_out=f"{', '.join(orders)} of equal values may have another order" if orders else "",
         )

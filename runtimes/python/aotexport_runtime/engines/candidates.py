@@ -1,11 +1,10 @@
-"""The facts that rules choose an engine by: the request, the bundle, the program, the machine, a call. No torch."""
+"""The facts that rules choose an engine by: the request, the bundle, the program, the machine. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines import figures
@@ -13,8 +12,9 @@ from aotexport_runtime.execution.matmul.sizes import Matmul
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 
-CUDA, PORTABLE, AUTOGRAD = "cuda", "portable", "autograd"
-"""Names of the engines that run kernels, functional graphs, and forward graphs; compiled targets are `cpu-LEVEL`."""
+CUDA, PORTABLE, AUTOGRAD, ONNX = "cuda", "portable", "autograd", "onnx"
+"""Names of the engines that run kernels, functional graphs, forward graphs and ONNX models; compiled targets are
+`cpu-LEVEL`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,46 +152,6 @@ class EngineOfProgram(EngineCandidate):
         if self.request.target != "auto" or not self.program.forward.differentiable:
             return False
         return not (figures.libraries_win(self.forward, self.functional) or self.onednn_is_faster)
-
-
-class NativeCode(Protocol):
-    """A program of native code, which serves the calls that it was compiled for."""
-
-    @property
-    def target(self) -> str:
-        """Name of the engine."""
-        ...
-
-    def serves(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> bool:
-        """Return whether it takes a call with these inputs and sizes."""
-        ...
-
-    def why_not(self, symbols: Mapping[str, int]) -> str:
-        """Return why `serves` is False for a call with these sizes."""
-        ...
-
-
-class CallFacts(NamedTuple):
-    """The facts that decide whether native code of a program serves a call.
-
-    Attributes:
-        native: the code.
-        inputs: of the program.
-        symbols: value per symbol.
-        wants_all: whether every gradient that the program has is wanted.
-        is_transformed: whether the call is inside of a function transform.
-    """
-
-    native: NativeCode
-    inputs: Sequence[Any]
-    symbols: Mapping[str, int]
-    wants_all: bool = True
-    is_transformed: bool = False
-
-    @property
-    def unmet(self) -> str:
-        """Why the code does not take a call with such inputs."""
-        return self.native.why_not(self.symbols)
 
 
 def is_native(target: str) -> bool:

@@ -18,7 +18,6 @@ from aotexport_runtime.engines.candidates import (
     AUTOGRAD,
     CUDA,
     PORTABLE,
-    CallFacts,
     EngineOfProgram,
     Request,
     TargetOfBundle,
@@ -145,14 +144,6 @@ PROGRAM_RULES: tuple[EngineRule[EngineOfProgram], ...] = (
 """Which engines serve a program; the functional graph also takes the calls that its native code does not."""
 
 
-CALL_RULES: tuple[EngineRule[CallFacts], ...] = (
-    EngineRule("cuda cpu", lambda call: not call.wants_all, "not every gradient is wanted"),
-    EngineRule("cuda cpu", lambda call: call.is_transformed, "function transforms"),
-    EngineRule("cuda cpu", lambda call: not call.native.serves(call.inputs, call.symbols), "{0.unmet}"),
-)
-"""Which calls run the graph of a program though native code serves the program."""
-
-
 def select_targets(
     bundle: Bundle, request: Request, *, device: str | None, why_unfit: Callable[[str], str | None]
 ) -> Choice:
@@ -246,8 +237,3 @@ def passed_over(targets: Choice, target: str) -> str:
     """Return the compiled targets named by `target` that do not run, with reasons, for the end of a sentence."""
     asked = [name for name in targets.why_not if name != CUDA and (target == "auto" or is_of(name, target))]
     return "".join(f"; not {name}: {targets.why_not[name]}" for name in asked)
-
-
-def obstacle(call: CallFacts) -> EngineRule[CallFacts] | None:
-    """Return the rule against native code for a call; None: native code serves it."""
-    return next((rule for rule in CALL_RULES if rule.holds(call)), None)

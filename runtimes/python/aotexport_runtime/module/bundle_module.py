@@ -314,7 +314,7 @@ class BundleModule(WithAttributes):
         entry = next(entry for entry in self.bundle.manifest.programs if entry.name == name)
         try:
             plan = self._plan(entry.variant_of or name)
-            return explained(plan.engines if isinstance(plan, Plan) else plan.plan(name).engines)
+            return explained(plan.record if isinstance(plan, Plan) else plan.plan(name).record)
         except NotSupported as error:
             return ProgramExplanation(name, refused=str(error))
 

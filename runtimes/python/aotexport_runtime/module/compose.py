@@ -8,33 +8,44 @@ import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request
 from aotexport_runtime.engines.cpu.engine import Libraries
+from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.engines.figures import sizes_of
 from aotexport_runtime.engines.forward.adapted_graph import with_adapters
+from aotexport_runtime.engines.forward.engine import ForwardGraph
 from aotexport_runtime.engines.forward.live_graph import LiveGraph, graph_of_calls, live_graph, whole_graph
+from aotexport_runtime.engines.functional.engine import FunctionalEngine
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.engines.select import Choice, select_engine
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.autocast import device_type_of
-from aotexport_runtime.execution.codegen import Environment
+from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.execution.matmul.operators import prefers_onednn
 from aotexport_runtime.execution.matmul.sizes import Matmul
-from aotexport_runtime.guards.caller import records_gradients
-from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.guards.arguments import ARGUMENTS
+from aotexport_runtime.guards.caller import MODES, STATE, Caller, records_gradients
+from aotexport_runtime.guards.kinds import torch_tensors
+from aotexport_runtime.guards.rule import Row, rows
+from aotexport_runtime.guards.subjects import ArgumentFacts
+from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.submodules.changes import SubmoduleChange
 from aotexport_runtime.submodules.places import StateSlot
-from aotexport_runtime.submodules.tables import former_kind, is_sharded
+from aotexport_runtime.submodules.tables import former_kind, is_sharded, put_quietly
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import is_wrapper
 
 log = logging.getLogger("aotexport_runtime")
+
+_UNREAD: StateSlot = ({"": torch.empty(0)}, "")
+"""Slot of a state tensor that no node reads."""
 
 
 def compose(
@@ -86,11 +97,72 @@ def compose(
                 log.info("program %s runs without its kernels: %s", program.name, error)
             else:
                 log.warning("program %s runs its graph, and not target %s: %s", program.name, choice.native, error)
-    engines = Engines(program.name, str(environment.device or device_type_of(program, None)), choice)
-    engines.demand(request.target)
+    record = Engines(program.name, str(environment.device or device_type_of(program, None)), choice)
+    record.demand(request.target)
     if choice.engines == (AUTOGRAD,) and request.target != AUTOGRAD and (live or program.functional):
         log.info("program %s runs its forward graph: %s", program.name, choice.why_not[PORTABLE])
-    return Plan(bundle, program, slot, environment, engines=engines, native=native, live=live)
+    forward = ForwardGraph(bundle, program, environment, record, live)
+    engines: list[Engine] = [forward]
+    if PORTABLE in choice.engines:
+        assert program.functional is not None
+        graph = FunctionalEngine(bundle, program, program.functional, environment, record, forward)
+        engines = [*([] if native is None else [graph.by_native(native)]), graph, forward]
+    return Plan(
+        program,
+        engines,
+        record,
+        _guards(bundle, program, slot, environment, live),
+        [torch_tensors],
+        lambda leaf: constant_value(leaf.value, environment),
+        [(rebind.output_index, functools.partial(put_quietly, *slot(rebind.name))) for rebind in program.rebinds],
+    )
+
+
+def _guards(
+    bundle: Bundle,
+    program: Program,
+    slot: Callable[[str], StateSlot],
+    environment: Environment,
+    live: LiveGraph | None,
+) -> list[list[Row]]:
+    """Return the guards of a program that tensors of torch are passed to, in stages; see `compose`."""
+    forms = {
+        index: environment.form(spec.subclass)
+        for index, spec in enumerate(program.inputs)
+        if not isinstance(spec, SizeInput) and spec.subclass is not None
+    }
+    reads = _reads(program, live)
+    state = [
+        (index, *(slot(spec.name) if index in reads else _UNREAD))
+        for index, spec in enumerate(program.inputs)
+        if isinstance(spec, StateInput)
+    ]
+    used = {spec.name for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput) and i in reads}
+    ties = [
+        (slot(entry.name), [slot(name) for name in entry.tied], entry)
+        for entry in bundle.manifest.state
+        if entry.tied and entry.name in used and entry.role != "constant"
+    ]
+    caller = Caller(
+        program=program,
+        device_type=device_type_of(program, environment.device),
+        state=state,
+        ties=ties,
+        forms={index: form for index, form in forms.items() if index in reads},
+        added=() if live is None else live.added,
+    )
+    devices = () if environment.device is None else (environment.device.type,)
+    first = rows(ARGUMENTS, ArgumentFacts(program=program, device_types=devices, forms=forms))
+    first += rows(MODES, caller, after=first)
+    return [first, rows(STATE, caller, after=first)]
+
+
+def _reads(program: Program, live: LiveGraph | None) -> set[int]:
+    """Return the inputs that the program itself reads; changed submodules read their own state."""
+    if live is None:
+        return set(range(len(program.inputs)))
+    asked = {index for question in program.questions for index in question.inputs}
+    return asked | {i for i, value in enumerate(live.graph.inputs) if value.name in live.reads}
 
 
 def live_of(

@@ -25,11 +25,11 @@ from aotexport_runtime.values.subclasses import TensorTypes
 if TYPE_CHECKING:
     import torch
 
-    from aotexport_runtime.call.onnx.module import OnnxModule
     from aotexport_runtime.engines.cuda.options import CudaRuntime
     from aotexport_runtime.engines.lowered import LoweringEngine
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
     from aotexport_runtime.module.bundle_module import BundleModule
+    from aotexport_runtime.module.onnx_module import OnnxModule
 
 log = logging.getLogger("aotexport_runtime")
 
@@ -267,8 +267,8 @@ def _lowering(targets: Choice, options: CudaRuntime | None) -> LoweringEngine | 
 def _load_onnx(bundle: Bundle, device: Any, options: OnnxRuntime | None) -> OnnxModule:
     if device is not None:
         raise NotSupported("target `onnx` takes no device: choose providers, `onnx=OnnxRuntime(providers=[...])`")
-    from aotexport_runtime.call.onnx.module import OnnxModule
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
+    from aotexport_runtime.module.onnx_module import OnnxModule
 
     check_type("onnx", options, (OnnxRuntime, type(None)), "an OnnxRuntime")
     return OnnxModule(bundle, options or OnnxRuntime())

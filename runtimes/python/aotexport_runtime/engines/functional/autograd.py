@@ -47,7 +47,7 @@ class _Joint(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, joint: JointProgram, symbols: dict[str, int], *inputs: Any) -> Sequence[Any]:
         needed: Pattern = ctx.needs_input_grad
-        compiled = joint.found.get(needed) or joint.compiled(needed, inputs, symbols)
+        compiled = joint.found.get(needed) or joint.compiled(needed, symbols)
         # A lowered form draws other random numbers than the reference, which would differentiate another call.
         repeats = joint.reference is not None and not (compiled.lowered is not None and joint.draws)
         repeatable = RepeatableCall.of(joint, inputs, symbols) if repeats else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -9,15 +10,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from aotexport_runtime.engines.candidates import PORTABLE, CallFacts
+from aotexport_runtime.engines.candidates import PORTABLE
 from aotexport_runtime.engines.cpu.engine import Libraries
 from aotexport_runtime.engines.functional.inner import InnerOutput
 from aotexport_runtime.engines.functional.opaque import OpaqueTensor
 from aotexport_runtime.engines.functional.tangents import LayOut, flowless_outputs, layout, with_zeros, without
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.runs import LIBRARY_FAILED, Engines
-from aotexport_runtime.engines.select import obstacle
-from aotexport_runtime.execution import transforms
 from aotexport_runtime.execution.codegen import Environment, Function
 from aotexport_runtime.execution.functional_graph import compile_functional
 from aotexport_runtime.rewrite import partition as partitions
@@ -32,6 +31,9 @@ from aotexport_runtime.values import dtypes, sizes
 Pattern = tuple[bool, ...]
 """Which gradients are needed, or which tangents are defined."""
 
+Reference = Callable[[list[Any], dict[str, int]], Sequence[Any]]
+"""`(inputs of the joint graph, value per symbol) -> outputs`, by the forward graph under autograd."""
+
 
 class JointProgram:
     """A joint graph, compiled per pattern of needed gradients on first use.
@@ -40,7 +42,7 @@ class JointProgram:
         steady: tensor inputs that a call mutates by the epilogue, or whose version it leaves as it is.
         plain: tensor inputs that are no `nn.Parameter`s.
         is_sized_by_data: whether tangents have sizes that depend on the data of a call.
-        found: results of `compiled` per pattern of needed gradients, if they depend on nothing else.
+        found: results of `compiled` per pattern of needed gradients.
     """
 
     def __init__(
@@ -49,8 +51,7 @@ class JointProgram:
         functional: FunctionalGraph,
         environment: Environment,
         engines: Engines,
-        reference: Callable[[list[Any], dict[str, int]], Any] | None,
-        native: Lowered | Libraries | None = None,
+        reference: Reference | None,
         parameters: Container[int] = (),
         inner: Sequence[InnerOutput] = (),
     ) -> None:
@@ -62,7 +63,6 @@ class JointProgram:
             environment: namespaces and device.
             engines: engines of the program; they record which passes have run.
             reference: runs the program's forward graph under autograd, for double backward; None: there is none.
-            native: the graph as native code, for calls that want every gradient; None: there is none.
             parameters: inputs that are `nn.Parameter`s.
             inner: outputs that others are computed from.
         """
@@ -87,35 +87,24 @@ class JointProgram:
         self.steady = [i for i in tensors if i not in risen]
         sizes_of_inputs = {size for value in graph.inputs[: len(inputs)] for size in _symbols(value.meta)}
         self.is_sized_by_data = any(_symbols(tangent.meta) - sizes_of_inputs for tangent in self.gradients.tangents)
-        self._native = native
+        self._native: Lowered | Libraries | None = None
         self.found: dict[Pattern, CompiledJoint] = {}
-        self._compiled: dict[tuple[Pattern, bool], CompiledJoint] = {}
 
-    def compiled(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> CompiledJoint:
-        """Return the compiled forward and backward, and keep them in `found` if they serve all such calls.
+    def by_native(self, native: Lowered | Libraries) -> JointProgram:
+        """Return the same graph as native code, for calls that want every gradient."""
+        joint = copy.copy(self)
+        joint._native, joint.found = native, {}
+        return joint
+
+    def compiled(self, needed: Pattern, symbols: dict[str, int]) -> CompiledJoint:
+        """Return the compiled forward and backward, and keep them in `found`.
 
         Args:
             needed: which gradients of the arguments of `apply_joint` are wanted.
-            inputs: of the program.
             symbols: value per symbol.
         """
-        found = self._compile(needed[2:], inputs, symbols)
-        if self._native is None:
-            self.found[needed] = found
-        return found
-
-    def _compile(self, needed: Pattern, inputs: Sequence[Any], symbols: dict[str, int]) -> CompiledJoint:
-        native, rule, call = self._native, None, None
-        if native is not None:
-            call = CallFacts(native, inputs, symbols, self.complete(needed), transforms.active())
-            rule = obstacle(call)
-        if rule is not None:
-            native = None
-        key = needed, native is not None
-        found = self._compiled.get(key)
-        if found is None:
-            found = self._compiled[key] = CompiledJoint.build(self, needed, native, symbols)
-            self.engines.ran("forward", found.engine, "" if rule is None else rule.reason.format(call))
+        found = self.found[needed] = CompiledJoint.build(self, needed[2:], self._native, symbols)
+        self.engines.ran("forward", found.engine)
         return found
 
     def complete(self, needed: Pattern) -> bool:

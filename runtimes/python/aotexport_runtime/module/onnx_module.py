@@ -8,11 +8,43 @@ from typing import Any
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.explain import Explanation, ProgramExplanation
-from aotexport_runtime.call.onnx.plan import OnnxPlan
+from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.call.variants import Variants
+from aotexport_runtime.engines.onnx.engine import OnnxEngine
 from aotexport_runtime.engines.onnx.session import OnnxRuntime
+from aotexport_runtime.engines.runs import Engines
+from aotexport_runtime.engines.select import Choice
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.guards.arguments import ARGUMENTS
+from aotexport_runtime.guards.kinds import ARRAYS, torch_tensors
 from aotexport_runtime.guards.quick_path import Call
+from aotexport_runtime.guards.rule import rows
+from aotexport_runtime.guards.subjects import ArgumentFacts
+from aotexport_runtime.schema.manifest import OnnxModel
+from aotexport_runtime.schema.program import ArgumentInput, Program
+from aotexport_runtime.schema.trees import Constant
+
+
+def compose_onnx(
+    bundle: Bundle, program: Program, model: OnnxModel, options: OnnxRuntime, state: dict[str, Any]
+) -> Plan:
+    """Return a program, ready to be called, by its ONNX model; see `OnnxEngine`."""
+    engine = OnnxEngine(bundle, program, model, options, state)
+    # Tensors elsewhere are copied for ONNX Runtime, wherever the program was captured.
+    captured = [spec.meta.device for spec in program.inputs if isinstance(spec, ArgumentInput)]
+    guards = rows(ARGUMENTS, ArgumentFacts(program=program, device_types=("cpu", *captured)))
+    record = Engines(program.name, ", ".join(engine.session.get_providers()), Choice(engines=(engine.name,)))
+    return Plan(program, [engine], record, [guards], [lambda: ARRAYS, torch_tensors], _constant)
+
+
+def _constant(leaf: Constant) -> Any:
+    """Return the value of a constant leaf; torch is imported only for torch's own types."""
+    value = leaf.value
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    from aotexport_runtime.execution.codegen import Environment, constant_value
+
+    return constant_value(value, Environment())
 
 
 class OnnxModule:
@@ -38,8 +70,8 @@ class OnnxModule:
         self.state: dict[str, Any] = {}
         self._options = options
         self._models = {model.program: model for model in bundle.manifest.onnx}
-        self._composed: dict[str, OnnxPlan] = {}
-        self._plans: dict[str, OnnxPlan | Variants] = {}
+        self._composed: dict[str, Plan] = {}
+        self._plans: dict[str, Plan | Variants] = {}
         self._methods: dict[str, str] = {}
         for entry in bundle.manifest.programs:
             if entry.variant_of is None and entry.name in self._models:
@@ -47,7 +79,7 @@ class OnnxModule:
         self._forward: Call | None = None
         if "forward" in self._methods:
             plan = self._plan(self._methods["forward"])
-            self._forward = plan.call if isinstance(plan, OnnxPlan) else plan
+            self._forward = plan.call if isinstance(plan, Plan) else plan
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module.
@@ -81,9 +113,11 @@ class OnnxModule:
         Raises:
             NotSupported: the bundle has no ONNX model of it.
         """
-        return self.plan(name).session
+        (engine,) = self.plan(name).engines
+        assert isinstance(engine, OnnxEngine)
+        return engine.session
 
-    def plan(self, name: str) -> OnnxPlan:
+    def plan(self, name: str) -> Plan:
         """Return the plan of program `name`, which is no choice among its variants.
 
         Raises:
@@ -93,7 +127,7 @@ class OnnxModule:
             raise NotSupported(f"the bundle has no ONNX model of `{name}`; it has one of {', '.join(self._models)}")
         if name not in self._composed:
             program, model = self.bundle.program(name), self._models[name]
-            self._composed[name] = OnnxPlan(self.bundle, program, model, self._options, self.state)
+            self._composed[name] = compose_onnx(self.bundle, program, model, self._options, self.state)
         return self._composed[name]
 
     def explain(self) -> Explanation:
@@ -102,8 +136,8 @@ class OnnxModule:
 
     def _explain(self, name: str) -> ProgramExplanation:
         try:
-            providers = ", ".join(self.plan(name).session.get_providers())
-            return ProgramExplanation(name, providers, ("onnx",))
+            record = self.plan(name).record
+            return ProgramExplanation(name, record.device, record.serving)
         except NotSupported as error:
             return ProgramExplanation(name, refused=str(error))
 
@@ -116,7 +150,7 @@ class OnnxModule:
             raise NotSupported(f"the bundle has no ONNX model of `{method}`; it has one of {', '.join(self._models)}")
         return self._plan(self._methods[method])(args, kwargs)
 
-    def _plan(self, name: str) -> OnnxPlan | Variants:
+    def _plan(self, name: str) -> Plan | Variants:
         plan = self._plans.get(name)
         if plan is None:
             names = [each for each in self.bundle.manifest.with_variants(name) if each in self._models]

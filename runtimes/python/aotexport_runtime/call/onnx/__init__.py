@@ -1,1 +1,0 @@
-"""Calls of ONNX models: the call chain of a program whose graph ONNX Runtime runs."""

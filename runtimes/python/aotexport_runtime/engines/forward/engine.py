@@ -1,0 +1,100 @@
+"""The engine `autograd`: the forward graph under eager autograd, which serves every call that fits the program."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.candidates import AUTOGRAD, PORTABLE
+from aotexport_runtime.engines.forward.live_graph import LiveGraph
+from aotexport_runtime.engines.runs import WHOLE, Engines
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.execution import transforms
+from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
+from aotexport_runtime.execution.higher_order import EFFECTS, restored_on_error
+from aotexport_runtime.guards.rule import GuardSource, Row
+from aotexport_runtime.schema.program import Program
+
+
+class ForwardGraph:
+    """The forward graph of a program; see `Engine`."""
+
+    name = AUTOGRAD
+    rows: Sequence[Row] = ()
+
+    def __init__(
+        self, bundle: Bundle, program: Program, environment: Environment, engines: Engines, live: LiveGraph | None
+    ) -> None:
+        """Prepare the graph; it is read and compiled by the first call.
+
+        Args:
+            bundle: where it is.
+            program: its program.
+            environment: namespaces and device.
+            engines: engines of the program; they record which passes have run.
+            live: the graph with changed submodules, which runs in its place; None: there are none.
+        """
+        self._bundle = bundle
+        self._program = program
+        self._environment = environment
+        self._engines = engines
+        self._live = live
+        self._compiled: Function | None = None
+        self._has_effects = False
+
+    def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
+        """Return None: it serves every call."""
+        return None
+
+    def expression(self, source: GuardSource) -> str | None:
+        """Return None: quick paths call `run`."""
+        return None
+
+    def run(self, inputs: list[Any], symbols: dict[str, int], because: str = "") -> Sequence[Any]:
+        """Run the graph under the caller's grad mode; see `Engine`.
+
+        Raises:
+            NotSupported: gradients are recorded, and the graph has custom autograd functions without their backward.
+        """
+        records = torch.is_grad_enabled() and any(map(_requires_grad, inputs))
+        if not self._program.forward.differentiable and (records or transforms.forward_mode()):
+            raise NotSupported(
+                f"this call of program `{self._program.name}` needs the forward graph under autograd, and the module's "
+                f"custom autograd functions are only in its joint graph. {self._way_out(because)}"
+            )
+        if self._compiled is None:
+            self._engines.ran(WHOLE if records else "forward", AUTOGRAD, because)
+            self._compiled = self._compile()
+        if not self._has_effects:
+            return self._compiled(inputs, symbols)
+        with restored_on_error():
+            return self._compiled(inputs, symbols)
+
+    def _compile(self) -> Function:
+        program, live = self._program, self._live
+        graph = self._bundle.graph(program.name, program.forward.file) if live is None else live.graph
+        environment = self._environment if live is None else live.environment
+        self._has_effects = any(node.op in EFFECTS for node in graph.nodes)
+        names = [graph_input.name for graph_input in graph.inputs]
+        label = f"{program.name} forward graph"
+        return compile_graph(graph, graph.nodes, names, graph.outputs, environment, label=label)
+
+    def _way_out(self, because: str) -> str:
+        """Return what to do about a call that only a joint graph could serve, or why it does not."""
+        program = self._program
+        if not program.grad and torch.is_grad_enabled():
+            return (
+                "The program is for calls without gradients: call it under `torch.no_grad()`, or export one with "
+                "gradients in eval mode too (`eval-joint`)"
+            )
+        if program.functional is not None and PORTABLE not in self._engines.serving:
+            return "The bundle was loaded without it: load it with target='auto'"
+        refusals = "; ".join(refusal.reason for refusal in program.refusals) or "the program has no joint graph"
+        return f"Reason: {because or refusals}"
+
+
+def _requires_grad(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.requires_grad

@@ -1,0 +1,199 @@
+"""The engines of a functional graph with its epilogues: by generated code (`portable`), or by native code.
+
+They serve the calls that the graph was captured for, and native code those that it was compiled for.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, Self
+
+import torch
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.candidates import PORTABLE
+from aotexport_runtime.engines.cpu.engine import Libraries
+from aotexport_runtime.engines.forward.engine import ForwardGraph
+from aotexport_runtime.engines.functional.aliases import regenerators
+from aotexport_runtime.engines.functional.autograd import apply_joint, run_joint
+from aotexport_runtime.engines.functional.guards import CALLER, DIRECT, INPUTS, Functional
+from aotexport_runtime.engines.functional.inference import Inference
+from aotexport_runtime.engines.functional.inner import InnerOutput, inner_outputs, watch
+from aotexport_runtime.engines.functional.joint import JointProgram, Reference
+from aotexport_runtime.engines.functional.mutations import Mutations
+from aotexport_runtime.engines.functional.native_guards import NATIVE, NativeCalls
+from aotexport_runtime.engines.functional.versions import node_of, remember_versions
+from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.engines.runs import Engines
+from aotexport_runtime.execution.autocast import device_type_of
+from aotexport_runtime.execution.codegen import Environment
+from aotexport_runtime.guards.rule import GuardSource, Row, input_name, rows
+from aotexport_runtime.guards.table import GuardTable
+from aotexport_runtime.schema.manifest import StateTensor
+from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
+from aotexport_runtime.validate.subclasses import taken_apart
+from aotexport_runtime.values.subclasses import parts
+
+
+class FunctionalEngine:
+    """The functional graph of a program; see `Engine`."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        program: Program,
+        functional: FunctionalGraph,
+        environment: Environment,
+        engines: Engines,
+        forward: ForwardGraph,
+    ) -> None:
+        """Prepare the graph for generated code.
+
+        Args:
+            bundle: where it is.
+            program: its program.
+            functional: its calling convention.
+            environment: namespaces and device.
+            engines: engines of the program; they record which passes have run.
+            forward: the program's forward graph, for double backward.
+        """
+        self.name = PORTABLE
+        whole, program = program, taken_apart(program)
+        graph = bundle.graph(program.name, functional.file)
+        self._wraps = any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in whole.inputs)
+        self._record = functional
+        self._engines = engines
+        device_type = device_type_of(program, environment.device)
+        self._symbols = [dimension.symbol for dimension in program.dimensions]
+        self._caller = rows(CALLER, Functional(whole, functional, graph, device_type))
+        self._own = rows(INPUTS, Functional(program, functional, graph, device_type))
+        self._counts = len(whole.inputs), len(program.inputs)
+        self._mutations = Mutations(functional) if functional.mutations or functional.version_rises else None
+        self._checks = functional.gradients is not None and bool(functional.gradients.checks)
+        self._regenerators = regenerators(program, functional, graph, environment)
+        self._inner: list[InnerOutput] = []
+        self._joint: JointProgram | None = None
+        self._inference: Inference | None = None
+        if functional.gradients is not None:
+            reference = _reference(forward, whole, environment, apart=self._wraps)
+            self._inner = inner_outputs(graph, functional, program)
+            self._joint = JointProgram(
+                graph,
+                functional,
+                environment,
+                engines,
+                reference if program.forward.differentiable else None,
+                _parameters(program, bundle.manifest.state),
+                self._inner,
+            )
+        else:
+            self._inference = Inference(graph, environment, engines)
+        self._guard()
+
+    def by_native(self, native: Lowered | Libraries) -> Self:
+        """Return the engine of the same graph as native code."""
+        engine = copy.copy(self)
+        engine.name = native.target
+        if self._joint is not None:
+            engine._joint = self._joint.by_native(native)
+        elif self._inference is not None:
+            engine._inference = self._inference.by_native(native)
+        gradients = None if self._record.gradients is None else self._record.gradients.of_inputs
+        engine._own = [*self._own, *rows(NATIVE, NativeCalls(native, gradients, self._symbols, self._counts[1]))]
+        engine._guard()
+        return engine
+
+    def _guard(self) -> None:
+        """Make the tables of guards, and the rows of quick paths."""
+        whole, apart = self._counts
+        self._of_caller = GuardTable([self._caller], whole, known=self._symbols)
+        self._of_inputs = GuardTable([self._own], apart, known=self._symbols)
+        direct = self._direct
+        self.rows: Sequence[Row] = [*self._caller, *self._own, *([] if direct is None else rows(DIRECT, direct.plain))]
+
+    @property
+    def _direct(self) -> JointProgram | None:
+        """Its joint graph, if the results are the program's outputs; None: there is more to do."""
+        if self._mutations or self._regenerators is not None or self._record.grad_mode is not None:
+            return None
+        if self._checks or self._inner or self._joint is None:
+            return None
+        return None if self._joint.gradients.detached_inputs else self._joint
+
+    def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
+        """Return why the graph does not serve this call; None: it does."""
+        reason = self._of_caller.first(inputs, symbols)
+        if reason is not None:
+            return reason
+        return self._of_inputs.first(_apart(inputs) if self._wraps else inputs, symbols)
+
+    def expression(self, source: GuardSource) -> str | None:
+        """Return source that runs the joint graph, if there is nothing else to do."""
+        if self._direct is None:
+            return None
+        symbols = ", ".join(f"{source.constant(symbol)}: {name}" for symbol, name in source.symbols.items())
+        inputs = ", ".join(map(input_name, range(self._counts[0])))
+        return f"{source.constant(apply_joint)}({source.constant(self._direct)}, {{{symbols}}}, {inputs})"
+
+    def run(self, inputs: list[Any], symbols: dict[str, int], because: str = "") -> Sequence[Any]:
+        """Run the graph and its epilogues; see `Engine`."""
+        if because:
+            self._engines.ran("forward", self.name, because)
+        if self._wraps:
+            inputs = _apart(inputs)
+        if self._joint is not None:
+            returned = run_joint(self._joint, inputs, symbols)
+        else:
+            assert self._inference is not None
+            returned = _unrecorded(self._inference, inputs, symbols)
+        results = returned
+        if self._mutations is not None:
+            self._mutations.apply(inputs, returned)
+            returned = returned[self._mutations.count :]
+        node = node_of(results) if self._checks or self._inner else None
+        if self._regenerators is None:
+            outputs = returned
+        else:
+            outputs = list(returned[: len(self._record.outputs)])
+            for index, make in self._regenerators:
+                outputs[index] = make(inputs, returned, outputs)
+        if node is not None and self._checks:
+            remember_versions(node, inputs, outputs)
+        if node is not None and self._inner:
+            watch(node, self._inner, outputs)
+        if self._record.grad_mode is not None:
+            torch.set_grad_enabled(self._record.grad_mode)
+        return outputs
+
+
+def _unrecorded(graph: Inference, inputs: Sequence[Any], symbols: dict[str, int]) -> Sequence[Any]:
+    if not torch.is_grad_enabled():
+        return graph.run(list(inputs), symbols)
+    with torch.no_grad():
+        return graph.run(list(inputs), symbols)
+
+
+def _parameters(program: Program, state: Sequence[StateTensor]) -> set[int]:
+    """Return the inputs of `program` that are parameters."""
+    names = {entry.name for entry in state if entry.role == "parameter" and entry.subclass is None}
+    return {i for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput) and spec.name in names}
+
+
+def _apart(inputs: list[Any]) -> list[Any]:
+    """Return the inputs with tensor subclasses replaced by their parts."""
+    return [part for value in inputs for part in (parts(value) if isinstance(value, torch.Tensor) else (value,))]
+
+
+def _reference(forward: ForwardGraph, program: Program, environment: Environment, *, apart: bool) -> Reference:
+    """Return a function that runs the forward graph on the inputs of a joint graph; `apart`: taken apart."""
+    records = [None if isinstance(spec, SizeInput) else spec.subclass for spec in program.inputs] if apart else []
+    forms = [None if record is None else environment.form(record) for record in records]
+
+    def run(inputs: list[Any], symbols: dict[str, int]) -> Sequence[Any]:
+        if forms:
+            remaining = iter(inputs)
+            inputs = [next(remaining) if form is None else form.make(remaining, symbols) for form in forms]
+        return forward.run(inputs, symbols, "a backward is differentiated again")
+
+    return run
