@@ -93,12 +93,12 @@ class Session:
             return seen
         self._backward(seen, draws, drawn, [value for _, value in outputs if isinstance(value, Tensor)])
         for name, tensor in leaves.found.items():
-            seen.tensor(f"gradient of {name}", tensor.grad)
+            seen.tensor(f"call: gradient of {name}", tensor.grad)
         for name, tensor in self._tensors():
             seen.tensor(f"state {name}", tensor)
             seen.facts[f"state {name} requires_grad"] = str(tensor.requires_grad)
             if tensor.is_leaf:
-                seen.tensor(f"gradient of {name}", tensor.grad)
+                seen.tensor(f"call: gradient of {name}", tensor.grad)
         return seen
 
     def _prepare(self, draws: Draws, drawn: random.Random) -> None:

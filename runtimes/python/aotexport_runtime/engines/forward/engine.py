@@ -59,14 +59,13 @@ class ForwardGraph:
         Raises:
             NotSupported: gradients are recorded, and the graph has custom autograd functions without their backward.
         """
-        records = torch.is_grad_enabled() and any(map(_requires_grad, inputs))
-        if not self._program.forward.differentiable and (records or transforms.forward_mode()):
+        if not self._program.forward.differentiable and (_records(inputs) or transforms.forward_mode()):
             raise NotSupported(
                 f"this call of program `{self._program.name}` needs the forward graph under autograd, and the module's "
                 f"custom autograd functions are only in its joint graph. {self._way_out(because)}"
             )
         if self._compiled is None:
-            self._engines.ran(WHOLE if records else "forward", AUTOGRAD, because)
+            self._engines.ran(WHOLE if _records(inputs) else "forward", AUTOGRAD, because)
             self._compiled = self._compile()
         if not self._has_effects:
             return self._compiled(inputs, symbols)
@@ -94,6 +93,11 @@ class ForwardGraph:
             return "The bundle was loaded without it: load it with target='auto'"
         refusals = "; ".join(refusal.reason for refusal in program.refusals) or "the program has no joint graph"
         return f"Reason: {because or refusals}"
+
+
+def _records(inputs: Sequence[Any]) -> bool:
+    """Return whether autograd records operations on these inputs."""
+    return torch.is_grad_enabled() and any(map(_requires_grad, inputs))
 
 
 def _requires_grad(value: Any) -> bool:
