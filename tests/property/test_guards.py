@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -127,9 +128,7 @@ class Paths:
     def __init__(self, name: str, program: str, target: str) -> None:
         module = load(GOLDEN / name / "bundle", target=target)
         self.usual, self.explaining = module._compose(program), module._compose(program)
-        functional = self.explaining._functional
-        for table in (self.explaining.guards, *((functional._caller, functional._inputs) if functional else ())):
-            table.__dict__["admits"] = None
+        self.explaining.guards.__dict__["admits"] = None
         self.fast = self._function(self.usual.fast_path.rows)
         self.complete = self._function([*map(_complete, self.usual.fast_path.rows)])
         self.program = self.usual.program
@@ -140,8 +139,9 @@ class Paths:
 
     def _function(self, rows: list[Row]) -> Any:
         path = self.usual.fast_path
-        replaced = {"rows": rows, "joint": None, "serve": lambda *served: served, "fallback": lambda *_: TURNED_AWAY}
-        return dataclasses.replace(path, **replaced).function()
+        engine = SimpleNamespace(expression=lambda source: None, run=lambda *served: served)
+        replaced = {"rows": rows, "engine": engine, "returned": lambda served: served}
+        return dataclasses.replace(path, **replaced, fallback=lambda *_: TURNED_AWAY).function()
 
     def inputs(self, size: int) -> list[Any]:
         """Return inputs of a call like the captured one."""
@@ -163,15 +163,14 @@ def _complete(row: Row) -> Row:
 
 
 def _explained(plan: Plan, args: Any, kwargs: Any) -> Any:
-    """Return what a plan says to a call: why it is refused, or its inputs and why no functional graph serves it."""
+    """Return why a plan refuses a call, or its inputs and why the first engine does not serve it."""
     try:
         call = plan.bind(args, kwargs)
     except NotSupported as error:
         return str(error)
     if call.violations:
         return call.violations
-    functional = plan._functional
-    return call.inputs, call.symbols, functional and functional.why_not(call.inputs, call.symbols)
+    return call.inputs, call.symbols, plan.engines[0].why_not(call.inputs, call.symbols)
 
 
 paths = cache(Paths)

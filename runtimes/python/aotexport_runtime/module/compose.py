@@ -18,7 +18,7 @@ from aotexport_runtime.engines.cpu.engine import Libraries
 from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.engines.figures import sizes_of
 from aotexport_runtime.engines.forward.adapted_graph import with_adapters
-from aotexport_runtime.engines.forward.engine import ForwardGraph
+from aotexport_runtime.engines.forward.engine import ForwardEngine
 from aotexport_runtime.engines.forward.live_graph import LiveGraph, graph_of_calls, live_graph, whole_graph
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
 from aotexport_runtime.engines.lowered import Lowered
@@ -101,7 +101,7 @@ def compose(
     record.demand(request.target)
     if choice.engines == (AUTOGRAD,) and request.target != AUTOGRAD and (live or program.functional):
         log.info("program %s runs its forward graph: %s", program.name, choice.why_not[PORTABLE])
-    forward = ForwardGraph(bundle, program, environment, record, live)
+    forward = ForwardEngine(bundle, program, environment, record, live)
     engines: list[Engine] = [forward]
     if PORTABLE in choice.engines:
         assert program.functional is not None

@@ -19,7 +19,7 @@ from aotexport_runtime.guards.rule import GuardSource, Row
 from aotexport_runtime.schema.program import Program
 
 
-class ForwardGraph:
+class ForwardEngine:
     """The forward graph of a program; see `Engine`."""
 
     name = AUTOGRAD

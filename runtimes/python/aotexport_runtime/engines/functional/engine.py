@@ -14,7 +14,7 @@ import torch
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import PORTABLE
 from aotexport_runtime.engines.cpu.engine import Libraries
-from aotexport_runtime.engines.forward.engine import ForwardGraph
+from aotexport_runtime.engines.forward.engine import ForwardEngine
 from aotexport_runtime.engines.functional.aliases import regenerators
 from aotexport_runtime.engines.functional.autograd import apply_joint, run_joint
 from aotexport_runtime.engines.functional.guards import CALLER, DIRECT, INPUTS, Functional
@@ -46,7 +46,7 @@ class FunctionalEngine:
         functional: FunctionalGraph,
         environment: Environment,
         engines: Engines,
-        forward: ForwardGraph,
+        forward: ForwardEngine,
     ) -> None:
         """Prepare the graph for generated code.
 
@@ -185,7 +185,7 @@ def _apart(inputs: list[Any]) -> list[Any]:
     return [part for value in inputs for part in (parts(value) if isinstance(value, torch.Tensor) else (value,))]
 
 
-def _reference(forward: ForwardGraph, program: Program, environment: Environment, *, apart: bool) -> Reference:
+def _reference(forward: ForwardEngine, program: Program, environment: Environment, *, apart: bool) -> Reference:
     """Return a function that runs the forward graph on the inputs of a joint graph; `apart`: taken apart."""
     records = [None if isinstance(spec, SizeInput) else spec.subclass for spec in program.inputs] if apart else []
     forms = [None if record is None else environment.form(record) for record in records]
