@@ -800,10 +800,10 @@ def test_type_without_kernels_is_refused_or_written_unverified(tmp_path):
             "weights/../model.onnx",
             "bundle.json: `OnnxModel.file` 'weights/../model.onnx' is not in `Manifest.files.path`",
         ),
-        ("inputs", ["bias"], "model.onnx: 1 inputs and 3 outputs, and program `infer` has 2 and 3"),
+        ("inputs", ["bias"], "bundle.json: 1 inputs and 3 outputs, and program `infer` has 2 and 3"),
         ("inputs", ["bias", "batch.ids"], "model.onnx: its inputs and outputs are not those that the manifest names"),
-        ("checks", ["x"], "model.onnx: 2 inputs and 3 outputs, and program `infer` has 2 and 4"),
-        ("updates", ["x"], "model.onnx: 2 inputs and 3 outputs, and program `infer` has 2 and 4"),
+        ("checks", ["x"], "bundle.json: 2 inputs and 3 outputs, and program `infer` has 2 and 4"),
+        ("updates", ["x"], "bundle.json: 2 inputs and 3 outputs, and program `infer` has 2 and 4"),
         ("state_inputs", {"x": "y"}, "bundle.json: `OnnxModel.state_inputs` 'x' is not in `Manifest.state.name`"),
         ("state_inputs", {"scale": "bias"}, "bundle.json: input or output of an ONNX model 'bias' occurs twice"),
         (
