@@ -29,6 +29,7 @@ from aotexport.capture.trace.shapes import SizeFixed, check_not_fixed
 from aotexport.capture.trace.strategies import STRATEGIES, Strategy
 from aotexport.capture.trace.trace import Trace, trace_call
 from aotexport.errors import AotExportError, ExportFailed, ModelFileInvalid
+from aotexport.model.attributes import attributes_restored
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
@@ -130,7 +131,9 @@ def _as_in_eager(captured: ForwardCapture, call: ExampleCall, state: State, stra
 
 
 def _capture(call: ExampleCall, state: State, strategy: Strategy, grad: bool) -> ForwardCapture:
-    target = strategy.prepare(call)
+    # Some strategies run the code, and fail on the way.
+    with attributes_restored(call.module):
+        target = strategy.prepare(call)
     larger = None if strategy.follows_values else larger_tensors(call)
     if larger is not None:
         # Code that refuses other sizes than the example's is traced with the example's own.

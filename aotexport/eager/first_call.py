@@ -19,31 +19,37 @@ from aotexport.model.structure import flattened
 from aotexport.values.same_tensors import are_same
 
 
-def add_first_call_constant(call: ExampleCall, state: State, mode: Mode, change: AttributeChanged) -> bool:
-    """Add an attribute that a call changes to `call.first_call_constants`, if the change alters nothing else.
+def add_first_call_constants(call: ExampleCall, state: State, mode: Mode, change: AttributeChanged) -> bool:
+    """Add attributes that a call changes to `call.first_call_constants`, if the changes alter nothing else.
 
-    The example is called with the attribute's old value and with its new one. Outputs and state must be equal, and both
-    calls must leave the new value.
+    The example is called with the attributes' old values and with the new ones. Outputs and state must be equal, and
+    both calls must leave the new values. If these are not, the first attribute is tried alone.
 
     Args:
         call: the example call.
         state: the module's state; left as it was.
         mode: mode to put the module in.
-        change: the change that a trace saw.
+        change: the changes that a trace saw.
 
     Returns:
-        Whether the attribute was added.
+        Whether one was added.
     """
-    path, _, name = change.name.rpartition(".")
-    if call.module is None or any(change.name == _path(call.module, known) for known in call.first_call_constants):
+    names = [name for name, _, _ in change.changes]
+    if call.module is None or any(_path(call.module, known) in names for known in call.first_call_constants):
         return False
-    owner = call.module.get_submodule(path)
-    first, value = _outcome(call, state, mode, (owner, name, change.old))
-    later, same = _outcome(call, state, mode, (owner, name, change.new))
-    if not (value == same == change.new and len(first) == len(later) and all(map(are_same, first, later))):
-        return False
-    call.first_call_constants.append((owner, name, change.new))
-    return True
+    before, after = [], []
+    for name, old, new in change.changes:
+        path, _, attribute = name.rpartition(".")
+        owner = call.module.get_submodule(path)
+        before.append((owner, attribute, old))
+        after.append((owner, attribute, new))
+    for count in dict.fromkeys((len(names), 1)):
+        first, left = _outcome(call, state, mode, before[:count])
+        later, same = _outcome(call, state, mode, after[:count])
+        if left == same == after[:count] and len(first) == len(later) and all(map(are_same, first, later)):
+            call.first_call_constants += after[:count]
+            return True
+    return False
 
 
 def note(call: ExampleCall) -> list[str]:
@@ -63,8 +69,11 @@ def _path(module: nn.Module, attribute: Attribute) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _outcome(call: ExampleCall, state: State, mode: Mode, attribute: Attribute) -> tuple[list[Any], Any]:
-    """Return outputs, inputs and changed state of a call for real with an attribute, and the attribute after it."""
-    with eager_run(call, state, mode, seed=0, outside=True, attributes=[attribute]) as run:
+def _outcome(
+    call: ExampleCall, state: State, mode: Mode, attributes: list[Attribute]
+) -> tuple[list[Any], list[Attribute]]:
+    """Return outputs, inputs and changed state of a call for real with attributes, and the attributes after it."""
+    with eager_run(call, state, mode, seed=0, outside=True, attributes=attributes) as run:
         tree, values = flattened(run(), "output", role="output")
-        return [tree, *copies(values), *copies(run.tensors), *run.snapshot.changes()], getattr(*attribute[:2])
+        left = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
+        return [tree, *copies(values), *copies(run.tensors), *run.snapshot.changes()], left

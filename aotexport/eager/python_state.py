@@ -199,6 +199,31 @@ def _depends(spec: ProgramSpec, state: State) -> bool:
     return True
 
 
+def keeps_results_of_weights(spec: ProgramSpec, state: State) -> bool:
+    """Return whether the first call stores in attributes what it computes of the weights, for all later calls.
+
+    Args:
+        spec: the program.
+        state: the module's state; left as it was, as are the attributes.
+    """
+    first, _ = _run(spec.call, state, spec)
+    with attributes_restored(spec.call.module):
+        return bool(_differs_after(_with_other_weights, first, spec, state))
+
+
+def _with_other_weights(call: ExampleCall) -> ExampleCall:
+    """Return a call that changes the weights before it runs."""
+
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        with torch.no_grad():
+            for weight in changed.__self__.parameters():
+                weight.mul_(0.75)
+        return call.callable(*args, **kwargs)
+
+    changed.__self__ = call.module
+    return dataclasses.replace(call, callable=changed)
+
+
 def _differs_after(
     change: Callable[[ExampleCall], ExampleCall], first: Observed, spec: ProgramSpec, state: State
 ) -> bool | None:

@@ -28,6 +28,7 @@ from aotexport.torch_internals.names import (
 from aotexport.torch_internals.releases import release
 from aotexport.torch_internals.tracing import UNCHECKED, is_of_forward
 from aotexport.values.sizes import encode_size
+from aotexport_runtime.rewrite.names import CHECK
 from aotexport_runtime.schema.gradients import Gradients, Partition, Tangent
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import (
@@ -41,7 +42,7 @@ from aotexport_runtime.schema.program import (
     OutputSpec,
 )
 from aotexport_runtime.schema.values import SequenceMeta, SizeMeta
-from aotexport_runtime.validate import references
+from aotexport_runtime.validate import descendants, references
 
 FIELDS: dict[str, str] = {
     "input_info": "encoded: `mutations`, `Program.inputs`",
@@ -293,7 +294,7 @@ def _tangent(of: Any, index: int, fake: torch.Tensor, meta: PlainTensorMeta) -> 
 
 
 def saved_values(graph: Graph, returned: int, inputs: int) -> tuple[str, ...]:
-    """Return the values that backward takes from forward when nothing is recomputed, in graph order.
+    """Return the values that backward and its checks take from forward when nothing is recomputed, in graph order.
 
     A node belongs to forward if an output of the forward needs it, or if it is a number computed from inputs or other
     such nodes, so that no tensor is saved for its sizes alone. Values of forward and inputs that backward uses are
@@ -305,7 +306,9 @@ def saved_values(graph: Graph, returned: int, inputs: int) -> tuple[str, ...]:
         inputs: number of inputs that are the program's; the rest are tangents.
     """
     forward = _needed(graph, graph.outputs[:returned])
-    backward = _needed(graph, graph.outputs[returned:])
+    derived = descendants(graph.nodes, {value.name for value in graph.inputs[inputs:]})
+    checks = [node.name for node in graph.nodes if node.op == CHECK and node.name in derived]
+    backward = _needed(graph, [*graph.outputs[returned:], *checks])
     tuples = {node.name for node in graph.nodes if isinstance(node.meta, SequenceMeta)}
     for node in graph.nodes:
         if node.op == "python::getitem" and node.args and node.args[0] in tuples and node.args[0] in forward:

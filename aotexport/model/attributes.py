@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -32,20 +32,19 @@ class PythonStateChanged(ExportFailed):
 
 
 class AttributeChanged(ExportFailed):
-    """The call changed a number, flag or string of the model.
+    """The call changed numbers, flags or strings of the model.
 
     Attributes:
-        name: the attribute's path.
-        old: its value before.
-        new: its value after.
+        changes: per attribute its path, and its values before and after.
     """
 
-    def __init__(self, name: str, old: Any, new: Any) -> None:
+    def __init__(self, changes: Sequence[tuple[str, Any, Any]]) -> None:
+        name, old, new = changes[0]
         super().__init__(
             f"the call changes the attribute `{name}` of the model from {old!r} to {new!r}, and a bundle has no "
             "Python state. Keep it as a buffer (`register_buffer`) and change it in place, or outside of the call"
         )
-        self.name, self.old, self.new = name, old, new
+        self.changes = changes
 
 
 class Attributes:

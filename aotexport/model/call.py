@@ -50,7 +50,7 @@ class ExampleCall:
         axes: per tensor, the user's dynamic dimension per axis; per integer, its dimension as that of axis 0.
         args: positional arguments.
         kwargs: keyword arguments.
-        first_call_constants: attributes that the first call sets for good; see `add_first_call_constant`.
+        first_call_constants: attributes that the first call sets for good; see `add_first_call_constants`.
         dynamic_shapes: the user's dynamic dimensions, by the name of the argument.
     """
 

@@ -12,6 +12,7 @@ from types import FrameType
 import torch
 
 import aotexport_runtime
+from aotexport.errors import AotExportError
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.execution.source import original_line
 from aotexport_runtime.schema.graph import SourceLine
@@ -25,6 +26,10 @@ _STDLIB = f"{sysconfig.get_paths()['stdlib']}/"
 _SITE = tuple(sorted({f"{sysconfig.get_paths()[name]}/" for name in ("purelib", "platlib")}))
 _TRITON = tuple(f"{site}triton/" for site in _SITE)
 _TYPED = ("<stdin>", "<string>", "<ipython-input", "<python-input")
+_ASKED = re.compile(r"data-dependent expression (.+?) \(unhinted|^(aten\.\w+)\.\w+$")
+"""Torch's messages about symbolic numbers that only the data know, and about operators that return such numbers."""
+_CONDITION = re.compile(r"Eq\(u\d+, 1\)")
+_SYMBOL = re.compile(r"\b(?:u|zuf)\d+\b")
 _FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)')
 
 
@@ -91,8 +96,15 @@ def _line(file: str, line: int, function: str) -> SourceLine:
 
 
 def described(error: BaseException) -> str:
-    """Return an error in one line: the user's line, its type, and the first line of its message."""
-    return f"{user_line(error)}{type(error).__name__}: {first_line(error)}"
+    """Return an error in one line: the user's line, its type if it is not ours, and the first line of its message."""
+    where, text = user_line(error), first_line(error)
+    if (asked := _ASKED.search(str(error))) is not None:
+        question = asked[1] or asked[2]
+        condition = "a condition" if _CONDITION.fullmatch(question) else f"`{_SYMBOL.sub('value', question)}`"
+        return f"{where}code asks for {condition}, which the values of tensors decide, and a trace has none"
+    if isinstance(error, AotExportError):
+        return text if text.startswith(where) else f"{where}{text}"
+    return f"{where}{type(error).__name__}: {text}"
 
 
 def source_of(stack_trace: str | None, root: Path | None) -> SourceLine | None:

@@ -12,13 +12,13 @@ from aotexport.capture.passes.launches import refuse_kernels_without_cpu, refuse
 from aotexport.capture.programs.forward_graphs import ForwardGraphs
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.eager.failing_example import refuse_failing_example
-from aotexport.eager.python_state import depends_on
+from aotexport.eager.python_state import depends_on, keeps_results_of_weights
 from aotexport.eager.run import runs_without_gradients
 from aotexport.encode.inherited import with_inherited, without_refused
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.errors import ExportFailed
 from aotexport.lower.build import with_lowered
-from aotexport.model.attributes import PythonStateChanged
+from aotexport.model.attributes import ChangedOnFirstCall, PythonStateChanged
 from aotexport.model.mode import in_mode
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.state import State
@@ -58,9 +58,12 @@ def capture_program(
             spec = replace(spec, grad=True)
             forward.effects.reads.add("grad_mode")
         program = encode_program(spec, forward, root=options.source_root, strip=options.strip)
-        if (stored := forward.effects.stored) and depends_on(spec, state, shorter_on_path(program, spec.call)):
+        if stored := forward.effects.stored:
             names = ", ".join(f"`{name}`" for name in dict.fromkeys(stored))
-            raise PythonStateChanged(stored, f"the call stores what later calls read in {names} of the model")
+            if depends_on(spec, state, shorter_on_path(program, spec.call)):
+                raise PythonStateChanged(stored, f"the call stores what later calls read in {names} of the model")
+            if spec.grad and keeps_results_of_weights(spec, state):
+                raise ChangedOnFirstCall(f"calls compute something of the weights, and later ones find it in {names}")
         program = _with_functional(with_inherited(program, spec.call), spec, forward, options, clock)
     _refuse_lost_backward(program, forward)
     _refuse_lost_launches(program)

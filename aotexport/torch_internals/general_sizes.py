@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
+import math
 import traceback
+from collections import UserDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -222,3 +226,27 @@ def sizes_from_zero() -> Patch:
         return context.new_dynamic_size(min=min, max=max)
 
     return Patch(FakeImplCtx, "create_unbacked_symint", create_unbacked_symint, "Let results have 0 or 1 elements")
+
+
+class _ClassOfC(UserDict[str, Any]):
+    """The attributes of a class written in C, which Python does not let one set, for a patch."""
+
+    def __init__(self, owner: type) -> None:
+        self._owner = owner
+        # The dict that the class's read-only `__dict__` shows.
+        self.data = gc.get_referents(vars(owner))[0]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        super().__setitem__(name, value)
+        # Python caches what it found in classes.
+        ctypes.pythonapi.PyType_Modified(ctypes.py_object(self._owner))
+
+
+def counts_kept() -> Patch:
+    """Return a patch that lets `Size.numel` keep symbolic sizes: torch 2.13 asks each for its number."""
+    original = torch.Size.numel
+
+    def numel(self: torch.Size) -> Any:
+        return original(self) if all(type(size) is int for size in self) else math.prod(self)
+
+    return Patch(_ClassOfC(torch.Size), "numel", numel, "Keep the number of elements of a size symbolic")

@@ -14,7 +14,7 @@ from aotexport.vectors.record import RecordedCall
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.self_test import run_vector
 from aotexport_runtime.errors import CheckFailed
-from aotexport_runtime.execution.checks import CHECK
+from aotexport_runtime.rewrite.names import CHECK
 
 
 def checked_programs(programs: Iterable[EncodedProgram]) -> dict[str, str]:

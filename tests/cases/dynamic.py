@@ -29,6 +29,11 @@ class OneRowOfSequences(nn.Sequential):
         super().__init__(nn.Linear(4, 2), nn.GELU(), nn.Flatten(), nn.Linear(6, 2))
 
 
+@case(lambda: (leaf(4, 3),), dynamic_shapes=({0: BATCH},))
+def number_of_elements_of_a_size(x):
+    return x.reshape(x.shape.numel()) / x.shape.numel()
+
+
 @case(lambda: (leaf(4, 3), torch.randn(4)), dynamic_shapes=({0: BATCH}, {0: BATCH}))
 def equal_dimensions(x, y):
     return x * y[:, None], y.repeat(2)

@@ -56,6 +56,52 @@ def test_attribute_that_changes_nothing_else_is_a_constant(tmp_path):
     assert loaded.weight._version == version
 
 
+class Settling(nn.Module):
+    """Sets several attributes, after a branch on values that no strategy but the last follows."""
+
+    def __init__(self):
+        super().__init__()
+        self.part, self.settled = nn.Dropout(), False
+
+    def forward(self, x):
+        self.part.eval()
+        self.settled = True
+        return self.part(x) * 2 if x.sum() > 0 else x
+
+
+def test_attributes_that_change_together_are_constants(tmp_path):
+    report = aotexport.export(Settling(), (torch.ones(3),), output=tmp_path / "bundle", programs=("train",))
+    assert [note for note in map(str, report.notes) if "first call" in note] == [
+        f"the first call sets the attribute `{name}` of the model to {value}, which changes nothing else: the bundle "
+        "does what later calls do"
+        for name, value in (("settled", True), ("part.training", False))
+    ]
+
+
+class Caching(nn.Module):
+    """Keeps what its first call computes of the weights, when they have changed too."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.memo = nn.Parameter(torch.tensor([1.0, 2.0])), {}
+
+    def forward(self, x):
+        if "scale" not in self.memo:
+            self.memo["scale"] = [self.weight.detach() * 3]
+        return x * self.memo["scale"][0] + self.weight
+
+
+def test_what_the_first_call_computes_of_the_weights_is_kept(tmp_path):
+    model, x = Caching(), torch.ones(2)
+    aotexport.export(copy.deepcopy(model), (x,), output=tmp_path / "bundle", programs=("train",))
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    for _ in range(3):
+        torch.testing.assert_close(loaded(x), model(x))
+        for module in (loaded, model):
+            with torch.no_grad():
+                module.weight.mul_(0.5)
+
+
 class Negating(nn.Module):
     """Differs between calls in the sign of zeros alone, if its input is zeros."""
 
@@ -283,7 +329,7 @@ def test_read_attribute_that_no_argument_can_be_is_refused(tmp_path, model, reas
 
 class Unkept(Stateful):
     def forward(self, x):
-        self.cache.append(lambda: x)
+        self.cache[0] = lambda: x
         return x
 
 
@@ -293,7 +339,7 @@ def test_attribute_that_no_bundle_can_keep_is_refused(tmp_path):
     with pytest.raises(ExportFailed) as caught:
         aotexport.export(model, (torch.randn(3),), output=tmp_path / "bundle", programs=("infer",))
     assert str(caught.value) == (
-        "the call changes `cache[1]` of the model, and a bundle has no Python state. Keep tensors as buffers "
+        "the call changes `cache[0]` of the model, and a bundle has no Python state. Keep tensors as buffers "
         "(`register_buffer`) and change them in place; count and collect outside of the call. They cannot be kept: "
         "input `self['cache'][0]` is a `builtins.builtin_function_or_method`, which a bundle cannot hold. Pass "
         "tensors, numbers, strings, None, or tuples, lists, dicts, named tuples or dataclasses of them"

@@ -248,3 +248,110 @@ def test_gradient_of_a_data_dependent_output_in_another_layout_equals_eager(tmp_
     assert torch.equal(
         *torch.autograd.grad(module(other)[0].sum(), other), *torch.autograd.grad(chosen(other)[0].sum(), other)
     )
+
+
+class Chosen(torch.autograd.Function):
+    """Branches on values in forward."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w if x.sum() > 0 else x - w
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, _ = ctx.saved_tensors
+        return grad * 3, (grad * x).sum(0)
+
+
+class Careful(Chosen):
+    """Branches in backward, on what it saved, and on equal values."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        if torch.equal(w, w.abs()):
+            return grad * w * torch.tensor(0.5), None
+        return grad * w, (grad * x).sum(0)
+
+
+class Clipping(Careful):
+    """Branches in backward on the gradient that comes in."""
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, w = ctx.saved_tensors
+        if grad.abs().max() > 0.5:
+            grad = grad / 2
+        return grad * w, (grad * x).sum(0)
+
+
+class Applying(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.before, self.scale = nn.Parameter(torch.ones(3)), nn.Parameter(torch.tensor([1.0, 2.0, 3.0]))
+
+    def forward(self, x):
+        return self.function.apply(x * self.before, self.scale)
+
+
+def gradients(model, x, factor=1.0, scale=1.0):
+    """Return the output, and the gradients of the parameters, with another sign of the scale, or of a smaller loss."""
+    with torch.no_grad():
+        model.scale.copy_(torch.tensor([1.0, 2.0, 3.0]) * scale)
+    model.zero_grad()
+    output = model(x)
+    (output.sum() * factor).backward()
+    return [output, *[parameter.grad for parameter in model.parameters()]]
+
+
+@pytest.mark.parametrize(
+    ("function", "other", "asks", "question"),
+    [
+        (Chosen, {"x": -torch.ones(4, 3)}, Chosen.forward, "a condition to be True. The call has False"),
+        (Careful, {"scale": -1.0}, Careful.backward, "a condition to be True. The call has False"),
+        (Clipping, {"factor": 0.25}, Clipping.backward, "a condition to be True. The call has False"),
+    ],
+)
+def test_custom_function_that_branches_on_values_goes_the_way_of_the_example(tmp_path, function, other, asks, question):
+    model, x = Applying(function), torch.rand(4, 3)
+    aotexport.export(
+        model, (x,), output=tmp_path / "bundle", dynamic_shapes=({0: Dim("batch", min=1, max=9)},), programs=("train",)
+    )
+    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    for call in ({"x": x}, {"x": torch.rand(7, 3), "factor": 0.75}):
+        expected, found = gradients(model, **call), gradients(loaded, **call)
+        assert [each is None for each in found] == [each is None for each in expected]
+        for one, same in zip(found, expected, strict=True):
+            torch.testing.assert_close(one, same)
+    with pytest.raises(aotexport_runtime.CheckFailed) as caught:
+        gradients(loaded, **{"x": x, **other})
+    assert str(caught.value) == line(asks, 3) + PATH + question
+
+
+class Fixed(torch.autograd.Function):
+    """Takes no gradients of its first input, and branches on values."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        if ctx.needs_input_grad[0]:
+            raise RuntimeError("no gradients")
+        return x * 2 if (x * w).sum() > 0 else x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, grad
+
+
+def test_custom_function_of_a_program_without_gradients_needs_none(tmp_path):
+    model = Applying(Fixed).eval()
+    aotexport.export(model, (torch.ones(4, 3),), output=tmp_path / "bundle", programs=("infer",))
+    with torch.no_grad():
+        x = torch.rand(4, 3)
+        assert torch.equal(aotexport_runtime.load(tmp_path / "bundle").eval()(x), model(x))

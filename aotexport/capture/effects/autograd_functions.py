@@ -58,7 +58,7 @@ class _Context(FunctionCtx):
     non_differentiable: tuple[torch.Tensor, ...] = ()
     materialize_grads: bool = True
 
-    def __init__(self, function: type, needs_input_grad: tuple[bool, ...]) -> None:
+    def __init__(self, function: type, needs_input_grad: NeededGradients) -> None:
         self.needs_input_grad = needs_input_grad
         self._forward_cls = function
 
@@ -213,7 +213,7 @@ class _Recording:
 
     def _trace_backwards(self, context: _Context, described: AppliedFunction) -> list[torch.fx.GraphModule | None]:
         patterns = list(self._patterns([torch.empty_like(output) for output in self.outputs], described))
-        if _order.get() == _MAX_ORDER:
+        if _order.get() == _MAX_ORDER or not context.needs_input_grad.some:
             return [None] * len(patterns)
         subgraphs: list[torch.fx.GraphModule | None] = []
         for tangents in patterns:

@@ -53,6 +53,11 @@ class Questions:
         computed = _computed(tensor)
         return tensor.requires_grad and (computed is None or self.grad or recorded_in_regions(computed))
 
+    def as_in_eager(self, value: Any) -> Any:
+        """Return a value; a tensor that autograd records in the trace alone is detached."""
+        detached = isinstance(value, torch.Tensor) and value.requires_grad and not self.answer(value)
+        return value.detach() if detached else value
+
     def ask(self, tensor: torch.Tensor) -> bool:
         """Record that the code reads whether autograd records a tensor; return whether it does in eager."""
         answer = self.answer(tensor)

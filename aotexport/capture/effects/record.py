@@ -15,7 +15,7 @@ from aotexport.capture.effects.own_code import codes_of_function
 from aotexport.capture.effects.questions import Questions
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
-from aotexport.model.source_lines import user_line
+from aotexport.model.source_lines import described
 from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.subgraphs import CheckpointFunction
 from aotexport.torch_internals.tracing import current_tracer, traces_above_autograd
@@ -77,8 +77,12 @@ class Effects:
                 with attempt("custom autograd function"):
                     return record_application(function, args, kwargs)
             except ExportFailed as refusal:
-                reason = f"{user_line(refusal.error)}{refusal.error}"
-        self.lost(function.__qualname__, reason)
+                reason = described(refusal.error)
+        if not self.grad:
+            # What it computes may depend on it (`ctx.needs_input_grad`).
+            args = tuple(self.questions.as_in_eager(arg) for arg in args)
+        if self.grad or any(isinstance(arg, torch.Tensor) and arg.requires_grad for arg in args):
+            self.lost(function.__qualname__, reason)
         if any("needs_input_grad" in code.co_names for code in codes_of_function(function)):
             for arg in args:
                 if isinstance(arg, torch.Tensor):

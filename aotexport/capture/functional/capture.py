@@ -20,12 +20,16 @@ from aotexport.capture.functional.recomputed import recompute_checkpoints
 from aotexport.capture.functional.retrace import Analysis, Retrace, hidden_values
 from aotexport.capture.passes.launches import launched_kernels, name_launches
 from aotexport.capture.trace.autocast import example_autocast
+from aotexport.capture.trace.example_values import ExampleValues
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
 from aotexport.capture.trace.forward_capture import ForwardCapture
+from aotexport.capture.trace.reading_values import READING_FUNCTIONS
 from aotexport.capture.trace.reshaped_state import is_sized_alike
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
+from aotexport.model.state import swapped
+from aotexport.process.patches import patched
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
 from aotexport.torch_internals.launches import DeviceModel, triton_target
@@ -77,10 +81,11 @@ def capture_functional_graph(
             dropout_between_layers(),
             target,
             contiguous_tangents(),
+            _traced(forward, instead, count, grad=grad) as traced,
         ):
             twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
             captured = capture_functional(
-                _traced(forward, instead, count, grad=grad),
+                traced,
                 twins,
                 mode,
                 kernels=FAKE_KERNELS,
@@ -141,6 +146,7 @@ def _checked(forward: ForwardCapture, captured: FunctionalCapture) -> Any | None
     environment = forward.fakes.mode.shape_env
     assert environment is not None
     if forward.effects.autograd_functions:
+        _make_scalars(captured.module.graph)
         insert_data_dependent_checks(captured.module, environment)
         return None
     return unchecked_assumption(forward.graph, captured.module, environment)
@@ -150,16 +156,33 @@ def _calls(forward: ForwardCapture, operator: Any) -> list[torch.fx.Node]:
     return list(forward.graph.graph.find_nodes(op="call_function", target=operator))
 
 
+def _make_scalars(graph: torch.fx.Graph) -> None:
+    """Let a graph make the tensors of one number that code makes by `torch.tensor`: they are no inputs."""
+    for node in graph.find_nodes(op="get_attr"):
+        tensor = getattr(graph.owning_module, str(node.target))
+        is_copied = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
+        if is_copied and isinstance(tensor, torch.Tensor) and tensor.numel() == 1:
+            options = {"dtype": tensor.dtype, "device": tensor.device}
+            with graph.inserting_before(node):
+                made = graph.call_function(torch.ops.aten.full.default, ([*tensor.shape], tensor.item()), options)
+            made.meta = dict(node.meta)
+            node.replace_all_uses_with(made)
+            graph.erase_node(node)
+
+
+@contextlib.contextmanager
 def _traced(
     forward: ForwardCapture,
     instead: Mapping[Any, Callable[..., Any]],
     count: Callable[[int, int], None],
     *,
     grad: bool,
-) -> Callable[..., Any]:
-    """Return the function to capture: the forward graph, or the code itself where only that has the backward."""
+) -> Iterator[Callable[..., Any]]:
+    """Yield the function to capture: the forward graph, or the code itself where only that has the backward."""
     if forward.effects.autograd_functions:
-        return _reordered(forward)
+        with _code(forward) as flat:
+            yield flat
+        return
     graph = forward.graph
     for node in graph.graph.nodes:
         node.meta["custom"] = {**(node.meta.get("custom") or {}), "origin": node.name}
@@ -171,15 +194,21 @@ def _traced(
         with node_meta_preserved():
             return Retrace(graph, instead, count).run(*inputs)
 
-    return run
+    yield run
 
 
-def _reordered(forward: ForwardCapture) -> Callable[..., Any]:
-    """Return the flat Python function, taking the forward graph's inputs."""
-    flat = forward.function
+@contextlib.contextmanager
+def _code(forward: ForwardCapture) -> Iterator[Callable[..., Any]]:
+    """Yield the flat Python function, taking the forward graph's inputs; it follows the example's values."""
+    flat, environment = forward.function, forward.fakes.mode.shape_env
+    assert environment is not None
     entries, own = {id(entry): index for index, entry in enumerate(flat.state.entries)}, flat.own
+    given = [flat.call.tensors[b.argument or 0] if b.entry is None else b.entry.tensor for b in forward.bindings]
+    flat.values = ExampleValues(given, flat.values)
+    backward = contextlib.ExitStack()
 
     def run(*inputs: Any) -> Any:
+        backward.close()
         arguments: list[Any] = [*forward.fakes.twins(forward.fakes.state), *[None] * len(own)]
         for binding, value in zip(forward.bindings, inputs, strict=True):
             if binding.entry is None:
@@ -188,9 +217,13 @@ def _reordered(forward: ForwardCapture) -> Callable[..., Any]:
             elif id(binding.entry) in entries:
                 arguments[entries[id(binding.entry)]] = value
         with marked_regions():
-            return flat(*arguments)
+            results = flat(*arguments)
+        # A backward may read tensors of modules.
+        backward.enter_context(swapped(flat.state, arguments[: len(entries)], flat.target))
+        return results
 
-    return run
+    with flat.values.followed(environment), patched(*READING_FUNCTIONS), backward:
+        yield run
 
 
 def resizes_input(graph: torch.fx.Graph) -> str | None:

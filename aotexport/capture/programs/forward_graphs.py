@@ -6,7 +6,7 @@ from aotexport.capture.forward import capture_forward
 from aotexport.capture.passes.dump import program_dumped
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.capture.trace.shapes import SizeFixed
-from aotexport.eager.first_call import add_first_call_constant, note
+from aotexport.eager.first_call import add_first_call_constants, note
 from aotexport.model.attributes import AttributeChanged, PythonStateChanged
 from aotexport.model.call import ExampleCall
 from aotexport.model.mode import in_mode
@@ -69,8 +69,8 @@ class ForwardGraphs:
                 with in_mode(spec.call.module, spec.mode, spec.call.first_call_constants), program_dumped(spec.name):
                     forward = capture_forward(spec.call, self._state, grad=spec.grad)
             except AttributeChanged as change:
-                if not add_first_call_constant(spec.call, self._state, spec.mode, change):
-                    raise PythonStateChanged([change.name], str(change)) from change
+                if not add_first_call_constants(spec.call, self._state, spec.mode, change):
+                    raise PythonStateChanged([change.changes[0][0]], str(change)) from change
             except SizeFixed as error:
                 if spec.variant_of is None:
                     raise

@@ -26,6 +26,7 @@ from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.checks import add_check, branches_follow, find_symbol, is_float_of_tensors, number_at
 from aotexport.torch_internals.names import ShapeEnv
 from aotexport.torch_internals.tracing import current_tracer
+from aotexport_runtime.values.observe import cotangent
 
 log = logging.getLogger("aotexport")
 _SEED = 20240229
@@ -50,9 +51,17 @@ class Decision:
 class ExampleValues:
     """Values of data-dependent numbers in the example call, during its trace."""
 
-    def __init__(self, inputs: Sequence[Any]) -> None:
-        """Take the example's tensors, one per graph input; they are copied when the first value is asked for."""
+    def __init__(self, inputs: Sequence[Any], earlier: ExampleValues | None = None) -> None:
+        """Begin with no value known.
+
+        Args:
+            inputs: the example's tensors, one per graph input; they are copied when the first value is asked for.
+            earlier: values of an earlier trace of the same code, for runs of it that no tracer sees.
+        """
         self._inputs = inputs
+        self._earlier = earlier
+        self._repeated: Iterator[Any] = iter(())
+        self._answers: list[Any] = []
         self._tracer: Any = None
         self._run: _ExampleRun | None = None
         self._known: dict[Any, Any] = {}
@@ -76,7 +85,8 @@ class ExampleValues:
     def begin(self) -> None:
         """Note that the code to trace begins to run: the current trace tells values from now on."""
         self._close()
-        self.decisions = []
+        self.decisions, self._answers = [], []
+        self._repeated = iter(() if self._earlier is None else self._earlier._answers)
         self._tracer = current_tracer()
 
     def _close(self) -> None:
@@ -87,8 +97,11 @@ class ExampleValues:
 
     def _get(self, symbol: Any) -> Any:
         """Return a data-dependent symbol's value in the example call; None: the trace does not tell."""
-        if symbol in self._known or self._tracer is None:
-            return self._known.get(symbol)
+        if symbol in self._known:
+            return self._known[symbol]
+        if self._tracer is None:
+            self._known[symbol] = next(self._repeated, None)
+            return self._known[symbol]
         found = find_symbol(self._tracer.graph, symbol)
         if found is None:
             return None
@@ -101,13 +114,15 @@ class ExampleValues:
         except ExportFailed as refusal:
             log.info("the example's value of %s: %s", node, refusal)
             return None
+        self._answers.append(self._known[symbol])
         return self._known[symbol]
 
     def _decided(self, expression: Any, value: Any) -> None:
         """Insert a check into the graph that `expression`, on which the code branches, is `value` again.
 
         Raises:
-            ExportFailed: it is a float with a fraction, which no other call will have again.
+            ExportFailed: it is a float with a fraction, which no other call will have again; or a run that no tracer
+                sees asks another question than the earlier trace.
         """
         # A whole number comes of rounding, and other calls may well have it.
         if is_float_of_tensors(expression, value) and not float(value).is_integer():
@@ -119,9 +134,19 @@ class ExampleValues:
         numbers = {symbol: self._known[symbol] for symbol in expression.free_symbols if symbol in self._known}
         sizes = {symbol: self._sizes[symbol] for symbol in expression.free_symbols - numbers.keys()}
         message, stack = _message(expression, value, {**numbers, **sizes}), _user_stack()
-        add_check(self._tracer.graph, expression, value, message, stack)
+        if self._tracer is not None:
+            add_check(self._tracer.graph, expression, value, message, stack)
         answer = f"{_question(expression, {**numbers, **sizes})} is {_shown(value)}"
         self.decisions.append(Decision(answer, _is_number(expression, value), stack))
+        if self._tracer is None and self._earlier is not None:
+            place = len(self.decisions)
+            if _places(self.decisions) != _places(self._earlier.decisions[:place]):
+                raise ExportFailed(f"{user_line()}the code branches on other values than when it ran before")
+
+
+def _places(decisions: Sequence[Decision]) -> list[tuple[str, str]]:
+    """Return what was decided, with the innermost of the user's lines."""
+    return [(each.fixed, each.stack.rpartition("  File ")[2]) for each in decisions]
 
 
 def _format(tensor: torch.Tensor, spec: str) -> str:
@@ -212,12 +237,26 @@ class _ExampleRun:
 
     def _evaluate(self, node: torch.fx.Node) -> Any:
         if node.op == "placeholder":
-            return _copy(next(self._inputs))
+            given = next(self._inputs, None)
+            return _tangent(node) if given is None else _copy(given)
         if node.op == "get_attr":
             return _copy(getattr(self._root, str(node.target)))
         args, kwargs = torch.fx.map_arg((node.args, node.kwargs), self._values.__getitem__)
         assert callable(node.target)
         return node.target(*args, **kwargs)
+
+
+def _tangent(node: torch.fx.Node) -> torch.Tensor:
+    """Return the gradient of an output with which the self-test of the example runs backward.
+
+    Raises:
+        ExportFailed: its size depends on values.
+    """
+    fake: torch.Tensor = node.meta["val"]
+    sizes = [size if isinstance(size, int) else size.node.hint for size in fake.shape]
+    if None in sizes:
+        raise ExportFailed("it depends on gradients whose size depends on values")
+    return cotangent(torch.empty(sizes, dtype=fake.dtype, device=fake.device))
 
 
 def _copy(value: Any) -> Any:

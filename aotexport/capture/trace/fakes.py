@@ -22,6 +22,7 @@ from aotexport.process.patches import patched
 from aotexport.torch_internals.cached_fakes import made_quickly
 from aotexport.torch_internals.calls import FakeTensorMode, is_dimension, is_required_dimension
 from aotexport.torch_internals.general_sizes import (
+    counts_kept,
     fixed_symbols,
     general_sizes_kept,
     sizes_from_zero,
@@ -37,8 +38,8 @@ from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper, proto
 
 
 def sizes_of_data() -> contextlib.AbstractContextManager[None]:
-    """Let results have any number of elements that only the data know, and simplify divisions of sizes quickly."""
-    return patched(sizes_from_zero(), quick_simplification())
+    """Let results have any number of elements that only the data know, and count elements by symbols, quickly."""
+    return patched(sizes_from_zero(), counts_kept(), quick_simplification())
 
 
 @dataclass

@@ -250,9 +250,13 @@ def _judge_items(changes: list[ItemChange], effects: Effects) -> None:
         if change.is_attribute and attribute is not None:
             effects.stored.append(attribute)
             continue
-        replaces = isinstance(change.old, torch.Tensor) and attribute is not None and not _TABLE.search(change.path)
-        if isinstance(change.new, torch.Tensor) and (replaces or isinstance(change.old, _NUMBERS | None)):
-            effects.notes.append(f"the tensor that the call stores in `{path}` is not kept by the bundle")
+        is_tensor = isinstance(change.new, torch.Tensor)
+        is_of_model = attribute is not None and not _TABLE.search(change.path)
+        replaces = isinstance(change.old, torch.Tensor) and is_of_model
+        adds = change.old is None and is_of_model and not isinstance(change.new, _NUMBERS | None)
+        if adds or (is_tensor and (replaces or isinstance(change.old, _NUMBERS | None))):
+            what = "tensor" if is_tensor else "object"
+            effects.notes.append(f"the {what} that the call stores in `{path}` is not kept by the bundle")
             if attribute is not None:
                 effects.stored.append(attribute)
             continue
@@ -275,9 +279,14 @@ def _attribute(path: str) -> str | None:
 
 
 def _judge(changes: list[tuple[str, Any, Any]], effects: Effects) -> None:
+    numbers = [
+        (name, old, new)
+        for name, old, new in changes
+        if isinstance(new, _NUMBERS) and type(old) is type(new) and old != new
+    ]
+    if numbers:
+        raise AttributeChanged(numbers)
     for name, old, new in changes:
-        if isinstance(new, _NUMBERS) and type(old) is type(new) and old != new:
-            raise AttributeChanged(name, old, new)
         if name.rpartition(".")[2] not in _BASE_ATTRIBUTES | _WEIGHTS:
             effects.stored.append(name)
         if isinstance(new, torch.Tensor) and not isinstance(old, torch.Tensor):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from aotexport.capture.effects.sizes_as_integers import one_hot
+from aotexport.process.patches import Patch
 from aotexport.torch_internals.checks import is_data_dependent
 
 aten = torch.ops.aten
@@ -149,3 +150,10 @@ READING_VALUES: dict[Any, Any] = {
     **{operator: operator.decompose for operator in _COMPOSITE},
 }
 """Functions to trace in place of operators, by operator."""
+
+READING_FUNCTIONS = [
+    Patch(owner, name, function, "Ask for a truth value where a run has no operators to replace")
+    for owner in (torch, torch.Tensor)
+    for name, function in (("equal", _equal), ("allclose", _allclose))
+]
+"""Patches of torch's functions that return a truth value."""

@@ -7,9 +7,8 @@ from typing import Any
 
 from aotexport_runtime.allowed.operators import INFIX
 from aotexport_runtime.errors import CheckFailed
+from aotexport_runtime.rewrite.names import CHECK
 from aotexport_runtime.schema.graph import Graph, Node
-
-CHECK = "aten::_assert_scalar.default"
 
 
 def check(condition: Any, message: str, where: str, *values: Any) -> None:

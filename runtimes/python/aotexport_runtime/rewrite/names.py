@@ -11,6 +11,9 @@ from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import Argument
 from aotexport_runtime.validate.arguments import references
 
+CHECK = "aten::_assert_scalar.default"
+"""The operator that checks a condition on values."""
+
 
 def operands(node: Node) -> list[str]:
     """Return the names of the values that a node takes, with repetitions."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from aotexport_runtime.rewrite.names import names_in, operands, rename, renamed
+from aotexport_runtime.rewrite.names import CHECK, names_in, operands, rename, renamed
 from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import FunctionalGraph
@@ -72,7 +72,8 @@ def partition_graph(
         partition: which values are saved.
         needed: per program input, whether its gradient is wanted.
         impure: names of nodes that run even when nothing uses them: random operators advance the generator, others
-            check for errors. Those that depend on tangents run in backward, if backward computes their operands.
+            check for errors. Of those that depend on tangents, backward runs checks of the path through the code, and
+            others if it computes their operands.
     """
     gradients = functional.gradients
     assert gradients is not None
@@ -86,10 +87,10 @@ def partition_graph(
 
     boundary = {*partition.saved, *primals, *tangents}
     backward_effects = impure & descendants(graph.nodes, set(tangents))
-    backward_nodes, _ = _ancestors(graph, wanted, boundary, also=set())
+    backward_nodes, reached = _ancestors(graph, wanted, boundary, also=set())
     checks = _checks(graph, backward_nodes, boundary, backward_effects)
-    backward_nodes, reached = _ancestors(graph, wanted, boundary, also=checks)
-    saved = _ordered(reached - set(tangents), graph, partition)
+    backward_nodes, read = _ancestors(graph, wanted, boundary, also=checks)
+    saved = _ordered(read - set(tangents), graph, partition)
 
     # If all gradients of the capture are wanted, the outputs that required grad there require it here. A gradient that
     # is the same for every tangent (zeros, as of a sign) comes through any of them.
@@ -150,10 +151,10 @@ def _ancestors(
 
 
 def _checks(graph: Graph, nodes: Sequence[Node], boundary: set[str], effects: set[str]) -> set[str]:
-    """Return those of `effects`, nodes whose results nothing uses, whose operands `nodes` compute."""
+    """Return those of `effects`, nodes whose results nothing uses: checks, and those whose operands `nodes` compute."""
     computed = {node.name for node in nodes}
-    found: set[str] = set()
-    for effect in effects:
+    found = {node.name for node in graph.nodes if node.name in effects and node.op == CHECK}
+    for effect in effects - found:
         ancestors, _ = _ancestors(graph, [], boundary, also={effect})
         others = (node.name for node in ancestors if node.op != "python::getitem" and node.name != effect)
         if computed.issuperset(others):

@@ -328,16 +328,16 @@ def _backward(seen: Observation, where: str, outputs: list[tuple[str, Any]], los
     if not roots:
         return
     try:
-        torch.autograd.backward(roots, [_cotangent(root) for root in roots])
+        torch.autograd.backward(roots, [cotangent(root) for root in roots])
     except RuntimeError as error:
         seen.facts[f"{where}backward"] = f"raises {type(error).__name__}"
 
 
-def _cotangent(tensor: torch.Tensor) -> torch.Tensor:
+def cotangent(tensor: torch.Tensor) -> torch.Tensor:
     """Return a fixed, generic cotangent: cosines of the element numbers, in the tensor's class if possible."""
     if is_wrapper(tensor) and all(part.is_floating_point() for part in parts(tensor)):
         make, inner = protocol(type(tensor)), inner_tensors(tensor.detach())
-        cotangents = {name: torch.empty_like(value).copy_(_cotangent(value)) for name, value in inner.items()}
+        cotangents = {name: torch.empty_like(value).copy_(cotangent(value)) for name, value in inner.items()}
         return make.unflatten(cotangents, make.place(tensor), tensor.size(), tensor.stride())
     numbers = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device)
     return torch.cos(numbers * 0.7 + 0.3).reshape(tensor.shape).to(tensor.dtype)
