@@ -31,6 +31,11 @@ def is_data_dependent(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> 
     return any(symbol_is_type(symbol, _FROM_DATA) for symbol in number.node.expr.free_symbols)
 
 
+def follows_values(size: int | torch.SymInt) -> bool:
+    """Return whether a size is dynamic, in a trace whose branches follow values; see `branches_follow`."""
+    return isinstance(size, torch.SymInt) and bool(size.node.shape_env.real_tensor_prop_unbacked_vals)
+
+
 def knows_data_dependent_numbers(shape_env: ShapeEnv) -> bool:
     """Return whether a trace met sizes or numbers that depend on the values of tensors."""
     return any(symbol_is_type(symbol, _FROM_DATA) for symbol in shape_env.var_to_range)

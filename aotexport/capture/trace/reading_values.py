@@ -16,13 +16,20 @@ import torch
 
 from aotexport.capture.effects.sizes_as_integers import one_hot
 from aotexport.process.patches import Patch
-from aotexport.torch_internals.checks import is_data_dependent
+from aotexport.torch_internals.checks import follows_values, is_data_dependent
 
 aten = torch.ops.aten
 
 
 def _equal(left: torch.Tensor, right: torch.Tensor) -> bool:
-    return left.shape == right.shape and bool(torch.eq(left, right).all())
+    followed = [size for size in (*left.shape, *right.shape) if follows_values(size)]
+    if not followed or left.dim() != right.dim():
+        return left.shape == right.shape and bool(torch.eq(left, right).all())
+    # Whether a dynamic size is the other's is part of the question, and is not fixed.
+    sizes = list(zip(left.shape, right.shape, strict=True))
+    common = tuple([slice(torch.sym_min(one, other)) for one, other in sizes])
+    same: Any = torch.eq(left[common], right[common]).all().item()
+    return bool(functools.reduce(operator.and_, (one == other for one, other in sizes), same))
 
 
 def _allclose(
