@@ -118,10 +118,9 @@ def branches_follow(
         if not message.startswith("propagate_real_tensors"):
             return defer(expression, message, fx_node)
         old = {symbol: ranges[symbol] for symbol in expression.free_symbols}
-        known = {symbol: [*asserts] for symbol, asserts in shape_env.deferred_runtime_asserts.items()}
         holds = defer(expression, message, fx_node)
-        for symbol, asserts in shape_env.deferred_runtime_asserts.items():
-            asserts[:] = known.get(symbol, ())
+        for asserts in shape_env.deferred_runtime_asserts.values():
+            asserts[:] = [deferred for deferred in asserts if deferred.msg != message]
         for symbol, range_ in old.items():
             first, last = narrowed.get(symbol, (range_, range_))
             narrowed[symbol] = (first if last == range_ else range_), ranges[symbol]
