@@ -3,7 +3,8 @@
 `schemas/v1/<document>.schema.json` describes each kind of JSON file of a bundle (JSON Schema 2020-12). What the schemas
 cannot say (an integer is written without fraction or exponent, a float with one; indices are in range; ...) is in the
 prose of `schemas/README.md`. `schemas/fields.md` lists every record and field, `schemas/codes.md` every check,
-as `schemas/v1/checks.json`, where rules of checks that no field declares are written.
+as `schemas/v1/checks.json`, where rules of checks that no field declares are written; `schemas/v1/operators.json` all
+operators.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
+import operator_table
 from catalogue import DOCUMENTS, NAMED_TYPES, attribute_docs, records, summary_of
 from checks import table, text_of
 from lock import LOCK, lock_of_records, read_lock
@@ -35,7 +37,8 @@ def generate() -> dict[str, str]:
     """Return the text of each generated file, by its path below `schemas`."""
     texts = {f"v1/{name}.schema.json": _text(_schema(name, record)) for name, record in DOCUMENTS.items()}
     pages = {"fields.md": fields_page(lock_of_records(read_lock(LOCK))), "codes.md": codes_page(table())}
-    return {**texts, "v1/checks.json": text_of(table()), **pages}
+    data = {"v1/checks.json": text_of(table()), "v1/operators.json": operator_table.text_of(operator_table.table())}
+    return {**texts, **data, **pages}
 
 
 def _schema(name: str, record: type[Any]) -> dict[str, Any]:
@@ -150,7 +153,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     files = [
         *SCHEMAS.glob("v1/*.schema.json"),
-        *(SCHEMAS / name for name in ("v1/checks.json", "fields.md", "codes.md")),
+        *(SCHEMAS / name for name in ("v1/checks.json", "v1/operators.json", "fields.md", "codes.md")),
     ]
     current = {
         path.relative_to(SCHEMAS).as_posix(): path.read_text(encoding="utf-8") for path in files if path.exists()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
+import operator_table
 import operators
 import pytest
 import torch
@@ -92,3 +93,11 @@ def test_no_listed_operator_takes_or_gives_storages_streams_or_quantizers():
     schemas = [str(getattr(getattr(torch.ops.aten, base), overload)._schema) for base, overload in operators_]
     assert len(schemas) > 2000
     assert [schema for schema in schemas if any(type_ in schema for type_ in foreign)] == []
+
+
+@written_with
+def test_table_of_operators_has_the_random_ones_of_torch():
+    rows = operator_table.table()["sets"]["aotexport.aten/1"]
+    names = operator_sets()["aotexport.aten/1"]
+
+    assert [row.get("random", False) for row in rows] == list(map(operator_table._is_random, names))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import operator
 from collections.abc import Callable, Iterable, Sequence
@@ -24,10 +25,16 @@ class CallFails(RuntimeError):
     """A call that the text says to fail."""
 
 
-_TABLE = Path(__file__).parents[2] / "runtimes/python/aotexport_runtime/allowed/dtypes.txt"
-_WORDS = (line.partition(": ") for line in _TABLE.read_text(encoding="ascii").splitlines() if line[0] != "#")
-DTYPES = {name for word, _, names in _WORDS if word not in ("each", "masked") for name in names.split()}
-"""Base names of operators whose results have a dtype by rule (7.31), whatever the dtypes of the arguments are."""
+_TABLE = Path(__file__).parents[2] / "schemas/v1/operators.json"
+_ROWS = [row for rows in json.loads(_TABLE.read_text(encoding="utf-8"))["sets"].values() for row in rows]
+_NAMES = [row["signature"].partition("(")[0] for row in _ROWS]
+OPERATORS = {name if "." in name else f"{name}.default": row for name, row in zip(_NAMES, _ROWS, strict=True)}
+"""Rows of the operators of `aten` (7.25), by full name."""
+
+
+def _has_dtype(name: str) -> bool:
+    """Return whether the results of an operator have a dtype by rule (7.33), whatever dtypes its arguments have."""
+    return OPERATORS.get(f"aten::{name}", {}).get("dtypes", "each") not in ("each", "masked")
 
 
 def compare_dtypes(found: Any, meta: dict[str, Any]) -> None:
@@ -133,7 +140,7 @@ class Interpreter:
         base, _, overload = name.partition(".")
         function = getattr(getattr(torch.ops.aten, base), overload)
         found = function(*args, **kwargs)
-        if base in DTYPES and not self._is_cast:
+        if _has_dtype(name) and not self._is_cast:
             compare_dtypes(found, node["meta"])
         return found
 
@@ -322,11 +329,7 @@ def _draws(graph: dict[str, Any]) -> bool:
 
 def is_random(node: dict[str, Any]) -> bool:
     """Return whether a node draws random numbers."""
-    namespace, _, name = node["op"].partition("::")
-    if namespace != "aten":
-        return False
-    base, _, overload = name.partition(".")
-    return torch.Tag.nondeterministic_seeded in getattr(getattr(torch.ops.aten, base), overload).tags
+    return "random" in OPERATORS.get(node["op"], {})
 
 
 def needed(nodes: Sequence[dict[str, Any]], names: Iterable[str], known: Iterable[str]) -> list[dict[str, Any]]:

@@ -22,6 +22,8 @@ VALUES = [
     (size("ceildiv", -7, 2), -3, "ceildiv(-7, 2)"),
     (size("min", "a", "b"), 3, "min(a, b)"),
     (size("max", "a", "b"), 5, "max(a, b)"),
+    (size("trunc", size("max", (1 << 53) + 1, 2.5)), 1 << 53, "trunc(max(9007199254740993, 2.5))"),
+    (size("trunc", size("where", 1, (1 << 53) + 1, 2.5)), 1 << 53, "trunc(where(1, 9007199254740993, 2.5))"),
     (size("eq", "a", 5), 1, "(a == 5)"),
     (size("ne", "a", 5), 0, "(a != 5)"),
     (size("lt", "a", 5), 0, "(a < 5)"),

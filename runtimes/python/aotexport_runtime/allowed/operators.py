@@ -101,19 +101,19 @@ def _round_digits(value: Any, digits: Any) -> Any:
 
 
 def sym_max(*values: Any) -> Any:
-    """Return Python's `max`, or a symbolic number where an operand is one: the call is traced, to derive a bundle."""
+    """Return the greatest, a float where one is, as torch does; symbolic where one is: the call derives a bundle."""
     return _extreme("__sym_max__", max, values)
 
 
 def sym_min(*values: Any) -> Any:
-    """Return Python's `min`, or a symbolic number where an operand is one."""
+    """Return the least; see `sym_max`."""
     return _extreme("__sym_min__", min, values)
 
 
 def _extreme(method: str, plain: Callable[..., Any], values: tuple[Any, ...]) -> Any:
     symbolic = next((value for value in values if hasattr(value, method)), None)
     if symbolic is None:
-        return plain(values)
+        return float(plain(values)) if float in map(type, values) else plain(values)
     others = (value for value in values if value is not symbolic)
     return functools.reduce(lambda value, other: getattr(value, method)(other), others, symbolic)
 

@@ -104,7 +104,8 @@ def check_operators(graphs: Iterable[Graph], namespaces: frozenset[str]) -> None
 
 
 def _signatures(graph: Graph) -> Iterator[tuple[str, str]]:
-    yield from graph.schemas.items()
+    used = {node.op for node in graph.nodes}
+    yield from (each for each in graph.schemas.items() if each[0] in used)
     for subgraph in graph.subgraphs.values():
         yield from _signatures(subgraph)
 

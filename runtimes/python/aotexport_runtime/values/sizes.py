@@ -40,8 +40,8 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "floordiv": operator.floordiv,
     "mod": operator.mod,
     "pow": operator.pow,
-    "min": min,
-    "max": max,
+    "min": sym_min,
+    "max": sym_max,
     "ceildiv": lambda a, b: -(-a // b),
     "eq": lambda a, b: int(a == b),
     "ne": lambda a, b: int(a != b),
@@ -102,7 +102,8 @@ def _evaluate(size: Size | float, symbols: Mapping[str, int]) -> Any:
     if isinstance(size, str):
         return symbols[size]
     if size.op == "where":
-        return _evaluate(size.args[1 if _evaluate(size.args[0], symbols) else 2], symbols)
+        chosen = _evaluate(size.args[1 if _evaluate(size.args[0], symbols) else 2], symbols)
+        return float(chosen) if type_of(size) == "float" else chosen
     values = (_evaluate(arg, symbols) for arg in size.args)
     if size.op == "and":
         return int(all(values))
@@ -227,6 +228,9 @@ def source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
     if isinstance(size, str):
         return symbol_source(size)
     operands = [source(arg, symbol_source) for arg in size.args]
+    if size.op == "where":
+        chosen = f"({operands[1]} if {operands[0]} else {operands[2]})"
+        return f"float{chosen}" if type_of(size) == "float" else chosen
     if size.op in ("and", "or"):
         return f"int(bool({_INFIX[size.op].join(operands)}))"
     if size.op in _COMPARISONS:
@@ -237,8 +241,6 @@ def source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
         return f"(-(-{operands[0]} // {operands[1]}))"
     if size.op == "not":
         return f"int(not {operands[0]})"
-    if size.op == "where":
-        return f"({operands[1]} if {operands[0]} else {operands[2]})"
     return f"{size.op}({', '.join(operands)})"
 
 
