@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ import torch
 import aotexport_runtime
 from aotexport_runtime import BundleInvalid, CheckFailed, Limits
 from aotexport_runtime.execution.loops import counted
+from aotexport_runtime.schema.values import TensorMeta
 from tests.hostile.crafted import Crafted
 
 WHERE = "programs/train/forward.json"
@@ -260,10 +261,46 @@ def test_small_file_that_uses_a_large_entry_of_a_table_often_is_refused(crafted:
     assert refusal(crafted, limits) == f"{WHERE}: {message}"
 
 
-def test_80_mb_of_nested_lists_are_refused_in_little_memory(crafted: Crafted, tmp_path: Path):
-    lists = b",".join([b"[[[]]]"] * (80_000_000 // 7))
-    crafted.write(WHERE, b'{"inputs": [], "nodes": [], "outputs": [' + lists + b"]}")
+LARGE = {
+    "lists": (b"[[[]]]", 80_000_000, "more than the 8388608 lists and objects that are read of a file"),
+    "numbers": (b"12345", 110_000_000, "more than the 16777216 values that are read of a file"),
+    "text": (b'"abc"', 110_000_000, "more than the 16777216 values that are read of a file"),
+}
+
+
+@pytest.mark.parametrize(("item", "nbytes", "expected"), LARGE.values(), ids=LARGE)
+def test_100_mb_of_values_are_refused_in_little_memory(crafted: Crafted, item: bytes, nbytes: int, expected: str):
+    items = b",".join([item] * (nbytes // (len(item) + 1)))
+    crafted.write(WHERE, b'{"inputs": [], "nodes": [], "outputs": [' + items + b"]}")
     done = subprocess.run([sys.executable, "-c", READ, crafted.seal()], capture_output=True, text=True, check=True)
     message, figures = done.stdout.splitlines()
-    assert message == f"{WHERE}: more than the 8388608 lists and objects that are read of a file"
+    assert message == f"{WHERE}: {expected}"
     assert float(figures.split()[1]) <= 200_000  # kB
+
+
+def shapes_of_one_hash(count: int) -> list[list[int]]:
+    """Return shapes whose tuples all have the same hash in Python, and no elements."""
+    sizes = [0, *(k * (2**61 - 1) for k in (1, 2, 3))]
+    return [list(shape) for shape in itertools.islice(itertools.product(sizes, repeat=8), count)]
+
+
+@pytest.mark.parametrize("in_table", [True, False])
+def test_shapes_of_one_hash_are_compared_with_few_others(crafted: Crafted, in_table: bool, monkeypatch):
+    shapes = [shape for shape in shapes_of_one_hash(2000) if 0 in shape]
+    metas = [{"kind": "tensor", "dtype": "float32", "shape": shape, "stride": [1] * 8} for shape in shapes]
+    if in_table:
+        crafted.put("forward", "metas", metas)
+    for index, meta in enumerate(metas):
+        values = {"meta": index if in_table else meta, "kwargs": {}}
+        crafted.node("forward", name=f"n{index}", op="aten::sum.dim_IntList", args=["linear", meta["shape"]], **values)
+    compared = 0
+
+    def equal(self: TensorMeta, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return self is other
+
+    assert len({hash(tuple(shape)) for shape in shapes}) == 1
+    monkeypatch.setattr(TensorMeta, "__eq__", equal)
+    crafted.read()
+    assert compared <= 10 * len(shapes)

@@ -124,7 +124,7 @@ def test_prose_and_history_are_of_the_current_versions():
     "sentence",
     [
         f"nested {DEFAULT.json_depth} levels deep; a file may be {DEFAULT.json_nbytes >> 30} GiB long",
-        f"and hold {DEFAULT.json_containers:,} of them",
+        f"and hold {DEFAULT.json_containers:,} of them and {DEFAULT.json_values:,} values",
         f"as many strides as sizes, at most {MAX_AXES}.",
         f"at most {DEFAULT.nodes:,} nodes".replace(",", " "),
         f"at most {MAX_NODES:,} calls of submodules".replace(",", " "),

@@ -98,4 +98,13 @@ def test_nesting_of_json_is_that_of_its_containers_whatever_its_strings_hold(val
         items = list(value.values()) if isinstance(value, dict) else value
         return 1 + sum(map(containers, items)) if isinstance(items, list) else 0
 
-    assert nesting(json.dumps(value).encode()) == (depth(value), containers(value))
+    def values(value: Any) -> int:
+        items = list(value.values()) if isinstance(value, dict) else value
+        return 1 + (sum(map(values, items)) if isinstance(items, list) else 0)
+
+    def empty(value: Any) -> int:
+        items = list(value.values()) if isinstance(value, dict) else value
+        return isinstance(items, list) and (sum(map(empty, items)) if items else 1)
+
+    found = nesting(json.dumps(value).encode())
+    assert found == (depth(value), containers(value), values(value) - 1 + empty(value))

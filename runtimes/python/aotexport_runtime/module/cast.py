@@ -154,12 +154,14 @@ def _dtype_of_limit(number: float, before: Mapping[str, str]) -> str | None:
 
 
 def _nodes(graph: Graph, around: str = "") -> Iterator[tuple[Node, str]]:
-    """Yield the nodes of a graph and of its subgraphs, each with the user's line, or that of the node around it."""
+    """Yield the nodes of a graph and of its subgraphs, each with the user's line, or that of a node around it."""
+    entered = set[str]()
     for node in graph.nodes:
         where = _where(graph, node) or around
         yield node, where
         for leaf in _leaves(list(_arguments(node))):
-            if isinstance(leaf, SubgraphArgument):
+            if isinstance(leaf, SubgraphArgument) and leaf.name not in entered:
+                entered.add(leaf.name)
                 yield from _nodes(graph.subgraphs[leaf.name], where)
 
 

@@ -57,15 +57,21 @@ def decode_record(
     check_size_of(data, where, limits)
     try:
         steps = pending(type_.__name__, written)
-        record = None if steps else msgspec.json.decode(data, type=type_)
-        document, compact = _keys_once(data, where)
-        for step in steps:
-            document = step(document)
-        if record is None:
+        try:
+            document, compact = _keys_once(data, where)
+        except msgspec.DecodeError:
+            msgspec.json.decode(data, type=type_)  # Its errors have the path.
+            raise
+        if steps:
+            for step in steps:
+                document = step(document)
             record, compact = msgspec.convert(document, type=type_), msgspec.json.encode(document)
+        else:
+            document = None  # Both at once would take twice the memory.
+            record = msgspec.json.decode(data, type=type_)
         # Other fields of the name have no default, and keys of maps stay.
         if compact.count(_TAG) != msgspec.json.encode(record).count(_TAG):
-            raise _untagged(document, type_, where)
+            raise _untagged(document or msgspec.json.decode(data), type_, where)
         if isinstance(record, Graph):
             resolve_tables(record, Place(where), limits)
         return record
@@ -91,7 +97,9 @@ def _keys_once(data: bytes, where: str) -> tuple[Any, bytes]:
     plain = msgspec.json.decode(data)
     compact = msgspec.json.encode(plain)
     if count_keys(compact) != count_keys(data):
-        place = Place(where).at(*next(twice(data), ()))
+        del plain, compact
+        # To look for its place takes much more memory than decoding.
+        place = Place(where).at(*next(twice(data), ()) if len(data) <= _SEARCHED_NBYTES else ())
         raise BundleInvalid("an object has the same key twice", where=place, check="json-key-twice/key")
     return plain, compact
 
@@ -125,7 +133,7 @@ def steps_of(path: str) -> list[str | int]:
 
 
 def check_size_of(data: bytes, where: str, limits: Limits = DEFAULT) -> None:
-    """Refuse JSON that is larger, nested deeper, or of more lists and objects than the limits.
+    """Refuse JSON that is larger, nested deeper, or of more values than the limits.
 
     Raises:
         BundleInvalid: see above.
@@ -134,7 +142,7 @@ def check_size_of(data: bytes, where: str, limits: Limits = DEFAULT) -> None:
         raise BundleInvalid(
             f"{len(data)} bytes of JSON; at most {limits.json_nbytes} are read", where=where, check="json-limit/bytes"
         )
-    depth, containers = nesting(data, limits)
+    depth, containers, values = nesting(data, limits)
     if depth > limits.json_depth:
         raise BundleInvalid(f"nested deeper than {limits.json_depth} levels", where=where, check="json-limit/depth")
     if containers > limits.json_containers:
@@ -142,6 +150,10 @@ def check_size_of(data: bytes, where: str, limits: Limits = DEFAULT) -> None:
             f"more than the {limits.json_containers} lists and objects that are read of a file",
             where=where,
             check="json-limit/containers",
+        )
+    if values > limits.json_values:
+        raise BundleInvalid(
+            f"more than the {limits.json_values} values that are read of a file", where=where, check="json-limit/containers"
         )
 
 
@@ -156,22 +168,23 @@ def count_keys(data: bytes) -> int:
     return int(np.count_nonzero((codes == ord(":")) & (odd == 0)))
 
 
-def nesting(data: bytes, limits: Limits = DEFAULT) -> tuple[int, int]:
-    """Return the deepest nesting of brackets in `data`, and how many are opened, not counting those in strings.
+def nesting(data: bytes, limits: Limits = DEFAULT) -> tuple[int, int, int]:
+    """Return the deepest nesting of brackets in `data`, how many are opened, and how many values there are at most.
 
-    Exact for JSON, as far as the limits; for other bytes, exact up to the first byte that every decoder refuses.
+    What is in strings is not counted. Exact for JSON, as far as the limits, but that an empty list counts as one value
+    more; for other bytes, exact up to the first byte that every decoder refuses.
     """
-    depth = deepest = opened = quotes = 0
+    depth = deepest = opened = commas = quotes = 0
     for part in _parts(data):
         # Escapes go first, then all but brackets and quotes, then pairs of quotes: the parity of the others stays.
         plain = part.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _PLAIN).replace(b'""', b"")
         if not plain:
             continue
-        part_deepest, part_opened, depth, quotes = _nesting(plain, depth, quotes)
-        deepest, opened = max(deepest, part_deepest), opened + part_opened
-        if deepest > limits.json_depth or opened > limits.json_containers:
+        part_deepest, part_opened, part_commas, depth, quotes = _nesting(plain, depth, quotes)
+        deepest, opened, commas = max(deepest, part_deepest), opened + part_opened, commas + part_commas
+        if deepest > limits.json_depth or opened > limits.json_containers or opened + commas > limits.json_values:
             break
-    return deepest, opened
+    return deepest, opened, opened + commas
 
 
 def _parts(data: bytes) -> Iterator[bytes]:
@@ -186,8 +199,8 @@ def _parts(data: bytes) -> Iterator[bytes]:
         start = end
 
 
-def _nesting(plain: bytes, depth: int, quotes: int) -> tuple[int, int, int, int]:
-    """Return deepest nesting and opened brackets of a part; depth and parity of the quotes behind it."""
+def _nesting(plain: bytes, depth: int, quotes: int) -> tuple[int, int, int, int, int]:
+    """Return deepest nesting, opened brackets and commas of a part; depth and parity of the quotes behind it."""
     import numpy as np
 
     codes = np.frombuffer(plain, dtype=np.uint8)
@@ -197,16 +210,17 @@ def _nesting(plain: bytes, depth: int, quotes: int) -> tuple[int, int, int, int]
     outside = seen % 2 == 0
     running = np.cumsum((opening.astype(np.int8) - closing.astype(np.int8)) * outside, dtype=np.int32) + depth
     opened = int(np.count_nonzero(opening & outside))
-    return int(running.max()), opened, int(running[-1]), int(seen[-1]) % 2
+    commas = int(np.count_nonzero((codes == ord(",")) & outside))
+    return int(running.max()), opened, commas, int(running[-1]), int(seen[-1]) % 2
 
 
 _TAG = b'"kind":'
 _PATH = re.compile(r" - at `(\$.*)`$")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 _OUT_OF_RANGE = ("Number out of range", "Integer value out of range")
-_CHUNK_NBYTES = 1 << 20
+_CHUNK_NBYTES, _SEARCHED_NBYTES = 1 << 20, 1 << 24
 _NO_KEYS = bytes(set(range(256)) - set(b'":'))
-_PLAIN = bytes(set(range(256)) - set(b'[]{}"'))
+_PLAIN = bytes(set(range(256)) - set(b'[]{}",'))
 
 
 _USERS = {"metas": (("inputs", "meta"), ("nodes", "meta")), "operators": (("nodes", "op"),)}

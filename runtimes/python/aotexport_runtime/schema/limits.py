@@ -17,6 +17,7 @@ class Limits:
         json_nbytes: a JSON file.
         json_depth: levels of lists and objects in a JSON file.
         json_containers: lists and objects of a JSON file; decoded, each takes some 64 bytes, and a node has 8 to 16.
+        json_values: values of any kind of a JSON file.
         nodes: nodes of a graph and its subgraphs.
         number_nbits: bits of the numbers that a graph computes from sizes.
         results: values in the list that an operator returns.
@@ -28,6 +29,7 @@ class Limits:
     json_nbytes: int = 1 << 30
     json_depth: int = 64
     json_containers: int = 1 << 23
+    json_values: int = 1 << 24
     nodes: int = 1_000_000
     number_nbits: int = 1024
     results: int = 1 << 20

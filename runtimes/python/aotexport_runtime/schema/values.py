@@ -60,7 +60,7 @@ DeviceClass = Literal["cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla", "npu"]
 """A class of devices with memory of its own. `meta` has none: its tensors pass bounds checks and point nowhere."""
 
 
-class TensorMeta(Record, kw_only=True, tag="tensor", tag_field="kind", cache_hash=True):
+class TensorMeta(Record, kw_only=True, tag="tensor", tag_field="kind"):
     """Metadata of a strided tensor.
 
     Attributes:
@@ -101,7 +101,7 @@ class ScalarMeta(Record, kw_only=True, tag="scalar", tag_field="kind"):
     type: Literal["float", "bool", "int"]
 
 
-class SequenceMeta(Record, kw_only=True, tag="sequence", tag_field="kind", cache_hash=True):
+class SequenceMeta(Record, kw_only=True, tag="sequence", tag_field="kind"):
     """The tuple or list that an operator with several results returns.
 
     Attributes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from functools import cache, lru_cache
+from functools import cache
 
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.errors import Place
@@ -38,11 +38,14 @@ def check_allocations(graph: Graph, limits: Limits, where: Place) -> None:
     last = {name: index for index, names in enumerate(used) for name in names}
     last.update(dict.fromkeys(references(graph.outputs), len(used)))
     held: dict[str, int] = {}
+    sizes: dict[int, int] = {}
     live = 0
     for index, node in enumerate(graph.nodes):
         base = _base(node.op)
         if base not in VIEWS:
-            held[node.name] = nbytes = declared_nbytes(node.meta)
+            if id(node.meta) not in sizes:  # Layers repeat their metadata.
+                sizes[id(node.meta)] = declared_nbytes(node.meta)
+            held[node.name] = nbytes = sizes[id(node.meta)]
             live += nbytes
         asked = max(live, _asked_nbytes(node)) if base in _SIZED else live
         if asked > limits.allocation_nbytes:
@@ -65,7 +68,6 @@ def _used(node: Node) -> list[str]:
     return names
 
 
-@lru_cache(maxsize=4096)
 def declared_nbytes(meta: ValueMeta) -> int:
     """Return the memory of a value whose sizes are numbers; 0: they are not, or it is no tensor."""
     if isinstance(meta, SequenceMeta):

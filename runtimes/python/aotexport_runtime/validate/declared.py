@@ -132,7 +132,9 @@ def _each_record(kind: type[Record]) -> Check:
 
 
 def _all_pass(field: _Field, values: Sequence[Record], around: _Around) -> bool:
-    return not any(field.check(value, around) for value in {getattr(record, field.name) for record in values})
+    found = [getattr(record, field.name) for record in values]
+    different = {value if isinstance(value, str) else id(value): value for value in found}
+    return not any(field.check(value, around) for value in different.values())
 
 
 def is_walked(hint: Any) -> bool:

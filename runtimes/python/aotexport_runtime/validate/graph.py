@@ -106,8 +106,8 @@ class _Check:
 
     def _check_nodes(self) -> None:
         graph, values, where = self.graph, self.values, self.where
-        # Layers repeat their metadata and calls.
-        metas, calls = set[ValueMeta](), set[Hashable]()
+        # Layers repeat their metadata and calls. Hashes of numbers are no secret: a graph could make all alike.
+        metas, calls = set[int](), set[Hashable]()
         for index, node in enumerate(graph.nodes):
             here, before = where.at("nodes", index), where.found
             with here:
@@ -119,10 +119,10 @@ class _Check:
                         check_bodies(node, graph.subgraphs, values, here, typed=not self.is_cast)
             with here:
                 _define(node.name, node.meta, values, here)
-                if node.meta not in metas:
+                if id(node.meta) not in metas:
                     self.described |= introduced(node.meta)
                     check_meta(node.meta, self.described, here)
-                    metas.add(node.meta)
+                    metas.add(id(node.meta))
                 _check_node(node, self.limits, here)
             with here:
                 if where.found == before and (self.has_signatures or node.op in graph.schemas):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
+import msgspec
+
 from aotexport_runtime.allowed.operators import NAMESPACES, aten_signatures
 from aotexport_runtime.allowed.signatures import Parameter, Signature, is_compatible, signature_of
 from aotexport_runtime.errors import BundleInvalid, Place
@@ -64,17 +66,18 @@ _UNDEFINED = {
 
 
 def typed_call(node: Node, values: Values) -> tuple[Hashable, ...]:
-    """Return all that `check_types` asks of a call, which is equal for calls that it treats alike."""
+    """Return all that `check_types` asks of a call: equal for calls that it treats alike, whose metadata are shared."""
     arguments = [_typed(argument, values) for argument in node.args]
-    return node.op, node.meta, *arguments, *((keyword, _typed(each, values)) for keyword, each in node.kwargs.items())
+    kwargs = [(keyword, _typed(each, values)) for keyword, each in node.kwargs.items()]
+    return node.op, id(node.meta), *arguments, *kwargs
 
 
 def _typed(argument: Argument, values: Values) -> Hashable:
     if isinstance(argument, str):
-        return values[argument]
+        return id(values[argument])
     if isinstance(argument, list):
         return tuple([_typed(item, values) for item in argument])
-    return argument.__class__, argument
+    return msgspec.json.encode(argument)  # Bytes have a hash that nobody can foresee.
 
 
 def check_types(node: Node, schema: str | None, values: Values, here: Place, *, infers_dtypes: bool) -> None:
