@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.bundle.signature import SIGNATURE_NAME, Signed, signing_library, verify_signature
+from aotexport_runtime.bundle.signature import SIGNATURE_NAME, Signed, moment, signing_library, verify_signature
 
 _EXAMPLE = """\b
 Example:
@@ -57,7 +57,7 @@ def sign(
         config.use_certificate_signer(private_key=key, signing_certificate=certificate, certificate_chain=chain)
     else:
         config.use_elliptic_key_signer(private_key=key, password=password)
-    hashing = signing_library("hashing").Config().set_ignored_paths(paths=[SIGNATURE_NAME])
+    hashing = signing_library("hashing").Config().set_ignored_paths(paths=[SIGNATURE_NAME], ignore_git_paths=False)
     # Written elsewhere and moved: what the library signs is all that is in the directory.
     with tempfile.TemporaryDirectory(dir=bundle.resolve().parent) as place:
         written = Path(place, SIGNATURE_NAME)
@@ -76,6 +76,7 @@ def sign(
 @click.option("--issuer", metavar="URL", help="OpenID provider.")
 @click.option("--trust-config", type=_FILE, help="Trust of a Sigstore of one's own.")
 @click.option("--signature", type=_FILE, help="The signature (default: model.sig in the bundle).")
+@click.option("--at", metavar="TIME", help="When certificates must be valid (default: now), for archives.")
 def verify_signature_command(
     bundle: Path,
     key: Path | None,
@@ -84,6 +85,7 @@ def verify_signature_command(
     issuer: str | None,
     trust_config: Path | None,
     signature: Path | None,
+    at: str | None,
 ) -> None:
     """Verify that BUNDLE is as its signer left it: no file was changed, added, removed or renamed."""
     signed = Signed(
@@ -93,6 +95,7 @@ def verify_signature_command(
         issuer=issuer,
         trust_config=trust_config,
         signature=signature,
+        at=None if at is None else moment(at),
     )
     verify_signature(open_bundle(bundle), signed)
     click.echo(f"{bundle}: signed by this signer, and as it was signed")

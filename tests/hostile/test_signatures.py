@@ -40,9 +40,9 @@ def write_key(path: Path) -> ec.EllipticCurvePrivateKey:
 
 
 def write_certificate(
-    path: Path, key: ec.EllipticCurvePrivateKey, name: str, issuer: ec.EllipticCurvePrivateKey
+    path: Path, key: ec.EllipticCurvePrivateKey, name: str, issuer: ec.EllipticCurvePrivateKey, days: int = 1
 ) -> None:
-    """Write the certificate of a signer, or of the authority `root` itself."""
+    """Write the certificate of a signer, or of the authority `root` itself, that ends after some days."""
     now = datetime.datetime.now(datetime.UTC)
     is_root = name == "root"
     usages = ("key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only", "crl_sign")
@@ -55,8 +55,8 @@ def write_certificate(
         .issuer_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "root")]))
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
+        .not_valid_before(now - datetime.timedelta(days=100 if name == "root" else 10))
+        .not_valid_after(now + datetime.timedelta(days=days))
         .add_extension(x509.BasicConstraints(ca=is_root, path_length=None), critical=True)
         .add_extension(usage, critical=True)
     )
@@ -75,6 +75,8 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = write_key(place / "root.pem")
     write_certificate(place / "root.crt", root, "root", root)
     write_certificate(place / "signer.crt", key, "signer", root)
+    write_certificate(place / "past.crt", key, "signer", root, days=-2)
+    write_certificate(place / "past root.crt", root, "root", root, days=-2)
     return place
 
 
@@ -144,6 +146,35 @@ def test_bundle_signed_by_a_certificate_is_verified_both_ways(bundle: Path, keys
     aotexport_runtime.load(bundle, trust=Signed(certificate_chain=[keys / "root.crt"]))
 
 
+@pytest.mark.parametrize(("signer", "root"), [("past", "root"), ("signer", "past root")])
+def test_certificate_that_has_expired_is_refused_but_for_a_moment_at_which_it_was_valid(
+    bundle: Path, keys: Path, signer: str, root: str
+) -> None:
+    own = ("--key", keys / "key.pem", "--certificate", keys / f"{signer}.crt", "--chain", keys / "root.crt")
+    assert run("sign", bundle, *own)[0] == 0
+    chain, now = keys / f"{root}.crt", datetime.datetime.now(datetime.UTC)
+    for chosen in ([chain], iter([chain])):
+        with pytest.raises(BundleInvalid) as caught:
+            aotexport_runtime.load(bundle, trust=Signed(certificate_chain=chosen))
+        assert str(caught.value).startswith(f"model.sig: certificates are not valid at {now.date()}T")
+    valid = now - datetime.timedelta(days=5)
+    aotexport_runtime.load(bundle, trust=Signed(certificate_chain=[chain], at=valid))
+    before = (now - datetime.timedelta(days=50)).date()
+    assert run("verify-signature", bundle, "--certificate", chain, "--at", valid.isoformat())[0] == 0
+    code, said = run("verify-signature", bundle, "--certificate", chain, "--at", before)
+    assert code == 1
+    assert f"model.sig: certificates are not valid at {before}T00:00:00+00:00: certificate is not yet valid" in said
+    command = [sys.executable, "-W", "ignore", "-m", "aotexport_runtime", "verify-signature", bundle, "--certificate"]
+    assert (
+        subprocess.run([*command, chain, "--at", valid.isoformat()], capture_output=True, check=False).returncode == 0
+    )
+    done = subprocess.run([*command, chain, "--at", "then"], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (
+        2,
+        "error: 'then' is no moment such as 2026-01-31 or 2026-01-31T12:00:00+00:00\n",
+    )
+
+
 def reseal(bundle: Path, path: str, data: bytes) -> None:
     """Change a file, and its digest in the manifest."""
     import hashlib
@@ -170,6 +201,15 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda root: (root / "weights" / "more").write_text("x"),
         "model.sig: not as it was signed: `weights/more` was added",
     ),
+    "of git": (
+        lambda root: [(root / ".git").mkdir(), *((root / n).write_text("x") for n in (".git/a", ".gitattributes"))],
+        "model.sig: not as it was signed: `.git/a` was added, `.gitattributes` was added",
+    ),
+    "a signature's": (
+        lambda root: [(root / "weights" / name).write_text("x") for name in ("model.sig", "model.sig.old")],
+        "model.sig: not as it was signed: `weights/model.sig` was added, `weights/model.sig.old` was added",
+    ),
+    "pipe": (lambda root: os.mkfifo(root / "more"), "model.sig: not as it was signed: `more` was added"),
     "linked": (lambda root: (root / "more").symlink_to("/"), "model.sig: not as it was signed: `more` was added"),
     "removed": (lambda root: (root / "README.md").unlink(), "README.md: missing"),
     "renamed": (lambda root: (root / "README.md").rename(root / "README"), "README.md: missing"),
@@ -203,6 +243,41 @@ def test_bundle_without_a_signature_is_refused(bundle: Path, keys: Path) -> None
 def test_signature_that_is_none_is_refused(signed: Path, keys: Path, data: bytes) -> None:
     (signed / "model.sig").write_bytes(data)
     assert refusal(signed, keys).startswith("model.sig: no valid signature of this signer: ")
+
+
+@pytest.mark.parametrize("what", ["pipe", "device", "outside", "directory"])
+def test_signature_that_is_no_file_of_the_bundle_is_refused(signed: Path, keys: Path, what: str) -> None:
+    path = signed / "model.sig"
+    path.rename(signed.parent / "model.sig")
+    if what == "pipe":
+        os.mkfifo(path)
+    elif what == "directory":
+        path.mkdir()
+    else:
+        path.symlink_to("/dev/zero" if what == "device" else signed.parent / "model.sig")
+    assert refusal(signed, keys) == "model.sig: there is no signature; `aotexport sign` makes one"
+
+
+def test_signature_that_grows_without_end_is_read_up_to_a_limit(signed: Path, keys: Path) -> None:
+    os.truncate(signed / "model.sig", (1 << 26) + 1)
+    assert refusal(signed, keys) == "model.sig: larger than the 67108864 bytes of a signature that are read"
+
+
+def test_signature_that_is_given_may_lie_in_the_bundle(signed: Path, keys: Path) -> None:
+    (signed / "model.sig").rename(signed / "own.sig")
+    other = Signed(public_key=keys / "key.pub", signature=signed / "own.sig")
+    aotexport_runtime.load(signed, trust=other)
+    shutil.copy(signed / "own.sig", signed / "more.sig")
+    with pytest.raises(BundleInvalid, match=r"`more\.sig` was added"):
+        aotexport_runtime.load(signed, trust=other)
+
+
+def test_files_of_git_that_are_there_are_signed(bundle: Path, keys: Path) -> None:
+    (bundle / ".gitattributes").write_text("x")
+    assert run("sign", bundle, "--key", keys / "key.pem")[0] == 0
+    aotexport_runtime.load(bundle, trust=Signed(public_key=keys / "key.pub"))
+    (bundle / ".gitattributes").write_text("y")
+    assert refusal(bundle, keys) == "model.sig: not as it was signed: `.gitattributes` was changed"
 
 
 def test_forged_payload_is_refused(signed: Path, keys: Path) -> None:

@@ -97,11 +97,12 @@ def _add_verify_signature(commands: Any) -> None:
     verify.add_argument("--issuer", metavar="URL", help="OpenID provider")
     verify.add_argument("--trust-config", metavar="FILE", help="trust of a Sigstore of one's own")
     verify.add_argument("--signature", metavar="FILE", help="the signature (default: model.sig in the bundle)")
+    verify.add_argument("--at", metavar="TIME", help="when certificates must be valid (default: now), for archives")
 
 
 def _verify_signature(options: Any) -> int:
     from aotexport_runtime.bundle.read import open_bundle
-    from aotexport_runtime.bundle.signature import Signed, verify_signature
+    from aotexport_runtime.bundle.signature import Signed, moment, verify_signature
 
     signed = Signed(
         public_key=options.public_key,
@@ -110,6 +111,7 @@ def _verify_signature(options: Any) -> int:
         issuer=options.issuer,
         trust_config=options.trust_config,
         signature=options.signature,
+        at=None if options.at is None else moment(options.at),
     )
     verify_signature(open_bundle(options.bundle), signed)
     print(f"{options.bundle}: signed by this signer, and as it was signed")

@@ -7,14 +7,18 @@ loader compares the bytes that it uses.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import importlib
 import os
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from aotexport_runtime.bundle.directory import MANIFEST_NAME, at_descriptor
+from aotexport_runtime.bundle.directory import MANIFEST_NAME, at_descriptor, open_regular, read_most
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, NotSupported, first_line
 
@@ -33,6 +37,8 @@ class Signed:
         issuer: that provider.
         trust_config: file of the trust of a Sigstore of one's own; None: the public one.
         signature: the signature; None: `model.sig` in the bundle.
+        at: the moment at which certificates must be valid; None: now. For keys and identities there is none: keys do
+            not expire, and a transparency log says when an identity signed.
     """
 
     public_key: str | os.PathLike[str] | None = None
@@ -41,6 +47,7 @@ class Signed:
     issuer: str | None = None
     trust_config: str | os.PathLike[str] | None = None
     signature: str | os.PathLike[str] | None = None
+    at: datetime | None = None
 
 
 def verify_signature(bundle: Bundle, signed: Signed) -> None:
@@ -55,44 +62,93 @@ def verify_signature(bundle: Bundle, signed: Signed) -> None:
 
     Raises:
         ArgumentInvalid: `signed` names no signer, or several.
-        BundleInvalid: no signature, or not of this signer; or names files that were changed, added or removed.
+        BundleInvalid: no signature, or not of this signer, or its certificates are not valid at the moment; or names
+            files that were changed, added or removed.
         NotSupported: `model_signing` is not installed.
     """
-    config = _verifier(signed)
-    place = bundle.directory.files / SIGNATURE_NAME if signed.signature is None else Path(signed.signature)
+    chain = [os.fspath(path) for path in signed.certificate_chain]
+    config = _verifier(signed, chain)
     name = str(signed.signature or SIGNATURE_NAME)
     try:
-        stream = place.open("rb")
-    except OSError:
-        raise BundleInvalid(
-            "there is no signature; `aotexport sign` makes one", where=name, check="signature-invalid/missing"
-        ) from None
-    with stream:
-        if os.fstat(stream.fileno()).st_size > MOST_NBYTES:
-            raise BundleInvalid(
-                f"larger than the {MOST_NBYTES} bytes of a signature that are read",
-                where=name,
-                check="signature-invalid/size",
-            )
+        with bundle.directory.open(name) if signed.signature is None else open_regular(name) as stream:
+            data = read_most(stream, MOST_NBYTES)
+    except (OSError, ValueError, BundleInvalid):
+        _refuse("there is no signature; `aotexport sign` makes one", name, "missing")
+    if len(data) > MOST_NBYTES:
+        _refuse(f"larger than the {MOST_NBYTES} bytes of a signature that are read", name, "size")
+    own = {SIGNATURE_NAME}
+    if signed.signature is not None:  # It may lie in the bundle as well.
+        own.add(os.path.relpath(os.path.realpath(name), bundle.directory.path))
+    with _file_of(data) as place:
         try:
-            config.set_hashing_config(_Found(bundle, name)).verify(
-                bundle.directory.files, at_descriptor(stream.fileno(), place)
-            )
+            config.set_hashing_config(_Found(bundle, name, own)).verify(bundle.directory.files, place)
+            if chain:
+                _check_time(place, chain, signed.at or datetime.now(UTC), name)
         except BundleInvalid:
             raise
         except Exception as error:  # noqa: BLE001 - errors of the libraries that check have no class in common
-            reason = first_line(error) or type(error).__name__
-            raise BundleInvalid(
-                f"no valid signature of this signer: {reason}", where=name, check="signature-invalid/signer"
-            ) from None
+            _refuse(f"no valid signature of this signer: {first_line(error) or type(error).__name__}", name, "signer")
 
 
-def _verifier(signed: Signed) -> Any:
-    chain = [os.fspath(path) for path in signed.certificate_chain]
+def _refuse(message: str, where: str, check: str) -> NoReturn:
+    raise BundleInvalid(message, where=where, check=f"signature-invalid/{check}") from None
+
+
+@contextlib.contextmanager
+def _file_of(data: bytes) -> Generator[Path]:
+    """Yield a file of this process alone, for the library, which reads a path."""
+    in_memory = hasattr(os, "memfd_create")
+    with os.fdopen(os.memfd_create("signature"), "wb") if in_memory else tempfile.NamedTemporaryFile() as stream:
+        stream.write(data)
+        stream.flush()
+        yield at_descriptor(stream.fileno(), Path(str(stream.name)))
+
+
+def _check_time(signature: Path, chain: list[str], at: datetime, where: str) -> None:
+    """Refuse certificates that are not valid at a moment: the library takes the signer's first for it.
+
+    Source: RFC 5280, section 6.1.3 (a) (2).
+    """
+    crypto, x509 = importlib.import_module("OpenSSL.crypto"), importlib.import_module("cryptography.x509")
+    material = signing_library("_signing.sign_sigstore_pb").Signature.read(signature).bundle.verification_material
+    found = [x509.load_der_x509_certificate(each.raw_bytes) for each in material.x509_certificate_chain.certificates]
+    signer, *between = map(crypto.X509.from_cryptography, found)
+    store = crypto.X509Store()
+    for path in chain:
+        for each in x509.load_pem_x509_certificates(Path(path).read_bytes()):
+            store.add_cert(crypto.X509.from_cryptography(each))
+    store.set_time(at.astimezone(UTC))
+    try:
+        crypto.X509StoreContext(store, signer, between).verify_certificate()
+    except crypto.X509StoreContextError as error:
+        moment = at.astimezone(UTC).isoformat(timespec="seconds")
+        _refuse(
+            f"certificates are not valid at {moment}: {error}. Of an archive, say when they were (`at`)",
+            where,
+            "signer",
+        )
+
+
+def moment(text: str) -> datetime:
+    """Return a moment in ISO 8601, in UTC where it says no zone.
+
+    Raises:
+        ArgumentInvalid: it is none.
+    """
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        raise ArgumentInvalid(f"{text!r} is no moment such as 2026-01-31 or 2026-01-31T12:00:00+00:00") from None
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def _verifier(signed: Signed, chain: list[str]) -> Any:
     if sum((signed.public_key is not None, bool(chain), signed.identity is not None)) != 1:
         raise ArgumentInvalid("Signed takes one of public_key, certificate_chain and identity")
     if (signed.identity is None) != (signed.issuer is None):
         raise ArgumentInvalid("Signed takes an identity with its issuer")
+    if signed.at is not None and not chain:
+        raise ArgumentInvalid("Signed takes `at` with certificates")
     for path in (signed.public_key, *chain, signed.trust_config):
         if path is not None and not Path(path).is_file():
             raise ArgumentInvalid(f"no file `{path}`")
@@ -111,8 +167,6 @@ def signing_library(module: str) -> Any:
     Raises:
         NotSupported: it is not installed.
     """
-    import importlib
-
     try:
         return importlib.import_module(f"model_signing.{module}")
     except ImportError as error:
@@ -124,14 +178,13 @@ def signing_library(module: str) -> Any:
 class _Found:
     """The files of an open bundle, in the place of the library's own reading of a directory."""
 
-    def __init__(self, bundle: Bundle, where: str) -> None:
+    def __init__(self, bundle: Bundle, where: str, own: set[str]) -> None:
         self._bundle = bundle
         self._where = where
-        self._ignored = {SIGNATURE_NAME}
+        self._own = own
 
     def add_ignored_paths(self, *, model_path: Any, paths: Iterable[Any]) -> None:
-        """Note the names that the signer left out."""
-        self._ignored |= set(map(str, paths))
+        """Pass over the names that the signer left out: nothing may stand beside what is signed."""
 
     def hash(self, model_path: Any, *, files_to_hash: Any = None) -> _Found:
         """Return the digests of the bundle's files, to compare with the signed ones."""
@@ -148,14 +201,10 @@ class _Found:
             for resource in signed.resource_descriptors()  # type: ignore[attr-defined]
         }
         if any(algorithm != "sha256" for algorithm, _ in expected.values()):
-            raise BundleInvalid(
-                "signed by other digests than SHA-256 of whole files",
-                where=self._where,
-                check="signature-invalid/digests",
-            )
+            _refuse("signed by other digests than SHA-256 of whole files", self._where, "digests")
         listed = {entry.path: entry.sha256 for entry in self._bundle.manifest.files}
         listed[MANIFEST_NAME] = self._bundle.manifest_sha256
-        present = {name for name in self._names() if name in listed or not self._is_ignored(name)}
+        present = {*self._names()}
         differences = [f"`{name}` was added" for name in sorted((present | listed.keys()) - expected.keys())]
         differences += [f"`{name}` was removed" for name in sorted(expected.keys() - present)]
         differences += [
@@ -164,26 +213,23 @@ class _Found:
             if (listed.get(name) or self._digest(name)) != expected[name][1]
         ]
         if differences:
-            raise BundleInvalid(
-                f"not as it was signed: {', '.join(differences[:20])}",
-                where=self._where,
-                check="signature-invalid/files",
-            )
+            _refuse(f"not as it was signed: {', '.join(differences[:20])}", self._where, "files")
         return True
 
-    def _is_ignored(self, name: str) -> bool:
-        return any(name == other or name.startswith(f"{other}/") for other in self._ignored)
-
     def _names(self) -> Iterable[str]:
+        """Yield what is in the directory beside the signature."""
         root = str(self._bundle.directory.files)
-        for directory, subdirectories, files in os.walk(root):
+        for directory, subdirectories, files in os.walk(root, onerror=self._unread):
             links = [name for name in subdirectories if os.path.islink(os.path.join(directory, name))]
-            for name in (*files, *links):
-                yield os.path.relpath(os.path.join(directory, name), root)
+            found = (os.path.relpath(os.path.join(directory, name), root) for name in (*files, *links))
+            yield from (name for name in found if name not in self._own)
+
+    def _unread(self, error: OSError) -> NoReturn:
+        _refuse(f"a directory of the bundle cannot be read: {error.strerror}", self._where, "files")
 
     def _digest(self, name: str) -> str:
-        path = self._bundle.directory.files / name
-        if path.is_symlink() or not path.is_file():
+        if (self._bundle.directory.files / name).is_symlink():
             return ""
-        with path.open("rb") as stream:
+        with contextlib.suppress(BundleInvalid), self._bundle.directory.open(name) as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
+        return ""
