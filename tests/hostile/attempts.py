@@ -9,6 +9,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -75,6 +76,35 @@ def typed_into_a_terminal() -> None:
             raise
 
 
+def call_to(number: int, *arguments: int | bytes | None) -> Callable[[], None]:
+    """Return a call of the system that fails in another way where it is allowed."""
+
+    def act() -> None:
+        library = ctypes.CDLL(None, use_errno=True)
+        if library.syscall(number, *arguments) < 0 and ctypes.get_errno() == errno.EPERM:
+            raise PermissionError(number)
+
+    return act
+
+
+def child_in_a_namespace_of_its_own() -> None:
+    library = ctypes.CDLL(None, use_errno=True)
+    found = library.syscall(56, 0x10000000 | signal.SIGCHLD, None, None, None, None)
+    if found < 0:
+        raise OSError(ctypes.get_errno(), "clone")
+    if not found:
+        os._exit(0)
+    os.waitpid(found, 0)
+
+
+def flags_of_a_file() -> None:
+    try:
+        fcntl.ioctl(os.pipe()[0], 0x40086602, b"\0" * 8)
+    except OSError as error:
+        if error.errno == errno.EPERM:
+            raise
+
+
 ATTEMPTS: dict[str, Callable[[], object]] = {
     "write": lambda: (TRIED / "new").write_text("x"),
     "append": lambda: (TRIED / "old").open("a").close(),
@@ -96,6 +126,17 @@ ATTEMPTS: dict[str, Callable[[], object]] = {
     "type_into_a_terminal": typed_into_a_terminal,
     "queue_of_the_kernel": queue_of_the_kernel,
     "call_of_another_convention": call_of_another_convention,
+    "read_where_it_was_started": lambda: Path("pyproject.toml").read_bytes(),
+    "limit_another_process": lambda: resource.prlimit(os.getppid(), resource.RLIMIT_CPU),
+    "bind_another_process": lambda: os.sched_setaffinity(os.getppid(), os.sched_getaffinity(0)),
+    "priority_of_another_process": lambda: os.setpriority(os.PRIO_PROCESS, os.getppid(), 0),
+    "remove_shared_memory": call_to(31, -1, 0, None),
+    "remove_semaphores": call_to(66, -1, 0, 0),
+    "remove_a_queue": call_to(71, -1, 0, None),
+    "remove_a_named_queue": call_to(241, b"none"),
+    "read_memory_of_another_process": call_to(310, 0, None, 0, None, 0, 0),
+    "change_flags_of_a_file": flags_of_a_file,
+    "namespace_of_its_own": child_in_a_namespace_of_its_own,
     "signal_to_another_process": lambda: os.kill(os.getppid(), signal.SIGCONT),
 }
 _tried = set[int]()

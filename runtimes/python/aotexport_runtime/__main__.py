@@ -9,7 +9,7 @@ from typing import Any
 
 from aotexport_runtime.errors import AotExportError, ArgumentInvalid, printable
 from aotexport_runtime.server.options import add_options, options_of
-from aotexport_runtime.values.arguments import check_torch, imported
+from aotexport_runtime.values.arguments import check_torch, imported, places_of
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -122,7 +122,8 @@ def _selftest(options: Any) -> int:
     if options.sandbox:
         from aotexport_runtime import sandbox
 
-        sandbox.enter(readable=options.bundle)
+        named = [*options.imports, *options.tensor_type]
+        sandbox.enter(readable=[*options.bundle, *places_of(name.partition(".")[0] for name in named)])
     check_torch("a self-test")
     for name in options.imports:
         imported(name)

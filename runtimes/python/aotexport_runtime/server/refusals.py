@@ -6,10 +6,13 @@ from typing import Literal
 
 from aotexport_runtime.errors import AotExportError, CallInvalid, CheckFailed, DeadlinePassed, Overloaded
 
-Kind = Literal["invalid", "not_found", "too_slow", "too_large", "overloaded", "unavailable", "deadline", "internal"]
+Kind = Literal[
+    "invalid", "forbidden", "not_found", "too_slow", "too_large", "overloaded", "unavailable", "deadline", "internal"
+]
 
 CODES: dict[Kind, tuple[int, str]] = {
     "invalid": (400, "INVALID_ARGUMENT"),
+    "forbidden": (403, "PERMISSION_DENIED"),
     "not_found": (404, "NOT_FOUND"),
     "too_slow": (408, "DEADLINE_EXCEEDED"),
     "too_large": (413, "RESOURCE_EXHAUSTED"),

@@ -68,6 +68,16 @@ def imported(name: str) -> ModuleType:
         raise ArgumentInvalid(f"importing `{name}` failed: {error}") from error
 
 
+def places_of(names: Iterable[str]) -> list[str]:
+    """Return where the files of modules at the top of packages are, without importing them."""
+    found: list[str] = []
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        if spec is not None:
+            found += spec.submodule_search_locations or ([spec.origin] if spec.has_location and spec.origin else [])
+    return found
+
+
 _LEAST_TORCH = (2, 7)
 
 

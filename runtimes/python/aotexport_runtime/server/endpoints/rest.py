@@ -8,6 +8,7 @@ import asyncio
 import socket
 from collections.abc import Callable
 from typing import Any
+from urllib.parse import urlsplit
 
 import kserve.errors
 import msgspec
@@ -88,6 +89,8 @@ class Routes:
         add: Callable[..., Any] = router.add_route
         add("/metrics", self.metrics, methods=["GET"])
         add("/v2/repository/index", self.index, methods=["POST"])
+        add("/v2/repository/models/{model}/load", self.load, methods=["POST"])
+        add("/v2/repository/models/{model}/unload", self.unload, methods=["POST"])
         model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
         add(f"{model}/infer", self.infer, methods=["POST"])
         add(f"{version}/infer", self.infer, methods=["POST"])
@@ -109,6 +112,16 @@ class Routes:
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Refusal("invalid", f"the body is no request for the index: {error}") from None
         return _json(await self._extension.index(asked.get("ready") is True))
+
+    async def load(self, request: Request) -> Response:
+        """Load the newest version of a model."""
+        _check_origin(request)
+        return _json(await self._extension.load(request.path_params["model"]))
+
+    async def unload(self, request: Request) -> Response:
+        """Let a model go."""
+        _check_origin(request)
+        return _json(await self._extension.unload(request.path_params["model"]))
 
     async def version_metadata(self, request: Request) -> Response:
         """Return the inputs and outputs of a model."""
@@ -140,6 +153,13 @@ class Routes:
             return Response(body, media_type="application/octet-stream", headers=headers)
 
         return await self._inference.answer("http", model, version, read, write)
+
+
+def _check_origin(request: Request) -> None:
+    """Refuse what a page of another site lets a browser send; clients that are no browsers name no origin."""
+    origin = request.headers.get("origin")
+    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        raise Refusal("forbidden", f"pages of {origin[:100]} may not load and unload models")
 
 
 def _json_nbytes(request: Request) -> int | None:

@@ -30,6 +30,8 @@ log = logging.getLogger("aotexport_runtime.server")
 
 BEAT_S = 2.0
 """Time between two signs of life, in seconds."""
+_CLOSING_S = 3.0
+"""Time that a worker takes to end beyond that for its last requests: less than its parent waits."""
 
 
 def work(options: ServeOptions, http: socket.socket, grpc_port: int, marks: Path, life: Connection) -> None:
@@ -68,11 +70,20 @@ async def _serve(options: ServeOptions, http: socket.socket, grpc_port: int, dir
     beating = asyncio.create_task(beat(repository, options, life))
     rpc = await start_grpc(plane, extension, inference, options, grpc_port)
     await RestServer(plane, extension, inference, options).serve(http)
+    # A load that does not come to an end, on a file system that is gone for one, keeps nobody.
+    ending = threading.Timer(options.drain_s + _CLOSING_S, _end_at_once)
+    ending.daemon = True
+    ending.start()
     await rpc.stop(options.drain_s)
     beating.cancel()
     ended.set()
     await asyncio.to_thread(repository.close)
     log.info("worker has drained")
+
+
+def _end_at_once() -> None:
+    log.error("worker has not drained, and ends")
+    os._exit(1)
 
 
 def make_servable(path: Path, options: ServeOptions) -> Servable:
