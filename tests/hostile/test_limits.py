@@ -14,7 +14,7 @@ import aotexport_runtime
 from aotexport_runtime import BundleInvalid, CheckFailed, Limits
 from aotexport_runtime.execution.loops import counted
 from aotexport_runtime.schema.values import TensorMeta
-from tests.hostile.crafted import Crafted
+from tests.hostile.crafted import Crafted, schema_of
 
 WHERE = "programs/train/forward.json"
 SIZE = {"kind": "size"}
@@ -141,6 +141,35 @@ def test_loop_without_end_is_ended(crafted: Crafted):
     crafted.node("forward", op="higher_order::while_loop", args=args, meta=several)
     expected = "a loop makes step 101; at most 100 are made (`Limits.iterations` of `load`)"
     assert failure(crafted, iterations=100) == expected
+
+
+def test_bodies_that_call_bodies_end_after_a_number_of_operators(crafted: Crafted):
+    value, several = {"x": tensor(3, 3)}, {"kind": "sequence", "items": [tensor(3, 3)]}
+    nodes = [{"name": "y", "op": "aten::relu.default", "args": ["x"], "meta": tensor(3, 3)}]
+    inner: dict[str, Any] = {"schemas": {"aten::relu.default": schema_of("aten::relu.default")}}
+    call = {"op": "higher_order::invoke_subgraph", "args": [BODY, ["x"]], "meta": several}
+    graph: dict[str, Any] = {}
+    for _ in range(12):  # Ten calls of the body within, each of which makes ten of its own.
+        graph = {"inputs": [{"name": "x", "meta": value["x"]}], "nodes": nodes, "outputs": ["x"], **inner}
+        nodes, inner = [{"name": f"c{index}", **call} for index in range(10)], {"subgraphs": {"body": graph}}
+    crafted.put("forward", "subgraphs", {"body": graph})
+    crafted.node("forward", name="called", op=call["op"], args=[BODY, ["linear"]], meta=several)
+    expected = "a call runs more than 10000 operators in bodies (`Limits.calls` of `load`)"
+    assert failure(crafted, calls=10_000) == expected
+
+
+def test_calls_are_counted_anew_in_each_call_of_a_program(crafted: Crafted):
+    body(crafted, "body", {"x": tensor(3, 3)}, [], ["x"])
+    more = [{"name": "c", "op": "aten::any.default", "args": ["x"], "meta": {**tensor(), "dtype": "bool"}}]
+    body(crafted, "true", {"x": tensor(3, 3)}, more, ["c"])
+    crafted.document("forward")["subgraphs"]["true"]["schemas"] = {"aten::any.default": schema_of("aten::any.default")}
+    crafted.node("forward", name="zeros", op="aten::zeros_like.default", args=["linear"], meta=tensor(3, 3))
+    several = {"kind": "sequence", "items": [tensor(3, 3)]}
+    args = [{"kind": "subgraph", "name": "true"}, BODY, ["zeros"], []]
+    crafted.node("forward", op="higher_order::while_loop", args=args, meta=several)
+    module = aotexport_runtime.load(crafted.seal(), target="autograd", limits=Limits(calls=3))
+    for _ in range(5):
+        module(torch.ones(3, 4))
 
 
 def test_loop_over_too_many_rows_does_not_begin(crafted: Crafted):

@@ -55,6 +55,15 @@ JSON = {
 }
 
 
+@pytest.mark.parametrize("origin", ["https://elsewhere.example", "http://127.0.0.1:1", "null"])
+@pytest.mark.parametrize("verb", ["load", "unload"])
+def test_page_of_another_site_neither_loads_nor_unloads(origin, verb, server):
+    path = f"/v2/repository/models/words/{verb}"
+    found = server.ask(path, {}, {"Origin": origin}, method="POST")[:2]
+    assert found == (403, {"error": f"pages of {origin} may not load and unload models"})
+    assert server.ask("/v2/models/words/ready")[0] == 200
+
+
 @pytest.mark.parametrize(("body", "text"), JSON.values(), ids=JSON)
 def test_wrong_json_is_refused_by_a_sentence(body, text, server):
     assert server.ask("/v2/models/digits/infer", body, method="POST")[:2] == (400, {"error": text})

@@ -73,9 +73,9 @@ def verify_signature(bundle: Bundle, signed: Signed) -> None:
         with bundle.directory.open(name) if signed.signature is None else open_regular(name) as stream:
             data = read_most(stream, MOST_NBYTES)
     except (OSError, ValueError, BundleInvalid):
-        _refuse("there is no signature; `aotexport sign` makes one", name, "missing")
+        _refuse("there is no signature; `aotexport sign` makes one", name, "signature-invalid/missing")
     if len(data) > MOST_NBYTES:
-        _refuse(f"larger than the {MOST_NBYTES} bytes of a signature that are read", name, "size")
+        _refuse(f"larger than the {MOST_NBYTES} bytes of a signature that are read", name, "signature-invalid/size")
     own = {SIGNATURE_NAME}
     if signed.signature is not None:  # It may lie in the bundle as well.
         own.add(os.path.relpath(os.path.realpath(name), bundle.directory.path))
@@ -87,11 +87,15 @@ def verify_signature(bundle: Bundle, signed: Signed) -> None:
         except BundleInvalid:
             raise
         except Exception as error:  # noqa: BLE001 - errors of the libraries that check have no class in common
-            _refuse(f"no valid signature of this signer: {first_line(error) or type(error).__name__}", name, "signer")
+            _refuse(
+                f"no valid signature of this signer: {first_line(error) or type(error).__name__}",
+                name,
+                "signature-invalid/signer",
+            )
 
 
 def _refuse(message: str, where: str, check: str) -> NoReturn:
-    raise BundleInvalid(message, where=where, check=f"signature-invalid/{check}") from None
+    raise BundleInvalid(message, where=where, check=check) from None
 
 
 @contextlib.contextmanager
@@ -125,7 +129,7 @@ def _check_time(signature: Path, chain: list[str], at: datetime, where: str) -> 
         _refuse(
             f"certificates are not valid at {moment}: {error}. Of an archive, say when they were (`at`)",
             where,
-            "signer",
+            "signature-invalid/signer",
         )
 
 
@@ -201,7 +205,7 @@ class _Found:
             for resource in signed.resource_descriptors()  # type: ignore[attr-defined]
         }
         if any(algorithm != "sha256" for algorithm, _ in expected.values()):
-            _refuse("signed by other digests than SHA-256 of whole files", self._where, "digests")
+            _refuse("signed by other digests than SHA-256 of whole files", self._where, "signature-invalid/digests")
         listed = {entry.path: entry.sha256 for entry in self._bundle.manifest.files}
         listed[MANIFEST_NAME] = self._bundle.manifest_sha256
         present = {*self._names()}
@@ -213,7 +217,7 @@ class _Found:
             if (listed.get(name) or self._digest(name)) != expected[name][1]
         ]
         if differences:
-            _refuse(f"not as it was signed: {', '.join(differences[:20])}", self._where, "files")
+            _refuse(f"not as it was signed: {', '.join(differences[:20])}", self._where, "signature-invalid/files")
         return True
 
     def _names(self) -> Iterable[str]:
@@ -225,7 +229,7 @@ class _Found:
             yield from (name for name in found if name not in self._own)
 
     def _unread(self, error: OSError) -> NoReturn:
-        _refuse(f"a directory of the bundle cannot be read: {error.strerror}", self._where, "files")
+        _refuse(f"a directory of the bundle cannot be read: {error.strerror}", self._where, "signature-invalid/files")
 
     def _digest(self, name: str) -> str:
         if (self._bundle.directory.files / name).is_symlink():

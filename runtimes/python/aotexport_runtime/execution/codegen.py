@@ -117,6 +117,7 @@ class _FunctionSource:
 
     graph: Graph
     environment: Environment
+    budget: loops.Budget
     replacements: Mapping[str, MatmulReplacement]
     lines: list[str] = field(default_factory=list)
     original_lines: dict[int, SourceLine] = field(default_factory=dict[int, SourceLine])
@@ -126,6 +127,7 @@ class _FunctionSource:
     functions: dict[str, str] = field(default_factory=dict)
     constants: dict[tuple[type, Any], str] = field(default_factory=dict)
     subgraphs: dict[str, str] = field(default_factory=dict)
+    drawing: dict[str, bool] = field(default_factory=dict)
 
     def local(self, name: str) -> str:
         """Return the local variable of value `name`, made on first use."""
@@ -187,7 +189,7 @@ class _FunctionSource:
             graph = self.graph.subgraphs[name]
             inputs = [graph_input.name for graph_input in graph.inputs]
             self.subgraphs[name] = self.object(
-                "g", compile_graph(graph, graph.nodes, inputs, graph.outputs, self.environment)
+                "g", compile_graph(graph, graph.nodes, inputs, graph.outputs, self.environment, budget=self.budget)
             )
         return self.subgraphs[name]
 
@@ -202,6 +204,7 @@ def compile_graph(
     label: str | None = None,
     detached: Container[str] = (),
     replacements: Mapping[str, MatmulReplacement] = MappingProxyType({}),
+    budget: loops.Budget | None = None,
 ) -> Function:
     """Return a function that computes `outputs` from `inputs` by `nodes`, dropping each value at its last use.
 
@@ -214,18 +217,24 @@ def compile_graph(
         label: shown in tracebacks and profiles; None: it is a subgraph of another function.
         detached: outputs that may be views, and are detached from their bases.
         replacements: replacements of matmuls that another library may compute, by name of the value.
+        budget: what the bodies of a call may run; None: the function begins a call.
 
     Raises:
         BundleInvalid: an operator is not allowed.
         NotSupported: an operator is missing in this torch.
     """
     graph, nodes = outlined(graph, list(nodes), outputs)
-    source = _FunctionSource(graph, environment, replacements)
+    bodies = budget or loops.Budget(environment.limits.calls)
+    source = _FunctionSource(graph, environment, bodies, replacements)
     taken = [source.local(name) for name in inputs]
     if label is not None:
         is_profiled, marked, text = (source.constant(value) for value in (profile.active, profile.marked, label))
         source.lines.append(f"if not is_marked and {is_profiled}():")
         source.lines.append(f"    return {marked}({text}, run, args, symbols, True)")
+    if budget is not None:
+        source.lines.append(f"{source.object('b', budget.spend)}({len(nodes) + 1})")
+    elif graph.subgraphs:
+        source.lines.append(f"{source.object('b', bodies.begin)}()")
     if taken:
         source.lines.append(f"{', '.join(taken)}, = args")
     source.lines.append("args.clear()")
@@ -303,7 +312,7 @@ def _expression(source: _FunctionSource, node: Node) -> str:
             return f"{form}.make(iter({arguments[0]}), symbols)"
         return f"{form}.make(iter([{arguments[0]}]), symbols, {arguments[2]})"
     if node.op in higher_order.OPERATORS:
-        operators = higher_order.DRAWING if impure.draws(source.graph, node) else higher_order.OPERATORS
+        operators = higher_order.DRAWING if impure.draws(source.graph, node, source.drawing) else higher_order.OPERATORS
         operator = loops.limited(node.op, operators[node.op], source.environment.limits.iterations)
         return f"{source.object('f', operator)}(symbols, {listed})"
     arguments += [f"{keyword}={_argument(source, argument)}" for keyword, argument in node.kwargs.items()]

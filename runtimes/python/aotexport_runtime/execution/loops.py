@@ -13,6 +13,27 @@ _OVER_ROWS = {"higher_order::scan": 2, "higher_order::map_impl": 1}
 _UNTIL = ("higher_order::while_loop", "higher_order::while_loop_stack_output")
 
 
+class Budget:
+    """The operators that a call may yet run in the bodies of a program; calls of several threads share it."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._spent = most, 0
+
+    def begin(self) -> None:
+        """Begin a call."""
+        self._spent = 0
+
+    def spend(self, count: int) -> None:
+        """Note that a body of `count` operators runs; counted before it does, since it may not come to an end.
+
+        Raises:
+            CheckFailed: there are too many.
+        """
+        self._spent += count
+        if self._spent > self._most:
+            raise CheckFailed(f"a call runs more than {self._most} operators in bodies (`Limits.calls` of `load`)")
+
+
 def limited(op: str, operator: Callable[..., Any], most: int) -> Callable[..., Any]:
     """Return an operator of `higher_order.OPERATORS` that makes at most so many steps if it is a loop.
 

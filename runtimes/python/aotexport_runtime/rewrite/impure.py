@@ -20,15 +20,25 @@ def impure_nodes(graph: Graph) -> set[str]:
 
 def random_nodes(graph: Graph) -> set[str]:
     """Return the nodes that draw random numbers, themselves or in a subgraph that they run."""
-    return {node.name for node in graph.nodes if draws(graph, node)}
+    known: dict[str, bool] = {}
+    return {node.name for node in graph.nodes if draws(graph, node, known)}
 
 
-def draws(graph: Graph, node: Node) -> bool:
-    """Return whether a node of `graph`, or a subgraph that it runs, draws random numbers."""
+def draws(graph: Graph, node: Node, known: dict[str, bool]) -> bool:
+    """Return whether a node of `graph`, or a subgraph that it runs, draws random numbers.
+
+    Args:
+        graph: of the node.
+        node: the node.
+        known: which subgraphs of the graph do, as far as it was asked; filled, since many nodes may run one.
+    """
     if node.op.startswith("aten::"):
         return _operator_draws(node)
     subgraphs = [argument.name for argument in node.args if isinstance(argument, SubgraphArgument)]
-    return any(random_nodes(graph.subgraphs[name]) for name in subgraphs)
+    for name in subgraphs:
+        if name not in known:
+            known[name] = bool(random_nodes(graph.subgraphs[name]))
+    return any(known[name] for name in subgraphs)
 
 
 def _operator_draws(node: Node) -> bool:

@@ -153,7 +153,9 @@ def check_size_of(data: bytes, where: str, limits: Limits = DEFAULT) -> None:
         )
     if values > limits.json_values:
         raise BundleInvalid(
-            f"more than the {limits.json_values} values that are read of a file", where=where, check="json-limit/containers"
+            f"more than the {limits.json_values} values that are read of a file",
+            where=where,
+            check="json-limit/containers",
         )
 
 

@@ -23,6 +23,7 @@ class Limits:
         results: values in the list that an operator returns.
         allocation_nbytes: values of a graph that are alive at once, and each tensor that is made of literal sizes.
         iterations: steps of one loop of a graph.
+        calls: operators that one call of a program runs in bodies: of branches, loops and parts, nested or not.
     """
 
     bundle_nbytes: int = 1 << 42
@@ -35,6 +36,7 @@ class Limits:
     results: int = 1 << 20
     allocation_nbytes: int = 1 << 44
     iterations: int = 1_000_000
+    calls: int = 100_000_000
 
 
 DEFAULT = Limits()

@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from aotexport_runtime.errors import ArgumentInvalid
-from aotexport_runtime.schema.limits import DEFAULT, Limits
+from aotexport_runtime.schema.limits import Limits
+
+SERVED = Limits(calls=10_000_000)
+"""What bundles may ask for, unless `--limits` says otherwise: calls of a server end."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,7 @@ class ServeOptions:
     mapped: bool = False
     access_log: bool = True
     ui: bool = True
-    limits: Limits = DEFAULT
+    limits: Limits = SERVED
     tls_cert: Path | None = None
     tls_key: Path | None = None
 
@@ -151,7 +154,7 @@ def options_of(parsed: Any) -> ServeOptions:
 
 
 def limits_of(text: str) -> Limits:
-    """Return the limits in a text such as `nodes=20000,json_depth=32`; empty: the defaults.
+    """Return the limits in a text such as `nodes=20000,json_depth=32`; others are those of `SERVED`.
 
     Raises:
         ArgumentInvalid: a name is none of `Limits`, or a number none above 0.
@@ -165,4 +168,4 @@ def limits_of(text: str) -> Limits:
         if not (number.isascii() and number.isdecimal() and int(number) > 0):
             raise ArgumentInvalid(f"`--limits`: `{name}` is a number above 0, got `{number}`")
         found[name] = int(number)
-    return Limits(**found)
+    return dataclasses.replace(SERVED, **found)
