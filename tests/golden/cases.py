@@ -1350,3 +1350,26 @@ def list_beside_another() -> Case:
         return x * read[0]
 
     return Case(call, (ramp(3), [ramp(3)], [ramp(3) * 2]), programs=("infer",))
+
+
+@case
+def views_on_the_way_to_others() -> Case:
+    """A returned view of an input that others are made of: a detached part of it, and views of a product."""
+
+    def call(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
+        flat = x.view(-1)
+        product = flat * 2
+        return flat, flat.split(3)[0].detach(), product.view(-1), product.view(2, 3), x * w
+
+    return Case(call, (needs_grad(2, 3), needs_grad(2, 3)))
+
+
+@case
+def view_that_turns_back() -> Case:
+    """A returned view that is turned, and one of it that is turned again."""
+
+    def call(x: Tensor) -> tuple[Tensor, ...]:
+        turned = x.t()
+        return turned, turned.t(), x * 2
+
+    return Case(call, (non_leaf(2, 2),))

@@ -30,8 +30,11 @@ def node(name: str, op: str, *args: Any, like: dict[str, Any], **kwargs: Any) ->
 
 SCHEMAS = {
     "aten::add.Tensor": "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor",
+    "aten::cos.default": "aten::cos(Tensor self) -> Tensor",
     "aten::clone.default": "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor",
     "aten::mul.Tensor": "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor",
+    "aten::sin.default": "aten::sin(Tensor self) -> Tensor",
+    "aten::sum.default": "aten::sum(Tensor self, *, ScalarType? dtype=None) -> Tensor",
     "aten::view.default": "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)",
 }
 
@@ -65,7 +68,7 @@ def tangent(of: str, index: int, like: dict[str, Any]) -> dict[str, Any]:
     return {"of": of, "index": index, "meta": like, "stride": like["stride"]}
 
 
-GRAD = {"kind": "fresh", "requires_grad": True}
+FRESH = {"kind": "fresh", "requires_grad": True}
 PLANE, ROW = meta(2, 3), meta(3)
 golden_call(
     "storage_that_is_replaced",
@@ -93,7 +96,7 @@ golden_call(
         "train",
         {
             "mutations": [{"input_index": 0, "data": True, "requires_grad": True, "is_leaf": False}],
-            "outputs": [GRAD],
+            "outputs": [FRESH],
             "gradients": {
                 "tangents": [tangent("mutation", 0, ROW), tangent("output", 0, ROW)],
                 "of_inputs": [2, 3],
@@ -129,7 +132,7 @@ golden_call(
                     "requires_grad": True,
                     "steps": [{"op": "aten::view.default", "args": [[4]]}],
                 },
-                GRAD,
+                FRESH,
             ],
             "gradients": {
                 "tangents": [tangent("output", 1, SQUARE)],
@@ -174,3 +177,42 @@ golden_call(
         edit(PROGRAM, [FUNCTIONAL, "gradients", "saves_nothing"], False),
     ],
 )
+
+
+def sum_of_gradients(name: str, half: list[dict[str, Any]], **more: Any) -> None:
+    """Add a call of a joint graph that adds the gradient of a sum, made by `half`, to that of a sine."""
+    nodes = [
+        node("sum", "sum.default", "input:x", like=meta()),
+        node("sin", "sin.default", "input:x", like=ROW),
+        node("cos", "cos.default", "input:x", like=ROW),
+        node("mul", "mul.Tensor", "tangent:1", "cos", like=ROW),
+        *half,
+        node("add", "add.Tensor", "mul", half[-1]["name"], like=ROW, **more),
+    ]
+    graph = {
+        "inputs": [
+            {"name": "input:x", "meta": ROW},
+            {"name": "tangent:0", "meta": meta()},
+            {"name": "tangent:1", "meta": ROW},
+        ],
+        "nodes": nodes,
+        "outputs": ["sum", "sin", "add"],
+        "schemas": {op: SCHEMAS[op] for op in sorted({each["op"] for each in nodes})},
+    }
+    edits = [
+        {"file": "programs/train/joint.json", "text": json.dumps(graph)},
+        edit(PROGRAM, [FUNCTIONAL, "gradients", "partitions", 0, "saved"], ["input:x"]),
+    ]
+    one = backward("output[0]")
+    golden_call(name, "10.23", "gradients_that_are_added", "functional", CALL, one, edits=edits)
+
+
+ONE = node("one", "mul.Tensor", "tangent:0", 1, like=meta())
+sum_of_gradients("sum_of_another_shape_with_an_undefined_tangent", [ONE])
+HALF = node("half", "mul.Tensor", "cos", 0, like=ROW)
+HALVES = [
+    HALF,
+    node("sums", "add.Tensor", "half", "tangent:0", like=ROW),
+    node("halves", "mul.Tensor", "sums", 0.5, like=ROW),
+]
+sum_of_gradients("sum_with_a_factor_and_an_undefined_tangent", HALVES, alpha=2)

@@ -7,6 +7,7 @@ from tests.golden.call_table.row import (
     CALL,
     COLUMNS,
     FUNCTIONAL,
+    GRAD,
     HOOKED,
     LEAF,
     MOVED,
@@ -60,6 +61,18 @@ golden_call(
     "pending_negation", "10.3", "changes_that_undo_each_other", "forward", WITHOUT, program="infer", w={"neg": True}
 )
 golden_call("input_that_required_no_grad", "10.3", "linear", "forward", input={"requires_grad": True})
+golden_call(
+    "input_of_inference_that_requires_grad", "10.3", "linear", "functional", WITHOUT, program="infer", input=GRAD
+)
+golden_call(
+    "offset_of_an_input_that_only_turns",
+    "10.3",
+    "input_metadata_mutated",
+    "functional",
+    WITHOUT,
+    program="infer",
+    x=MOVED,
+)
 golden_call("changed_leaf_that_was_none", "10.3", "input_data_mutated", "forward", z=LEAF)
 golden_call("changed_leaf_that_is_none", "10.3", "input_data_mutated", "forward", w=NO_LEAF)
 golden_call("hooks_that_some_tangents_reach", "10.3", RELIES, "forward", y=HOOKED)
@@ -138,6 +151,10 @@ golden_call(
     {"retain": [f"output[{index}]" for index in range(4)]},
     backward("output[1]", "output[3]"),
 )
+WAY = "views_on_the_way_to_others"
+golden_call("views_that_others_do_not_go_through", "10.14", WAY, "functional")
+golden_call("view_that_turns_back", "10.14", "view_that_turns_back", "functional")
+golden_call("view_of_an_input_that_requires_no_grad_now", "10.13", WAY, "functional", x=NO_GRAD)
 golden_call("grad_mode_that_is_left", "10.16", "grad_mode_left_off", "functional", CALL)
 
 # --- 10.17 to 10.25: gradients ----------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 from tests.golden.call_table.row import (
     BACKWARD,
     CALL,
+    GRAD,
     HOOKED,
     MOVED,
     NO_GRAD,
@@ -17,7 +18,6 @@ from tests.golden.call_table.row import (
 from tests.golden.refuse import TAKEN
 
 REFUSED, INFER = "refused", {"program": "infer"}
-GRAD = {"requires_grad": True}
 
 
 def constant(value: Any) -> dict[str, Any]:

@@ -64,7 +64,7 @@ def golden_call(
     CALLS[name] = {**found, **{key: value for key, value in more.items() if value}}
 
 
-NO_GRAD = {"requires_grad": False}
+NO_GRAD, GRAD = {"requires_grad": False}, {"requires_grad": True}
 MOVED = {"offset": 1}
 COLUMNS = {"stride": [1, 4]}
 LEAF, NO_LEAF = {"is_leaf": True}, {"is_leaf": False}

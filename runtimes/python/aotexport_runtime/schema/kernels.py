@@ -112,9 +112,6 @@ class KernelCandidate(Record, kw_only=True):
 class Kernel(Record, kw_only=True):
     """A kernel.
 
-    Compiled code takes the parameters in order, then the addresses of its global scratch memory and of a profile
-    buffer, 0 where there are none.
-
     Attributes:
         name: its name, also that of the entry point in compiled code.
         source: file with its source in Triton, relative to the directory of this record; None: not kept.
