@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aotexport.eager.python_state import fits
 from aotexport.eager.shorter_call import shorter_call
-from aotexport.encode.program import FORWARD_FILE, EncodedProgram
+from aotexport.encode.program import EncodedProgram
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
 from aotexport.vectors.record import RecordedCall
@@ -22,7 +22,7 @@ def checked_programs(programs: Iterable[EncodedProgram]) -> dict[str, str]:
     return {
         program.record.name: "autograd" if program.record.forward.differentiable else "portable"
         for program in programs
-        if any(node.op == CHECK for node in program.graphs[FORWARD_FILE].nodes)
+        if any(node.op == CHECK for graph in program.graphs.values() for node in graph.nodes)
     }
 
 

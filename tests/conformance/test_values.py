@@ -355,3 +355,19 @@ def test_custom_function_of_a_program_without_gradients_needs_none(tmp_path):
     with torch.no_grad():
         x = torch.rand(4, 3)
         assert torch.equal(aotexport_runtime.load(tmp_path / "bundle").eval()(x), model(x))
+
+
+def test_question_about_equal_tensors_leaves_their_sizes_open(tmp_path):
+    known = torch.rand(6, 2)
+
+    def told_apart(x, known):
+        x = x * 2 if torch.equal(x, known) else x + 1
+        return x if x.sum() > 0 else -x
+
+    sizes = ({0: Dim("rows", min=1, max=9)}, None)
+    module = exported(tmp_path, told_apart, torch.rand(4, 2), known, dynamic_shapes=sizes)
+    for rows in (1, 6, 9):
+        x = torch.rand(rows, 2)
+        assert torch.equal(module(x, known), told_apart(x, known))
+    with pytest.raises(aotexport_runtime.CheckFailed):
+        module(known.clone(), known)

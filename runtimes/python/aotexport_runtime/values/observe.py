@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from aotexport_runtime.errors import CheckFailed
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.vectors import VectorInput, spans
 from aotexport_runtime.values.subclasses import Form, inner_tensors, is_wrapper, parts, protocol
@@ -329,6 +330,9 @@ def _backward(seen: Observation, where: str, outputs: list[tuple[str, Any]], los
         return
     try:
         torch.autograd.backward(roots, [cotangent(root) for root in roots])
+    except CheckFailed:
+        # The call takes another path than the program, as one that fails in forward.
+        raise
     except RuntimeError as error:
         seen.facts[f"{where}backward"] = f"raises {type(error).__name__}"
 
