@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from aotexport.capture.programs.forward_graphs import ForwardGraphs
+from aotexport.eager.recorded_arguments import beginning_at
 from aotexport.eager.run import eager_run
 from aotexport.encode.program import FORWARD_FILE, EncodedProgram, encode_program
 from aotexport.errors import ExportFailed, VerificationFailed
@@ -21,6 +22,7 @@ from aotexport.model.programs import ProgramSpec
 from aotexport.model.state import State
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.options import ExportOptions
+from aotexport.pipeline.write import write_bundle
 from aotexport.process.clock import Clock
 from aotexport.values.subclasses import CLASSES
 from aotexport.vectors.record import record_vectors, write_vectors
@@ -68,21 +70,30 @@ def verify_casts(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDra
         The draft, without sizes for which the cast model fails, and without forms that disagree with it.
     """
     programs = list(draft.programs)
+    if draft.options.verify and any(program.casts for program in programs):
+        # Libraries may have been dropped since it was written.
+        write_bundle(draft, directory)
     for index, (spec, program) in enumerate(zip(draft.specs, draft.programs, strict=True)):
-        for dtype, cast in program.casts.items() if draft.options.verify else ():
+        for dtype in program.casts if draft.options.verify else ():
             clock.stage(f"{spec.name}: verify loads in {dtype}")
             try:
-                programs[index] = replace(program, casts={dtype: _verified(spec, cast, dtype, draft, directory)})
+                programs[index] = replace(program, casts={dtype: _verified(spec, program, dtype, draft, directory)})
             except (ExportFailed, NotSupported, VerificationFailed) as error:
                 programs[index] = replace(program, casts={}, notes=_without(program, spec, dtype, error))
     return replace(draft, programs=tuple(programs))
 
 
 def _verified(
-    spec: ProgramSpec, cast: EncodedProgram, dtype: str, draft: BundleDraft, directory: Path
+    spec: ProgramSpec, program: EncodedProgram, dtype: str, draft: BundleDraft, directory: Path
 ) -> EncodedProgram:
+    cast = program.casts[dtype]
+    least = {size.name: size.min for size in program.record.dimensions}
     with _cast(spec, draft.state, dtype) as own, eager_run(own.call, draft.state, own.mode, as_traced=True) as run:
-        record, vectors, _ = record_vectors(run, begun_at_zero(cast.record, own.call), "fast")
+        record = begun_at_zero(cast.record, own.call)
+        for size in record.dimensions:
+            if (low := least.get(size.name)) is not None and low > (size.min or 0):
+                record = beginning_at(record, size.symbol, low)
+        record, vectors, _ = record_vectors(run, record, "fast")
     bundle = cast_bundle(open_bundle(directory, check_digests=False), getattr(torch, dtype))
     for each in vectors:
         result = run_vector(

@@ -975,7 +975,20 @@ def test_one_row_that_goes_another_way_is_served_by_a_variant(name, load, tmp_pa
     for rows in (3, 1, 1):
         args = arguments(rows)
         torch.testing.assert_close(module(*args), twin(*args))
-    assert aotexport_runtime.selftest(tmp_path / "bundle")
+    assert not any(result.not_run for result in aotexport_runtime.selftest(tmp_path / "bundle"))
+
+
+def test_one_row_that_goes_another_way_is_served_in_another_dtype(load, tmp_path):
+    net, batch = BranchOnOne().eval(), {0: torch.export.Dim("batch", min=1)}
+    options = {"programs": "infer", "autocast": "bfloat16", "verify": True}
+    bundle = load(net, torch.randn(6, 4), dynamic_shapes=(batch,), **options).bundle
+    own = "loads in bfloat16 (`load(dtype=)`) run graphs captured in it"
+    assert [own in [n.text for n in bundle.program(each).notes] for each in ("infer", "infer.2")] == [True, True]
+    module, twin = aotexport_runtime.load(tmp_path / "bundle", dtype=torch.bfloat16), net.bfloat16()
+    for rows in (2, 1, 5):
+        x = torch.randn(rows, 4, dtype=torch.bfloat16)
+        with torch.no_grad():
+            assert torch.equal(module.eval()(x), twin(x))
 
 
 def by_mean(x):

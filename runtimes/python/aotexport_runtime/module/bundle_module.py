@@ -273,8 +273,13 @@ class BundleModule(WithAttributes):
         plan = self._plans.get(name)
         if plan is None:
             names = self.bundle.manifest.with_variants(name)
-            several = len(names) > 1
-            plan = Variants([*map(self.bundle.program, names)], self._compose) if several else self._compose(name)
+            main = next((entry.variant_of for entry in self.bundle.manifest.programs if entry.name == name), None)
+            if main is not None and isinstance(whole := self._plan(main), Variants):
+                plan = whole.plan(name)
+            elif len(names) > 1:
+                plan = Variants([*map(self.bundle.program, names)], self._compose)
+            else:
+                plan = self._compose(name)
             self._plans[name] = plan
         return plan
 
@@ -311,9 +316,8 @@ class BundleModule(WithAttributes):
 
     def explain_program(self, name: str) -> ProgramExplanation:
         """Return the entry of `explain` for program `name`."""
-        entry = next(entry for entry in self.bundle.manifest.programs if entry.name == name)
         try:
-            plan = self._plan(entry.variant_of or name)
+            plan = self._plan(name)
             return explained(plan.record if isinstance(plan, Plan) else plan.plan(name).record)
         except NotSupported as error:
             return ProgramExplanation(name, refused=str(error))
