@@ -12,6 +12,7 @@ import argparse
 import base64
 import collections
 import json
+import math
 import mmap
 import os
 import signal
@@ -105,7 +106,7 @@ def _fuzz(reader: Reader, seeds: Path, runs: int, seconds: float, seed: int, wro
     options = {
         "runs": runs,
         "seed": seed,
-        "max_total_time": int(seconds),
+        "max_total_time": math.ceil(seconds),
         "timeout": CASE_S,
         "rss_limit_mb": MOST_MB,
         "max_len": MOST_NBYTES,

@@ -32,8 +32,8 @@ from aotexport_runtime.bundle.check import _Check
 from aotexport_runtime.bundle.directory import BundleDirectory
 from aotexport_runtime.bundle.manifest import read_manifest
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.bundle.weights import load_tensors
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.bundle.weights import load_tensors, read_tensors
+from aotexport_runtime.errors import AotExportError, BundleInvalid, Place
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.graph import Graph
@@ -42,6 +42,7 @@ from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.validate import check_graph, check_vector
 from aotexport_runtime.validate.containers import check_values
+from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.values.structure import take_apart
 from aotexport_runtime.values.trees import builder, leaves
 from tests.fuzz import requests
@@ -114,13 +115,14 @@ class _Held(Record, kw_only=True):
 
 
 def _tree(data: bytes) -> None:
-    tree = schema.decode_record(data, _Held, where="tree.json").tree
-    check_values(tree, 8, Place("tree.json"))
-    assert all(isinstance(path, str) for path, _ in leaves(tree))
-    tensors = [*torch.arange(16.0).view(8, 2).unbind()]
-    value = builder(tree, lambda leaf: constant_value(leaf.value, _ENVIRONMENT))(tensors)
-    taken = take_apart(value, "x", lambda tensor, _: int(tensor[0]) // 2)
-    schema.encode_record(_Held(tree=taken))
+    held, where = schema.decode_record(data, _Held, where="tree.json"), Place("tree.json")
+    check_declared(held, where)
+    check_values(held.tree, 8, where)
+    assert all(isinstance(path, str) for path, _ in leaves(held.tree))
+    # Sizes are made of them too.
+    tensors = [*torch.arange(8).unbind()]
+    value = builder(held.tree, lambda leaf: constant_value(leaf.value, _ENVIRONMENT))(tensors)
+    schema.encode_record(_Held(tree=take_apart(value, "x", lambda tensor, _: int(tensor))))
 
 
 def _trees() -> Iterator[bytes]:
@@ -268,6 +270,8 @@ def _stored_weights() -> Iterator[bytes]:
 
 
 def _file(data: bytes) -> None:
+    with contextlib.suppress(AotExportError):
+        read_tensors(data, where="file")
     _read_weights(data, _manifest_of_linear())
 
 
@@ -284,8 +288,7 @@ def _module() -> Any:
 
 
 def _config(data: bytes) -> None:
-    (_place() / CONFIG_FILE).write_bytes(data)
-    config = read_config(_place())
+    config = read_config(data, Path(CONFIG_FILE))
     assert config.scaling("model.layers.0.weight", config.r) is not None
 
 
@@ -371,15 +374,15 @@ def _requests() -> Iterator[bytes]:
 
 
 READERS = {
-    "request": Reader(_request, _requests, 300, _request_changed),
-    "tree": Reader(_tree, _trees, 200),
-    "config": Reader(_config, _configs, 200),
-    "file": Reader(_file, _files, 140, Mutator.header_changed),
-    "manifest": Reader(_manifest, functools.partial(_golden, "*/bundle/bundle.json", 6000), 50),
-    "graph": Reader(_graph, functools.partial(_golden, "*/bundle/programs/*/*[gdte].json", 3000), 50),
-    "weights": Reader(_weights, _stored_weights, 25),
+    "request": Reader(_request, _requests, 360, _request_changed),
+    "tree": Reader(_tree, _trees, 100),
+    "config": Reader(_config, _configs, 300),
+    "file": Reader(_file, _files, 100, Mutator.header_changed),
+    "manifest": Reader(_manifest, functools.partial(_golden, "*/bundle/bundle.json", 6000), 45),
+    "graph": Reader(_graph, functools.partial(_golden, "*/bundle/programs/*/*[gdte].json", 3000), 45),
+    "weights": Reader(_weights, _stored_weights, 20),
     "checkpoint": Reader(_checkpoint, _checkpoints, 15),
     "adapter": Reader(_adapter, _adapters, 10),
-    "documents": Reader(_documents, _bundles, 10),
+    "documents": Reader(_documents, _bundles, 5),
 }
 """The readers by the names of what they read."""
