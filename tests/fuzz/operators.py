@@ -101,7 +101,8 @@ def tensors_of(results: Any) -> Iterator[torch.Tensor]:
 def bytes_of(tensor: torch.Tensor) -> bytes:
     if tensor.numel() > 1 << 20 or tensor.layout is not torch.strided:
         return b""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous()
+    # A copy: zeros that torch tells by a key alone have no memory.
+    flat = tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     # A single element is contiguous with any stride, but is seen as bytes with a stride of 1 alone.
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8).numpy().tobytes()
 
