@@ -22,8 +22,6 @@ import msgspec
 import torch
 
 import aotexport_runtime
-from aotexport.finetune import checkpoint
-from aotexport.finetune.settings import Settings
 from aotexport_runtime import schema
 from aotexport_runtime.adapters import add_lora, delete_adapter, load_adapter, save_adapter
 from aotexport_runtime.adapters.choice import adapters_of
@@ -279,7 +277,7 @@ def _files() -> Iterator[bytes]:
     return iter([(LINEAR / WEIGHTS).read_bytes()])
 
 
-# --- adapters and checkpoints -----------------------------------------------------------------------------
+# --- adapters ---------------------------------------------------------------------------------------------
 
 
 @functools.cache
@@ -322,32 +320,6 @@ def _adapters() -> Iterator[bytes]:
             yield json.dumps({"config": config | {"alpha_pattern": {"0": 4.0}}, **stored}).encode()
 
 
-@functools.cache
-def _run() -> tuple[Any, Any, checkpoint.Identity]:
-    torch.manual_seed(0)
-    module = aotexport_runtime.load(LINEAR)
-    parameters = [*checkpoint.trained(module).values()]
-    optimizer = torch.optim.AdamW(parameters)
-    for parameter in parameters:
-        parameter.grad = torch.ones_like(parameter)
-    optimizer.step()
-    return module, optimizer, checkpoint.Identity.of(module, dataclasses.asdict(Settings(loss="classification")), 8)
-
-
-def _checkpoint(data: bytes) -> None:
-    path = _place() / checkpoint.FILE
-    path.write_bytes(_safetensors(_plain(data)))
-    step = checkpoint.read(path, *_run())
-    assert type(step) is int
-    assert step >= 0
-
-
-def _checkpoints() -> Iterator[bytes]:
-    path = _place() / checkpoint.FILE
-    checkpoint.write(path, *_run(), 7)
-    yield json.dumps(_apart(path.read_bytes())).encode()
-
-
 # --- requests ---------------------------------------------------------------------------------------------
 
 
@@ -381,7 +353,6 @@ READERS = {
     "manifest": Reader(_manifest, functools.partial(_golden, "*/bundle/bundle.json", 6000), 45),
     "graph": Reader(_graph, functools.partial(_golden, "*/bundle/programs/*/*[gdte].json", 3000), 45),
     "weights": Reader(_weights, _stored_weights, 20),
-    "checkpoint": Reader(_checkpoint, _checkpoints, 15),
     "adapter": Reader(_adapter, _adapters, 10),
     "documents": Reader(_documents, _bundles, 5),
 }

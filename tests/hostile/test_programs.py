@@ -254,6 +254,10 @@ TREES = [
         "a set of a tree holds something else than plain constants",
     ),
     (
+        {"kind": "sequence", "type": "deque", "items": [], "max_items": 1 << 63},
+        "a sequence of a tree has more items than it may keep, or is no deque",
+    ),
+    (
         {"kind": "sequence", "type": "size", "items": [{"kind": "constant", "value": None}]},
         "a size of a tree holds something else than integers",
     ),
