@@ -213,6 +213,12 @@ REFUSED = [
         (torch.ones(1, 4, 4), IMAGES, torch.full((1, 4, 4), 1 << 40), None, 0, -100, torch.tensor(3.0)),
         "`target`, but for `ignore_index`, must be from 0 to below 2",
     ),
+    (
+        "matrix_exp_backward.default",
+        (torch.ones(()), torch.ones(())),
+        "`self` and `grad` must have two axes or more",
+    ),
+    ("native_channel_shuffle.default", (IMAGES, 5), "`groups` must divide the channels"),
     ("pdist.default", (torch.ones(0, 3).requires_grad_(),), "`self` must have rows"),
     ("_pdist_forward.default", (torch.ones(0, 3).requires_grad_(),), "`self` must have rows"),
     (

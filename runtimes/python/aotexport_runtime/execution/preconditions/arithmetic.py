@@ -101,6 +101,12 @@ def counts(a: Arguments) -> None:
     require(~torch.isnan(a["count"]).any(), "`count` must not be NaN")
 
 
+def shuffled(a: Arguments) -> None:
+    """Check the groups of channels, by which torch 2.7 divides unseen."""
+    source, groups = a["self"], a["groups"]
+    require(source.dim() > 2 and groups > 0 and source.shape[1] % groups == 0, "`groups` must divide the channels")
+
+
 def differentiable(a: Arguments) -> None:
     """Check that a loss is of floating numbers: of integers it divides by 0."""
     require(a["self"].is_floating_point(), "`self` must be of a floating dtype")

@@ -40,6 +40,11 @@ def rows(a: Arguments) -> None:
     require(a["self"].shape[:1] != (0,) or not is_recorded(a), "`self` must have rows")
 
 
+def matrices(a: Arguments) -> None:
+    """Check that there are matrices: of less, the kernel of torch 2.7 leaves its memory."""
+    require(min(a["self"].dim(), a["grad"].dim()) >= 2, "`self` and `grad` must have two axes or more")
+
+
 def of_bytes(a: Arguments) -> None:
     """Check the strides of matrices of 8-bit integers: of an axis without steps the kernel writes nothing."""
     for name in ("self", "mat2"):

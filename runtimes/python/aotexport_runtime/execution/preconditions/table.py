@@ -196,6 +196,8 @@ PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
     **dict.fromkeys(("multi_margin_loss_backward", "multilabel_margin_loss_backward"), losses.margins_backward),
     **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), losses.classes_backward),
     "binomial": arithmetic.counts,
+    "matrix_exp_backward": linear_algebra.matrices,
+    "native_channel_shuffle": arithmetic.shuffled,
     "tensor_split.sections": arithmetic.sections,
     **dict.fromkeys(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"), memory.strided),
     **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), losses.softmax_backward),
