@@ -143,7 +143,7 @@ class Factors(nn.Module):
             a, b = self.A.flatten(1), self.B.flatten(1)
             squares = torch.linalg.vector_norm(rows, dim=1).square()
             squares += 2 * self.scaling * ((rows @ a.t()) * b).sum(dim=1)
-            squares += self.scaling**2 * ((b @ (a @ a.t())) * b).sum(dim=1)
+            squares += self.scaling * self.scaling * ((b @ (a @ a.t())) * b).sum(dim=1)
             return squares.clamp_(min=0).sqrt_()
 
     def rows(self, weight: torch.Tensor) -> torch.Tensor:

@@ -224,7 +224,7 @@ def _read(data: bytes, directory: Path) -> tuple[dict[str, torch.Tensor], dict[s
     try:
         tensors = read_tensors(data, where=WEIGHTS_FILE)
         header = data[8 : 8 + int.from_bytes(data[:8], "little")]
-        return tensors, decode_plain(header, where=WEIGHTS_FILE, limits=DEFAULT).get("__metadata__", {})
+        return tensors, decode_plain(header, where=WEIGHTS_FILE, limits=DEFAULT).get("__metadata__") or {}
     except (BundleInvalid, NotSupported) as error:
         raise ArgumentInvalid(f"`path`: no adapter can be read from {str(directory)!r}: {error}") from None
 
