@@ -81,7 +81,7 @@ def _plain(data: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(data, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise BundleInvalid(str(error)) from None
+        raise AotExportError(str(error)) from None
 
 
 # --- documents of a bundle --------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class _Documents(Bundle):
 
     def read(self, path: str) -> bytes:
         if path not in self._documents:
-            raise BundleInvalid("missing", where=path, code="file-missing")
+            raise BundleInvalid("missing", where=path, check="file-missing/file")
         return self._documents[path]
 
 
@@ -155,7 +155,7 @@ def _documents(data: bytes) -> None:
     check.programs_and_calls(bundle.program_names)
     for name in bundle.target_names:
         check.target(name)
-    with contextlib.suppress(BundleInvalid):
+    with contextlib.suppress(AotExportError):
         bundle.read_graphs()
         for entry in bundle.manifest.testvectors:
             vector = bundle.record(entry.record, Vector)
@@ -329,7 +329,7 @@ def _request(data: bytes) -> None:
     found = requests.outcome(body, nbytes or None)
     assert not found.startswith("!"), found
     if found != "read":
-        raise BundleInvalid(found)
+        raise AotExportError(found)
 
 
 def _request_changed(mutator: Mutator, data: bytes) -> bytes:
