@@ -64,7 +64,9 @@ def outcome(reader: Reader, data: bytes) -> str:
     from aotexport_runtime.errors import AotExportError
 
     try:
-        reader.read(data)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            reader.read(data)
     except AotExportError:
         return "refused"
     except Exception as error:
@@ -102,7 +104,6 @@ def _fuzz(reader: Reader, seeds: Path, runs: int, seconds: float, seed: int, wro
             return atheris.Mutate(data, most_nbytes)
         return changed if len(changed) <= most_nbytes else data
 
-    warnings.simplefilter("ignore")
     options = {
         "runs": runs,
         "seed": seed,

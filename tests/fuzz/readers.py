@@ -148,10 +148,17 @@ class _Documents(Bundle):
         return self._documents[path]
 
 
+class _DocumentsCheck(_Check):
+    """The check of a bundle without its tensors."""
+
+    def stored(self, vector: Vector, index: int) -> None:
+        pass
+
+
 def _documents(data: bytes) -> None:
     bundle = _Documents({path: msgspec.json.encode(document) for path, document in _plain(data).items()})
     faults: list[BundleInvalid] = []
-    check = _Check(_Documents(bundle._documents), faults)
+    check = _DocumentsCheck(_Documents(bundle._documents), faults)
     check.programs_and_calls(bundle.program_names)
     for name in bundle.target_names:
         check.target(name)

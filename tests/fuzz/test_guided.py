@@ -13,7 +13,7 @@ import pytest
 from tests.fuzz.guided import RESULTS, corpus, outcome
 from tests.fuzz.readers import READERS
 
-SECONDS = 20
+SECONDS = 10
 """Of all readers together."""
 
 
