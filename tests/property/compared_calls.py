@@ -157,7 +157,7 @@ def _compared(
         differences = [each for each in compare(seen, got, least=finer) if not each.agrees]
         if differences and rounded:
             own = _own_errors(other, draws[: number + 1], seen)
-            differences = [each for each in differences if each.absolute > own.get(each.name, 0.0)]
+            differences = [each for each in differences if not each.absolute <= own.get(each.name, 0.0)]
         if differences:
             yield Call("WRONG", place, f"{draw} {[str(each) for each in differences[:4]]}")
             return
