@@ -136,7 +136,7 @@ OPTIONS = [
     ("opset_is_unknown", "model.py -o new --onnx --opset 3", 2, "no operator set 3; there are 18 to 23"),
     ("inspect_nothing", "inspect nothing", 2, "Invalid value for 'BUNDLE': Directory 'nothing' does not exist."),
     ("inspect_a_folder", "inspect data", 1, "`data` is no bundle: it has no file `bundle.json`"),
-    ("inspect_no_program", "inspect bundle --program eval", 1, "no program 'eval'; the bundle has train, infer"),
+    ("inspect_no_program", "inspect bundle --program eval", 2, "no program 'eval'; the bundle has train, infer"),
     (
         "import_is_unknown",
         "verify bundle --against model.py --import nothing",

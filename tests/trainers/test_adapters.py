@@ -285,6 +285,7 @@ def test_adapter_of_another_base_or_shape_is_refused_and_leaves_nothing(module, 
         "model that it was trained on"
     )
     assert not any("lora" in name for name, _ in other.named_parameters())
+    _with_tensor(tmp_path / "adapter", "base_model.model.inner.lora_B.weight", torch.zeros(6, 2))
     _with_tensor(tmp_path / "adapter", "base_model.model.gone.lora_A.weight", torch.zeros(2, 2))
     assert refused(adapters.load_adapter, other, tmp_path / "adapter", any_base=True) == (
         f"{tmp_path / 'adapter'}: the adapter changes `gone.weight`, and no program of 'Net' has such a weight. Load "

@@ -54,8 +54,8 @@ def test_waiting_of_threads_stays_as_set(tmp_path):
 
 
 def test_limits_are_read_by_name():
-    assert limits_of("nodes=5,json_depth=3") == Limits(nodes=5, json_depth=3)
-    assert limits_of("") == Limits()
+    assert limits_of("nodes=5,json_depth=3,calls=7") == Limits(nodes=5, json_depth=3, calls=7)
+    assert limits_of("") == Limits(calls=10_000_000)
     with pytest.raises(ArgumentInvalid, match="`--limits`: no limit `node`; there are bundle_nbytes, json_nbytes"):
         limits_of("node=5")
 
