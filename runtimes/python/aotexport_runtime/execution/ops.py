@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import BuiltinFunctionType, MethodDescriptorType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from aotexport_runtime.allowed.operators import BUILTINS, allowed_aten_operators
-from aotexport_runtime.allowed.signatures import is_compatible
+from aotexport_runtime.allowed.signatures import Signature, is_compatible, signature_of
 from aotexport_runtime.errors import BundleInvalid, NotSupported
 from aotexport_runtime.execution.adapters import ADAPTERS
 from aotexport_runtime.execution.preconditions.table import guarded
@@ -191,22 +191,13 @@ def _missing(name: str, namespace: str) -> str:
 # --- calls ------------------------------------------------------------------------------------------------
 
 
-class _Parameter(NamedTuple):
-    """A parameter of an operator's schema; `kind` is the record that its argument must be, if it is an enumeration."""
-
-    name: str
-    keyword_only: bool
-    required: bool
-    kind: type[Any] | None
-    optional: bool
-
-
 _KINDS: dict[str, type[Any]] = {
     "ScalarType": DTypeArgument,
     "Layout": LayoutArgument,
     "MemoryFormat": MemoryFormatArgument,
     "Device": DeviceArgument,
 }
+"""Records that arguments must be, by their types: enumerations."""
 
 
 def check_call(op: str, function: Any, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> None:
@@ -223,8 +214,8 @@ def check_call(op: str, function: Any, args: Sequence[Argument], kwargs: Mapping
     """
     if not hasattr(function, "_schema"):
         return
-    parameters = _parameters(function)
-    positional = [parameter for parameter in parameters if not parameter.keyword_only]
+    signature = _signature(function)
+    positional, parameters = signature.positional, (*signature.positional, *signature.keyword_only)
     if len(args) > len(positional):
         raise BundleInvalid(
             f"operator `{op}` takes {len(positional)} positional arguments, got {len(args)}",
@@ -239,26 +230,19 @@ def check_call(op: str, function: Any, args: Sequence[Argument], kwargs: Mapping
         by_name[name] = argument
     for parameter in parameters:
         if parameter.name not in by_name:
-            if parameter.required:
+            if parameter.is_required:
                 raise BundleInvalid(
                     f"operator `{op}` lacks its argument `{parameter.name}`", check="operator-arguments/missing"
                 )
-        elif parameter.kind is not None:
+        elif (kind := _KINDS.get(parameter.type.removesuffix("?"))) is not None:
             argument = by_name[parameter.name]
-            if not isinstance(argument, parameter.kind) and not (argument is None and parameter.optional):
+            if not isinstance(argument, kind) and not (argument is None and parameter.type.endswith("?")):
                 raise BundleInvalid(
-                    f"argument `{parameter.name}` of operator `{op}` is no {parameter.kind.__name__}",
+                    f"argument `{parameter.name}` of operator `{op}` is no {kind.__name__}",
                     check="argument-type/argument",
                 )
 
 
 @cache
-def _parameters(function: Any) -> tuple[_Parameter, ...]:
-    return tuple(_parameter(argument) for argument in function._schema.arguments)
-
-
-def _parameter(argument: Any) -> _Parameter:
-    type_ = str(argument.real_type)
-    inner = type_.removeprefix("Optional[").removesuffix("]") if type_.startswith("Optional[") else type_
-    required = not argument.has_default_value()
-    return _Parameter(argument.name, argument.kwarg_only, required, _KINDS.get(inner), inner != type_)
+def _signature(function: Any) -> Signature:
+    return signature_of(str(function._schema)) or Signature((), (), ())
