@@ -172,7 +172,8 @@ def export_as(
                 if len(further.specs) > len(draft.specs):
                     for path in directory.iterdir():
                         shutil.rmtree(path) if path.is_dir() else path.unlink()
-                    further, eager = _verified(further, directory, FreshProcess(), clock)
+                    with FreshProcess() as again:
+                        further, eager = _verified(further, directory, again, clock)
                 draft = further
                 draft = compile_libraries(draft, directory, clock)
                 draft = verify_libraries(draft, directory, eager, clock)
