@@ -121,7 +121,7 @@ def _check_place(output: Path, place: Place, *, force: bool, kind: str) -> None:
     """
     from aotexport.errors import OutputExists
     from aotexport.finetune.checkpoint import FILE
-    from aotexport_runtime.adapters.peft_config import CONFIG_FILE
+    from aotexport_runtime.adapters.config import CONFIG_FILE
     from aotexport_runtime.bundle.staging import why_not_written
 
     if kind == "adapter" and (output / CONFIG_FILE).exists() and not force:

@@ -66,7 +66,7 @@ def _changes(module: BundleModule, programs: Iterable[Program]) -> Iterator[str]
     tensors = {name: tensor for name, tensor in module.present_tensors().items() if entries[name].role == "parameter"}
     frozen = [name for name, tensor in tensors.items() if entries[name].requires_grad and not tensor.requires_grad]
     thawed = [name for name, tensor in tensors.items() if tensor.requires_grad and not entries[name].requires_grad]
-    adapted = [f"{path}.{adapter.tensor}" for path, beside in adapters_below(module).items() for adapter in beside]
+    adapted = [f"{path}.{adapter.tensor}" for path, adapter in adapters_below(module)]
     if adapted:
         yield f"adapters on {_listed(adapted)}"
     if frozen:

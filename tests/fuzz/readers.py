@@ -24,8 +24,8 @@ import torch
 import aotexport_runtime
 from aotexport_runtime import schema
 from aotexport_runtime.adapters import add_lora, delete_adapter, load_adapter, save_adapter
-from aotexport_runtime.adapters.choice import adapters_of
-from aotexport_runtime.adapters.peft_config import CONFIG_FILE, read_config
+from aotexport_runtime.adapters.config import CONFIG_FILE, read_config
+from aotexport_runtime.adapters.select import adapters_of
 from aotexport_runtime.bundle.check import _Check
 from aotexport_runtime.bundle.directory import BundleDirectory
 from aotexport_runtime.bundle.manifest import read_manifest

@@ -3,7 +3,6 @@
 from aotexport_runtime.adapters.add import add_lora, report
 from aotexport_runtime.adapters.config import LoraConfig
 from aotexport_runtime.adapters.files import load_adapter, save_adapter
-from aotexport_runtime.adapters.forms import Report
 from aotexport_runtime.adapters.select import (
     delete_adapter,
     disable_adapters,
@@ -12,7 +11,7 @@ from aotexport_runtime.adapters.select import (
     unmerge_adapter,
     use_adapter,
 )
-from aotexport_runtime.adapters.targets import Target
+from aotexport_runtime.adapters.targets import Report, Target
 
 __all__ = [
     "LoraConfig",

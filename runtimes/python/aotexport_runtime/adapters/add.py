@@ -1,24 +1,23 @@
 """`add_lora`: adapters beside weights of a loaded bundle."""
 
+# The tables of a module have no public names.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 import torch
-from torch import nn
 
 from aotexport_runtime.adapters.base import weight_digests
-from aotexport_runtime.adapters.choice import Adapters, NamedAdapter, adapters_of, named_adapters
 from aotexport_runtime.adapters.config import Bias, LoraConfig
-from aotexport_runtime.adapters.factors import FACTORS, Factors, groups_of
-from aotexport_runtime.adapters.forms import Report
-from aotexport_runtime.adapters.lora import Lora, Trained
-from aotexport_runtime.adapters.select import set_adapter
-from aotexport_runtime.adapters.targets import Target, Weights
+from aotexport_runtime.adapters.factors import FACTORS, Factors, Whole, groups_of
+from aotexport_runtime.adapters.select import adapters_of, set_adapter
+from aotexport_runtime.adapters.targets import Report, Target, Weights
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.submodules.adapter import adapters_in
-from aotexport_runtime.submodules.places import module_at, named
+from aotexport_runtime.submodules.adapter import Adapter, Adapters, adapters_below
+from aotexport_runtime.submodules.places import named
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
 from aotexport_runtime.values.parts import is_distributed
 
@@ -62,7 +61,7 @@ def add_lora(
         ArgumentInvalid: a value is out of its range, a target means no weight, or the name is taken.
         NotSupported: a weight cannot have such an adapter, or the module's weights hold merged adapters.
     """
-    adapters = adapters_of(module)
+    adapters_of(module)
     config = LoraConfig(
         r=r,
         alpha=alpha,
@@ -76,25 +75,12 @@ def add_lora(
     chosen = weights.chosen(targets, exclude)
     saved = saved_paths(module, config)
     chosen = [t for t in chosen if not any(_is_in(t.path, path) for path in saved)]
-    return attach(module, adapters, name, config, [(target, r) for target in chosen])
+    return attach(module, name, config, [(target, r) for target in chosen])
 
 
-def attach(
-    module: BundleModule, adapters: Adapters, name: str, config: LoraConfig, ranks: Sequence[tuple[Target, int]]
-) -> Report:
-    """Give targets a change each for the adapter `name`, freeze everything else, and let calls apply it.
-
-    Args:
-        module: the loaded bundle; changed in place.
-        adapters: its adapters.
-        name: name of the adapter.
-        config: its settings.
-        ranks: targets, with the rank of each.
-
-    Raises:
-        ArgumentInvalid: see `add_lora`.
-        NotSupported: see `add_lora`.
-    """
+def attach(module: BundleModule, name: str, config: LoraConfig, ranks: Sequence[tuple[Target, int]]) -> Report:
+    """Give targets a change each, of their rank, for the adapter `name`; see `add_lora`."""
+    adapters = adapters_of(module)
     adapters.check_unmerged(f"adapter `{name}` cannot be added")
     _check_name(adapters, name)
     _check_differentiable(module)
@@ -104,11 +90,10 @@ def attach(
     made = [(target, _factors(module, target, r, config)) for target, r in ranks]
     trained = _trained(module, config, [target for target, _ in ranks])
     for target, factors in made:
-        beside = _beside(module, adapters, target.path, target.tensor, Lora, target.form == "weight")
-        beside.add_module(name, factors.train(module.training))
+        beside = _beside(module, adapters, "lora", target.path, target.tensor, in_weight=target.form == "weight")
+        beside[name] = factors.train(module.training)
     for path, tensor, parameter in trained:
-        own = nn.Parameter(parameter.detach().clone())
-        _beside(module, adapters, path, tensor, Trained, True).register_parameter(name, own)
+        _beside(module, adapters, "trained", path, tensor, in_weight=True)[name] = Whole(parameter)
     adapters.configs[name], adapters.bases[name] = config, base
     _freeze(module, config)
     set_adapter(module, name)
@@ -123,12 +108,12 @@ def report(module: BundleModule) -> Report:
     """
     adapters_of(module)
     weights = Weights(module)
-    names = [(each, named(path, each.tensor)) for path, each in named_adapters(module)]
-    targets = [weights.target(name) for each, name in names if isinstance(each, Lora)]
+    names = [(named(path, each.tensor), [*each.values()]) for path, each in adapters_below(module)]
+    targets = [weights.target(name) for name, changes in names if isinstance(changes[0], Factors)]
     parameters = list(module.parameters())
     return Report(
         tuple(target for target in targets if target is not None),
-        tuple(name for each, name in names if isinstance(each, Trained)),
+        tuple(name for name, changes in names if isinstance(changes[0], Whole)),
         sum(p.numel() for p in parameters if p.requires_grad),
         sum(p.numel() for p in parameters),
     )
@@ -155,7 +140,7 @@ def _is_in(path: str, parent: str) -> bool:
 
 
 def _check_name(adapters: Adapters, name: str) -> None:
-    if not name.isidentifier() or hasattr(NamedAdapter, name) or name in ("adapters", "tensor", "in_weight"):
+    if not name.isidentifier() or hasattr(Adapter(Adapters(), "", in_weight=False), name):
         raise ArgumentInvalid(f"`name`: {name!r} cannot be the name of an adapter; use letters, digits and `_`")
     if name in adapters.configs:
         raise ArgumentInvalid(f"`name`: the module has an adapter `{name}` already. Delete it first (`delete_adapter`)")
@@ -233,36 +218,20 @@ def _trained(
     return [(path, tensor, parameter) for (path, tensor), parameter in found.items()]
 
 
-def _beside(
-    module: BundleModule,
-    adapters: Adapters,
-    path: str,
-    tensor: str,
-    kind: type[Lora] | type[Trained],
-    in_weight: bool,
-) -> Lora | Trained:
-    """Return the adapter of a tensor; make it if there is none."""
-    owner = module.get_submodule(path)
-    for each in adapters_in(owner):
-        if isinstance(each, Lora | Trained) and type(each) is kind and each.tensor == tensor:
-            return each
-    made = kind(adapters, tensor, in_weight=in_weight).train(module.training)
-    prefix = "lora" if kind is Lora else "trained"
-    owner.add_module(prefix if tensor == "weight" else f"{prefix}_{tensor}", made)
-    return made
+def _beside(module: BundleModule, adapters: Adapters, kind: str, path: str, tensor: str, *, in_weight: bool) -> Adapter:
+    """Return the adapter of a tensor, whose changes are of one kind; make it if there is none."""
+    owner, key = module.get_submodule(path), kind if tensor == "weight" else f"{kind}_{tensor}"
+    found = owner._modules.get(key)
+    if not isinstance(found, Adapter):
+        found = Adapter(adapters, tensor, in_weight=in_weight).train(module.training)
+        owner.add_module(key, found)
+    return found
 
 
 def _freeze(module: BundleModule, config: LoraConfig) -> None:
-    """Freeze what is no adapter's; train modules of the user's that are saved with it."""
+    """Freeze all but modules of the user's that are saved with the adapter."""
     kept = saved_paths(module, config)
     for path, owner in module.named_modules():
-        users = not (owner is module or isinstance(owner, LoadedSubmodule | NamedAdapter))
-        if isinstance(owner, NamedAdapter) or _is_adapters(path, module):
-            continue
+        users = not (owner is module or isinstance(owner, LoadedSubmodule))
         for parameter in owner.parameters(recurse=False):
             parameter.requires_grad_(users and any(_is_in(path, each) for each in kept))
-
-
-def _is_adapters(path: str, module: BundleModule) -> bool:
-    parent = module_at(module, path.rpartition(".")[0])
-    return isinstance(parent, NamedAdapter)

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from aotexport_runtime.adapters.choice import NamedAdapter
 from aotexport_runtime.bundle.weights import load_tensors
 from aotexport_runtime.errors import ArgumentInvalid
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import FLOATS, CastBundle
+from aotexport_runtime.submodules.adapter import Adapter
 from aotexport_runtime.submodules.places import is_below
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import is_wrapper, parts
@@ -35,7 +35,7 @@ def weight_digests(module: BundleModule, without: Iterable[str] = ()) -> dict[st
         module: the loaded bundle; none of its parameters is in parts over processes.
         without: paths of modules to leave out. Adapters are left out always.
     """
-    skipped = [*without, *(path for path, each in module.named_modules() if isinstance(each, NamedAdapter))]
+    skipped = [*without, *(path for path, each in module.named_modules() if isinstance(each, Adapter))]
     found = {
         name: parameter
         for name, parameter in module.named_parameters(remove_duplicate=False)

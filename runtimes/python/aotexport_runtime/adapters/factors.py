@@ -40,15 +40,7 @@ class Factors(nn.Module):
     def __init__(
         self, weight: torch.Tensor, r: int, config: LoraConfig, scaling: float, options: Sequence[Any]
     ) -> None:
-        """Begin with a change of zero.
-
-        Args:
-            weight: the weight; borrowed.
-            r: rank.
-            config: settings.
-            scaling: factor of the change.
-            options: what the operator takes after its bias.
-        """
+        """Begin with a change of zero; `options` are what the operator takes after its bias."""
         super().__init__()
         half = weight.dtype in (torch.float16, torch.bfloat16)
         self._dtype = torch.float32 if half else weight.dtype
@@ -94,22 +86,18 @@ class Factors(nn.Module):
     def forward(
         self, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the changed result of an operator.
-
-        Args:
-            result: what the operator returned.
-            x: its input.
-            weight: its weight.
-            bias: its bias; None: it has none.
-        """
+        """Return the changed result of an operator, given its input, weight and bias."""
         dropped = functional.dropout(x, self.dropout, self.training) if self.dropout else x
-        if self.magnitude is not None:
-            base = None if dropped is not x else result if bias is None else result - self.beside(bias)
-            return self._with_magnitude(result, self._low(dropped), weight, base, dropped)
-        return self.added(result, self._low(dropped))
-
-    def _low(self, x: torch.Tensor) -> torch.Tensor:
-        return self.low(x.to(self.A.dtype) if x.is_floating_point() and not _autocasts(x) else x)
+        cast = dropped.is_floating_point() and not _autocasts(dropped)
+        low = self.low(dropped.to(self.A.dtype) if cast else dropped)
+        if self.magnitude is None:
+            return self.added(result, low)
+        if dropped is not x:
+            base = self.base(dropped, weight)
+        else:
+            base = result if bias is None else result - self.beside(bias)
+        factor = self.beside(self.magnitude / self.norm(weight.detach()))
+        return (result + (factor - 1) * base + factor * self.high(low)).to(result.dtype)
 
     def added(self, result: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
         """Return the result plus low-rank values times B: one matmul that adds, where dtypes are the same."""
@@ -118,19 +106,6 @@ class Factors(nn.Module):
             return (result + self.high(low)).to(result.dtype)
         flat = result.view(-1, result.shape[-1])
         return torch.addmm(flat, low.reshape(-1, low.shape[-1]), self.B.t()).view(result.shape)
-
-    def _with_magnitude(
-        self,
-        result: torch.Tensor,
-        low: torch.Tensor,
-        weight: torch.Tensor,
-        base: torch.Tensor | None,
-        x: torch.Tensor,
-    ) -> torch.Tensor:
-        assert self.magnitude is not None
-        base = self.base(x, weight) if base is None else base
-        factor = self.beside(self.magnitude / self.norm(weight.detach()))
-        return (result + (factor - 1) * base + factor * self.high(low)).to(result.dtype)
 
     def beside(self, values: torch.Tensor) -> torch.Tensor:
         """Return a value per output in the shape that results take."""
@@ -157,6 +132,19 @@ class Factors(nn.Module):
             return changed
         return changed * self.along_outputs(self.magnitude / self.norm(weight)).to(weight.dtype)
 
+    def merge(self, weight: torch.Tensor) -> None:
+        """Change the weight in place."""
+        if self.magnitude is not None:
+            self.ratio = self.along_outputs(self.magnitude / self.norm(weight)).detach()
+        weight.copy_(self.merged(weight))
+
+    def unmerge(self, weight: torch.Tensor) -> None:
+        """Take a change by `merge` back, but for rounding."""
+        if self.ratio is not None:
+            weight /= self.ratio.to(weight.dtype)
+            self.ratio = None
+        weight -= self.product().to(weight.dtype)
+
     def along_outputs(self, values: torch.Tensor) -> torch.Tensor:
         """Return a value per output in a shape to multiply the weight with."""
         return values.unsqueeze(1)
@@ -167,23 +155,18 @@ class TransposedFactors(Factors):
 
     @staticmethod
     def shapes(weight: torch.Tensor, r: int, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the shapes of A and B."""
         return (r, weight.shape[0]), (weight.shape[1], r)
 
     def product(self) -> torch.Tensor:
-        """Return the change in the layout of the weight."""
         return super().product().t()
 
     def base(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return what the operator computes without a bias."""
         return x @ weight
 
     def rows(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the weight as outputs by inputs."""
         return weight.t()
 
     def along_outputs(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a value per output in a shape to multiply the weight with."""
         return values
 
 
@@ -191,7 +174,6 @@ class EmbeddingFactors(TransposedFactors):
     """The factors of a change of an embedding (entries by size): A is rank by entries, B size by rank."""
 
     def begin(self, weight: torch.Tensor, r: int) -> tuple[nn.Parameter, nn.Parameter]:
-        """Return the first factors, which change nothing; draws the random numbers that peft draws."""
         a, b = (
             torch.randn(shape, device=weight.device, dtype=self._dtype)
             for shape in self.shapes(weight, r, groups_of(self._options))
@@ -218,41 +200,56 @@ class ConvolutionFactors(Factors):
 
     @staticmethod
     def shapes(weight: torch.Tensor, r: int, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the shapes of A and B."""
         outputs, inputs, *size = weight.shape
         return (r, inputs * groups, *size), (outputs, r // groups, *(1 for _ in size))
 
     def low(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the convolution of the input with A, scaled."""
         return _CONVOLUTIONS[self.A.dim()](x, self.A, None, *self._options[:3]) * self.scaling
 
     def high(self, low: torch.Tensor) -> torch.Tensor:
-        """Return the convolution of the scaled low-rank values with B."""
         return _CONVOLUTIONS[self.B.dim()](low, self.B, groups=self.groups)
 
     def base(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        """Return what the operator computes without a bias."""
         return _CONVOLUTIONS[weight.dim()](x, weight, None, *self._options)
 
     def added(self, result: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        """Return the result plus the convolution of low-rank values with B."""
         return (result + self.high(low)).to(result.dtype)
 
     def product(self) -> torch.Tensor:
-        """Return the change in the layout of the weight."""
         return self.scaling * (self.B.flatten(1) @ self.A.flatten(1)).view(len(self.B), *self.A.shape[1:])
 
     def beside(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a value per output in the shape that results take."""
         return values.view(-1, *(1 for _ in self.B.shape[2:]))
 
     def rows(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the weight as outputs by inputs."""
         return weight.flatten(1)
 
     def along_outputs(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a value per output in a shape to multiply the weight with."""
         return values.view(-1, *(1 for _ in self.B.shape[1:]))
+
+
+class Whole(nn.Module):
+    """A tensor that is trained in the place of one of the module.
+
+    Attributes:
+        value: parameter; while the module's tensor holds it: the module's own value.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__()
+        self.value = nn.Parameter(tensor.detach().clone())
+
+    def merged(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the trained tensor."""
+        return self.value
+
+    def merge(self, tensor: torch.Tensor) -> None:
+        """Exchange the two tensors' values."""
+        before = tensor.clone()
+        tensor.copy_(self.value)
+        self.value.copy_(before)
+
+    unmerge = merge
 
 
 def groups_of(options: Sequence[Any]) -> int:

@@ -17,13 +17,10 @@ from safetensors.torch import save
 
 from aotexport_runtime.adapters.add import attach, check_whole, saved_paths
 from aotexport_runtime.adapters.base import KEY, check_base, check_unchanged, weight_digests
-from aotexport_runtime.adapters.choice import adapters_of, named_adapters
+from aotexport_runtime.adapters.config import CONFIG_FILE, LIMITS, config_record, read_config
 from aotexport_runtime.adapters.factors import FACTORS, EmbeddingFactors, Factors, groups_of
-from aotexport_runtime.adapters.forms import Report
-from aotexport_runtime.adapters.lora import Lora
-from aotexport_runtime.adapters.peft_config import CONFIG_FILE, LIMITS, config_record, read_config
-from aotexport_runtime.adapters.select import delete_adapter
-from aotexport_runtime.adapters.targets import Target, Weights
+from aotexport_runtime.adapters.select import adapters_of, delete_adapter
+from aotexport_runtime.adapters.targets import Report, Target, Weights
 from aotexport_runtime.bundle.directory import MAX_HOLE_NBYTES, BundleDirectory, hole_nbytes, open_regular, read_most
 from aotexport_runtime.bundle.staging import staged
 from aotexport_runtime.bundle.weights import read_tensors
@@ -31,6 +28,7 @@ from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, NotSupporte
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.codec import decode_plain
 from aotexport_runtime.schema.limits import DEFAULT
+from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.submodules.places import module_at, named
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
 from aotexport_runtime.values.arguments import path_of
@@ -182,7 +180,7 @@ def load_adapter(
         check_base(module, metadata, saved_paths(module, config), directory)
     ranks = [*_ranks(module, keys, directory)]
     active, trained = adapters.active, {each: each.requires_grad for each in module.parameters()}
-    report = attach(module, adapters, name, config, ranks)
+    report = attach(module, name, config, ranks)
     try:
         _fill(module, name, keys, directory, any_base=any_base)
     except ArgumentInvalid:
@@ -192,7 +190,7 @@ def load_adapter(
             parameter.requires_grad_(requires_grad)
         raise
     if not trainable:
-        for _, adapter in named_adapters(module):
+        for _, adapter in adapters_below(module):
             adapter.requires_grad_(False)
         for path in _users_modules(module, name):
             module.get_submodule(path).requires_grad_(False)
@@ -232,13 +230,13 @@ def _read(data: bytes, directory: Path) -> tuple[dict[str, torch.Tensor], dict[s
 def _entries(module: BundleModule, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of an adapter, each with its key below the model."""
     adapted = {each.rpartition(".")[0] for each in _adapted(module, name)}
-    for path, adapter in named_adapters(module):
-        change = adapter.change(name)
-        if isinstance(change, Factors):
-            yield from _factor_entries(path, change)
-        elif change is not None:
-            inner = "base_layer." if path in adapted else ""
-            yield named(path, f"{inner}{adapter.tensor}"), change
+    for path, adapter in adapters_below(module):
+        for change in adapter.held([name]):
+            if isinstance(change, Factors):
+                yield from _factor_entries(path, change)
+            else:
+                inner = "base_layer." if path in adapted else ""
+                yield named(path, f"{inner}{adapter.tensor}"), change.value
     for path in _users_modules(module, name):
         yield from ((f"{path}.{key}", value) for key, value in module.get_submodule(path).state_dict().items())
 
@@ -263,8 +261,8 @@ def _adapted(module: BundleModule, name: str) -> list[str]:
     """Return the names of the weights that an adapter changes."""
     return [
         named(path, adapter.tensor)
-        for path, adapter in named_adapters(module)
-        if isinstance(adapter, Lora) and adapter.change(name) is not None
+        for path, adapter in adapters_below(module)
+        if any(isinstance(change, Factors) for change in adapter.held([name]))
     ]
 
 

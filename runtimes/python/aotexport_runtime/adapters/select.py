@@ -8,12 +8,23 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 import torch
-from torch import nn
 
-from aotexport_runtime.adapters.choice import adapters_of, named_adapters
+from aotexport_runtime.adapters.base import checksum, digest_of, remember
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.submodules.adapter import Adapters, adapters_below
 from aotexport_runtime.submodules.places import named
+
+
+def adapters_of(module: BundleModule) -> Adapters:
+    """Return the adapters of a loaded module; fresh ones where it has none.
+
+    Raises:
+        ArgumentInvalid: it is no loaded bundle.
+    """
+    if not isinstance(module, BundleModule):  # type: ignore[unnecessary-isinstance] (callers may pass anything)
+        raise ArgumentInvalid(f"`module`: expected a loaded bundle, got {type(module).__name__}")
+    return next((each.adapters for _, each in adapters_below(module)), Adapters())
 
 
 def set_adapter(module: BundleModule, names: str | list[str]) -> None:
@@ -31,11 +42,9 @@ def set_adapter(module: BundleModule, names: str | list[str]) -> None:
     chosen = adapters.known(names)
     adapters.check_unmerged("adapters cannot be switched")
     adapters.active = chosen
-    for _, adapter in named_adapters(module):
-        for name in adapter.names():
-            change = adapter.change(name)
-            for parameter in change.parameters() if isinstance(change, nn.Module) else (change,):
-                parameter.requires_grad_(name in chosen)
+    for _, adapter in adapters_below(module):
+        for name, change in adapter.items():
+            change.requires_grad_(name in chosen)
 
 
 def use_adapter(module: BundleModule, names: str | list[str]) -> AbstractContextManager[None]:
@@ -86,8 +95,13 @@ def merge_adapter(module: BundleModule, names: str | list[str] | None = None) ->
     adapters.check_unmerged("adapters cannot be merged")
     _check_mergeable(module, chosen)
     with torch.no_grad():
-        for path, adapter in named_adapters(module):
-            adapter.merge(module.get_submodule(path), chosen)
+        for path, adapter in adapters_below(module):
+            if held := adapter.held(chosen):
+                weight = getattr(module.get_submodule(path), adapter.tensor)
+                digest = digest_of(weight)
+                for change in held:
+                    change.merge(weight)
+                adapter.before = digest, checksum(weight)
     adapters.merged = chosen
     module.changed()
 
@@ -105,8 +119,14 @@ def unmerge_adapter(module: BundleModule) -> None:
     if not adapters.merged:
         raise ArgumentInvalid("the module's weights hold no adapter. Merge one first (`merge_adapter`)")
     with torch.no_grad():
-        for path, adapter in named_adapters(module):
-            adapter.unmerge(module.get_submodule(path), adapters.merged)
+        for path, adapter in adapters_below(module):
+            if held := adapter.held(adapters.merged):
+                weight = getattr(module.get_submodule(path), adapter.tensor)
+                unchanged = adapter.before[1] == checksum(weight)
+                for change in reversed(held):
+                    change.unmerge(weight)
+                if unchanged:
+                    remember(weight, adapter.before[0])
     adapters.merged = ()
     module.changed()
 
@@ -123,9 +143,9 @@ def delete_adapter(module: BundleModule, name: str) -> None:
     """
     adapters = adapters_of(module)
     adapters.known(name)
-    for path, adapter in named_adapters(module):
-        adapter.forget(name)
-        if not adapter.names():
+    for path, adapter in adapters_below(module):
+        adapter._modules.pop(name, None)
+        if not len(adapter):
             owner = module.get_submodule(path)
             owner._modules.pop(next(key for key, value in owner._modules.items() if value is adapter))
     del adapters.configs[name], adapters.bases[name]
@@ -135,23 +155,16 @@ def delete_adapter(module: BundleModule, name: str) -> None:
 
 
 def _check_mergeable(module: BundleModule, chosen: tuple[str, ...]) -> None:
-    tied = {
-        name: group
-        for entry in module.bundle.manifest.state
-        if entry.tied
-        for group in [(entry.name, *entry.tied)]
-        for name in group
-    }
-    for path, adapter in named_adapters(module):
-        name = named(path, adapter.tensor)
-        changes = [change for each in chosen if (change := adapter.change(each)) is not None]
+    groups = [(entry.name, *entry.tied) for entry in module.bundle.manifest.state if entry.tied]
+    for path, adapter in adapters_below(module):
+        name, changes = named(path, adapter.tensor), adapter.held(chosen)
         if any(getattr(change, "groups", 1) > 1 for change in changes):
             raise NotSupported(
                 f"`{name}` is that of a convolution in groups, and its adapter reads the channels of all groups, as "
                 "peft's does. No weight of its shape holds that: leave the adapter apart"
             )
-        if name in tied and changes:
-            other = next(each for each in tied[name] if each != name)
+        other = next((each for group in groups if name in group for each in group if each != name), None)
+        if other is not None and changes:
             raise NotSupported(
                 f"`{name}` is one tensor with `{other}`, whose layer a merged weight would change too. Leave the "
                 "adapter apart, or export a model whose weights are not tied"

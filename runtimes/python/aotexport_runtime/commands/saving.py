@@ -102,8 +102,7 @@ def _in_order(module: BundleModule, tensors: Mapping[str, torch.Tensor]) -> list
 
 def _check_unchanged(module: BundleModule) -> None:
     """Refuse a module with changed submodules, whose code a bundle cannot hold, and one with adapters."""
-    below = adapters_below(module).items()
-    needed = (named(path, each.tensor) for path, beside in below for each in beside if each.is_needed())
+    needed = (named(path, each.tensor) for path, each in adapters_below(module) if each.is_needed())
     adapted = next(needed, None)
     if adapted is not None:
         raise NotSupported(

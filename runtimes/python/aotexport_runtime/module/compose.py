@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
@@ -189,10 +188,8 @@ def live_of(
     Raises:
         NotSupported: a change that calls cannot follow.
     """
-    adapters = {
-        path: [adapter for adapter in beside if adapter.is_needed()] for path, beside in adapters_below(module).items()
-    }
-    if not changes and untold is None and not any(adapters.values()):
+    adapters = [(path, adapter) for path, adapter in adapters_below(module) if adapter.is_needed()]
+    if not changes and untold is None and not adapters:
         check_state_read(program, None, slot)
         return None
     graph = bundle.graph(program.name, program.forward.file)
@@ -208,7 +205,7 @@ def live_of(
         live = whole_graph(graph, environment)
     if live is not None:
         replaced = [change.module for change in changes if change.module is not None and not change.keeps_state]
-        added = [*itertools.chain(*adapters.values()), *replaced]
+        added = [*(adapter for _, adapter in adapters), *replaced]
         reasons = [*live.reasons, *(f"`{name}` has an adapter" for name in adapted[:1])]
         live = dataclasses.replace(live, reasons=tuple(reasons), added=tuple(added))
     check_state_read(program, live, slot)

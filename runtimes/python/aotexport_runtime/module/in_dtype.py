@@ -29,7 +29,7 @@ def in_dtype(module: BundleModule, dtype: torch.dtype) -> BundleModule:
     if isinstance(module.bundle, CastBundle):
         raise NotSupported(f"`dtype`: the module was loaded in {module.bundle.dtype}; load it in the other one")
     changed = [f"`{change.path}` {change.how}" for change in module.changes() if not change.keeps_state]
-    changed += [f"`{path}` has an adapter" for path in adapters_below(module)]
+    changed += [f"`{path}` has an adapter" for path, _ in adapters_below(module)]
     if changed:
         raise ArgumentInvalid(f"`dtype`: {changed[0]}. Load the bundle in that dtype (`load(dtype=)`), and change that")
     bundle = cast_bundle(module.bundle, dtype)

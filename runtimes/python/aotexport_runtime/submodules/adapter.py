@@ -5,54 +5,118 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 import torch
 from torch import nn
 
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+
+_NONE: Mapping[int, tuple[str, ...]] = MappingProxyType({})
+_OVERRIDES: ContextVar[Mapping[int, tuple[str, ...]]] = ContextVar("adapters of this thread's calls", default=_NONE)
 
 
-class Adapter(nn.Module):
-    """What is called beside the nodes that read a tensor of the module that holds it.
+@dataclass(eq=False)
+class Adapters:
+    """The named adapters of a loaded module.
 
     Attributes:
-        tensor: name of the tensor in its module.
-        in_weight: whether it takes the place of the tensor (weight space), or changes the results of nodes that read it
-            (graph space).
+        configs: their settings, by name.
+        active: names of those that calls apply.
+        merged: names of those that the module's own weights hold.
+        bases: digests of the weights that each was added beside, by their names.
     """
 
-    def __init__(self, tensor: str, *, in_weight: bool) -> None:
-        """Adapt `tensor`.
+    configs: dict[str, Any] = field(default_factory=dict[str, Any])
+    active: tuple[str, ...] = ()
+    merged: tuple[str, ...] = ()
+    bases: dict[str, dict[str, str]] = field(default_factory=dict[str, dict[str, str]])
 
-        Args:
-            tensor: see the attribute.
-            in_weight: see the attribute.
+    def applied(self) -> tuple[str, ...]:
+        """Return the names of those that a call of this thread applies now."""
+        overrides = _OVERRIDES.get()
+        return overrides.get(id(self), self.active) if overrides else self.active
+
+    @contextmanager
+    def overridden(self, names: tuple[str, ...]) -> Generator[None, None, None]:
+        """Let calls of this thread apply `names` in place of the active ones."""
+        token = _OVERRIDES.set({**_OVERRIDES.get(), id(self): names})
+        try:
+            yield
+        finally:
+            _OVERRIDES.reset(token)
+
+    def known(self, names: str | list[str]) -> tuple[str, ...]:
+        """Return `names` as a tuple.
+
+        Raises:
+            ArgumentInvalid: there is no adapter of such a name.
         """
+        listed = (names,) if isinstance(names, str) else tuple(names)
+        for name in listed:
+            if name not in self.configs:
+                there = ", ".join(f"`{other}`" for other in self.configs) or "none"
+                raise ArgumentInvalid(f"there is no adapter `{name}`; the module has {there}")
+        return listed
+
+    def check_unmerged(self, what: str) -> None:
+        """Refuse a module whose weights hold adapters.
+
+        Raises:
+            NotSupported: they do.
+        """
+        if self.merged:
+            listed = ", ".join(f"`{name}`" for name in self.merged)
+            raise NotSupported(f"{what}: the module's weights hold {listed}. Call `unmerge_adapter` first")
+
+
+class Adapter(nn.ModuleDict):
+    """The changes of one tensor of a loaded module, by the name of the adapter that each belongs to.
+
+    A change has `forward(result, x, weight, bias)`, which adjusts the result of an operator, and `merged(weight)`, the
+    changed tensor.
+
+    Attributes:
+        adapters: the adapters of the loaded module; shared by all its changes.
+        tensor: name of the tensor in its module.
+        in_weight: whether changes take the place of the tensor (weight space), or adjust the results of nodes that read
+            it (graph space).
+        before: digest of the tensor before a merge, and its checksum after.
+    """
+
+    def __init__(self, adapters: Adapters, tensor: str, *, in_weight: bool) -> None:
         super().__init__()
+        self.adapters = adapters
         self.tensor = tensor
         self.in_weight = in_weight
+        self.before: tuple[str, int] = ("", 0)
 
     def is_needed(self) -> bool:
-        """Return whether calls need it; a change is to be told to the loaded module."""
-        raise NotImplementedError
+        """Return whether calls need it: not while weights hold adapters."""
+        return bool(self._modules) and not self.adapters.merged
+
+    def held(self, names: Sequence[str]) -> list[Any]:
+        """Return its changes for adapters."""
+        return [self[name] for name in names if name in self]
 
     def adapted(
         self, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return the adapted result of an operator.
-
-        Args:
-            result: what the operator returned.
-            x: its input.
-            weight: the tensor.
-            bias: its bias; None: it has none.
-        """
-        raise NotImplementedError
+        """Return the adapted result of an operator on its input `x`, the tensor and a bias."""
+        for change in self.held(self.adapters.applied()):
+            result = change(result, x, weight, bias)
+        return result
 
     def adapted_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor that calls read in place of `tensor`."""
-        raise NotImplementedError
+        for change in self.held(self.adapters.applied()):
+            tensor = change.merged(tensor)
+        return tensor
 
 
 def adapters_in(module: nn.Module) -> list[Adapter]:
@@ -60,10 +124,9 @@ def adapters_in(module: nn.Module) -> list[Adapter]:
     return [child for child in module._modules.values() if isinstance(child, Adapter)]
 
 
-def adapters_below(whole: nn.Module) -> dict[str, list[Adapter]]:
-    """Return all adapters, by the path of the module that holds them."""
-    found = {path: adapters_in(module) for path, module in whole.named_modules() if not isinstance(module, Adapter)}
-    return {path: adapters for path, adapters in found.items() if adapters}
+def adapters_below(whole: nn.Module) -> list[tuple[str, Adapter]]:
+    """Return all adapters, each with the path of the module that holds it."""
+    return [(path, adapter) for path, module in whole.named_modules() for adapter in adapters_in(module)]
 
 
 def adapted_call(module: nn.Module, result: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -131,7 +131,7 @@ def _operands(node: Node, value: str) -> Operands | None:
 def with_adapters(
     graph: Graph,
     program: Program,
-    adapters: Mapping[str, Sequence[Adapter]],
+    adapters: Sequence[tuple[str, Adapter]],
     names: Mapping[str, Sequence[str]],
     environment: Environment,
 ) -> tuple[Graph, Environment, tuple[str, ...]]:
@@ -140,7 +140,7 @@ def with_adapters(
     Args:
         graph: the forward graph.
         program: its program.
-        adapters: adapters by the path of their module.
+        adapters: adapters, each with the path of its module.
         names: every name of each state tensor, by its first.
         environment: see `compile_graph`.
     """
@@ -149,17 +149,16 @@ def with_adapters(
     before: list[tuple[str, str, Adapter]] = []
     after: dict[str, tuple[Operands, Adapter]] = {}
     adapted: list[str] = []
-    for path, beside in adapters.items():
-        for adapter in beside:
-            name = named(path, adapter.tensor)
-            value, found = readers.value(all_names[name]), readers.of(all_names[name], path)
-            if value is None or not found:
-                continue
-            adapted.append(name)
-            if adapter.in_weight:
-                before.append((value, f"{value} of {name}", adapter))
-            else:
-                after.update({each.name: (each.operands, adapter) for each in found if each.operands is not None})
+    for path, adapter in adapters:
+        name = named(path, adapter.tensor)
+        value, found = readers.value(all_names[name]), readers.of(all_names[name], path)
+        if value is None or not found:
+            continue
+        adapted.append(name)
+        if adapter.in_weight:
+            before.append((value, f"{value} of {name}", adapter))
+        else:
+            after.update({each.name: (each.operands, adapter) for each in found if each.operands is not None})
     if not adapted:
         return graph, environment, ()
     functions = {name: _in_weight(adapter) for _, name, adapter in before}
