@@ -10,6 +10,7 @@ import base64
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import itertools
 import json
 import math
@@ -20,8 +21,12 @@ from typing import Any
 
 import msgspec
 import torch
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 import aotexport_runtime
+from aotexport.finetune import checkpoint
+from aotexport.finetune.settings import Settings
 from aotexport_runtime import schema
 from aotexport_runtime.adapters import add_lora, delete_adapter, load_adapter, save_adapter
 from aotexport_runtime.adapters.config import CONFIG_FILE, read_config
@@ -29,7 +34,8 @@ from aotexport_runtime.adapters.select import adapters_of
 from aotexport_runtime.bundle.check import _Check
 from aotexport_runtime.bundle.directory import BundleDirectory
 from aotexport_runtime.bundle.manifest import read_manifest
-from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.bundle.signature import SIGNATURE_NAME, Signed, signing_library, verify_signature
 from aotexport_runtime.bundle.weights import load_tensors, read_tensors
 from aotexport_runtime.errors import AotExportError, BundleInvalid, Place
 from aotexport_runtime.execution.codegen import Environment, constant_value
@@ -52,6 +58,7 @@ WEIGHTS = "weights/model.safetensors"
 _SIZES = {"F64": 8, "I64": 8, "U64": 8, "F32": 4, "I32": 4, "U32": 4, "F16": 2, "BF16": 2, "I16": 2, "U16": 2}
 _MOST_NBYTES = 1 << 16
 _ENVIRONMENT = Environment()
+_SIGNED_BY = ec.ECDSA(hashes.SHA256())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,6 +334,73 @@ def _adapters() -> Iterator[bytes]:
             yield json.dumps({"config": config | {"alpha_pattern": {"0": 4.0}}, **stored}).encode()
 
 
+# --- checkpoints and signatures ---------------------------------------------------------------------------
+
+
+@functools.cache
+def _run() -> tuple[Any, Any, checkpoint.Identity]:
+    torch.manual_seed(0)
+    module = aotexport_runtime.load(LINEAR)
+    optimizer = torch.optim.AdamW(checkpoint.trained(module).values())
+    for parameter in checkpoint.trained(module).values():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    return module, optimizer, checkpoint.Identity.of(module, dataclasses.asdict(Settings(loss="classification")), 8)
+
+
+def _checkpoint(data: bytes) -> None:
+    path = _place() / checkpoint.FILE
+    path.write_bytes(_safetensors(_plain(data)))
+    assert 0 <= checkpoint.read(path, *_run(), 8) <= 8
+
+
+def _checkpoints() -> Iterator[bytes]:
+    path = _place() / checkpoint.FILE
+    checkpoint.write(path, *_run(), 7)
+    yield json.dumps(_apart(path.read_bytes())).encode()
+
+
+@functools.cache
+def _key() -> tuple[ec.EllipticCurvePrivateKey, Path]:
+    """Return a key, and a directory with files of it and of its public key."""
+    key, place = ec.derive_private_key(2026, ec.SECP256R1()), Path(tempfile.mkdtemp(prefix="aotexport-fuzz-"))
+    no_password, public = serialization.NoEncryption(), serialization.PublicFormat.SubjectPublicKeyInfo
+    form = serialization.PrivateFormat.PKCS8
+    (place / "key").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, no_password))
+    (place / "key.pub").write_bytes(key.public_key().public_bytes(serialization.Encoding.PEM, public))
+    return key, place
+
+
+def _signature(data: bytes) -> None:
+    """Read a signature, whose payload is JSON here; `"fit": true` signs it again."""
+    document, (key, place) = _plain(data), _key()
+    signature, payload = document.get("signature"), json.dumps(document.get("payload")).encode()
+    envelope = signature.get("dsseEnvelope") if isinstance(signature, dict) else None
+    if isinstance(envelope, dict):
+        envelope["payload"] = base64.b64encode(payload).decode()
+        if document.get("fit") is True:
+            bytes_of_signature = key.sign(signing_library("_signing.sign_sigstore_pb").pae(payload), _SIGNED_BY)
+            envelope["signatures"] = [{"sig": base64.b64encode(bytes_of_signature).decode()}]
+    (place / SIGNATURE_NAME).write_text(json.dumps(signature))
+    verify_signature(open_bundle(LINEAR), Signed(public_key=place / "key.pub", signature=place / SIGNATURE_NAME))
+    resources = document["payload"]["predicate"]["resources"]
+    assert {each["name"]: bytes.fromhex(each["digest"]) for each in resources} == _digests(), "it signs other files"
+
+
+def _digests() -> dict[str, bytes]:
+    files = [path for path in LINEAR.rglob("*") if path.is_file()]
+    return {path.relative_to(LINEAR).as_posix(): hashlib.sha256(path.read_bytes()).digest() for path in files}
+
+
+def _signatures() -> Iterator[bytes]:
+    path = _key()[1] / SIGNATURE_NAME
+    signing = signing_library("signing").Config().use_elliptic_key_signer(private_key=path.with_name("key"))
+    signing.sign(LINEAR, path)
+    signature = json.loads(path.read_bytes())
+    payload = json.loads(base64.b64decode(signature["dsseEnvelope"].pop("payload")))
+    yield json.dumps({"fit": True, "payload": payload, "signature": signature}).encode()
+
+
 # --- requests ---------------------------------------------------------------------------------------------
 
 
@@ -353,7 +427,7 @@ def _requests() -> Iterator[bytes]:
 
 
 READERS = {
-    "request": Reader(_request, _requests, 360, _request_changed),
+    "request": Reader(_request, _requests, 345, _request_changed),
     "tree": Reader(_tree, _trees, 100),
     "config": Reader(_config, _configs, 300),
     "file": Reader(_file, _files, 100, Mutator.header_changed),
@@ -362,5 +436,7 @@ READERS = {
     "weights": Reader(_weights, _stored_weights, 20),
     "adapter": Reader(_adapter, _adapters, 10),
     "documents": Reader(_documents, _bundles, 5),
+    "checkpoint": Reader(_checkpoint, _checkpoints, 10),
+    "signature": Reader(_signature, _signatures, 5),
 }
 """The readers by the names of what they read."""

@@ -36,5 +36,5 @@ def test_inputs_that_reach_new_code_are_read_or_refused() -> None:
 def test_record_is_of_every_reader_and_nothing_went_wrong() -> None:
     record = json.loads(RESULTS.read_text())
     assert record["readers"].keys() == READERS.keys()
-    assert sum(each["read"] + each["refused"] for each in record["readers"].values()) >= 1_500_000
+    assert sum(each["read"] + each["refused"] for each in record["readers"].values()) >= 5_000_000
     assert not any(each["wrong"] for each in record["readers"].values())
