@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
-from aotexport_runtime import BundleInvalid, Limits, load, open_bundle
+from aotexport_runtime import BundleInvalid, Limits, NotSupported, load, open_bundle
 from tests.hostile.crafted import Crafted
 
+GOLDEN = Path(__file__).parents[1] / "golden/v1.0"
 TAMPERED = (
     "its SHA-256 differs from the manifest's: the file was changed or damaged after export. "
     "Copy the bundle again, or export it again"
@@ -198,3 +200,19 @@ def test_load_refuses_what_open_refuses(crafted: Crafted):
     with pytest.raises(BundleInvalid) as caught:
         load(crafted.root)
     assert str(caught.value) == f"weights/model.safetensors: {TAMPERED}"
+
+
+@pytest.mark.parametrize("location", ["../outside", "linked"])
+def test_onnx_model_that_reads_a_file_outside_is_refused(tmp_path, location):
+    onnx = pytest.importorskip("onnx", reason="makes the model")
+    pytest.importorskip("onnxruntime", reason="reads the model")
+    crafted = Crafted(GOLDEN / "onnx_model/bundle", tmp_path / "crafted")
+    (tmp_path / "outside").write_bytes(bytes(1000))
+    (crafted.root / "linked").symlink_to(tmp_path / "outside")
+    model = onnx.load(crafted.root / "model.onnx", load_external_data=False)
+    [weight] = [tensor for tensor in model.graph.initializer if tensor.name == "weight"]
+    weight.external_data[0].value = location
+    (crafted.root / "model.onnx").write_bytes(model.SerializeToString())
+    crafted.seal()
+    with pytest.raises(NotSupported, match=r"ONNX Runtime [\d.]+ does not load `model.onnx`: .*External data path"):
+        load(crafted.root, target="onnx")
