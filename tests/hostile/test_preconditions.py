@@ -106,6 +106,7 @@ REFUSED = [
     ("_embedding_bag.default", (WEIGHT, INDICES + 6, OFFSETS), "`indices` must be from 0 to below 6"),
     ("_embedding_bag.default", (WEIGHT, INDICES, torch.tensor([0, 3, 1])), "`offsets` must rise from 0"),
     ("_embedding_bag.default", (WEIGHT, INDICES, OFFSETS[:0]), "`offsets` must not be empty"),
+    ("_embedding_bag.default", (WEIGHT, INDICES, OFFSETS, False, 3), "`mode` must be from 0 to 2"),
     ("grid_sampler_2d.default", (IMAGES, GRID, -2, 0, False), "`interpolation_mode` must be from 0 to 2"),
     ("grid_sampler.default", (IMAGES, GRID, 0, 3, False), "`padding_mode` must be from 0 to 2"),
     ("grid_sampler_3d.default", (IMAGES, GRID[0], 0, 0, False), GRID_AXES),

@@ -13,10 +13,16 @@ def embedding_bag(a: Arguments) -> None:
     """Check the rows that bags take and where the bags begin."""
     weight, indices, offsets = a["weight"], a["indices"], a["offsets"]
     require(weight.dim() == 2, "`weight` must have two axes")
+    _mode(a)
     _bags(indices, offsets, weight.shape[0])
     sizes(a.get("per_sample_weights"), indices.shape, "`per_sample_weights`")
     if a["include_last_offset"] and offsets.shape[0] and is_recorded(a):
         require((offsets[-1:] == indices.shape[0]).all(), "with gradients the last of `offsets` must be the end")
+
+
+def _mode(a: Arguments) -> None:
+    # torch 2.7 takes another one and reads outside.
+    require(0 <= a["mode"] <= _MAX, "`mode` must be from 0 to 2")
 
 
 def _bags(indices: torch.Tensor, offsets: torch.Tensor, rows: Any) -> None:
@@ -35,6 +41,7 @@ def embedding_bag_backward(a: Arguments) -> None:
     """Check the rows and bags that the forward kernel has told."""
     grad, indices, rows = a["grad"], a["indices"], a.get("num_weights")
     require(grad.dim() == 2, "`grad` must have two axes")
+    _mode(a)
     rows = a["weight"].shape[0] if rows is None else rows
     within(indices, 0, rows, "`indices`")
     require(indices.dim() == 1, "`indices` must have one axis")
