@@ -32,7 +32,7 @@ export HF_HUB_OFFLINE = 1
 # Hundreds of processes of the tests would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve-demo test test-serve test-torch test-versions test-full lint pytest pytest-serve fuzz bench bench-serve clean $(CHECKS)
+.PHONY: help demo serve-demo test test-serve test-torch test-versions test-full lint pytest pytest-serve fuzz mutants bench bench-serve clean $(CHECKS)
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -102,6 +102,9 @@ check-schemas: $(VENV)/.dev
 
 fuzz: $(VENV)/.dev ## fuzz what reads bytes, guided by coverage; ARGS="--seconds 600", ARGS=--help shows the choices
 	@$(BIN)/python -m tests.fuzz.guided $(ARGS)
+
+mutants: $(VENV)/.dev ## change one token of ROOM at a time, N times, and list what its tests do not notice
+	@$(BIN)/python -m tests.mutants $(ROOM) $(or $(N),20) $(ARGS)
 
 bench: $(VENV)/.dev ## measure against eager and peers, write benchmarks/RESULTS.md; ARGS="--help" shows the choices
 	$(BIN)/python -m benchmarks --markdown benchmarks/RESULTS.md --json benchmarks/results.json \
