@@ -19,12 +19,8 @@ from typing import NamedTuple
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("aotexport", "runtimes/python/aotexport_runtime")
 MOST_S = 1200
-_PAIRS = "== != < <= > >= + - and or True False continue break any all min max".split()
-_OTHER = {
-    **dict(zip(_PAIRS, _PAIRS[1:] + _PAIRS[:1], strict=True)),
-    **dict(zip(_PAIRS[1::2], _PAIRS[::2], strict=True)),
-    **{"in": "not in", "is": "is not", "not": "", "None": "0"},
-}
+_PAIRS = (("==", "!="), ("<", "<="), (">", ">="), ("+", "-"), ("and", "or"), ("True", "False"), ("continue", "break"))
+_OTHER = {"in": "not in", "is": "is not", "not": "", "None": "0", **dict(_PAIRS), **{new: old for old, new in _PAIRS}}
 
 
 class Mutant(NamedTuple):
