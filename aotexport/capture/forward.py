@@ -12,8 +12,8 @@ import torch
 from aotexport.capture.effects.own_code import own_code
 from aotexport.capture.effects.questions import QUESTIONS, Question
 from aotexport.capture.effects.record import Read
-from aotexport.capture.effects.triton_kernels import launches_traced
-from aotexport.capture.passes.draft import Draft
+from aotexport.capture.passes.contract import Draft
+from aotexport.capture.passes.launches import launches_traced
 from aotexport.capture.passes.order import run_passes
 from aotexport.capture.trace.fakes import FakeInputs, fake_inputs
 from aotexport.capture.trace.forward_capture import Answer, Binding, ForwardCapture

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from aotexport.capture.passes.draft import Draft
+from aotexport.capture.passes.contract import Draft
 from aotexport.capture.trace.forward_capture import Binding
 from aotexport.torch_internals.names import HigherOrderOperator, OpOverload
 from aotexport_runtime.errors import ArgumentInvalid

@@ -1,23 +1,94 @@
-"""Launches of Triton kernels in graphs: name them, replace them by calls that a record can hold, or refuse them."""
+"""Launches of Triton kernels: record them in a trace, replace them by calls that a record can hold, or refuse them.
+
+Operators of `torch.library.triton_op` have another implementation to run on CPUs. A kernel that the model launches
+itself has none: its launch runs as compiled code or not at all.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 
-from aotexport.capture.effects.triton_kernels import name_of
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.errors import ExportFailed
-from aotexport.torch_internals.launches import is_launch, kernel_of, launch_operands, written_operands
+from aotexport.model.source_lines import user_line
+from aotexport.process.patches import Patch, patched
+from aotexport.torch_internals.launches import (
+    is_launch,
+    kernel_of,
+    launch_operands,
+    launch_recorded,
+    launches_checked,
+    written_operands,
+)
 from aotexport.torch_internals.names import runs_triton, triton_runs_on_cpu
 
 _OPERATOR = (
     "make it an operator (torch.library.triton_op, torch.library.wrap_triton) and register what CPUs run in its "
     "place, `operator.register_kernel('cpu')(function)`"
 )
+
+
+@contextlib.contextmanager
+def launches_traced() -> Iterator[None]:
+    """Record the kernels that a model launches itself in the trace, instead of running them.
+
+    Raises:
+        ExportFailed: a bundle cannot hold a launch; names the kernel.
+    """
+    if "triton" not in sys.modules:
+        yield
+        return
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import JITFunction
+
+    def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            launch_recorded(kernel, args, kwargs)
+        except RuntimeError as error:
+            raise ExportFailed(f"{user_line()}the Triton kernel `{_name_of(kernel)}`: {error}") from error
+
+    launch = [Patch(kind, "run", run, "Record launches of Triton kernels") for kind in (JITFunction, Autotuner)]
+    with patched(*launch), launches_checked(_check):
+        yield
+
+
+def _name_of(kernel: Any) -> str:
+    """Return the name of a kernel, tuned or not."""
+    while not hasattr(kernel, "__name__"):
+        kernel = kernel.fn
+    return kernel.__name__
+
+
+def _check(kernel: Any, arguments: Sequence[Any]) -> None:
+    """Refuse a kernel, or an argument of its launch, for which no compiled code can be made.
+
+    Raises:
+        ExportFailed: names the kernel.
+    """
+    said = f"{user_line()}the Triton kernel `{_name_of(kernel)}`"
+    configs = getattr(kernel, "configs", ())
+    hooks = [name for name in ("pre_hook", "post_hook") if getattr(kernel, f"user_defined_{name}", False) is not False]
+    hooks += ["pre_hook"] if any(config.pre_hook is not None for config in configs) else []
+    if hooks:
+        raise ExportFailed(
+            f"{said} has a hook (`{hooks[0]}`), which is Python code, and a bundle holds none. Do what it does by "
+            "operators of torch before the launch; arguments are zeroed and restored for tuning without "
+            "(`reset_to_zero`, `restore_value`)"
+        )
+    if any(config.num_ctas != 1 for config in configs):
+        raise ExportFailed(f"{said} runs in clusters of blocks (`num_ctas`), which no bundle launches. Use one block")
+    if any(type(value).__name__ in ("TensorDescriptor", "GluonTensorDescriptor") for value in arguments):
+        raise ExportFailed(
+            f"{said} takes a tensor descriptor, which a bundle cannot hold. Pass the tensor and its sizes, and make "
+            "pointers in the kernel"
+        )
 
 
 def launched(name: str, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -45,14 +116,14 @@ def name_launches(module: torch.fx.GraphModule) -> None:
 
 def launch_arguments(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
     """Return the arguments of a launch in a record: the kernel's name, and the tensors passed to it."""
-    return name_of(kernel_of(node)), list(launch_operands(node).values())
+    return _name_of(kernel_of(node)), list(launch_operands(node).values())
 
 
 def launched_kernels(forward: ForwardCapture) -> list[str]:
     """Return the names of the kernels that a model launches itself."""
     graphs = [module.graph for module in forward.graph.modules() if isinstance(module, torch.fx.GraphModule)]
     nodes = [node for graph in graphs for node in graph.nodes if is_launch(node.target)]
-    return list(dict.fromkeys(name_of(kernel_of(node)) for node in nodes))
+    return list(dict.fromkeys(_name_of(kernel_of(node)) for node in nodes))
 
 
 def refuse_kernels_without_cpu(forward: ForwardCapture) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from aotexport.capture.passes.contract import ordered
-from aotexport.capture.passes.draft import Draft
-from aotexport.capture.passes.drop_unused_state import drop_unused_state
+from aotexport.capture.passes.cleanup import (
+    drop_unused_state,
+    eliminate_dead_code,
+    insert_data_checks,
+    make_grad_modes_relative,
+)
+from aotexport.capture.passes.constants import lift_constants, lift_subgraph_constants
+from aotexport.capture.passes.contract import Draft, ordered
 from aotexport.capture.passes.dump import dump_draft
-from aotexport.capture.passes.eliminate_dead_code import eliminate_dead_code
-from aotexport.capture.passes.fix_gradients_of_loops import fix_gradients_of_loops
-from aotexport.capture.passes.insert_data_checks import insert_data_checks
-from aotexport.capture.passes.lift_constants import lift_constants
-from aotexport.capture.passes.lift_subgraph_constants import lift_subgraph_constants
-from aotexport.capture.passes.make_grad_modes_relative import make_grad_modes_relative
-from aotexport.capture.passes.refuse_computed_state import refuse_computed_state
-from aotexport.capture.passes.refuse_history_by_views import refuse_history_by_views
-from aotexport.capture.passes.refuse_hooks_on_state import refuse_hooks_on_state
-from aotexport.capture.passes.refuse_nested_draws import refuse_nested_draws
-from aotexport.capture.passes.refuse_resized_memory import refuse_resized_memory
+from aotexport.capture.passes.refusals import (
+    refuse_computed_state,
+    refuse_history_by_views,
+    refuse_hooks_on_state,
+    refuse_nested_draws,
+    refuse_resized_memory,
+)
+from aotexport.capture.passes.subgraphs import fix_gradients_of_loops
 
 PASSES = ordered(
     lift_subgraph_constants,

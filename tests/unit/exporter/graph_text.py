@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import (  # noqa: TID251 (graphs that
     compute_unbacked_bindings,
 )
 
-from aotexport.capture.passes.draft import Draft
+from aotexport.capture.passes.contract import Draft
 from aotexport.capture.trace.fakes import FakeInputs
 from aotexport.capture.trace.forward_capture import Binding
 from aotexport.model.state import StateEntry

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from aotexport.capture.passes import order
-from aotexport.capture.passes.contract import Fact, graph_pass, ordered
-from aotexport.capture.passes.draft import Draft
+from aotexport.capture.passes.contract import Draft, Fact, graph_pass, ordered
 from aotexport.capture.passes.dump import draft_text, passes_dumped, program_dumped
 from aotexport.errors import ExportFailed
 from aotexport_runtime.errors import ArgumentInvalid
