@@ -257,7 +257,7 @@ def _check_classes(outputs: list[tuple[str, Any]], argument_types: set[type]) ->
 def attention_as_traced() -> Iterator[None]:
     """Switch off torch's inference fast path of attention modules, which tracing cannot take.
 
-    It gives the same values in another memory layout; see docs/decisions/0003-attention-fast-path.md.
+    It gives the same values in another memory layout; see docs/decisions/0001-forward-graph-is-the-meaning.md.
     """
     before = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
