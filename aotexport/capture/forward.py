@@ -34,7 +34,7 @@ from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
 from aotexport.model.state import State
-from aotexport.process.quiet import quiet
+from aotexport.process.blocks import quiet
 from aotexport.torch_internals.names import SET_GRAD_ENABLED, GuardOnDataDependentSymNode
 from aotexport.torch_internals.patches import exporting_hidden
 from aotexport.torch_internals.transforms import transforms_left

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from aotexport.process.clock import Stage, Stopwatch
+from aotexport.process.clock import Clock, Stage
 
 
 class Progress:
@@ -26,7 +26,7 @@ class Progress:
             quiet: show nothing.
             profile: file to write the stages to when the command ends, however it ends; see `write_profile`.
         """
-        self._stopwatch = Stopwatch()
+        self._clock = Clock()
         self._quiet = quiet
         self._profile = profile
         self._console = Console(file=sys.stderr, highlight=False)
@@ -40,7 +40,7 @@ class Progress:
     ) -> None:
         self._end(done=error is None)
         if self._profile is not None:
-            write_profile(self._stopwatch.stages, self._profile)
+            write_profile(self._clock.stages, self._profile)
 
     def __call__(self, stage: str) -> None:
         """Begin a stage; the one before it is done."""
@@ -50,31 +50,31 @@ class Progress:
             self._status.start()
         elif not self._quiet:
             self._console.print(Text(stage), soft_wrap=True)
-        self._stopwatch.begin(stage)
+        self._clock.stage(stage)
 
     @property
     def seconds(self) -> dict[str, float]:
         """Wall time per finished stage."""
-        return self._stopwatch.seconds
+        return self._clock.seconds
 
     @property
     def own_nbytes(self) -> int:
         """The most memory without mapped files at the end of a stage; 0: the system does not tell."""
-        return max((stage.own_nbytes for stage in self._stopwatch.stages), default=0)
+        return max((stage.own_nbytes for stage in self._clock.stages), default=0)
 
     def count(self, done: int, of: int) -> None:
         """Show how far the current stage is, on a terminal."""
         if self._status is not None:
-            self._status.update(Text(f"{self._stopwatch.current} ({done}/{of})"))
+            self._status.update(Text(f"{self._clock.current} ({done}/{of})"))
 
     def _end(self, *, done: bool) -> None:
         if self._status is not None:
             self._status.stop()
             self._status = None
-        if not self._stopwatch.current:
+        if not self._clock.current:
             return
-        self._stopwatch.end()
-        ended = self._stopwatch.stages[-1]
+        self._clock.end()
+        ended = self._clock.stages[-1]
         if done and not self._quiet and self._console.is_terminal:
             self._console.print(Text(f"{ended.wall_s:7.1f} s  {ended.name}", style="dim"))
 

@@ -22,7 +22,7 @@ from aotexport.model.attributes import Attributes
 from aotexport.model.globals import globals_to_put_back
 from aotexport.model.reach import reached
 from aotexport.model.restore import Before
-from aotexport.process.interrupts import uninterrupted
+from aotexport.process.blocks import uninterrupted
 from aotexport.torch_internals.outside import set_version
 
 

@@ -12,7 +12,7 @@ import torch
 from aotexport.model.memory_snapshots import MemorySnapshot, copied, spans_of
 from aotexport.model.state import State
 from aotexport.model.tensor_kinds import why_not_held
-from aotexport.process.interrupts import uninterrupted
+from aotexport.process.blocks import uninterrupted
 from aotexport_runtime.values.subclasses import is_wrapper, parts
 
 UNCHANGED = "unchanged"

@@ -23,8 +23,8 @@ from aotexport.model.mode import in_mode
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.state import State
 from aotexport.pipeline.options import ExportOptions
+from aotexport.process.blocks import collected_rarely
 from aotexport.process.clock import Clock
-from aotexport.process.garbage import collected_rarely
 from aotexport.vectors.paths import shorter_on_path
 
 

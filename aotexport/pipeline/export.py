@@ -30,11 +30,8 @@ from aotexport.pipeline.report import complete_notes, report_of
 from aotexport.pipeline.targets import compile_kernels, compile_libraries
 from aotexport.pipeline.verify import check_kernels, verify_graphs, verify_libraries
 from aotexport.pipeline.write import write_bundle, write_weights
+from aotexport.process.blocks import deep_stack, only_export, searched_for_new_garbage, waits_short
 from aotexport.process.clock import Clock, Progress
-from aotexport.process.deep_stack import deep_stack
-from aotexport.process.garbage import searched_for_new_garbage
-from aotexport.process.only_export import only_export
-from aotexport.process.short_waits import waits_short
 from aotexport.vectors.eager_errors import EagerErrors
 from aotexport.vectors.thin import thin_vectors
 from aotexport.verify.fresh import FreshProcess

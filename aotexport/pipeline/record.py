@@ -15,8 +15,8 @@ from aotexport.model.programs import ProgramSpec
 from aotexport.model.state import State
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.write import write_bundle
+from aotexport.process.blocks import give_back_freed_memory
 from aotexport.process.clock import Clock
-from aotexport.process.garbage import give_back_freed_memory
 from aotexport.vectors.paths import checked_programs, on_path
 from aotexport.vectors.record import RecordedCall, record_vectors, write_vectors
 from aotexport.vectors.small_sizes import begun_at_zero

@@ -12,8 +12,8 @@ from aotexport.encode.program import EncodedProgram
 from aotexport.encode.submodules import settings_of
 from aotexport.lower.build import write_targets
 from aotexport.pipeline.bundle_draft import BundleDraft
+from aotexport.process.blocks import collected_rarely
 from aotexport.process.clock import Clock
-from aotexport.process.garbage import collected_rarely
 from aotexport.write import weights
 from aotexport.write.files import write_manifest, write_programs
 from aotexport.write.readme import write_readme

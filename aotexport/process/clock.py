@@ -33,23 +33,31 @@ class Stage:
     own_nbytes: int
 
 
-class Stopwatch:
-    """Times stages, one after the other.
+class Clock:
+    """Times stages, one after the other, and tells a callback of each.
 
     Attributes:
         stages: those that have ended, in order.
         current: name of the stage that goes on; empty: none does.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Progress = lambda stage: None) -> None:
         self.stages: list[Stage] = []
         self.current = ""
         self._start = (0.0, 0.0)
+        self._progress = progress
 
-    def begin(self, name: str) -> None:
+    def stage(self, name: str) -> None:
         """Begin a stage, and end the one before it."""
         self.end()
+        self._progress(name)
         self.current, self._start = name, (time.perf_counter(), time.process_time())
+
+    def count(self, done: int, of: int) -> None:
+        """Report the progress of the current stage, to a callback that has a `count`."""
+        tell = getattr(self._progress, "count", None)
+        if tell is not None:
+            tell(done, of)
 
     def end(self) -> None:
         """End the current stage, if there is one."""
@@ -62,7 +70,7 @@ class Stopwatch:
             wall_s=time.perf_counter() - wall,
             processor_s=time.process_time() - processor,
             peak_nbytes=peak_memory_nbytes(),
-            own_nbytes=own_memory_nbytes(),
+            own_nbytes=_own_memory_nbytes(),
         )
         self.stages.append(ended)
         self.current = ""
@@ -82,29 +90,8 @@ def peak_memory_nbytes() -> int:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def own_memory_nbytes() -> int:
-    """Return the memory that this process has resident now, without mapped files; 0: the system does not tell."""
+def _own_memory_nbytes() -> int:
     if sys.platform != "linux":
         return 0
     _, resident, shared = map(int, Path("/proc/self/statm").read_text().split()[:3])
     return (resident - shared) * resource.getpagesize()
-
-
-class Clock(Stopwatch):
-    """The stages of an export, told to the progress callback."""
-
-    def __init__(self, progress: Progress) -> None:
-        super().__init__()
-        self._progress = progress
-
-    def stage(self, name: str) -> None:
-        """Begin a stage, and end the one before it."""
-        self.end()
-        self._progress(name)
-        self.begin(name)
-
-    def count(self, done: int, of: int) -> None:
-        """Report the progress of the current stage, to a callback that has a `count`."""
-        tell = getattr(self._progress, "count", None)
-        if tell is not None:
-            tell(done, of)

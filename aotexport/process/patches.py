@@ -17,7 +17,7 @@ from typing import Any
 
 from torch.compiler import is_dynamo_compiling
 
-from aotexport.process.interrupts import uninterrupted
+from aotexport.process.blocks import uninterrupted
 
 ALWAYS = "never: tracing needs it by its nature"
 """For patches that show to a trace the behaviour of torch outside of its operators."""

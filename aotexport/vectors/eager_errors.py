@@ -30,7 +30,7 @@ from aotexport.model.programs import ProgramSpec
 from aotexport.model.refusals import attempt
 from aotexport.model.restore import restored
 from aotexport.model.state import State, collect_state
-from aotexport.process.quiet import quiet
+from aotexport.process.blocks import quiet
 from aotexport.vectors.record import RecordedCall, record_path
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.graph import Graph

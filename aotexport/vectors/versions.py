@@ -21,7 +21,7 @@ from aotexport.encode.program import EncodedProgram, counts_of_parts
 from aotexport.errors import AttemptFailed
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
-from aotexport.process.garbage import collected_rarely
+from aotexport.process.blocks import collected_rarely
 from aotexport.torch_internals.calls import tree_leaves
 from aotexport.torch_internals.saved_tensors import watched
 from aotexport.vectors.paths import shorter_on_path

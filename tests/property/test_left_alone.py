@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import aotexport
-from aotexport.process.interrupts import uninterrupted
+from aotexport.process.blocks import uninterrupted
 from tests.cases import CASES, all_cases
 from tests.snapshots import changes, snapshot
 from tests.sweeps import zoo

@@ -14,7 +14,7 @@ from aotexport.lower.cuda.retarget import CannotLower, retarget
 from aotexport.lower.cuda.sources import KernelSource, kernel_source
 from aotexport.lower.cuda.wrapper import capturing, launch
 from aotexport.model.refusals import attempt
-from aotexport.process.quiet import quiet
+from aotexport.process.blocks import quiet
 from aotexport.torch_internals.calls import FakeTensorMode
 from aotexport.torch_internals.inductor import (
     compile_for_gpu,

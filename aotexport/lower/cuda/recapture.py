@@ -20,7 +20,7 @@ from aotexport.capture.passes.launches import launched
 from aotexport.lower.cuda.attention import bias, factor_of, fitted, for_all_heads, fused_kind
 from aotexport.lower.cuda.layout import laid_out_in
 from aotexport.lower.cuda.retarget import CannotLower
-from aotexport.process.quiet import quiet
+from aotexport.process.blocks import quiet
 from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport.torch_internals.launches import DeviceModel, triton_target
 from aotexport.torch_internals.names import runs_triton

@@ -14,7 +14,7 @@ from aotexport.errors import AttemptFailed, ExportFailed
 from aotexport.lower.onnx.provenance import provenance
 from aotexport.lower.onnx.rebuild import Rebuilt
 from aotexport.model.refusals import attempt
-from aotexport.process.quiet import quiet
+from aotexport.process.blocks import quiet
 from aotexport.torch_internals.general_sizes import sizes_of_any_value
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.onnx_translations import translations_read_once

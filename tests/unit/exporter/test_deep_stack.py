@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from aotexport.process.deep_stack import NBYTES, deep_stack
+from aotexport.process.blocks import STACK_NBYTES, deep_stack
 
 resource = pytest.importorskip("resource", reason="limits of a Unix process")
 
@@ -26,7 +26,7 @@ def test_stack_is_deep_for_as_long_as_the_block():
     with deep_stack():
         soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
         assert hard == before[1]
-        assert soft in (resource.RLIM_INFINITY, hard) or soft >= NBYTES
+        assert soft in (resource.RLIM_INFINITY, hard) or soft >= STACK_NBYTES
     assert resource.getrlimit(resource.RLIMIT_STACK) == before
 
 

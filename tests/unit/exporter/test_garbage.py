@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from aotexport.process.garbage import searched_for_new_garbage
+from aotexport.process.blocks import searched_for_new_garbage
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import threading
 import pytest
 import torch
 
-from aotexport.process.short_waits import waits_short
+from aotexport.process.blocks import waits_short
 
 COUNTED = """
 import os, torch
-from aotexport.process.short_waits import waits_short
+from aotexport.process.blocks import waits_short
 
 def threads():
     return len(os.listdir("/proc/self/task"))
