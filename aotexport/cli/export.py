@@ -205,7 +205,7 @@ def export(
             from aotexport.cli.summary import summarize
             from aotexport.pipeline.export import export_as
 
-            report = export_as(source.target, source.args, source.kwargs, options, fresh)
+            report = export_as(source.target, source.example.args, dict(source.example.kwargs), options, fresh)
             summary = summarize(report, verified=bool(options.verify))
     write.show(summary, progress)
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.export import Dim
 
 from aotexport.errors import ModelFileInvalid
-from aotexport.model.dynamic_shapes import nested_sizes
+from aotexport.model.dynamic_shapes import nested_sizes, scaled
 from aotexport.model.programs import NAMED, Example, Program
 from aotexport.model.source import ModelSource
 from aotexport_runtime.bundle.read import Bundle
@@ -49,18 +49,9 @@ def source_of(module: BundleModule) -> ModelSource:
     # Programs name it where the user asks for others.
     first = next((program for program in programs if program.method == "forward"), programs[0])
     assert isinstance(first.example, Example)
-    return ModelSource(
-        name=str(bundle.root),
-        target=module if bundle.manifest.kind == "module" else _function_of(module),
-        args=tuple(first.example.args),
-        kwargs=dict(first.example.kwargs),
-        dynamic_shapes=first.example.dynamic_shapes,
-        programs=tuple(programs),
-        variants=(),
-        custom_ops=(),
-        keep_operators=tuple(bundle.manifest.requirements.operator_namespaces),
-        root=Path.cwd(),
-    )
+    target = module if bundle.manifest.kind == "module" else _function_of(module)
+    kept = tuple(bundle.manifest.requirements.operator_namespaces)
+    return ModelSource(str(bundle.root), target, first.example, Path.cwd(), tuple(programs), keep_operators=kept)
 
 
 def variants_under_autocast(bundle: Bundle) -> dict[str, str]:
@@ -225,8 +216,7 @@ def _made(size: Size, dimensions: dict[str, Any], program: ProgramRecord) -> Any
             "`torch.export` describes. Export the model"
         )
     symbol, factor, offset = affine
-    made = dimensions[symbol] if factor == 1 else factor * dimensions[symbol]
-    return made + offset if offset else made
+    return scaled(dimensions[symbol], factor, offset)
 
 
 def _affine(size: Size) -> Affine | None:

@@ -13,7 +13,7 @@ from torch import nn
 
 from aotexport.model.programs import AnyExample, Example, Program, as_example
 from aotexport.model.source import ModelSource
-from aotexport.model.structure import dataclass_attributes, is_plain_object, object_attributes
+from aotexport.model.structure import is_plain_object, object_attributes
 from aotexport.torch_internals.calls import tree_map
 
 
@@ -41,11 +41,9 @@ def cast(source: ModelSource, dtype: torch.dtype) -> ModelSource:
         example = None if program.example is None else recast(program.example)
         return dataclasses.replace(program, example=example, variants=tuple(map(recast, program.variants)))
 
-    example = recast(source.example)
     return dataclasses.replace(
         source,
-        args=tuple(example.args),
-        kwargs=dict(example.kwargs),
+        example=recast(source.example),
         variants=tuple(map(recast, source.variants)),
         programs=None if source.programs is None else tuple(map(described, source.programs)),
     )
@@ -68,7 +66,7 @@ class _Leaves:
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         is_record = dataclasses.is_dataclass(value) and not isinstance(value, type)
-        return self._object(value, is_record) if is_record or is_plain_object(value) else value
+        return self._object(value) if is_record or is_plain_object(value) else value
 
     def _tensor(self, value: torch.Tensor) -> torch.Tensor:
         if not value.is_floating_point() or value.dtype == self._dtype:
@@ -78,14 +76,14 @@ class _Leaves:
             self._done[id(value)] = value.detach().to(self._dtype).requires_grad_(value.requires_grad)
         return self._done[id(value)]
 
-    def _object(self, value: Any, is_record: bool) -> Any:
+    def _object(self, value: Any) -> Any:
         """Return a copy whose attributes are cast; the object itself, if it holds nothing to cast."""
         if id(value) in self._done:
             self._casts += self._done[id(value)] is not value
             return self._done[id(value)]
         self._done[id(value)] = value  # An object that holds itself ends here.
-        before, attributes = self._casts, dataclass_attributes(value) if is_record else object_attributes(value)
-        cast = {name: tree_map(self.cast, item) for name, item in attributes.items()}
+        before = self._casts
+        cast = {name: tree_map(self.cast, item) for name, item in object_attributes(value).items()}
         if self._casts == before:
             return value
         self._done[id(value)] = other = copy.copy(value)

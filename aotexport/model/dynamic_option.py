@@ -1,10 +1,7 @@
-"""The option `--dynamic 'x:0=batch[1:64]'`: its grammar, and its place in the nested `dynamic_shapes`.
+"""The option `--dynamic 'x:0=batch[1:64]'`, for an export, and for narrower sizes of a bundle that is made of a bundle.
 
-    INPUT [: AXIS] = [FACTOR *] NAME [ '[' MIN : MAX ']' ] [+ OFFSET]
-
-INPUT is the path of a tensor in the example call, with one of its axes, or of an integer, without: `x`, `batch['ids']`,
-`batch.ids`, `layers[0]`. MIN and MAX bound NAME; without them the bounds are 0 and none. One NAME in several places is
-one dimension.
+A graph holds for the sizes that it was captured for, and so for fewer of them. For more it need not hold: the model's
+code may have read a fixed size as a number, or branched by it.
 """
 
 from __future__ import annotations
@@ -12,7 +9,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -20,8 +17,10 @@ from torch.export import Dim
 
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.call import ExampleCall, example_call
-from aotexport.model.dynamic_shapes import nested_sizes
+from aotexport.model.dynamic_shapes import nested_sizes, scaled
+from aotexport.model.programs import AnyExample, Example, Program, as_example
 from aotexport.model.source import ModelSource
+from aotexport.torch_internals.calls import is_dimension
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Tree
 from aotexport_runtime.values.trees import keys_of, leaves
 
@@ -36,6 +35,10 @@ _SYNTAX = (
     "INPUT=NAME[MIN:MAX], for example 'steps=count[1:100]'"
 )
 _STEP = re.compile(r"\.(?P<name>\w+)|\[(?P<index>\d+)\]|\['(?P<single>[^']*)'\]|\[\"(?P<double>[^\"]*)\"\]")
+
+_LARGEST = 2**63 - 1
+"""The greatest size, where no other bound is known."""
+_WAY_OUT = "A graph does not tell where the model's code read it as a number: export the model with this option"
 
 Bounds = tuple[int | None, int | None]
 
@@ -72,14 +75,14 @@ def parse_dynamic(text: str) -> DynamicSize:
         ModelFileInvalid: it does not follow the grammar, or its bounds leave no choice.
     """
     match = _OPTION.fullmatch(text.strip())
-    path = None if match is None else split_path(match["input"].strip())
+    path = None if match is None else _split_path(match["input"].strip())
     if match is None or path is None:
-        raise wrong(text, _SYNTAX)
+        raise _wrong(text, _SYNTAX)
     axis = None if match["axis"] is None else int(match["axis"])
     bounds = _bounds(text, match) if match["bounds"] else None
     factor = int(match["factor"] or 1)
     if factor == 0:
-        raise wrong(text, "the factor is 0")
+        raise _wrong(text, "the factor is 0")
     offset = int(match["offset"] or 0) * (-1 if match["sign"] == "-" else 1)
     return DynamicSize(text, *path, axis, match["name"], bounds, factor, offset)
 
@@ -88,18 +91,18 @@ def _bounds(text: str, match: re.Match[str]) -> Bounds:
     low, high = (int(bound) if bound else None for bound in (match["min"], match["max"]))
     is_integer = match["axis"] is None
     if not is_integer and min(low or 0, high or 0) < 0:
-        raise wrong(text, f"[{match['min']}:{match['max']}] has a size below 0")
+        raise _wrong(text, f"[{match['min']}:{match['max']}] has a size below 0")
     if high is not None and high <= (low or 0):
-        raise wrong(text, f"[{match['min']}:{match['max']}] leaves no choice of {'values' if is_integer else 'sizes'}")
+        raise _wrong(text, f"[{match['min']}:{match['max']}] leaves no choice of {'values' if is_integer else 'sizes'}")
     return low, high
 
 
-def wrong(text: str, why: str) -> ModelFileInvalid:
+def _wrong(text: str, why: str) -> ModelFileInvalid:
     """Return the refusal of the option `text`."""
     return ModelFileInvalid(f"--dynamic {text!r}: {why}")
 
 
-def split_path(path: str) -> tuple[str, tuple[str | int, ...]] | None:
+def _split_path(path: str) -> tuple[str, tuple[str | int, ...]] | None:
     """Return the parameter and the steps of a path in a call; None: it is none."""
     parameter = re.match(r"[^\W\d]\w*", path)
     if parameter is None:
@@ -127,43 +130,29 @@ def merge_dynamic(source: ModelSource, options: Sequence[str]) -> Any:
         ModelFileInvalid: an option is malformed, contradicts another, or names no tensor or axis of the example call.
     """
     if not options:
-        return source.dynamic_shapes
-    call = example_call(source.target, source.args, source.kwargs, source.dynamic_shapes)
-    return merged(call, [parse_dynamic(option) for option in options])
+        return source.example.dynamic_shapes
+    return _merged(_called(source.target, source.example), [parse_dynamic(option) for option in options])
 
 
-def merged(call: ExampleCall, wanted: Sequence[DynamicSize]) -> Any:
-    """Return the `dynamic_shapes` of a call with options on top.
+def _called(callable_: Any, example: Example) -> ExampleCall:
+    return example_call(callable_, example.args, dict(example.kwargs), example.dynamic_shapes)
 
-    Args:
-        call: the example call; its dimensions are replaced.
-        wanted: the options.
 
-    Raises:
-        ModelFileInvalid: an option contradicts another, or names no tensor or axis of the example call.
-    """
+def _merged(call: ExampleCall, wanted: Sequence[DynamicSize]) -> Any:
+    """Return the `dynamic_shapes` of a call, whose dimensions are replaced, with options on top."""
     dimensions = _dimensions(wanted, call)
     integers: dict[int, Any] = {}
     for option in wanted:
-        place = find(call, option)
-        dimension = _derived(dimensions[option.name], option)
+        place = _find(call, option)
+        dimension = scaled(dimensions[option.name], option.factor, option.offset)
         if option.axis is None:
             integers[id(place)] = dimension
             continue
         assert isinstance(place, Leaf)
-        rank = call.tensors[place.index].dim()
-        if not -rank <= option.axis < rank:
-            raise wrong(option.text, f"the tensor has {rank} axes in the example call, no axis {option.axis}")
-        axes = call.axes[place.index] or {}
-        call.axes[place.index] = axes
-        axes[option.axis % rank] = dimension
+        axes = call.axes[place.index] = call.axes[place.index] or {}
+        axes[option.axis % call.tensors[place.index].dim()] = dimension
     size_of = functools.partial(_size_of, call=call, integers=integers)
     return {parameter.name: nested_sizes(parameter.tree, size_of) for parameter in call.parameters}
-
-
-def _derived(dimension: Any, option: DynamicSize) -> Any:
-    multiple = dimension * option.factor if option.factor != 1 else dimension
-    return multiple + option.offset if option.offset else multiple
 
 
 def _dimensions(wanted: Iterable[DynamicSize], call: ExampleCall) -> dict[str, Any]:
@@ -171,7 +160,7 @@ def _dimensions(wanted: Iterable[DynamicSize], call: ExampleCall) -> dict[str, A
     bounds: dict[str, Bounds] = {}
     for option in wanted:
         if option.bounds is not None and bounds.setdefault(option.name, option.bounds) != option.bounds:
-            raise wrong(option.text, f"`{option.name}` has other bounds in another --dynamic")
+            raise _wrong(option.text, f"`{option.name}` has other bounds in another --dynamic")
     dimensions: dict[str, Any] = {
         root.__name__: root
         for axes in call.axes
@@ -189,12 +178,8 @@ def _dimensions(wanted: Iterable[DynamicSize], call: ExampleCall) -> dict[str, A
     return dimensions
 
 
-def find(call: ExampleCall, option: DynamicSize) -> Leaf | Constant:
-    """Return the place of the option's input: that of a tensor for an option with an axis, of an integer without.
-
-    Raises:
-        ModelFileInvalid: the call has no such input.
-    """
+def _find(call: ExampleCall, option: DynamicSize) -> Leaf | Constant:
+    """Return the place of the option's input: that of a tensor for an option with an axis, of an integer without."""
     trees: dict[str, Tree] = {}
     for parameter in call.parameters:
         trees[parameter.name] = parameter.tree
@@ -205,15 +190,17 @@ def find(call: ExampleCall, option: DynamicSize) -> Leaf | Constant:
         tree = None if tree is None else _child(tree, step)
     if not isinstance(tree, Leaf | Constant):
         kind = "tensor" if option.axis is not None else "integer"
-        raise wrong(option.text, f"there is no such {kind} in the example call; {_inputs(call)}")
-    value = tree.value if isinstance(tree, Constant) else call.tensors[tree.index]
+        raise _wrong(option.text, f"there is no such {kind} in the example call; {_inputs(call)}")
+    value: Any = tree.value if isinstance(tree, Constant) else call.tensors[tree.index]
     if isinstance(value, torch.Tensor):
         if option.axis is None:
-            raise wrong(option.text, "it is a tensor; say which of its axes, INPUT:AXIS=NAME")
+            raise _wrong(option.text, "it is a tensor; say which of its axes, INPUT:AXIS=NAME")
     elif type(value) is not int:
-        raise wrong(option.text, f"it is no tensor and no integer in the example call; {_inputs(call)}")
+        raise _wrong(option.text, f"it is no tensor and no integer in the example call; {_inputs(call)}")
     elif option.axis is not None:
-        raise wrong(option.text, "it is an integer, which has no axes; write INPUT=NAME")
+        raise _wrong(option.text, "it is an integer, which has no axes; write INPUT=NAME")
+    if option.axis is not None and not -value.dim() <= option.axis < value.dim():
+        raise _wrong(option.text, f"the tensor has {value.dim()} axes in the example call, no axis {option.axis}")
     return tree
 
 
@@ -242,14 +229,126 @@ def _child(tree: Tree, step: str | int) -> Tree | None:
 
 
 def _size_of(place: Leaf | Constant, call: ExampleCall, integers: dict[int, Any]) -> Any:
-    """Return the dimensions of an input.
-
-    Args:
-        place: its place in a tree of the call.
-        call: has the axes of tensors, and the model file's dimensions of integers.
-        integers: the dimension of integers by the identity of their place.
-    """
+    """Return the dimensions of an input, those of integers by the identity of their place."""
     if id(place) in integers or isinstance(place, Constant):
         return integers.get(id(place))
     axes = call.axes[place.index]
     return axes if axes is None or isinstance(call.tensors[place.index], torch.Tensor) else axes[0]
+
+
+# --- narrower sizes of a bundle ---------------------------------------------------------------------------
+
+
+def narrowed(source: ModelSource, options: Iterable[str]) -> ModelSource:
+    """Return a loaded bundle as a source whose programs take narrower sizes.
+
+    Args:
+        source: made of the loaded bundle.
+        options: as `--dynamic` takes them; each holds in all programs that have its input.
+
+    Raises:
+        ModelFileInvalid: an option is malformed, names no input of any program, or asks for sizes that the bundle
+            does not take.
+    """
+    wanted = [parse_dynamic(option) for option in options]
+    if not wanted:
+        return source
+    refusals: dict[str, ModelFileInvalid] = {}
+    met: set[str] = set()
+
+    def example_of(example: AnyExample, callable_: Any, *, is_variant: bool = False) -> Example:
+        example = as_example(example)
+        call = _called(callable_, example)
+        own: list[DynamicSize] = []
+        for option in wanted:
+            try:
+                _find(call, option)
+                if is_variant:
+                    # One for a fixed size, such as one row, stays as it is.
+                    _dimension(call, option)
+            except ModelFileInvalid as refusal:
+                refusals.setdefault(option.text, refusal)
+            else:
+                own.append(option)
+        met.update(option.text for option in own)
+        return replace(example, dynamic_shapes=_merged(call, _bounded(call, own))) if own else example
+
+    programs: list[Program] = []
+    for program in source.programs or ():
+        assert isinstance(program, Program)
+        assert program.example is not None
+        called = source.target if program.method == "forward" else getattr(source.target, program.method)
+        example = example_of(program.example, called)
+        variants = tuple(example_of(variant, called, is_variant=True) for variant in program.variants)
+        programs.append(replace(program, example=example, variants=variants))
+    for text, refusal in refusals.items():
+        if text not in met:
+            raise refusal
+    return replace(source, programs=tuple(programs))
+
+
+def _bounded(call: ExampleCall, wanted: Sequence[DynamicSize]) -> list[DynamicSize]:
+    """Return options that have bounds, and hold wherever the call has the dimension of their place."""
+    given = {option.name: option.bounds for option in wanted if option.bounds is not None}
+    ranges: dict[str, tuple[int, int]] = {}
+    found: list[DynamicSize] = []
+    for option in wanted:
+        before = _dimension(call, option)
+        least, most = _range(before, option)
+        low, high = given.get(option.name, (None, None))
+        if option.name not in given:
+            low, high = -((option.offset - least) // option.factor), (most - option.offset) // option.factor
+        low, high = least if low is None else low, most if high is None else high
+        if option.factor * low + option.offset < least or option.factor * high + option.offset > most:
+            raise _wrong(
+                option.text,
+                f"the bundle takes {_spelled(least, most, option)} there, and its graphs hold for no others",
+            )
+        other = ranges.get(option.name, (low, high))
+        ranges[option.name] = max(low, other[0]), min(high, other[1])
+        found += [option, *_alike(call, option, before)]
+    bounds = {
+        name: (None if low <= -_LARGEST else low, None if high >= _LARGEST else high)
+        for name, (low, high) in ranges.items()
+    }
+    return [replace(option, bounds=bounds[option.name]) for option in found]
+
+
+def _dimension(call: ExampleCall, option: DynamicSize) -> Any:
+    """Return the dimension that the call has at the place of an option."""
+    place = _find(call, option)
+    if not isinstance(place, Leaf):
+        raise _wrong(option.text, f"the bundle was captured for this integer alone. {_WAY_OUT}")
+    axes = call.axes[place.index] or {}
+    if option.axis is None:
+        return axes[0]
+    tensor = call.tensors[place.index]
+    dimension = axes.get(option.axis % tensor.dim())
+    if not is_dimension(dimension):
+        size = tensor.shape[option.axis]
+        raise _wrong(option.text, f"the bundle was captured for size {size} alone. {_WAY_OUT}")
+    return dimension
+
+
+def _range(dimension: Any, option: DynamicSize) -> tuple[int, int]:
+    """Return the least and the greatest value of a dimension; where it has none, torch gives no integer."""
+    least, most = getattr(dimension, "min", None), getattr(dimension, "max", None)
+    none = 0 if option.axis is not None else -_LARGEST
+    return least if isinstance(least, int) else none, most if isinstance(most, int) else _LARGEST
+
+
+def _spelled(least: int, most: int, option: DynamicSize) -> str:
+    what = "integers" if option.axis is None else "sizes"
+    low = "" if least == -_LARGEST else f" from {least}"
+    return f"{what}{low} on" if most == _LARGEST else f"{what}{low} to {most}"
+
+
+def _alike(call: ExampleCall, option: DynamicSize, dimension: Any) -> Iterable[DynamicSize]:
+    """Yield an option for each other place of a named dimension, which keeps being one dimension."""
+    name = getattr(dimension, "__name__", None)
+    for path, axes in zip(call.paths, call.axes, strict=True):
+        for axis, other in (axes or {}).items():
+            place = _split_path(path)
+            if name is not None and getattr(other, "__name__", None) == name and place is not None:
+                is_integer = not hasattr(call.tensors[call.paths.index(path)], "dim")
+                yield replace(option, parameter=place[0], steps=place[1], axis=None if is_integer else axis)

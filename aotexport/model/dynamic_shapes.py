@@ -22,3 +22,9 @@ def nested_sizes(tree: Tree, size_of: Callable[[Leaf | Constant], Any]) -> Any:
     if isinstance(tree, Sequence):
         return tuple(children)
     return dict(zip(keys_of(tree) if isinstance(tree, Mapping) else tree.fields, children, strict=True))
+
+
+def scaled(dimension: Any, factor: int, offset: int) -> Any:
+    """Return the dimension `factor * dimension + offset`, as `torch.export.Dim` derives it."""
+    multiple = dimension if factor == 1 else factor * dimension
+    return multiple + offset if offset else multiple

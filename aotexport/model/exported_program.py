@@ -16,11 +16,11 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from aotexport.errors import ModelFileInvalid
+from aotexport.model.dynamic_shapes import scaled
 from aotexport.model.model_file import user_code
+from aotexport.model.programs import Example
 from aotexport.model.source import ModelSource
 from aotexport.process.patches import Patch, patched
-
-SUFFIX = ".pt2"
 
 
 def exported_source(where: str) -> ModelSource:
@@ -39,20 +39,9 @@ def exported_source(where: str) -> ModelSource:
             f"`{where}` has no example inputs. Export a model file that has them:\n\n"
             f'    model = torch.export.load("{where}").module()\n    example_inputs = (torch.randn(2, 8),)'
         )
-    args, kwargs = program.example_inputs
     module: Any = program.module()
-    return ModelSource(
-        name=where,
-        target=module,
-        args=tuple(args),
-        kwargs=dict(kwargs),
-        dynamic_shapes=_dynamic_shapes(program, module),
-        programs=None,
-        variants=(),
-        custom_ops=(),
-        keep_operators=(),
-        root=path.absolute().parent,
-    )
+    example = Example(*program.example_inputs, _dynamic_shapes(program, module))
+    return ModelSource(where, module, example, path.absolute().parent)
 
 
 def _loaded(path: Path) -> ExportedProgram:
@@ -104,5 +93,4 @@ def _dimension(size: torch.SymInt, program: ExportedProgram, dimensions: dict[An
         bounds = program.range_constraints[symbol]
         most = int(bounds.upper) if bounds.upper.is_Integer else None
         dimensions[symbol] = Dim(str(symbol), min=int(bounds.lower), max=most)
-    made = dimensions[symbol] if factor == 1 else int(factor) * dimensions[symbol]
-    return made + int(offset) if offset else made
+    return scaled(dimensions[symbol], int(factor), int(offset))

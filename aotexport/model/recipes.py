@@ -104,18 +104,7 @@ def load_recipe(name: str, where: str) -> ModelSource:
     else:
         model, root = load_target(where)
     found = recipe(name, model)
-    return ModelSource(
-        name=where,
-        target=found.model,
-        args=(),
-        kwargs={},
-        dynamic_shapes=None,
-        programs=found.programs,
-        variants=(),
-        custom_ops=(),
-        keep_operators=(),
-        root=root,
-    )
+    return ModelSource(where, found.model, Example(), root, found.programs)
 
 
 def _next(name: str, mask: torch.Tensor) -> tuple[torch.Tensor]:

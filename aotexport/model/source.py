@@ -30,36 +30,25 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model with its example call.
+    """A model with its example call, and the options of `aotexport.export` that come with it.
 
     Attributes:
         name: the model file, as the user wrote it.
         target: a module, or a function of tensors.
-        args: positional example arguments.
-        kwargs: keyword example arguments.
-        dynamic_shapes: see `aotexport.export`; None: all sizes are fixed.
+        example: the example call.
+        root: directory that source lines, and the file's own imports, are relative to.
         programs: see `aotexport.export`; None: the default.
         variants: see `aotexport.export`.
-        custom_ops: names of modules that register custom operators.
         keep_operators: see `aotexport.export`.
-        root: directory that source lines, and the file's own imports, are relative to.
     """
 
     name: str
     target: nn.Module | Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    dynamic_shapes: Any
-    programs: tuple[str | Program, ...] | None
-    variants: tuple[Example, ...]
-    custom_ops: tuple[str, ...]
-    keep_operators: tuple[str, ...]
+    example: Example
     root: Path
-
-    @property
-    def example(self) -> Example:
-        """The example call."""
-        return Example(self.args, self.kwargs, self.dynamic_shapes)
+    programs: tuple[str | Program, ...] | None = None
+    variants: tuple[Example, ...] = ()
+    keep_operators: tuple[str, ...] = ()
 
 
 def load_source(where: str, weights: Path | None = None) -> ModelSource:
@@ -89,18 +78,10 @@ def load_source(where: str, weights: Path | None = None) -> ModelSource:
                 raise ModelFileInvalid(f"`{file.name}` has a function, and weights are those of an nn.Module")
             give_weights(target, weights)
         args, kwargs = _example(file, target)
-        return ModelSource(
-            name=file.name,
-            target=target,
-            args=args,
-            kwargs=kwargs,
-            dynamic_shapes=_dynamic_shapes(file),
-            programs=_programs(file),
-            variants=_variants(file),
-            custom_ops=_custom_ops(file),
-            keep_operators=_keep_operators(file),
-            root=file.root,
-        )
+        example = Example(args, kwargs, _dynamic_shapes(file))
+        programs, variants = _programs(file), _variants(file)
+        _import_custom_ops(file)
+        return ModelSource(file.name, target, example, file.root, programs, variants, _keep_operators(file))
 
 
 def load_target(where: str) -> tuple[Any, Path]:
@@ -275,16 +256,15 @@ def _variants(file: ModelFile) -> tuple[Example, ...]:
     return tuple(map(as_example, value))
 
 
-def _custom_ops(file: ModelFile) -> tuple[str, ...]:
+def _import_custom_ops(file: ModelFile) -> None:
     value = getattr(file.module, "custom_ops", ())
     items = [value] if isinstance(value, str | ModuleType) else value
     if not isinstance(items, Iterable) or not all(isinstance(item, str | ModuleType) for item in items):
         raise ModelFileInvalid(f'`custom_ops` in `{file.name}` must be a list of modules to import, like ["my_ops"]')
-    names = tuple(item.__name__ if isinstance(item, ModuleType) else item for item in items)
-    for name in names:
+    for item in items:
+        name = item.__name__ if isinstance(item, ModuleType) else item
         with user_code(f"importing `{name}`, which `custom_ops` of `{file.name}` names,", file.root):
             importlib.import_module(name)
-    return names
 
 
 def _keep_operators(file: ModelFile) -> tuple[str, ...]:

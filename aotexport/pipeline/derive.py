@@ -20,7 +20,7 @@ from aotexport.errors import ModelFileInvalid
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.model.bundle_source import programs_named, source_of, variants_under_autocast
 from aotexport.model.cast import cast
-from aotexport.model.narrower_sizes import narrowed
+from aotexport.model.dynamic_option import narrowed
 from aotexport.pipeline.export import export_as
 from aotexport.pipeline.options import ExportOptions
 from aotexport.process.clock import Progress
@@ -154,7 +154,7 @@ def derive_as(
         chosen = source.programs if changes.programs is None else programs_named(source, changes.programs)
         autocast = next(iter(variants_under_autocast(module.bundle).values()), None)
         options = replace(options, programs=chosen, keep_operators=source.keep_operators, autocast=autocast)
-        return export_as(source.target, source.args, source.kwargs, options, fresh)
+        return export_as(source.target, source.example.args, dict(source.example.kwargs), options, fresh)
 
 
 def _changed(module: BundleModule, changes: Changes) -> BundleModule:

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 import aotexport
 from aotexport.model.cast import cast
+from aotexport.model.programs import Example
 from aotexport.model.source import ModelSource
 from aotexport_runtime import load, selftest
 from tests.cases import all_cases
@@ -53,10 +54,10 @@ NOT_CAST = (
 def exported_in_bfloat16(case: Any, path: Path) -> bool:
     """Export the cast model of a case; return whether that can be exported."""
     target, args, kwargs = case.make()
-    source = ModelSource("", target, tuple(args), dict(kwargs), None, None, (), (), (), Path())
+    source = ModelSource("", target, Example(args, kwargs), Path())
     source = cast(source, torch.bfloat16)
     try:
-        aotexport.export(target, source.args, source.kwargs, output=path, verify=False, **case.options)
+        aotexport.export(target, source.example.args, source.example.kwargs, output=path, verify=False, **case.options)
     except aotexport.AotExportError:
         return False
     return True

@@ -193,7 +193,7 @@ def test_bundle_with_a_label_free_variant_is_compared_with_its_model_file(tmp_pa
     from aotexport.verify.against import compare_with_model
 
     source = load_source(str(file))
-    aotexport.export(source.target, source.args, output=tmp_path / "bundle")
+    aotexport.export(source.target, source.example.args, output=tmp_path / "bundle")
     results = compare_with_model(
         aotexport_runtime.open_bundle(tmp_path / "bundle"), source, targets=("portable", "autograd")
     )

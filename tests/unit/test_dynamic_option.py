@@ -14,11 +14,16 @@ import aotexport
 import aotexport_runtime
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.dynamic_option import DynamicSize, merge_dynamic, parse_dynamic
+from aotexport.model.programs import Example
 from aotexport.model.source import ModelSource
 
 
 def source_of(function: Any, *args: Any, dynamic_shapes: Any = None, **kwargs: Any) -> ModelSource:
-    return ModelSource("model.py", function, args, kwargs, dynamic_shapes, None, (), (), (), Path())
+    return ModelSource("model.py", function, Example(args, kwargs, dynamic_shapes), Path())
+
+
+def with_shapes(source: ModelSource, dynamic_shapes: Any) -> ModelSource:
+    return dataclasses.replace(source, example=dataclasses.replace(source.example, dynamic_shapes=dynamic_shapes))
 
 
 def spelled(dynamic_shapes: Any) -> Any:
@@ -137,7 +142,7 @@ def test_dynamic_options_take_their_place_among_the_arguments(options: list[str]
 
 def test_no_dynamic_option_leaves_the_files_dynamic_shapes() -> None:
     shapes = {"x": {0: Dim("n")}}
-    assert merge_dynamic(dataclasses.replace(EXAMPLE, dynamic_shapes=shapes), []) is shapes
+    assert merge_dynamic(with_shapes(EXAMPLE, shapes), []) is shapes
 
 
 @pytest.mark.parametrize(
@@ -150,7 +155,7 @@ def test_no_dynamic_option_leaves_the_files_dynamic_shapes() -> None:
     ],
 )
 def test_dynamic_option_wins_over_the_files_dynamic_shapes(options: list[str], expected: dict[int, str]) -> None:
-    source = dataclasses.replace(EXAMPLE, dynamic_shapes={"x": {0: Dim("n", min=2, max=9)}})
+    source = with_shapes(EXAMPLE, {"x": {0: Dim("n", min=2, max=9)}})
     assert spelled(merge_dynamic(source, options)) == {**NOTHING, "x": expected}
 
 
@@ -203,7 +208,7 @@ def apart(x, y):
 def exported(path: Path, x: int, y: int, *options: str) -> Any:
     source = source_of(apart, torch.zeros(x, 3), torch.zeros(y, 3))
     shapes = merge_dynamic(source, options)
-    aotexport.export(apart, source.args, output=path, dynamic_shapes=shapes, verify=False)
+    aotexport.export(apart, source.example.args, output=path, dynamic_shapes=shapes, verify=False)
     return aotexport_runtime.load(path)
 
 
@@ -236,7 +241,7 @@ def repeated(x, steps, more):
 def test_integer_is_held_to_its_range_and_relation(tmp_path: Path) -> None:
     source = source_of(repeated, torch.ones(3), 3, 4)
     shapes = merge_dynamic(source, ["steps=n[-4:8]", "more=n+1"])
-    aotexport.export(repeated, source.args, output=tmp_path / "b", dynamic_shapes=shapes, verify=False)
+    aotexport.export(repeated, source.example.args, output=tmp_path / "b", dynamic_shapes=shapes, verify=False)
     module = aotexport_runtime.load(tmp_path / "b")
     assert module(torch.ones(3), -4, -3).tolist() == [-7] * 3
     for steps, more, why in (
