@@ -182,7 +182,7 @@ LOADS = [
         "target_is_unknown",
         load(target="gpu"),
         NotSupported,
-        "no target `gpu`; there are auto, cpu, portable, autograd, cuda, onnx",
+        "no target `gpu`; there are auto, cpu, portable, autograd, cuda, onnx, openvino",
     ),
     ("target_is_a_number", load(target=3), ArgumentInvalid, "`target`: expected the name of a target, got int"),
     (
@@ -249,7 +249,7 @@ SELFTESTS = [
         "target_is_unknown",
         lambda: aotexport_runtime.selftest("bundle", target="gpu"),
         NotSupported,
-        "no target `gpu`; there are auto, cpu, portable, autograd, cuda, onnx",
+        "no target `gpu`; there are auto, cpu, portable, autograd, cuda, onnx, openvino",
     ),
     (
         "target_has_no_kernels",

@@ -17,7 +17,7 @@ ROWS = [
         "target_is_unknown",
         "selftest bundle --target gpu",
         1,
-        "no target `gpu`; there are auto, cpu, portable, autograd, cuda, onnx",
+        "no target `gpu`; there are auto, cpu, portable, autograd, cuda, onnx, openvino",
     ),
     (
         "target_has_no_kernels",

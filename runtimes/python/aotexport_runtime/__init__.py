@@ -1,6 +1,6 @@
 """The runtime of aotexport: loads a bundle without the model's code, and serves or trains it.
 
-Importing this package, opening a bundle and inspecting it do not import torch; `load` does, but for target `onnx`.
+Importing this package, opening a bundle and inspecting it do not import torch; `load` does, but for ONNX models.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from aotexport_runtime.commands.self_test import selftest
     from aotexport_runtime.engines.cuda.options import CudaRuntime
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
+    from aotexport_runtime.engines.openvino.session import OpenVino
     from aotexport_runtime.generation.generate import generate
     from aotexport_runtime.module.bundle_module import BundleModule
     from aotexport_runtime.module.loading import load
@@ -42,6 +43,7 @@ _LATER = {
     "Limits": "schema.limits",
     "OnnxModule": "module.onnx_module",
     "OnnxRuntime": "engines.onnx.session",
+    "OpenVino": "engines.openvino.session",
     "Servable": "serving.servable",
     "Signed": "bundle.signature",
     "generate": "generation.generate",
@@ -69,6 +71,7 @@ __all__ = [
     "NotWritten",
     "OnnxModule",
     "OnnxRuntime",
+    "OpenVino",
     "OutputExists",
     "SelfTestFailed",
     "Servable",

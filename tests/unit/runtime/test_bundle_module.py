@@ -184,7 +184,7 @@ def test_program_of_an_unknown_name_is_refused(loaded):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"target": "tpu"}, "no target `tpu`; there are auto, cpu, portable, autograd, cuda, onnx"),
+        ({"target": "tpu"}, "no target `tpu`; there are auto, cpu, portable, autograd, cuda, onnx, openvino"),
         ({"trust": "all"}, "no trust tier `all`; there are data, native and Signed(...)"),
     ],
 )

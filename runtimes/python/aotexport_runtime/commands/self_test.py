@@ -19,15 +19,14 @@ from aotexport_runtime.call.whole_result import returning_whole_result, whole_re
 from aotexport_runtime.commands.onnx_calls import observed, recorded, without_orders
 from aotexport_runtime.commands.recorded import read_vector, recorded_observation
 from aotexport_runtime.commands.results import VectorResult, describe_failures
-from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, ONNX, PORTABLE, is_native, is_of
-from aotexport_runtime.engines.onnx.session import OnnxRuntime
+from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, MODEL_ENGINES, ONNX, PORTABLE, is_native, is_of
 from aotexport_runtime.engines.runs import EngineRun, words
 from aotexport_runtime.errors import NotSupported, SelfTestFailed, first_line
 from aotexport_runtime.execution.autocast import device_type_of, under_autocast
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import cast_bundle
 from aotexport_runtime.module.loading import check_target, load
-from aotexport_runtime.module.onnx_module import compose_onnx
+from aotexport_runtime.module.onnx_module import compose_onnx, runtime_of
 from aotexport_runtime.rewrite.impure import random_nodes
 from aotexport_runtime.schema.manifest import OnnxModel, VectorEntry
 from aotexport_runtime.schema.program import Program
@@ -105,10 +104,10 @@ def run_vectors(
         pairs = [(program, engine) for program in bundle.program_names for engine in _engines(bundle, program)]
         results = [result for pair in pairs for result in _run_if_here(bundle, *pair, **loading)]
         return [*results, *(r for d in cast_dtypes(bundle.manifest) for r in _run_cast(bundle, d, **loading))]
-    if target == ONNX and not bundle.manifest.onnx:
+    if target in MODEL_ENGINES and not bundle.manifest.onnx:
         raise NotSupported("the bundle has no ONNX models; add them with `aotexport onnx`")
-    if target == ONNX:
-        return [result for model in bundle.manifest.onnx for result in _run_onnx(bundle, model)]
+    if target in MODEL_ENGINES:
+        return [result for model in bundle.manifest.onnx for result in _run_onnx(bundle, model, target)]
     check_target(bundle, target, loading.get("trust", "data"), loading.get("device"))
     entries = bundle.manifest.testvectors
     entries = [e for e in entries if _autocasts_alike(bundle.program(e.program), loading.get("device"))]
@@ -141,7 +140,9 @@ def _run_if_here(bundle: Bundle, program: str, engine: str, **loading: Unpack[Lo
         reason, entries = "it was captured under autocast on another kind of device", []
     try:
         if engine == ONNX:
-            results = [each for m in bundle.manifest.onnx if m.program == program for each in _run_onnx(bundle, m)]
+            results = [
+                each for m in bundle.manifest.onnx if m.program == program for each in _run_onnx(bundle, m, engine)
+            ]
         elif entries:
             check_target(bundle, engine, loading.get("trust", "data"), loading.get("device"))
             results = _run(bundle, entries, engine, exact=False, **loading)
@@ -188,31 +189,31 @@ def _graph_of(bundle: Bundle, program: str, target: str) -> str:
         target = AUTOGRAD
     if target == PORTABLE and functional is not None:
         return "inference graph" if functional.gradients is None else "joint graph"
-    return "ONNX model" if target == ONNX else kind_of(target)
+    return "ONNX model" if target in MODEL_ENGINES else kind_of(target)
 
 
-def _run_onnx(bundle: Bundle, model: OnnxModel) -> list[VectorResult]:
-    """Run the recorded calls of a program by ONNX Runtime.
+def _run_onnx(bundle: Bundle, model: OnnxModel, engine: str) -> list[VectorResult]:
+    """Run the recorded calls of a program by its ONNX model.
 
     Raises:
         NotSupported: it cannot run the model here.
     """
     program, state = bundle.program(model.program), dict[str, Any]()
-    plan = compose_onnx(bundle, program, model, OnnxRuntime(), state)
+    plan = compose_onnx(bundle, program, model, runtime_of(engine), state)
     least, results = rounding(bundle, program.name), list[VectorResult]()
     for calls in recorded(bundle, program, model):
         orders = without_orders(bundle.graph(program.name, program.forward.file), program, calls)
-        result = VectorResult(program.name, calls.name, ONNX, [], graph="ONNX model")
+        result = VectorResult(program.name, calls.name, engine, [], graph="ONNX model")
         try:
             got = observed(program, model, calls, lambda *args, **kwargs: plan(args, kwargs), state)
-        except Exception as error:  # noqa: BLE001 - errors of ONNX Runtime have no class in common
+        except Exception as error:  # noqa: BLE001 - errors of runtimes have no class in common
             results.append(dataclasses.replace(result, error=f"{type(error).__name__}: {first_line(error)}"))
             continue
         result = dataclasses.replace(
             result,
             differences=compare(calls.expected, got, least=least, eager_errors=calls.eager_errors),
             device=plan.record.device,
-            ran=(EngineRun("forward", ONNX),),
+            ran=(EngineRun("forward", engine),),
             left_out=f"{', '.join(orders)} of equal values may have another order" if orders else "",
         )
         results.append(result)

@@ -12,9 +12,12 @@ from aotexport_runtime.execution.matmul.sizes import Matmul
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 
-CUDA, PORTABLE, AUTOGRAD, ONNX = "cuda", "portable", "autograd", "onnx"
-"""Names of the engines that run kernels, functional graphs, forward graphs and ONNX models; compiled targets are
-`cpu-LEVEL`."""
+CUDA, PORTABLE, AUTOGRAD, ONNX, OPENVINO = "cuda", "portable", "autograd", "onnx", "openvino"
+"""Names of the engines that run kernels, functional graphs, forward graphs, and ONNX models by ONNX Runtime and by
+OpenVINO; compiled targets are `cpu-LEVEL`."""
+
+MODEL_ENGINES = (ONNX, OPENVINO)
+"""Those that run ONNX models."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,7 +24,7 @@ class EngineRun:
 
     Attributes:
         passes: `forward`, `backward`, or `forward and backward` of a forward graph under autograd.
-        engine: its engine: `cuda`, a compiled target such as `cpu-x86_64-v3`, `portable`, `autograd` or `onnx`.
+        engine: the name of its engine, such as `cpu-x86_64-v3`.
         because: why no faster engine of the program did, the first time; empty where this is the fastest.
     """
 

@@ -34,6 +34,7 @@ ENGINES = {
     AUTOGRAD: "the forward graph under eager autograd; the reference",
     CUDA: "precompiled kernels for NVIDIA GPUs; needs trust='native'",
     "onnx": "ONNX models of programs that record no gradients, through ONNX Runtime, without torch",
+    "openvino": "the same ONNX models through OpenVINO, without torch",
 }
 """Targets of `load`, beside `auto` and compiled targets by name."""
 

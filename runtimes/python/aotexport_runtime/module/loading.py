@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 from aotexport_runtime.bundle.digests import digests_compared
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.bundle.signature import Signed, verify_signature
-from aotexport_runtime.engines.candidates import CUDA, Request
+from aotexport_runtime.engines.candidates import CUDA, MODEL_ENGINES, ONNX, Request
 from aotexport_runtime.engines.select import ENGINES, Choice, passed_over, select_targets
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.schema.limits import DEFAULT, Limits
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from aotexport_runtime.engines.cuda.options import CudaRuntime
     from aotexport_runtime.engines.lowered import LoweringEngine
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
+    from aotexport_runtime.engines.openvino.session import OpenVino
     from aotexport_runtime.module.bundle_module import BundleModule
     from aotexport_runtime.module.onnx_module import OnnxModule
 
@@ -38,9 +39,10 @@ log = logging.getLogger("aotexport_runtime")
 def load(
     path: str | os.PathLike[str] | Bundle,
     *,
-    target: Literal["onnx"],
+    target: Literal["onnx", "openvino"],
     check_digests: bool = True,
     onnx: OnnxRuntime | None = None,
+    openvino: OpenVino | None = None,
     device: None = None,
     trust: Literal["data", "native"] | Signed = "data",
     limits: Limits | None = None,
@@ -81,6 +83,7 @@ def load(
     tensor_types: Iterable[type] | Mapping[str, type] = (),
     cuda: CudaRuntime | None = None,
     onnx: OnnxRuntime | None = None,
+    openvino: OpenVino | None = None,
     limits: Limits | None = None,
     dtype: torch.dtype | None = None,
     taps: Iterable[str] = (),
@@ -90,8 +93,8 @@ def load(
     Args:
         path: directory of the bundle; or the open bundle, whose records are then read once for all of its loads.
         device: where to put parameters, buffers and new tensors; None: where the bundle was captured.
-        target: `auto`, or the name of an engine (`cpu`, `portable`, `autograd`, `cuda`, `onnx`), or of
-            a compiled target of the bundle (`cpu-x86_64-v3`).
+        target: `auto`, or the name of an engine (`cpu`, `portable`, `autograd`, `cuda`, `onnx`, `openvino`),
+            or of a compiled target of the bundle (`cpu-x86_64-v3`).
         trust: `data`: nothing but data is read, and only operators of the allow-list run. `native`: native files whose
             digest matches the manifest may be loaded as well. `Signed(...)`: the bundle must be as its
             signer left it, and its native files may be loaded as well.
@@ -110,7 +113,8 @@ def load(
         tensor_types: classes of tensors (with `__tensor_flatten__`), and of objects in their contexts, that the bundle
             may make; or classes by the names that the bundle has for them, `module:qualified.name`.
         cuda: how kernels run on NVIDIA GPUs: tuning, CUDA graphs, comparison on the first call; None: the defaults.
-        onnx: of target `onnx`: providers, threads and session options; None: the CPU, as ONNX Runtime chooses.
+        onnx: of target `onnx`: providers, threads and session options; None: the CPU, with torch's number of threads.
+        openvino: of target `openvino`: threads and properties; None: torch's number of threads.
         limits: the most that the bundle may ask for, in reading and in calls; None: the defaults of `Limits`, or those
             that the open bundle has.
         dtype: `bfloat16`, `float16`, `float32` or `float64`: cast parameters and floating buffers, and take floating
@@ -121,8 +125,8 @@ def load(
             calls several times. Calls run the forward graph, and gradients flow through the results.
 
     Returns:
-        The module, in the mode that the original was in at export; of target `onnx`, which `auto` chooses where torch
-        is not installed, a callable that is in evaluation mode and no `nn.Module`.
+        The module, in the mode that the original was in at export; of targets `openvino` and `onnx`, which `auto`
+        chooses where torch is not installed, a callable that is in evaluation mode and no `nn.Module`.
 
     Raises:
         ArgumentInvalid: an argument is of a wrong type.
@@ -142,14 +146,20 @@ def load(
         verify_signature(bundle, trust)
         trust = "native"
     taps = names_of("taps", taps)
-    if target == "onnx" and (dtype is not None or taps):
-        raise NotSupported("target `onnx` takes neither `dtype` nor `taps`: its programs are ONNX models of their own")
-    if target == "onnx" or (target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None):
+    if target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None:
+        target = ONNX
+    options = {"onnx": onnx, "openvino": openvino}
+    for name, given in options.items():
+        if given is not None and name != target:
+            raise NotSupported(f"`{name}` is for target `{name}`, not `{target}`")
+    if target in MODEL_ENGINES:
+        if dtype is not None or taps:
+            raise NotSupported(
+                f"target `{target}` takes neither `dtype` nor `taps`: its programs are ONNX models of their own"
+            )
         with digests_compared(bundle) if check_digests else contextlib.nullcontext():
-            return _load_onnx(bundle, device, onnx)
+            return _load_models(bundle, target, device, options[target])
     check_torch(f"target `{target}`")
-    if onnx is not None:
-        raise NotSupported(f"`onnx` is for target `onnx`, not `{target}`")
     from aotexport_runtime.execution.codegen import Environment
     from aotexport_runtime.execution.matmul.modes import mode_of
     from aotexport_runtime.execution.ops import check_operators
@@ -264,14 +274,15 @@ def _lowering(targets: Choice, options: CudaRuntime | None) -> LoweringEngine | 
     return CudaEngine(options or CudaRuntime())
 
 
-def _load_onnx(bundle: Bundle, device: Any, options: OnnxRuntime | None) -> OnnxModule:
+def _load_models(bundle: Bundle, target: str, device: Any, options: OnnxRuntime | OpenVino | None) -> OnnxModule:
     if device is not None:
-        raise NotSupported("target `onnx` takes no device: choose providers, `onnx=OnnxRuntime(providers=[...])`")
-    from aotexport_runtime.engines.onnx.session import OnnxRuntime
-    from aotexport_runtime.module.onnx_module import OnnxModule
+        choose = "choose providers, `onnx=OnnxRuntime(providers=[...])`" if target == ONNX else "it runs on processors"
+        raise NotSupported(f"target `{target}` takes no device: {choose}")
+    from aotexport_runtime.module.onnx_module import OnnxModule, runtime_of
 
-    check_type("onnx", options, (OnnxRuntime, type(None)), "an OnnxRuntime")
-    return OnnxModule(bundle, options or OnnxRuntime())
+    runtime = runtime_of(target)
+    check_type(target, options, (type(runtime), type(None)), f"an {type(runtime).__name__}")
+    return OnnxModule(bundle, options or runtime)
 
 
 def _place(device: torch.device | str | None) -> torch.device | None:

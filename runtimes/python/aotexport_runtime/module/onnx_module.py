@@ -1,4 +1,4 @@
-"""A bundle loaded for inference through ONNX Runtime. No torch."""
+"""A bundle loaded for inference by its ONNX models. No torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.explain import Explanation, ProgramExplanation
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.call.variants import Variants
+from aotexport_runtime.engines.candidates import ONNX
 from aotexport_runtime.engines.onnx.engine import OnnxEngine
-from aotexport_runtime.engines.onnx.session import OnnxRuntime
+from aotexport_runtime.engines.onnx.session import ModelRuntime, OnnxRuntime
+from aotexport_runtime.engines.openvino.session import OpenVino
 from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.engines.select import Choice
 from aotexport_runtime.errors import NotSupported
@@ -25,15 +27,20 @@ from aotexport_runtime.schema.program import ArgumentInput, Program
 from aotexport_runtime.schema.trees import Constant
 
 
+def runtime_of(engine: str) -> OnnxRuntime | OpenVino:
+    """Return the runtime of one of `MODEL_ENGINES`."""
+    return OnnxRuntime() if engine == ONNX else OpenVino()
+
+
 def compose_onnx(
-    bundle: Bundle, program: Program, model: OnnxModel, options: OnnxRuntime, state: dict[str, Any]
+    bundle: Bundle, program: Program, model: OnnxModel, options: ModelRuntime, state: dict[str, Any]
 ) -> Plan:
     """Return a program, ready to be called, by its ONNX model; see `OnnxEngine`."""
     engine = OnnxEngine(bundle, program, model, options, state)
-    # Tensors elsewhere are copied for ONNX Runtime, wherever the program was captured.
+    # Tensors elsewhere are copied, wherever the program was captured.
     captured = [spec.meta.device for spec in program.inputs if isinstance(spec, ArgumentInput)]
     guards = rows(ARGUMENTS, ArgumentFacts(program=program, device_types=("cpu", *captured)))
-    record = Engines(program.name, ", ".join(engine.session.get_providers()), Choice(engines=(engine.name,)))
+    record = Engines(program.name, engine.session.device, Choice(engines=(engine.name,)))
     return Plan(program, [engine], record, [guards], [lambda: ARRAYS, torch_tensors], _constant)
 
 
@@ -48,7 +55,7 @@ def _constant(leaf: Constant) -> Any:
 
 
 class OnnxModule:
-    """A bundle whose programs run in ONNX Runtime: called like the exported module in evaluation mode.
+    """A bundle whose programs run by their ONNX models: called like the exported module in evaluation mode.
 
     Arrays of numpy give arrays of numpy, tensors of torch give tensors of torch.
 
@@ -58,11 +65,11 @@ class OnnxModule:
             Removing a value restores that of the bundle.
     """
 
-    def __init__(self, bundle: Bundle, options: OnnxRuntime) -> None:
+    def __init__(self, bundle: Bundle, options: ModelRuntime) -> None:
         """Open the model of the bundle's first program; use `aotexport_runtime.load(path, target="onnx")`.
 
         Raises:
-            NotSupported: the bundle has no ONNX models, or ONNX Runtime cannot run the first.
+            NotSupported: the bundle has no ONNX models, or the runtime cannot run the first.
         """
         if not bundle.manifest.onnx:
             raise NotSupported("the bundle has no ONNX models; add them with `aotexport onnx`, or load another target")
@@ -108,14 +115,14 @@ class OnnxModule:
         return lambda *args, **kwargs: plan(args, kwargs)
 
     def session(self, name: str) -> Any:
-        """Return the `onnxruntime.InferenceSession` of program `name`.
+        """Return the `onnxruntime.InferenceSession`, or `openvino.CompiledModel`, of program `name`.
 
         Raises:
             NotSupported: the bundle has no ONNX model of it.
         """
         (engine,) = self.plan(name).engines
         assert isinstance(engine, OnnxEngine)
-        return engine.session
+        return engine.session.handle
 
     def plan(self, name: str) -> Plan:
         """Return the plan of program `name`, which is no choice among its variants.
@@ -131,8 +138,8 @@ class OnnxModule:
         return self._composed[name]
 
     def explain(self) -> Explanation:
-        """Return which programs ONNX Runtime runs, by which providers, and why not the others."""
-        return Explanation("onnx", tuple(map(self._explain, self.bundle.program_names)))
+        """Return which programs run by their models, on what, and why not the others."""
+        return Explanation(self._options.engine, tuple(map(self._explain, self.bundle.program_names)))
 
     def _explain(self, name: str) -> ProgramExplanation:
         try:

@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from aotexport_runtime.engines.candidates import MODEL_ENGINES
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.server.logs import log_as_json
 from aotexport_runtime.server.options import ServeOptions, own_cores
@@ -71,7 +72,7 @@ class Supervisor:
         self._marks = state / "unloaded"
         self._marks.mkdir()
         self._context = multiprocessing.get_context("forkserver")
-        engine = [] if options.engine == "onnx" else ["aotexport_runtime.serving.program"]
+        engine = [] if options.engine in MODEL_ENGINES else ["aotexport_runtime.serving.program"]
         self._context.set_forkserver_preload([*engine, "aotexport_runtime.server.endpoints.preload"])
         self._workers: list[Worker] = []
         self._ending = False
@@ -176,7 +177,7 @@ def openmp_settings(options: ServeOptions, processors: int, given: Mapping[str, 
     if not given.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:
         settings["GOMP_SPINCOUNT"] = _SPINS
     has_all = options.workers == 1 and options.threads == processors > 1
-    runs_here = options.device == "cpu" and options.engine != "onnx"  # ONNX Runtime's threads are not OpenMP's
+    runs_here = options.device == "cpu" and options.engine not in MODEL_ENGINES  # whose threads are not OpenMP's
     if has_all and runs_here and not given.keys() & {"OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY"}:
         settings["OMP_PROC_BIND"] = "true"
     return settings

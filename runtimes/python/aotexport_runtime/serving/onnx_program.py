@@ -1,4 +1,4 @@
-"""The program of a bundle that ONNX Runtime runs for a server; the counterpart of `ServedProgram` without torch."""
+"""The program of a bundle that a server runs by its ONNX model; the counterpart of `ServedProgram` without torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.candidates import ONNX
 from aotexport_runtime.engines.onnx.session import OnnxRuntime
+from aotexport_runtime.engines.openvino.session import OpenVino
 from aotexport_runtime.errors import CallInvalid, NotSupported, first_line
 from aotexport_runtime.module.loading import load
 from aotexport_runtime.serving.arrays import is_rare
@@ -28,13 +30,16 @@ class OnnxProgram:
         interface: its named inputs and outputs.
     """
 
-    def __init__(self, bundle: Bundle, *, threads: int | None) -> None:
+    def __init__(self, bundle: Bundle, engine: str, *, threads: int | None) -> None:
         """Open the models.
 
         Raises:
             NotSupported: the bundle has none of `forward`, calls change something, or numpy lacks a dtype.
         """
-        module = load(bundle, target="onnx", onnx=OnnxRuntime(threads=threads))
+        if engine == ONNX:
+            module = load(bundle, target="onnx", onnx=OnnxRuntime(threads=threads))
+        else:
+            module = load(bundle, target="openvino", openvino=OpenVino(threads=threads))
         models = {model.program: model for model in bundle.manifest.onnx}
         entries = [entry for entry in bundle.manifest.programs if entry.name in models]
         own = [e.name for e in entries if e.variant_of is None and bundle.program(e.name).method == "forward"]
@@ -55,7 +60,7 @@ class OnnxProgram:
         self.interface = interface_of(programs)
         for spec in (*self.interface.inputs, *self.interface.outputs):
             if is_rare(spec.dtype) or spec.dtype.startswith("complex"):
-                raise NotSupported(f"`{spec.name}` is {spec.dtype}, which arrays of ONNX Runtime are not; use torch")
+                raise NotSupported(f"`{spec.name}` is {spec.dtype}, which arrays are not; use torch")
         self._plans = [
             (module.plan(program.name), [spec.index for spec in interface_of([program]).outputs], strings)
             for program, strings in zip(programs, self.interface.choices, strict=True)

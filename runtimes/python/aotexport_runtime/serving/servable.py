@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.engines.candidates import MODEL_ENGINES, ONNX
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.serving.arrays import as_array, is_rare, text_of, value_of
@@ -61,10 +62,10 @@ class Servable:
 
         Args:
             path: directory of the bundle.
-            engine: target of `load`; None: `auto`. `onnx` needs no torch: ONNX Runtime runs the bundle's ONNX model.
+            engine: target of `load`; None: `auto`. `onnx` and `openvino` need no torch.
             device: see `load`.
-            threads: threads of an operator, of the whole process (of `onnx`, of this servable); None: as torch or ONNX
-                Runtime chooses.
+            threads: threads of an operator, of the whole process (of `onnx` and `openvino`, of this servable); None: as
+                torch or the runtime chooses.
             max_batch_size: greatest size of the batch that `submit` joins calls to; 1: it joins none.
             max_latency_ms: how long a call of `submit` waits for others; 0: no longer than the calls before it take.
             max_waiting: most calls of `submit` that wait.
@@ -282,16 +283,17 @@ def _program(
     mapped: bool | None,
     adapters: Mapping[str, Path],
 ) -> AnyProgram:
-    """Return the program of a bundle; torch is imported unless the engine is ONNX Runtime, as `load` chooses."""
-    without_torch = importlib.util.find_spec("torch") is None
-    if engine == "onnx" or (engine == "auto" and bundle.manifest.onnx and without_torch):
+    """Return the program of a bundle; torch is imported unless the engine runs ONNX models, as `load` chooses."""
+    if engine == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None:
+        engine = ONNX
+    if engine in MODEL_ENGINES:
         from aotexport_runtime.serving.onnx_program import OnnxProgram
 
         if device != "cpu":
-            raise NotSupported(f"engine `onnx` runs on the CPU, not on `{device}`")
+            raise NotSupported(f"engine `{engine}` runs on the CPU, not on `{device}`")
         if adapters:
-            raise NotSupported("engine `onnx` applies no adapters; run the bundle by torch, or merge them into it")
-        return OnnxProgram(bundle, threads=threads)
+            raise NotSupported(f"engine `{engine}` applies no adapters; run the bundle by torch, or merge them into it")
+        return OnnxProgram(bundle, engine, threads=threads)
     check_torch(f"engine `{engine}`")
     from aotexport_runtime.serving.program import ServedProgram
 

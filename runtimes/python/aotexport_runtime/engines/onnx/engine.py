@@ -1,4 +1,7 @@
-"""The engine `onnx`: the ONNX model of a program, through ONNX Runtime. No torch, unless callers pass its tensors."""
+"""The engines of ONNX models: that of a program, by a runtime of such models.
+
+They need no torch, unless callers pass its tensors.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines.candidates import ONNX
 from aotexport_runtime.engines.onnx.guards import MODEL, ModelInputs
-from aotexport_runtime.engines.onnx.session import OnnxRuntime, as_complex, open_session, run_session
+from aotexport_runtime.engines.onnx.session import ModelRuntime, as_complex
 from aotexport_runtime.errors import CheckFailed, Place
 from aotexport_runtime.guards.rule import GuardSource, Row, input_name, rows
 from aotexport_runtime.schema.manifest import OnnxModel
@@ -23,20 +25,19 @@ class OnnxEngine:
     """The ONNX model of a program; see `Engine`.
 
     Attributes:
-        session: the `onnxruntime.InferenceSession`.
+        session: the opened model.
     """
 
-    name = ONNX
-
     def __init__(
-        self, bundle: Bundle, program: Program, model: OnnxModel, options: OnnxRuntime, state: dict[str, Any]
+        self, bundle: Bundle, program: Program, model: OnnxModel, options: ModelRuntime, state: dict[str, Any]
     ) -> None:
         """Open the model; calls read and write changed state tensors in `state`.
 
         Raises:
             BundleInvalid: its inputs and outputs are not the program's.
-            NotSupported: ONNX Runtime cannot run it.
+            NotSupported: the runtime is missing, or cannot run it.
         """
+        self.name = options.engine
         check_onnx(model, program, where=Place("bundle.json"))
         self._arguments = [i for i, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)]
         self._program = program
@@ -49,7 +50,7 @@ class OnnxEngine:
         self._complex = [
             index for index, meta in enumerate(program.outputs) if meta is not None and meta.dtype.startswith("complex")
         ]
-        self.session = open_session(bundle, model, options)
+        self.session = options.open(bundle, model)
 
     def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
         """Return None: it serves every call that meets the guards of the model, which are the program's."""
@@ -64,8 +65,7 @@ class OnnxEngine:
         values = [inputs[index] for index in self._arguments]
         arrays = [value.value if isinstance(value, NumpyTensor) else value for value in values]
         names, changed = self._changes.state()
-        outputs = run_session(
-            self.session,
+        outputs = self.session.run(
             [*self._model.inputs, *names],
             [*arrays, *changed],
             self._model.outputs,
@@ -92,7 +92,7 @@ class OnnxEngine:
             f"{source.constant(name)}: {array.format(input_name(index))}"
             for name, index in zip(self._model.inputs, self._arguments, strict=True)
         )
-        run, outputs = source.constant(self.session.run), source.constant(list(self._model.outputs))
+        run, outputs = source.constant(self.session.infer), source.constant(list(self._model.outputs))
         convert = source.constant(_from_numpy() if source.kind.has_autograd else np.asarray)
         return f"[{convert}(y) for y in {run}({outputs}, {{{feeds}}})]"
 

@@ -1,18 +1,58 @@
-"""A session of ONNX Runtime over one model of a bundle, and conversion of its values."""
+"""An opened ONNX model of a bundle, by any runtime; the one of ONNX Runtime; and conversion of its values."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.candidates import ONNX
 from aotexport_runtime.errors import BundleInvalid, NotSupported, first_line
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.values.tensors import is_torch_tensor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """An opened ONNX model.
+
+    Attributes:
+        handle: the runtime's own object, for its user.
+        device: where it runs, in words.
+        infer: takes names of all outputs, and an array per name of an input; returns an array per output, of its own
+            memory. Several threads may call it.
+        run: see `run_session`, without its first argument.
+    """
+
+    handle: Any
+    device: str
+    infer: Callable[[Sequence[str], dict[str, Any]], Sequence[Any]]
+    run: Callable[..., list[Any]]
+
+
+class ModelRuntime(Protocol):
+    """How a runtime of ONNX models runs those of a bundle.
+
+    Attributes:
+        engine: name of the engine.
+    """
+
+    engine: ClassVar[str]
+
+    def open(self, bundle: Bundle, model: OnnxModel) -> Session:
+        """Open a model.
+
+        Raises:
+            BundleInvalid: the file is damaged, or its inputs and outputs are not those in the manifest.
+            NotSupported: the runtime is missing, or cannot run the model.
+        """
+        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,15 +61,28 @@ class OnnxRuntime:
 
     Attributes:
         providers: execution providers in order of preference, as `onnxruntime.InferenceSession` takes them.
-        threads: threads within an operator; None: as ONNX Runtime chooses, one per core.
+        threads: threads within an operator; None: as many as torch has; without torch, one per core.
         session_options: an `onnxruntime.SessionOptions` to start from; `threads` is set in it. None: the defaults, but
-            that on one or two cores threads wait for work without sleeping only during a call, since they would take
-            time from others after it.
+            that threads sleep while they wait for work beside torch, and after calls on one or two cores, since they
+            would take time from others.
     """
 
+    engine: ClassVar[str] = ONNX
     providers: Sequence[Any] = ("CPUExecutionProvider",)
     threads: int | None = None
     session_options: Any = None
+
+    def open(self, bundle: Bundle, model: OnnxModel) -> Session:
+        """Open a model; see `ModelRuntime`."""
+        session = open_session(bundle, model, self)
+        device = ", ".join(session.get_providers())
+        return Session(handle=session, device=device, infer=session.run, run=partial(run_session, session))
+
+
+def threads_of(asked: int | None) -> int | None:
+    """Return the number of threads that were asked for, else torch's; None: torch is not imported."""
+    torch = sys.modules.get("torch")
+    return torch.get_num_threads() if asked is None and torch is not None else asked
 
 
 _FEW_CORES = 2
@@ -59,13 +112,16 @@ def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
     session_options = options.session_options
     if session_options is None:
         session_options = onnxruntime.SessionOptions()
-        if (os.cpu_count() or 1) <= _FEW_CORES:
+        if "torch" in sys.modules:
+            session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        elif (os.cpu_count() or 1) <= _FEW_CORES:
             session_options.add_session_config_entry("session.force_spinning_stop", "1")
         if model.state_inputs:
             # ONNX Runtime would warn that each of these is no constant.
             session_options.log_severity_level = 3
-    if options.threads is not None:
-        session_options.intra_op_num_threads = options.threads
+    threads = threads_of(options.threads)
+    if threads is not None and (options.threads is not None or options.session_options is None):
+        session_options.intra_op_num_threads = threads
     try:
         session = onnxruntime.InferenceSession(str(file), session_options, providers=list(options.providers))
     except Exception as error:  # noqa: BLE001 - its errors have no class in common
@@ -74,15 +130,25 @@ def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
         raise NotSupported(
             f"ONNX Runtime {onnxruntime.__version__} does not load `{model.file}`: {reason}{hint}"
         ) from None
-    found = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
-    optional = sorted(value.name for value in session.get_overridable_initializers())
-    if found != (list(model.inputs), list(model.outputs)) or optional != sorted(model.state_inputs.values()):
+    inputs, outputs = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
+    check_names(model, inputs, outputs, [value.name for value in session.get_overridable_initializers()])
+    return session
+
+
+def check_names(model: OnnxModel, inputs: list[str], outputs: list[str], optional: list[str]) -> None:
+    """Refuse a model with other inputs, outputs and optional inputs than the manifest has.
+
+    Raises:
+        BundleInvalid: it has.
+    """
+    if (inputs, outputs) != (list(model.inputs), list(model.outputs)) or sorted(optional) != sorted(
+        model.state_inputs.values()
+    ):
         raise BundleInvalid(
             "its inputs and outputs are not those that the manifest names",
             where=model.file,
             check="onnx-malformed/names",
         )
-    return session
 
 
 _ONNX_TYPES = {"bfloat16": 16, "float8_e4m3fn": 17, "float8_e4m3fnuz": 18, "float8_e5m2": 19, "float8_e5m2fnuz": 20}
@@ -104,14 +170,13 @@ def run_session(
     Returns:
         The outputs, on the CPU, contiguous.
     """
-    feeds = {name: _feed(value) for name, value in zip(names, values, strict=True)}
-    if all(isinstance(feed, np.ndarray) for feed in feeds.values()) and not _has_rare_outputs(session):
-        results = session.run(outputs, feeds)
-        return [_to_torch(result) if with_torch else np.asarray(result) for result in results]
+    feeds = {name: feed(value) for name, value in zip(names, values, strict=True)}
+    if all(isinstance(value, np.ndarray) for value in feeds.values()) and not _has_rare_outputs(session):
+        return as_passed(session.run(outputs, feeds), with_torch=with_torch)
     ort = _onnxruntime()
     wrapped = {
-        name: ort.OrtValue.ortvalue_from_numpy(feed) if isinstance(feed, np.ndarray) else feed
-        for name, feed in feeds.items()
+        name: ort.OrtValue.ortvalue_from_numpy(value) if isinstance(value, np.ndarray) else value
+        for name, value in feeds.items()
     }
     return [_from_ort(value, with_torch) for value in session.run_with_ort_values(outputs, wrapped)]
 
@@ -126,7 +191,7 @@ def _has_rare_outputs(session: Any) -> bool:
     return any(value.type in ("tensor(bfloat16)",) or "float8" in value.type for value in session.get_outputs())
 
 
-def _feed(value: Any) -> Any:
+def feed(value: Any) -> Any:
     """Return a contiguous array of the value, or where numpy lacks its type, an `OrtValue` of its bytes."""
     if isinstance(value, int):
         return np.asarray(value, np.int64)
@@ -157,10 +222,14 @@ def _rare(bits: np.ndarray[Any, Any], name: str) -> Any:
     return _onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(unsigned, _ONNX_TYPES[name])
 
 
-def _to_torch(result: Any) -> Any:
+def as_passed(results: Sequence[Any], *, with_torch: bool) -> list[Any]:
+    """Return arrays of numpy as tensors of torch, or as they are."""
+    arrays = [np.asarray(result) for result in results]
+    if not with_torch:
+        return arrays
     import torch
 
-    return torch.from_numpy(np.asarray(result))
+    return [torch.from_numpy(array) for array in arrays]
 
 
 def _from_ort(value: Any, with_torch: bool) -> Any:
