@@ -17,7 +17,7 @@ import torch
 
 from aotexport_runtime.allowed.operators import allowed_aten_operators
 from aotexport_runtime.execution import ops
-from aotexport_runtime.execution.preconditions import memory
+from aotexport_runtime.execution.preconditions.table import FRESH, GROWING
 from tests.fuzz.operators import read
 
 TABLE = Path(__file__).parents[2] / "docs" / "operators.tsv"
@@ -48,7 +48,7 @@ def is_of_devices(operator: str) -> bool:
 
 def bounds(operator: str) -> str:
     """Return what keeps an operator of the list, `base.overload`, in bounds."""
-    if operator in memory.FRESH or operator in memory.GROWING:
+    if operator in FRESH or operator in GROWING:
         return "zeroed"
     if is_of_devices(operator):
         return "device"

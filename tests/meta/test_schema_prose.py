@@ -15,7 +15,7 @@ from aotexport_runtime.allowed import operators
 from aotexport_runtime.allowed.signatures import RENAMED
 from aotexport_runtime.bundle.directory import MAX_HOLE_NBYTES
 from aotexport_runtime.bundle.signature import MOST_NBYTES
-from aotexport_runtime.execution.adapters import ADAPTERS
+from aotexport_runtime.execution.ops import ADAPTERS
 from aotexport_runtime.schema.bounded import MAX_AXES, MAX_NODES, MAX_QUANTILES, MAX_TERMS
 from aotexport_runtime.schema.limits import DEFAULT
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, FORMAT_VERSION, format_version

@@ -121,7 +121,7 @@ def _base(tensor: torch.Tensor) -> torch.Tensor:
 
 
 # `torch._higher_order_ops`, torch 2.13: their backward runs the forward function once more, without its generator's
-# state (`aotexport_runtime/execution/redrawn.py`). `scan` saves the results of its forward.
+# state (`aotexport_runtime/execution/higher_order.py`). `scan` saves the results of its forward.
 _DRAWN_ANEW = ("cond", "while_loop", "map_impl")
 
 

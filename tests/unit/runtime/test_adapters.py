@@ -9,7 +9,7 @@ from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.errors import CheckFailed, NotSupported
 from aotexport_runtime.execution import ops
-from aotexport_runtime.execution.adapters import ADAPTERS
+from aotexport_runtime.execution.ops import ADAPTERS
 from aotexport_runtime.execution.preconditions.table import guarded
 
 SQUARE = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]], dtype=torch.float64)
@@ -34,9 +34,8 @@ def values_and_gradients(function, args):
 def without(monkeypatch, name):
     """Take operator `base.overload` out of torch, as a later release does."""
     base = name.partition(".")[0]
-    monkeypatch.setattr(
-        ops, "torch", type("Torch", (), {"ops": type("Ops", (), {"aten": object()}), "__version__": "9"})
-    )
+    kept = {"ops": type("Ops", (), {"aten": object()}), "linalg": torch.linalg, "__version__": "9"}
+    monkeypatch.setattr(ops, "torch", type("Torch", (), kept))
     return f"aten::{base}.default"
 
 

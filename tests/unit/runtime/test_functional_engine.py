@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from aotexport_runtime.errors import BundleInvalid
-from aotexport_runtime.execution.assumed import of_proven_dtype
 from aotexport_runtime.execution.codegen import Environment, compile_graph
+from aotexport_runtime.execution.functional_graph import of_proven_dtype
 from aotexport_runtime.execution.ops import direct, resolve
 from aotexport_runtime.rewrite import reuse
 from aotexport_runtime.rewrite.partition import Subgraph

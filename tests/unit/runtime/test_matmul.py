@@ -8,14 +8,16 @@ import pytest
 import torch
 
 from aotexport_runtime import NotSupported
-from aotexport_runtime.execution.matmul import choice, measured, onednn, operators
+from aotexport_runtime.execution.matmul import measured, onednn, operators
 from aotexport_runtime.execution.matmul.measured import clearly_faster
-from aotexport_runtime.execution.matmul.modes import mode_of
-from aotexport_runtime.execution.matmul.operators import EverySize, FirstCall
+from aotexport_runtime.execution.matmul.operators import replacement, replacements
+from aotexport_runtime.execution.matmul.sizes import mode_of
 from aotexport_runtime.execution.user_cache import Measurements, cache_folder
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import TensorMeta
 
+FIXED = (True, True, True)
+ROWS_VARY = (False, True, True)
 needs_onednn = pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
 
 LAYOUTS = {
@@ -50,7 +52,7 @@ def test_matmul_of_any_layout_by_onednn_is_torchs(left, right):
     torch.manual_seed(0)
     rows, matrix = LAYOUTS[left](16, 24), LAYOUTS[right](24, 8)
 
-    same(FirstCall("aten::mm.default", "onednn")(rows, matrix), torch.mm(rows, matrix))
+    same(replacement("aten::mm.default", "onednn", FIXED)(rows, matrix), torch.mm(rows, matrix))
     same(onednn.mm(rows, matrix), torch.mm(rows, matrix))
 
 
@@ -108,41 +110,39 @@ def test_matmuls_may_be_chosen(op, metas, modes):
 
     known = dict(zip(names, metas, strict=True))
 
-    assert [mode for mode in ("fastest", "onednn", "torch") if choice.replacements([node], known, mode)] == modes
+    assert [mode for mode in ("fastest", "onednn", "torch") if replacements([node], known, mode)] == modes
 
 
 def test_matmul_with_factors_is_left_to_torch():
     known = {"b": meta(128), "x": meta(128, 256), "y": meta(256, 128)}
     node = Node(name="z", op="aten::addmm.default", args=["b", "x", "y"], kwargs={"beta": 2}, meta=meta(128, 128))
 
-    assert not choice.replacements([node], known, "onednn")
+    assert not replacements([node], known, "onednn")
 
 
 @needs_onednn
-@pytest.mark.parametrize(("kept", "function"), [(True, onednn.mm), (False, torch.mm)])
-def test_what_another_process_kept_is_chosen_and_put_in_place(kept, function, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kept", [True, False])
+def test_what_another_process_kept_is_chosen_without_a_measurement(kept, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(measured, "_known", {})
-    matmul = "mm 16x24@24,1 24x8@8,1"
-    measured.kept(cache_folder("matmul"), torch.get_num_threads()).add(matmul, kept)
-    scope, call = {}, FirstCall("aten::mm.default", "fastest")
-    call.install(scope, "p0")
-    rows, matrix = torch.randn(16, 24), torch.randn(24, 8)
+    monkeypatch.setattr(measured, "clearly_faster", None)
+    chosen = []
+    monkeypatch.setitem(onednn.MATMULS, "aten::mm.default", lambda *args: chosen.append(args) or onednn.mm(*args))
+    measured.kept(cache_folder("matmul"), torch.get_num_threads()).add("mm 128x128@rows 128x256@rows", kept)
+    rows, matrix = torch.randn(128, 128), torch.randn(128, 256)
 
-    same(call(rows, matrix), torch.mm(rows, matrix))
+    same(replacement("aten::mm.default", "fastest", FIXED)(rows, matrix), torch.mm(rows, matrix))
 
-    assert scope == {"p0": function}
+    assert bool(chosen) is kept
 
 
 @needs_onednn
 def test_without_onednn_switched_on_torchs_is_chosen(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    scope, call = {}, FirstCall("aten::mm.default", "onednn")
-    call.install(scope, "p0")
+    monkeypatch.setitem(onednn.MATMULS, "aten::mm.default", None)
+    rows, matrix = torch.randn(16, 24), torch.randn(24, 8)
 
-    call(torch.randn(16, 24), torch.randn(24, 8))
-
-    assert scope == {"p0": torch.mm}
+    same(replacement("aten::mm.default", "onednn", FIXED)(rows, matrix), torch.mm(rows, matrix))
 
 
 @pytest.fixture
@@ -151,12 +151,6 @@ def decisions(monkeypatch):
     asked: list[str] = []
     monkeypatch.setattr(operators, "faster_by_onednn", lambda matmul, ours, torchs: [asked.append(matmul)] != [])
     return asked
-
-
-def replacement(op, mode, known):
-    scope = {}
-    EverySize(f"aten::{op}.default", mode, known).install(scope, "p0")
-    return scope["p0"]
 
 
 @needs_onednn
@@ -174,7 +168,7 @@ def replacement(op, mode, known):
 @pytest.mark.parametrize("mode", ["fastest", "onednn"])
 def test_matmul_of_any_size_is_torchs(decisions, op, make, mode):
     torch.manual_seed(0)
-    matmul = replacement(op, mode, (False, True, True))
+    matmul = replacement(f"aten::{op}.default", mode, ROWS_VARY)
 
     for rows in (0, 1, 5, 64, 65, 64, 100, 128):
         args = make(rows)
@@ -183,7 +177,7 @@ def test_matmul_of_any_size_is_torchs(decisions, op, make, mode):
 
 @needs_onednn
 def test_sizes_are_measured_for_all_up_to_the_next_power_of_two(decisions):
-    matmul = replacement("mm", "fastest", (False, True, True))
+    matmul = replacement("aten::mm.default", "fastest", ROWS_VARY)
 
     for rows in (64, 65, 128, 129, 64, 8):
         matmul(torch.ones(rows, 128), torch.ones(128, 256))
@@ -193,7 +187,7 @@ def test_sizes_are_measured_for_all_up_to_the_next_power_of_two(decisions):
 
 @needs_onednn
 def test_few_sizes_of_a_matmul_go_to_onednn(decisions):
-    matmul = replacement("mm", "fastest", (False, True, True))
+    matmul = replacement("aten::mm.default", "fastest", ROWS_VARY)
 
     for rows in range(64, 128):
         matmul(torch.ones(rows, 128), torch.ones(128, 256))
@@ -207,7 +201,7 @@ class Watched(torch.Tensor):
 
 @needs_onednn
 def test_sizes_of_tensors_that_say_nothing_about_time_are_not_decided(decisions):
-    matmul = replacement("mm", "fastest", (False, True, True))
+    matmul = replacement("aten::mm.default", "fastest", ROWS_VARY)
 
     assert matmul(torch.ones(64, 128).as_subclass(Watched), torch.ones(128, 256)).shape == (64, 256)
 

@@ -16,9 +16,8 @@ from aotexport_runtime.allowed.operators import (
 )
 from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.execution import checkpoint
-from aotexport_runtime.execution.adapters import ADAPTERS
 from aotexport_runtime.execution.higher_order import EFFECTS
-from aotexport_runtime.execution.ops import is_compatible, resolve
+from aotexport_runtime.execution.ops import ADAPTERS, is_compatible, resolve
 
 NOWHERE: frozenset[str] = frozenset()
 

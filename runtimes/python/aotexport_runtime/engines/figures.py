@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from aotexport_runtime.execution.matmul.modes import is_worth_choosing
-from aotexport_runtime.execution.matmul.sizes import Matmul, matmuls_of
+from aotexport_runtime.execution.matmul.sizes import Matmul, is_worth_choosing, matmuls_of
 from aotexport_runtime.rewrite.reuse import IN_PLACE
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.sizes import Size

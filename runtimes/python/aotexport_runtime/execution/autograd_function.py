@@ -16,16 +16,15 @@ from torch.autograd.function import once_differentiable
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution import transforms
 
-CompiledSubgraph = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
+Step = Callable[..., tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class _Application:
     """One call of a function; fields are the node's operands."""
 
-    symbols: dict[str, int]
-    forward: CompiledSubgraph
-    backwards: Sequence[CompiledSubgraph | None]
+    forward: Step
+    backwards: Sequence[Step | None]
     additional: Sequence[Any]
     outputs: int
     saved: int
@@ -45,13 +44,12 @@ class _Application:
                 "the bundle has no backward of the model's custom autograd function for this call: it failed at export "
                 "for gradients that are undefined as here, or this derivative is of too high an order"
             )
-        return (None, *subgraph([*gradients, *ctx.saved_tensors, *ctx.stashed, *self.additional], self.symbols))
+        return (None, *subgraph(*gradients, *ctx.saved_tensors, *ctx.stashed, *self.additional))
 
 
 def apply_function(
-    symbols: dict[str, int],
-    forward: CompiledSubgraph,
-    backwards: Sequence[CompiledSubgraph | None],
+    forward: Step,
+    backwards: Sequence[Step | None],
     operands: list[Any],
     additional: Sequence[Any],
     outputs: int,
@@ -72,17 +70,15 @@ def apply_function(
                 "this call is inside of torch.func or forward-mode AD, and the model has custom autograd functions, "
                 "which a bundle holds without their rules for these. Use torch.autograd outside of them"
             )
-        return forward([*operands, *additional], symbols)[:outputs]
-    application = _Application(
-        symbols, forward, backwards, additional, outputs, saved, dirty, nondifferentiable, materializes
-    )
+        return forward(*operands, *additional)[:outputs]
+    application = _Application(forward, backwards, additional, outputs, saved, dirty, nondifferentiable, materializes)
     return (_AppliedOnce if once else _Applied).apply(application, *operands)
 
 
 class _Applied(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, application: _Application, *operands: Any) -> tuple[Any, ...]:
-        results = application.forward([*operands, *application.additional], application.symbols)
+        results = application.forward(*operands, *application.additional)
         saved_end = application.outputs + application.saved
         outputs = results[: application.outputs]
         ctx.application = application

@@ -76,26 +76,21 @@ def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -
 
 
 def checkpoint(
-    symbols: dict[str, int],
-    subgraph: Callable[[list[Any], dict[str, int]], tuple[Any, ...]],
-    arguments: Sequence[Any],
-    others: Sequence[Any],
-    repeats_draws: bool,
+    step: Callable[..., tuple[Any, ...]], arguments: Sequence[Any], others: Sequence[Any], repeats_draws: bool
 ) -> tuple[Any, ...]:
     """Run a checkpointed part.
 
     Args:
-        symbols: value per symbol.
-        subgraph: the part; takes `arguments`, then `others`.
+        step: the part; takes `arguments`, then `others`.
         arguments: arguments of the part; backward raises where one was changed in place since.
         others: other values that it reads.
         repeats_draws: whether backward draws the random numbers of this call again.
     """
     if not torch.is_grad_enabled():
-        return subgraph([*arguments, *others], symbols)
-    part = _Part(lambda: subgraph([*arguments, *others], symbols), arguments, repeats_draws)
+        return step(*arguments, *others)
+    part = _Part(lambda: step(*arguments, *others), arguments, repeats_draws)
     with saved_tensors_hooks(part.pack, part.unpack):
-        return subgraph([*arguments, *others], symbols)
+        return step(*arguments, *others)
 
 
 class _Enough(Exception):

@@ -13,14 +13,13 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch.autograd import profiler
 
 from aotexport_runtime.allowed.operators import INFIX
 from aotexport_runtime.errors import printable
-from aotexport_runtime.execution import assumed, attention, checks, higher_order, loops, numbers, ops, profile
+from aotexport_runtime.execution import attention, checks, higher_order, loops, ops
 from aotexport_runtime.execution.checkpoint import outlined
-from aotexport_runtime.execution.detached import without_base
-from aotexport_runtime.execution.matmul.modes import Mode
-from aotexport_runtime.execution.matmul.operators import MatmulReplacement
+from aotexport_runtime.execution.matmul.sizes import Mode
 from aotexport_runtime.execution.preconditions.dataflow import are_indices_proven
 from aotexport_runtime.execution.source import define
 from aotexport_runtime.rewrite import impure
@@ -52,7 +51,7 @@ from aotexport_runtime.values.subclasses import Form, TensorTypes, inner_tensor
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **higher_order.EFFECTS,
-    ASSUMED_SHAPE: assumed.check_shape,
+    ASSUMED_SHAPE: checks.check_shape,
     "subclass::inner": inner_tensor,
     "distributed::to_local": meshes.to_local,
     "distributed::redistribute": meshes.redistribute,
@@ -118,7 +117,7 @@ class _FunctionSource:
     graph: Graph
     environment: Environment
     budget: loops.Budget
-    replacements: Mapping[str, MatmulReplacement]
+    replacements: Mapping[str, Callable[..., Any]]
     lines: list[str] = field(default_factory=list)
     original_lines: dict[int, SourceLine] = field(default_factory=dict[int, SourceLine])
     objects: dict[str, Any] = field(default_factory=dict)
@@ -165,11 +164,9 @@ class _FunctionSource:
         ops.check_call(node.op, operator, node.args, node.kwargs)
         declared = getattr(operator, "_schema", None)
         if declared is not None:
-            numbers.check_declared(node.op, declared.returns, node.meta)
+            checks.check_declared(node.op, declared.returns, node.meta)
         if node.name in self.replacements:
-            name = self.object("p", None)
-            self.replacements[node.name].install(self.objects, name)
-            return name
+            return self.object("p", self.replacements[node.name])
         if not self.environment.unguarded and are_indices_proven(self.graph, node):
             schema = self.graph.schemas.get(node.op)
             return self.object("f", ops.resolve(node.op, schema, self.environment.namespaces, proven=True))
@@ -180,8 +177,8 @@ class _FunctionSource:
 
     def check(self, name: str, meta: ValueMeta) -> None:
         """Write that a value that comes from elsewhere is what its metadata says, if it may be a number."""
-        if numbers.has_numbers(meta):
-            self.lines.append(f"{self.constant(numbers.checked)}({self.local(name)}, {self.object('d', meta)})")
+        if checks.has_numbers(meta):
+            self.lines.append(f"{self.constant(checks.checked)}({self.local(name)}, {self.object('d', meta)})")
 
     def subgraph(self, name: str) -> str:
         """Return the global that holds the compiled subgraph `name`."""
@@ -203,7 +200,7 @@ def compile_graph(
     *,
     label: str | None = None,
     detached: Container[str] = (),
-    replacements: Mapping[str, MatmulReplacement] = MappingProxyType({}),
+    replacements: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
     budget: loops.Budget | None = None,
 ) -> Function:
     """Return a function that computes `outputs` from `inputs` by `nodes`, dropping each value at its last use.
@@ -228,9 +225,9 @@ def compile_graph(
     source = _FunctionSource(graph, environment, bodies, replacements)
     taken = [source.local(name) for name in inputs]
     if label is not None:
-        is_profiled, marked, text = (source.constant(value) for value in (profile.active, profile.marked, label))
-        source.lines.append(f"if not is_marked and {is_profiled}():")
-        source.lines.append(f"    return {marked}({text}, run, args, symbols, True)")
+        profiled, mark, text = (source.constant(value) for value in (is_profiled, marked, label))
+        source.lines.append(f"if not is_marked and {profiled}():")
+        source.lines.append(f"    return {mark}({text}, run, args, symbols, True)")
     if budget is not None:
         source.lines.append(f"{source.object('b', budget.spend)}({len(nodes) + 1})")
     elif graph.subgraphs:
@@ -260,10 +257,20 @@ def compile_graph(
         _drop(source, dead)
     returned = "".join(f"{_output(source, output, detached)}, " for output in outputs)
     source.lines.append(f"return ({returned})")
-    # The function's own globals, not a copy: replacements of matmuls put the chosen function there.
     source.objects.update(sizes.SCOPE)
     parameters, shown_as = "args, symbols, is_marked=False", label or "graph"
     return define("run", parameters, source.lines, source.objects, shown_as, source.original_lines)
+
+
+def is_profiled() -> bool:
+    """Return whether `torch.profiler` is active; torch has no public way to ask."""
+    return getattr(profiler, "_is_profiler_enabled", False)
+
+
+def marked(label: str, run: Callable[..., Any], *args: Any) -> Any:
+    """Return `run(*args)`, marked as `label` in the active profiler's trace."""
+    with profiler.record_function(f"aotexport: {label}"):
+        return run(*args)
 
 
 def _last_uses(nodes: Sequence[Node], outputs: Sequence[Argument], shown: Mapping[str, list[str]]) -> dict[str, int]:
@@ -324,6 +331,15 @@ def _shown(argument: Argument, node: Node) -> Argument:
     if isinstance(argument, StringArgument) and node.op.startswith(("aten::_assert", "aten::_functional_assert")):
         return StringArgument(value=printable(argument.value))
     return argument
+
+
+def without_base(value: Any) -> Any:
+    """Return a tensor that is no view; a view is detached from its base, and shares its memory and version.
+
+    Autograd refuses to let a caller change views that a custom function returns. Operators may return no tensor where
+    their metadata promises one (workspaces that a kernel does not use).
+    """
+    return value.detach() if isinstance(value, torch.Tensor) and value._is_view() else value
 
 
 def _output(source: _FunctionSource, output: Argument, detached: Container[str]) -> str:

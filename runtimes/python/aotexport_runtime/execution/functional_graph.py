@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from aotexport_runtime.execution.assumed import of_proven_dtype
+from collections.abc import Iterable, Mapping
+
+from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
-from aotexport_runtime.execution.matmul.choice import replacements
+from aotexport_runtime.execution.matmul.operators import replacements
+from aotexport_runtime.rewrite.names import operands
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.rewrite.reuse import possible_views, reusing
 from aotexport_runtime.rewrite.simplify import simplified
-from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import ValueMeta
+from aotexport_runtime.validate.dtypes import result_dtypes
 
 
 def compile_functional(
@@ -54,3 +58,22 @@ def compile_functional(
         detached=views,
         replacements=matmuls,
     )
+
+
+def of_proven_dtype(inputs: Iterable[str], nodes: Iterable[Node], metas: Mapping[str, ValueMeta]) -> set[str]:
+    """Return the values whose dtype follows from those of inputs.
+
+    Args:
+        inputs: names of values whose dtype each call checks.
+        nodes: functional operators.
+        metas: metadata of their arguments.
+    """
+    found = set(inputs)
+    for node in nodes:
+        if node.name in found:
+            continue
+        schema = aten_signatures().get(node.op.removeprefix("aten::"))
+        follows = node.op == "python::getitem" or result_dtypes(node, schema, metas) is not None
+        if follows and found.issuperset(operands(node)):
+            found.add(node.name)
+    return found

@@ -14,15 +14,13 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.autograd.function import once_differentiable
 
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution import transforms
+from aotexport_runtime.execution.autocast import autocast_of_now
 from aotexport_runtime.execution.autograd_function import apply_function
 from aotexport_runtime.execution.checkpoint import checkpoint
-from aotexport_runtime.execution.redrawn import redrawn
-
-CompiledSubgraph = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
-"""A compiled subgraph, see `codegen.Function`."""
 
 Step = Callable[..., tuple[Any, ...]]
 """A subgraph as a function of its operands."""
@@ -96,16 +94,6 @@ EFFECTS: dict[str, Callable[..., Any]] = {
 # --- subgraphs --------------------------------------------------------------------------------------------
 
 
-def _cond(
-    symbols: dict[str, int], predicate: Any, yes: CompiledSubgraph, no: CompiledSubgraph, operands: list[Any]
-) -> tuple[Any, ...]:
-    return branch(predicate, _with(yes, symbols), _with(no, symbols), operands)
-
-
-def _with(subgraph: CompiledSubgraph, symbols: dict[str, int]) -> Step:
-    return lambda *operands: subgraph([*operands], symbols)
-
-
 def branch(predicate: Any, yes: Step, no: Step, operands: list[Any]) -> tuple[Any, ...]:
     """Call `yes` or `no` with the operands; every operand gets a gradient."""
     return _reaching((yes if predicate else no)(*operands), operands, saved=True)
@@ -152,16 +140,6 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     if any(step == 0 and size > 1 for step, size in zip(tensor.stride(), tensor.shape, strict=True)):
         return tensor.view_as(tensor)
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
-
-
-def _while_loop(
-    symbols: dict[str, int],
-    condition: CompiledSubgraph,
-    subgraph: CompiledSubgraph,
-    carried: list[Any],
-    additional: list[Any],
-) -> tuple[Any, ...]:
-    return loop(_with(condition, symbols), _with(subgraph, symbols), carried, additional)
 
 
 def loop(condition: Step, step: Step, carried: list[Any], additional: list[Any]) -> tuple[Any, ...]:
@@ -256,26 +234,14 @@ def _requires_grad(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.requires_grad
 
 
-def _while_loop_stack_output(
-    symbols: dict[str, int],
-    condition: CompiledSubgraph,
-    subgraph: CompiledSubgraph,
-    carried: list[Any],
-    additional: list[Any],
-) -> tuple[Any, ...]:
+def _while_loop_stack_output(condition: Step, step: Step, carried: list[Any], additional: list[Any]) -> tuple[Any, ...]:
     """Return the values of every step, stacked, which the loop's backward needs."""
     values = tuple(carried)
     steps: list[tuple[Any, ...]] = []
-    while condition([*values, *additional], symbols)[0]:
-        values = subgraph([*_continued(values, carried), *additional], symbols)
+    while condition(*values, *additional)[0]:
+        values = step(*_continued(values, carried), *additional)
         steps.append(values)
     return _stacked(steps) if steps else tuple(value.unsqueeze(0).clone() for value in values)
-
-
-def _scan(
-    symbols: dict[str, int], combine: CompiledSubgraph, initial: list[Any], xs: list[Any], additional: list[Any]
-) -> tuple[Any, ...]:
-    return scan(_with(combine, symbols), initial, xs, additional)
 
 
 def scan(combine: Step, initial: list[Any], xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
@@ -289,10 +255,6 @@ def scan(combine: Step, initial: list[Any], xs: list[Any], additional: list[Any]
     return _reaching((*carried, *_stacked(steps)), [*initial, *xs, *additional])
 
 
-def _map(symbols: dict[str, int], subgraph: CompiledSubgraph, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
-    return map_rows(_with(subgraph, symbols), xs, additional)
-
-
 def map_rows(step: Step, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
     """Call `step` with each row; return the results, stacked."""
     steps = [step(*(x[index] for x in xs), *additional) for index in range(xs[0].shape[0])]
@@ -304,82 +266,118 @@ def _stacked(steps: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
     return tuple(None if column[0] is None else torch.stack(column) for column in columns)
 
 
-def _invoke_subgraph(symbols: dict[str, int], subgraph: CompiledSubgraph, operands: list[Any]) -> tuple[Any, ...]:
-    return subgraph(list(operands), symbols)
-
-
-def _register_hook(
-    symbols: dict[str, int], subgraph: CompiledSubgraph, tensor: torch.Tensor, additional: list[Any]
-) -> tuple[()]:
+def _register_hook(step: Step, tensor: torch.Tensor, additional: list[Any]) -> tuple[()]:
     if tensor.requires_grad:
-        tensor.register_hook(lambda grad: subgraph([grad, *additional], symbols)[0])
+        tensor.register_hook(lambda grad: step(grad, *additional)[0])
     return ()
 
 
-def _triton_kernel(symbols: dict[str, int], name: str, operands: list[torch.Tensor]) -> list[torch.Tensor]:
+def _triton_kernel(name: str, operands: list[torch.Tensor]) -> list[torch.Tensor]:
     raise NotSupported(
         f"the model launches the Triton kernel `{name}`, and this form of its program cannot: the bundle's compiled "
         "kernels do, on a GPU that they fit (`device='cuda', trust='native'`), for calls as at the export"
     )
 
 
-def _checkpoint(symbols: dict[str, int], subgraph: CompiledSubgraph, *operands: Any) -> tuple[Any, ...]:
-    def run(values: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+def _checkpoint(step: Step, *operands: Any) -> tuple[Any, ...]:
+    def run(*values: Any) -> tuple[Any, ...]:
         # Backward leaves the part, and regions in it, once it has recomputed the saved tensors.
         with restored_on_error():
-            return subgraph(values, symbols)
+            return step(*values)
 
-    return checkpoint(symbols, run, *operands)
+    return checkpoint(run, *operands)
 
-
-OPERATORS: dict[str, Callable[..., Any]] = {
-    "higher_order::cond": _cond,
-    "higher_order::while_loop": _while_loop,
-    "higher_order::while_loop_stack_output": _while_loop_stack_output,
-    "higher_order::scan": _scan,
-    "higher_order::map_impl": _map,
-    "higher_order::invoke_subgraph": _invoke_subgraph,
-    "higher_order::register_hook": _register_hook,
-    "higher_order::autograd_function": apply_function,
-    "higher_order::triton_kernel": _triton_kernel,
-    "higher_order::checkpoint": _checkpoint,
-}
-"""Operators with subgraphs, and launches of the model's own kernels; called with the symbols first.
-
-A bundle says `higher_order::checkpoint` by the operators that begin and end a part, see `checkpoint.outlined`.
-"""
 
 # --- subgraphs that draw random numbers -------------------------------------------------------------------
 
 
-def _cond_drawing(
-    symbols: dict[str, int], predicate: Any, yes: CompiledSubgraph, no: CompiledSubgraph, operands: list[Any]
-) -> tuple[Any, ...]:
-    return redrawn(yes if predicate else no, operands, symbols)
+def _redrawn(step: Step, operands: list[Any]) -> tuple[Any, ...]:
+    """Return the results of `step`, which draws random numbers; their gradients are those of a second run.
+
+    Every operand that requires grad gets a gradient, zeros where no result is computed from it.
+
+    Source: torch 2.13, `torch/_higher_order_ops/utils.py` (`create_bw_fn`), for `cond`, `while_loop` and `map`, whose
+        backward does not keep the state of the generator.
+    """
+    if not torch.is_grad_enabled() or not any(map(_requires_grad, operands)):
+        return step(*operands)
+    if transforms.active():
+        raise NotSupported(
+            "this call is inside of torch.func or forward-mode AD, and a branch or loop of the model draws random "
+            "numbers on the way to gradients. Use torch.autograd outside of them"
+        )
+    return _Redrawn.apply(step, *operands)
 
 
-def _while_loop_drawing(
-    symbols: dict[str, int],
-    condition: CompiledSubgraph,
-    subgraph: CompiledSubgraph,
-    carried: list[Any],
-    additional: list[Any],
-) -> tuple[Any, ...]:
-    return _while_loop(symbols, condition, partial(redrawn, subgraph), carried, additional)
+class _Redrawn(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, step: Step, *operands: Any) -> tuple[Any, ...]:
+        device = next(operand.device for operand in operands if isinstance(operand, torch.Tensor))
+        ctx.step, ctx.casts = step, autocast_of_now(device.type)
+        ctx.others = [None if isinstance(operand, torch.Tensor) else operand for operand in operands]
+        ctx.save_for_backward(*[operand if isinstance(operand, torch.Tensor) else None for operand in operands])
+        return step(*operands)
+
+    @staticmethod
+    @once_differentiable
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator's type)
+        ctx: Any, *grads: torch.Tensor
+    ) -> tuple[Any, ...]:
+        tracked = [_requires_grad(tensor) for tensor in ctx.saved_tensors]
+        operands = [
+            other if tensor is None else tensor.detach().requires_grad_(is_tracked)
+            for tensor, other, is_tracked in zip(ctx.saved_tensors, ctx.others, tracked, strict=True)
+        ]
+        with torch.enable_grad(), ctx.casts():
+            results = ctx.step(*operands)
+        roots = [(r, g) for r, g in zip(results, grads, strict=True) if _requires_grad(r)]
+        inputs = [operand for operand, is_tracked in zip(operands, tracked, strict=True) if is_tracked]
+        found = iter(torch.autograd.grad([r for r, _ in roots], inputs, [g for _, g in roots], materialize_grads=True))
+        return (None, *[next(found) if is_tracked else None for is_tracked in tracked])
 
 
-def _map_drawing(
-    symbols: dict[str, int], subgraph: CompiledSubgraph, xs: list[Any], additional: list[Any]
-) -> tuple[Any, ...]:
-    def whole(operands: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
-        return _map(symbols, subgraph, operands[: len(xs)], operands[len(xs) :])
+def _map_redrawn(step: Step, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+    count = len(xs)
+    return _redrawn(lambda *each: map_rows(step, list(each[:count]), list(each[count:])), [*xs, *additional])
 
-    return redrawn(whole, [*xs, *additional], symbols)
 
+# --- the operators ----------------------------------------------------------------------------------------
+
+
+def _of_steps(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operator, called with the symbols and compiled subgraphs (`codegen.Function`), by one of steps."""
+
+    def step(value: Any, symbols: dict[str, int]) -> Any:
+        if isinstance(value, list):
+            return [step(item, symbols) for item in value]
+        return (lambda *operands: value([*operands], symbols)) if callable(value) else value
+
+    return lambda symbols, *arguments: function(*[step(argument, symbols) for argument in arguments])
+
+
+OPERATORS: dict[str, Callable[..., Any]] = {
+    "higher_order::cond": _of_steps(lambda *arguments: branch(*arguments)),
+    "higher_order::while_loop": _of_steps(lambda *arguments: loop(*arguments)),
+    "higher_order::while_loop_stack_output": _of_steps(_while_loop_stack_output),
+    "higher_order::scan": _of_steps(lambda *arguments: scan(*arguments)),
+    "higher_order::map_impl": _of_steps(lambda *arguments: map_rows(*arguments)),
+    "higher_order::invoke_subgraph": _of_steps(lambda step, operands: step(*operands)),
+    "higher_order::register_hook": _of_steps(_register_hook),
+    "higher_order::autograd_function": _of_steps(apply_function),
+    "higher_order::triton_kernel": _of_steps(_triton_kernel),
+    "higher_order::checkpoint": _of_steps(_checkpoint),
+}
+"""Operators with subgraphs, and launches of the model's own kernels; called with the symbols first.
+
+A bundle says `higher_order::checkpoint` by the operators that begin and end a part, see `checkpoint.outlined`. Exports
+of loaded bundles put functions of their own in the place of `branch`, `loop`, `scan` and `map_rows`.
+"""
 
 DRAWING: dict[str, Callable[..., Any]] = OPERATORS | {
-    "higher_order::cond": _cond_drawing,
-    "higher_order::while_loop": _while_loop_drawing,
-    "higher_order::map_impl": _map_drawing,
+    "higher_order::cond": _of_steps(lambda predicate, yes, no, operands: _redrawn(yes if predicate else no, operands)),
+    "higher_order::while_loop": _of_steps(
+        lambda condition, step, *rest: loop(condition, lambda *operands: _redrawn(step, [*operands]), *rest)
+    ),
+    "higher_order::map_impl": _of_steps(_map_redrawn),
 }
 """`OPERATORS` whose subgraphs draw: eager's backward of three of them runs the subgraph once more, on other numbers."""

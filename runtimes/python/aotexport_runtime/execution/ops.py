@@ -18,7 +18,6 @@ import torch
 from aotexport_runtime.allowed.operators import BUILTINS, allowed_aten_operators
 from aotexport_runtime.allowed.signatures import Signature, is_compatible, signature_of
 from aotexport_runtime.errors import BundleInvalid, NotSupported
-from aotexport_runtime.execution.adapters import ADAPTERS
 from aotexport_runtime.execution.preconditions.table import guarded
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.values import (
@@ -80,6 +79,26 @@ def overload(name: str, captured_schema: str | None, namespaces: frozenset[str])
             "Run the bundle with the torch it was exported with, or export it again"
         )
     return function
+
+
+def _cholesky(self: torch.Tensor, upper: bool = False) -> torch.Tensor:
+    return torch.linalg.cholesky(self, upper=upper)
+
+
+def _qr(self: torch.Tensor, some: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
+    q, r = torch.linalg.qr(self, mode="reduced" if some else "complete")
+    return q, r
+
+
+ADAPTERS: dict[str, Callable[..., Any]] = {
+    # Gone from torch 2.15.
+    "cholesky.default": _cholesky,
+    "qr.default": _qr,
+}
+"""Operators of the operator set that a release of torch has no longer, by those that it has.
+
+Others that differ by their signature alone are in `allowed/signatures.py`; all others are refused at load.
+"""
 
 
 def check_operators(graphs: Iterable[Graph], namespaces: frozenset[str]) -> None:

@@ -161,7 +161,7 @@ def load(
             return _load_models(bundle, target, device, options[target])
     check_torch(f"target `{target}`")
     from aotexport_runtime.execution.codegen import Environment
-    from aotexport_runtime.execution.matmul.modes import mode_of
+    from aotexport_runtime.execution.matmul.sizes import mode_of
     from aotexport_runtime.execution.ops import check_operators
     from aotexport_runtime.module.bundle_module import BundleModule
     from aotexport_runtime.module.cast import cast_bundle, stored_state

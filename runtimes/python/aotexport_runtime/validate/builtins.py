@@ -1,7 +1,7 @@
 """Rules of calls that are no operators of torch: arithmetic of Python numbers, and regions of interpreter state.
 
 Numbers have bounded size: `2 ** (10 ** 9)` and `[0] * (10 ** 10)` are short to write and exhaust memory. The types of
-results are inferred; numbers from elsewhere are what metadata says, and have at most 64 bits: `execution/numbers.py`
+results are inferred; numbers from elsewhere are what metadata says, and have at most 64 bits: `execution/checks.py`
 sees to that when the graph runs.
 """
 

@@ -1,6 +1,6 @@
 """Dtypes of results, as they follow from those of arguments. No torch, whose fake tensors take 0.2 ms an operator.
 
-Engines take no dtype from metadata that these rules do not prove (`execution/assumed.py`).
+Engines take no dtype from metadata that these rules do not prove (`execution/functional_graph.py`).
 """
 
 from __future__ import annotations

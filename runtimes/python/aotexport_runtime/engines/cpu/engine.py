@@ -19,9 +19,14 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.cpu.library import load_library
 from aotexport_runtime.engines.cpu.matmul import ChoosingRunner
 from aotexport_runtime.errors import BundleInvalid, first_line
-from aotexport_runtime.execution import profile
-from aotexport_runtime.execution.codegen import Environment, Function, constant_value
-from aotexport_runtime.execution.detached import without_base
+from aotexport_runtime.execution.codegen import (
+    Environment,
+    Function,
+    constant_value,
+    is_profiled,
+    marked,
+    without_base,
+)
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.compiled import CompiledHalf, CpuRequirements
 from aotexport_runtime.schema.gradients import Partition
@@ -140,7 +145,7 @@ class Libraries:
                 # A tensor without elements tells the library the sizes.
                 tensors.insert(0, torch.empty([*[symbols[symbol] for symbol in symbols_taken], 0]))
             try:
-                results = profile.marked(library.file, runner.run, tensors) if profile.active() else runner.run(tensors)
+                results = marked(library.file, runner.run, tensors) if is_profiled() else runner.run(tensors)
             except RuntimeError as error:
                 log.warning("library %s failed, and the graph runs instead: %s", library.file, first_line(error))
                 return portable()(args, symbols)

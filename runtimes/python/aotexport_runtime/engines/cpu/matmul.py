@@ -17,7 +17,7 @@ from aotexport_runtime.engines.cpu.library import loader_name
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.matmul import onednn
 from aotexport_runtime.execution.matmul.measured import described, faster_by_onednn
-from aotexport_runtime.execution.matmul.modes import Mode
+from aotexport_runtime.execution.matmul.sizes import Mode
 
 Run = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 

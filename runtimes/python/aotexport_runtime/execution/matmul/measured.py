@@ -27,15 +27,25 @@ _known: dict[int, dict[str, bool]] = {}
 _left_s = _BUDGET_S
 
 
-def described(op: str, args: Sequence[Any]) -> str:
-    """Return the key under which a matmul is measured: whether a bias is added, sizes and strides."""
+def described(op: str, args: Sequence[Any], is_fixed: Sequence[bool] = (True, True, True)) -> str:
+    """Return the key under which a matmul is measured: whether a bias is added, sizes, orders in memory.
+
+    Args:
+        op: its operator.
+        args: its operands.
+        is_fixed: whether its rows, depth and columns are fixed; others have one key up to the next power of two.
+    """
     bias, rows, matrix = operands(op, args)
     columns = matrix.t() if op == "aten::linear.default" else matrix
-    return " ".join(("mm" if bias is None else "addmm", _layout(rows), _layout(columns)))
+    m, k, n = (
+        str(size) if fixed else f"<={1 << (size - 1).bit_length()}"
+        for size, fixed in zip((*rows.shape, columns.shape[1]), is_fixed, strict=True)
+    )
+    return f"{'mm' if bias is None else 'addmm'} {m}x{k}@{_order(rows)} {k}x{n}@{_order(columns)}"
 
 
-def _layout(matrix: torch.Tensor) -> str:
-    return f"{'x'.join(map(str, matrix.shape))}@{','.join(map(str, matrix.stride()))}"
+def _order(matrix: torch.Tensor) -> str:
+    return "rows" if matrix.is_contiguous() else "columns" if matrix.t().is_contiguous() else "apart"
 
 
 def kept(folder: Path | None, threads: int) -> Measurements:

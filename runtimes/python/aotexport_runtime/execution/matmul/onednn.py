@@ -26,33 +26,25 @@ def available() -> bool:
 
 def mm(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     """Return `torch.mm(rows, matrix)`; no size is 0 or 1."""
-    columns = matrix.t()
-    if not takes(matrix, columns):
-        return torch.mm(rows, matrix)
-    assert _linear is not None
-    return _linear(rows, columns, None, "none", (), "")
+    return linear(rows, matrix.t())
 
 
 def addmm(bias: torch.Tensor, rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
     """Return `torch.addmm(bias, rows, matrix)`; no size is 0 or 1, and the bias is as long as a row of the result."""
-    columns = matrix.t()
-    if not takes(matrix, columns):
-        return torch.addmm(bias, rows, matrix)
-    assert _linear is not None
-    return _linear(rows, columns, bias.contiguous(), "none", (), "")
+    return linear(rows, matrix.t(), bias)
 
 
 def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return `torch.nn.functional.linear(rows, weight, bias)` under the same conditions."""
-    if not takes(weight, weight.t()):
+    if not takes(weight):
         return torch.nn.functional.linear(rows, weight, bias)
     assert _linear is not None
     return _linear(rows, weight, None if bias is None else bias.contiguous(), "none", (), "")
 
 
-def takes(matrix: torch.Tensor, turned: torch.Tensor) -> bool:
-    """Return whether oneDNN has a layout for the second operand, given with its transpose."""
-    return matrix.is_contiguous() or turned.is_contiguous()
+def takes(matrix: torch.Tensor) -> bool:
+    """Return whether oneDNN has a layout for a second operand, or for its transpose."""
+    return matrix.is_contiguous() or matrix.t().is_contiguous()
 
 
 MATMULS: dict[str, Callable[..., torch.Tensor]] = {

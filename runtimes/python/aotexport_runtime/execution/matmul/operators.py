@@ -3,100 +3,66 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from aotexport_runtime.execution import ops
 from aotexport_runtime.execution.matmul import onednn
 from aotexport_runtime.execution.matmul.measured import described, faster_by_onednn
-from aotexport_runtime.execution.matmul.modes import Mode, is_worth_choosing
-from aotexport_runtime.execution.matmul.sizes import operands
+from aotexport_runtime.execution.matmul.sizes import Mode, is_worth_choosing, matmuls_of, operands
+from aotexport_runtime.schema.graph import Node
+from aotexport_runtime.schema.values import ValueMeta
 
 Run = Callable[..., Any]
 
 _SIZES = 16
-"""Most sizes of a dynamic matmul that are decided; oneDNN takes 0.7 ms to prepare for each."""
+"""Most sizes of a matmul that are decided; oneDNN takes 0.7 ms to prepare for each."""
 
 
-class MatmulReplacement(Protocol):
-    """Replaces one matmul of a graph."""
+def replacements(nodes: Iterable[Node], metas: Mapping[str, ValueMeta], mode: Mode) -> dict[str, Run]:
+    """Return the replacement of each matmul that oneDNN may compute, by the value's name.
 
-    def install(self, scope: dict[str, Any], name: str) -> None:
-        """Put a function that computes the matmul into `scope` as `name`."""
-        ...
-
-
-class FirstCall:
-    """A matmul of fixed sizes: its first call with tensors chooses a function, which replaces it in the scope."""
-
-    def __init__(self, op: str, mode: Mode) -> None:
-        """Replace an operator of `onednn.MATMULS` on tensors of known sizes."""
-        self._op = op
-        self._mode: Mode = mode
-        self._torchs = _torchs(op)
-        self._put: Callable[[Run], None] | None = None
-
-    def install(self, scope: dict[str, Any], name: str) -> None:
-        """Put this into `scope` as `name`; the first call puts the chosen function there."""
-        scope[name] = self
-        self._put = functools.partial(scope.__setitem__, name)
-
-    def __call__(self, *args: Any) -> Any:
-        """Compute the matmul."""
-        if not _are_plain(args):
-            return self._torchs(*args)
-        prefers = _prefers_onednn(self._op, args, self._mode, described(self._op, args))
-        chosen = onednn.MATMULS[self._op] if prefers else self._torchs
-        if self._put is not None:
-            self._put(chosen)
-        return chosen(*args)
-
-
-class EverySize:
-    """A matmul of dynamic sizes: each size is decided at its first call.
-
-    A dynamic size is measured once for all sizes up to the next power of two. Sizes after the first few run by torch's
-    operator, since oneDNN prepares for each.
+    Args:
+        nodes: functional operators that run on the processor, where nothing records gradients.
+        metas: metadata of their operands.
+        mode: the matmul backend; `torch`: there are no replacements.
     """
+    found: dict[str, Run] = {}
+    for matmul in matmuls_of(nodes, metas) if mode != "torch" else ():
+        sizes = matmul.rows, matmul.depth, matmul.columns
+        fixed = [size for size in sizes if isinstance(size, int)]
+        if len(fixed) < len(sizes) or is_worth_choosing(mode, *fixed):
+            found[matmul.name] = replacement(matmul.op, mode, [isinstance(size, int) for size in sizes])
+    return found
 
-    def __init__(self, op: str, mode: Mode, known: Sequence[bool]) -> None:
-        """Replace an operator of `onednn.MATMULS`; `known`: whether its rows, depth and columns are fixed."""
-        self._op = op
-        self._mode: Mode = mode
-        self._known = known
-        self._torchs = _torchs(op)
 
-    def install(self, scope: dict[str, Any], name: str) -> None:
-        """Put a function that chooses into `scope` as `name`."""
-        chosen: dict[Any, Run] = {}
-        torchs, rows = self._torchs, 1 if self._op == "aten::addmm.default" else 0
+def replacement(op: str, mode: Mode, is_fixed: Sequence[bool]) -> Run:
+    """Return a function that computes a matmul; it chooses a library at the first call of each size.
 
-        def matmul(*args: Any) -> Any:
-            sizes = args[rows].shape, args[rows + 1].shape
-            run = chosen.get(sizes)
-            if run is None:
-                if len(chosen) == _SIZES or not _are_plain(args):
-                    return torchs(*args)
-                run = chosen[sizes] = self._chosen(args)
-            return run(*args)
+    Sizes after the first few run by torch's operator.
 
-        scope[name] = matmul
+    Args:
+        op: one of `onednn.MATMULS`.
+        mode: the matmul backend.
+        is_fixed: whether its rows, depth and columns are fixed.
+    """
+    chosen: dict[Any, Run] = {}
+    torchs, first = _torchs(op), 1 if op == "aten::addmm.default" else 0
 
-    def _chosen(self, args: Sequence[Any]) -> Run:
-        bias, rows, matrix = operands(self._op, args)
-        matrix = matrix.t() if self._op == "aten::linear.default" else matrix
-        sizes = *rows.shape, matrix.shape[1]
-        if not is_worth_choosing(self._mode, rows.shape[0], rows.shape[1], matrix.shape[1]):
-            return self._torchs
-        m, k, n = (
-            str(size) if known else f"<={_next_power(size)}" for size, known in zip(sizes, self._known, strict=True)
-        )
-        kind = "mm" if bias is None else "addmm"
-        matmul = f"{kind} {m}x{k}@{_order(rows)} {k}x{n}@{_order(matrix)}"
-        prefers = _prefers_onednn(self._op, args, self._mode, matmul)
-        return onednn.MATMULS[self._op] if prefers else self._torchs
+    def matmul(*args: Any) -> Any:
+        sizes = args[first].shape, args[first + 1].shape
+        run = chosen.get(sizes)
+        if run is None:
+            if len(chosen) == _SIZES or not _are_plain(args):
+                return torchs(*args)
+            rows, depth, columns = *sizes[0], sizes[1][0 if op == "aten::linear.default" else 1]
+            prefers = is_worth_choosing(mode, rows, depth, columns) and _prefers_onednn(op, args, mode, is_fixed)
+            run = chosen[sizes] = onednn.MATMULS[op] if prefers else torchs
+        return run(*args)
+
+    return matmul
 
 
 def prefers_onednn(rows: int, depth: int, columns: int, *, adds: bool, is_turned: bool, mode: Mode) -> bool:
@@ -114,10 +80,9 @@ def prefers_onednn(rows: int, depth: int, columns: int, *, adds: bool, is_turned
         return False
     matrix = torch.ones(columns, depth).t() if is_turned else torch.ones(depth, columns)
     args = [torch.ones(rows, depth), matrix]
-    op = "aten::mm.default"
     if adds:
-        op, args = "aten::addmm.default", [torch.ones(columns), *args]
-    return _prefers_onednn(op, args, mode, described(op, args))
+        return _prefers_onednn("aten::addmm.default", [torch.ones(columns), *args], mode)
+    return _prefers_onednn("aten::mm.default", args, mode)
 
 
 def _torchs(op: str) -> Run:
@@ -129,19 +94,11 @@ def _are_plain(args: Sequence[Any]) -> bool:
     return all(type(arg) in (torch.Tensor, torch.nn.Parameter) for arg in args if arg is not None)
 
 
-def _prefers_onednn(op: str, args: Sequence[Any], mode: Mode, matmul: str) -> bool:
+def _prefers_onednn(op: str, args: Sequence[Any], mode: Mode, is_fixed: Sequence[bool] = (True, True, True)) -> bool:
     _, rows, matrix = operands(op, args)
-    if not onednn.available() or rows.device.type != "cpu" or not onednn.takes(matrix, matrix.t()):
+    if not onednn.available() or rows.device.type != "cpu" or not onednn.takes(matrix):
         return False
     if mode == "onednn":
         return True
-    return faster_by_onednn(matmul, functools.partial(onednn.MATMULS[op], *args), functools.partial(_torchs(op), *args))
-
-
-def _next_power(size: int) -> int:
-    return 1 << (size - 1).bit_length()
-
-
-def _order(matrix: torch.Tensor) -> str:
-    """Return the memory order of a matrix, for any sizes."""
-    return "rows" if matrix.is_contiguous() else "columns" if matrix.t().is_contiguous() else "apart"
+    ours, torchs = functools.partial(onednn.MATMULS[op], *args), functools.partial(_torchs(op), *args)
+    return faster_by_onednn(described(op, args, is_fixed), ours, torchs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,31 @@ import torch
 from aotexport_runtime.errors import CheckFailed
 
 Arguments = Mapping[str, Any]
-"""The arguments of a call by the names of the operator's schema, defaults included."""
+"""The arguments of a call by the names of the operator's schema, defaults included; and the two below."""
+
+OPERATOR, PROVEN = "operator name", "indices proven"
+"""Keys of the operator's name, `base.overload`, and of whether `dataflow` has proven its indices."""
+
+PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {}
+"""What to check before an operator runs, by its base name for all overloads, or by its full name."""
+
+WRITTEN: dict[str, Callable[[Arguments, Any], None]] = {}
+"""What to write into the results of an operator that its kernel leaves as it was, by its base name."""
+
+
+def before(*operators: str) -> Callable[[Callable[[Arguments], None]], Callable[[Arguments], None]]:
+    """Return a decorator that makes a function the check of operators: a row of `PRECONDITIONS` each."""
+
+    def register(check: Callable[[Arguments], None]) -> Callable[[Arguments], None]:
+        PRECONDITIONS.update(dict.fromkeys(operators, check))
+        return check
+
+    return register
+
+
+def after(*operators: str) -> Callable[[Callable[[Arguments, Any], None]], None]:
+    """Return a decorator that makes a function complete the results of operators: a row of `WRITTEN` each."""
+    return lambda complete: WRITTEN.update(dict.fromkeys(operators, complete))
 
 
 def require(condition: Any, message: str) -> None:

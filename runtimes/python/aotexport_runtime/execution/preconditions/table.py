@@ -21,17 +21,18 @@ from torch.autograd.graph import increment_version
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.errors import CheckFailed
-from aotexport_runtime.execution.preconditions import (
-    arithmetic,
-    embeddings,
-    linear_algebra,
-    losses,
-    memory,
-    normalization,
-    sequences,
-    windows,
+from aotexport_runtime.execution.preconditions import layers, mathematics
+from aotexport_runtime.execution.preconditions.require import (
+    OPERATOR,
+    PRECONDITIONS,
+    PROVEN,
+    WRITTEN,
+    Arguments,
+    before,
+    is_recorded,
+    require,
+    spacious,
 )
-from aotexport_runtime.execution.preconditions.require import Arguments, is_recorded
 
 
 def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., Any]:
@@ -44,19 +45,19 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
         function: the operator's overload.
         proven: whether its indices need no look (`dataflow`).
     """
-    if name in memory.FRESH:
-        return _with_schema(memory.zeroed(function), function)
-    if name in memory.GROWING:
-        return _with_schema(memory.grown(function), function)
+    if name in FRESH:
+        return _with_schema(_zeroed(function), function)
+    if name in GROWING:
+        return _with_schema(_grown(function), function)
     if name == "set_data.default":
-        return _with_schema(memory.moved(function), function)
+        return _with_schema(_moved(function), function)
     base = name.partition(".")[0]
-    check = PROVEN[base] if proven else PRECONDITIONS.get(name, PRECONDITIONS.get(base))
+    check = PRECONDITIONS.get(name, PRECONDITIONS.get(base))
     if check is None and base.startswith("_foreach_"):
-        check = arithmetic.lists
+        check = mathematics.lists
     schema: Any = function._schema
     if check is None and any(argument.name == "reduction" for argument in schema.arguments):
-        check = losses.reduction
+        check = layers.reduction
     places = (
         () if name in _BY_ELEMENT else [item.name for item in schema.arguments if item.kwarg_only and item.is_write]
     )
@@ -65,6 +66,7 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
         return function
     complete = WRITTEN.get(base)
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
+    defaults |= {OPERATOR: name, PROVEN: proven}
     # By their names in the operator set: a release may have others.
     signature = signature_of(aten_signatures()[name])
     assert signature is not None
@@ -76,13 +78,15 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
         arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
         kept = keeps and is_recorded(arguments)
         if kept:
-            args, kwargs = memory.own(args), {key: memory.own(value) for key, value in kwargs.items()}
+            args, kwargs = _own(args), {key: _own(value) for key, value in kwargs.items()}
             arguments |= {**dict(zip(names, args, strict=False)), **kwargs}
         try:
             if check is not None:
                 check(arguments)
             for place in places:
-                memory.place(kwargs[place], f"`{place}`")
+                given = kwargs[place]
+                for tensor in given if isinstance(given, list | tuple) else [given]:
+                    spacious(tensor, f"`{place}`")
         except CheckFailed as error:
             raise CheckFailed(f"operator `aten::{name}`: {error}") from None
         results = function(*args, **kwargs)
@@ -91,7 +95,7 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
             increment_version(kwargs[place])
         if complete is not None:
             complete(arguments, results)
-        return memory.own(results) if kept else results
+        return _own(results) if kept else results
 
     return _with_schema(call, function)
 
@@ -113,107 +117,6 @@ _BY_ELEMENT = frozenset(
 )
 """Operators into a given tensor that engines call for themselves; their kernels check it."""
 
-_POLYNOMIALS = (
-    *(f"{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
-    *("hermite_polynomial_h", "hermite_polynomial_he", "laguerre_polynomial_l", "legendre_polynomial_p"),
-)
-
-PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {
-    **dict.fromkeys(("ctc_loss", "_ctc_loss"), sequences.ctc),
-    "_ctc_loss_backward": sequences.ctc_backward,
-    **dict.fromkeys(("_fft_r2c", "_fft_c2r", "_fft_c2c"), linear_algebra.fourier),
-    **dict.fromkeys(
-        (
-            *("native_batch_norm", "native_batch_norm_backward", "batch_norm_backward"),
-            *("_batch_norm_with_update", "_batch_norm_with_update_functional", "_native_batch_norm_legit"),
-            *("_native_batch_norm_legit_functional", "_native_batch_norm_legit_no_training"),
-            *("cudnn_batch_norm", "cudnn_batch_norm_backward"),
-        ),
-        normalization.batch_norm,
-    ),
-    "native_group_norm": normalization.group_norm,
-    "native_group_norm_backward": normalization.group_norm_backward,
-    **dict.fromkeys(("native_layer_norm_backward", "_fused_rms_norm_backward"), normalization.layer_norm_backward),
-    **dict.fromkeys(("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"), embeddings.embedding_bag),
-    **dict.fromkeys(
-        (
-            *("_embedding_bag_backward", "_embedding_bag_dense_backward"),
-            "_embedding_bag_per_sample_weights_backward",
-        ),
-        embeddings.embedding_bag_backward,
-    ),
-    "_weight_norm": normalization.weight_norm,
-    **dict.fromkeys(("_weight_norm_interface", "_weight_norm_interface_backward"), normalization.fused_weight_norm),
-    **dict.fromkeys(("_pdist_forward", "_pdist_backward"), linear_algebra.pairs),
-    "pdist": linear_algebra.rows,
-    "_grouped_mm": linear_algebra.grouped,
-    "_int_mm": linear_algebra.of_bytes,
-    "lu_unpack": linear_algebra.pivots("lu"),
-    "lu_unpack.out": linear_algebra.unpacked_into,
-    **dict.fromkeys(("matrix_power", "linalg_matrix_power"), linear_algebra.power),
-    "linalg_ldl_solve": linear_algebra.pivots("ldl"),
-    **dict.fromkeys(("max_pool2d_with_indices_backward", "adaptive_max_pool2d_backward"), windows.pool_backward(2)),
-    **dict.fromkeys(("max_pool3d_with_indices_backward", "adaptive_max_pool3d_backward"), windows.pool_backward(3)),
-    **{f"fractional_max_pool{axes}d_backward": windows.fractional_pool_backward(axes) for axes in (2, 3)},
-    **{f"fractional_max_pool{axes}d": windows.fractional_pool for axes in (2, 3)},
-    "unfold_backward": windows.unfold_backward,
-    **{
-        f"{base}{backward}": windows.grid_sample
-        for base in ("grid_sampler", "grid_sampler_2d", "grid_sampler_3d", "cudnn_grid_sampler")
-        for backward in ("", "_backward")
-    },
-    "_batch_norm_no_update": normalization.batch_norm_without_update,
-    "_native_batch_norm_legit.no_stats": normalization.batch_norm_without_statistics,
-    "_native_batch_norm_legit.no_stats_out": normalization.batch_norm_without_statistics,
-    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu"), sequences.recurrent),
-    "_pad_packed_sequence": sequences.unpacked,
-    **dict.fromkeys(("scaled_dot_product_attention", "_scaled_dot_product_attention_math"), sequences.attention),
-    "_scaled_dot_product_flash_attention_for_cpu": sequences.flash_attention,
-    "_scaled_dot_product_flash_attention_for_cpu_backward": sequences.flash_attention_backward,
-    "embedding_dense_backward": embeddings.embedding_backward,
-    **{f"avg_pool{axes}d_backward": windows.mean_backward(axes) for axes in (2, 3)},
-    **{f"adaptive_max_pool{axes}d": windows.places for axes in (1, 2, 3)},
-    **{f"{form}adaptive_avg_pool{axes}d": windows.places for axes in (1, 2, 3) for form in ("", "_")},
-    **{f"_adaptive_avg_pool{axes}d_backward": windows.average_backward(axes) for axes in (2, 3)},
-    **{
-        f"{kind}_pad{axes}d_backward": windows.padding_backward(axes, kind)
-        for kind in ("reflection", "replication")
-        for axes in (1, 2, 3)
-    },
-    **dict.fromkeys(("tril.out", "triu.out", "linalg_lu.out", "linalg_qr.out"), linear_algebra.triangles),
-    **dict.fromkeys(("_linalg_eigvals", "linalg_eigvals"), linear_algebra.finite),
-    **{f"special_{name}": arithmetic.degree for name in _POLYNOMIALS},
-    **dict.fromkeys(("range.step", "range.out"), arithmetic.steps),
-    "smooth_l1_loss_backward": arithmetic.differentiable,
-    **dict.fromkeys(("linalg__powsum", "_foreach_powsum"), arithmetic.powers),
-    "_cdist_backward": losses.distances_backward,
-    **dict.fromkeys(("multilabel_margin_loss", "multilabel_margin_loss_forward"), losses.margins),
-    **dict.fromkeys(("binary_cross_entropy", "binary_cross_entropy_backward"), losses.entropy),
-    **dict.fromkeys(("rrelu_with_noise", "rrelu_with_noise_", "rrelu_with_noise_functional"), arithmetic.leaks),
-    **{f"{base}.{form}": arithmetic.medians for base in ("median", "nanmedian") for form in ("dim", "dim_values")},
-    **dict.fromkeys(("im2col", "col2im", "max_pool1d"), windows.columns),
-    "gelu_backward": arithmetic.gelu_backward,
-    **dict.fromkeys(("multi_margin_loss_backward", "multilabel_margin_loss_backward"), losses.margins_backward),
-    **dict.fromkeys(("nll_loss_backward", "nll_loss2d_backward"), losses.classes_backward),
-    "binomial": arithmetic.counts,
-    "matrix_exp_backward": linear_algebra.matrices,
-    "native_channel_shuffle": arithmetic.shuffled,
-    "tensor_split.sections": arithmetic.sections,
-    **dict.fromkeys(("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter"), memory.strided),
-    **dict.fromkeys(("_softmax_backward_data", "_log_softmax_backward_data"), losses.softmax_backward),
-    **dict.fromkeys(("set_.source_Tensor", "set_.source_Tensor_storage_offset"), memory.same_dtype),
-    "_chunk_cat": arithmetic.chunks,
-    "repeat_interleave": arithmetic.repeats,
-    **dict.fromkeys(("lcm", "lcm_"), arithmetic.common_multiple),
-    **dict.fromkeys(
-        (f"{base}.{other}_mode" for base in ("div", "div_", "divide", "divide_") for other in ("Tensor", "Scalar")),
-        arithmetic.truncated,
-    ),
-    "div.out_mode": arithmetic.truncated,
-    **dict.fromkeys(("random.from", "random.from_out", "random_.from"), arithmetic.uniform_integers),
-}
-"""What to check before an operator runs, by its base name for all overloads, or by its full name."""
-
 KEPT = frozenset(
     (
         *("_ctc_loss", "ctc_loss", "embedding", "embedding_bag", "_embedding_bag", "multi_margin_loss"),
@@ -231,15 +134,86 @@ checked and saved. Version counters do not tell of every change: `set_data`, `un
 with counters of their own, and batch norm raises none.
 """
 
-WRITTEN: dict[str, Callable[[Arguments, Any], None]] = {
-    "_ctc_loss": sequences.ctc_written,
-    "_grouped_mm": linear_algebra.grouped_written,
-    **{f"special_{name}": arithmetic.undefined for name in _POLYNOMIALS},
-}
-"""What to write into the results of an operator that its kernel leaves as it was."""
+# --- memory as it is found, with what other tensors have left there, or of other tensors ---------------------
 
-PROVEN: dict[str, Callable[[Arguments], None]] = {
-    **{f"max_pool{axes}d_with_indices_backward": windows.pool_backward(axes, looks=False) for axes in (2, 3)},
-    **{f"adaptive_max_pool{axes}d_backward": windows.pool_backward(axes, looks=False) for axes in (2, 3)},
-}
-"""The same for operators whose indices are proven by dataflow."""
+_LIKE = ("empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided")
+
+FRESH = frozenset(
+    (
+        *("empty.memory_format", "_make_dep_token.default"),
+        *(f"{name}.default" for name in _LIKE),
+        *(f"{name}.out" for name in _LIKE),
+    )
+)
+"""Operators whose results nobody has written; with `out` they copy such a result to it."""
+
+GROWING = frozenset(("empty.out", "resize_.default", "resize_as_.default"))
+"""Operators that may give a tensor more memory, which nobody has written."""
+
+
+def _zeroed(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that gives zeros where an operator of `FRESH` gives any bytes."""
+    return lambda *args, **kwargs: function(*args, **kwargs).zero_()
+
+
+def _grown(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that gives zeros where an operator of `GROWING` gives any bytes beside the tensor's own."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        tensor = kwargs.get("out", args[0])
+        before = tensor.untyped_storage().nbytes()
+        result = function(*args, **kwargs)
+        storage = tensor.untyped_storage()
+        if storage.nbytes() > before and storage.device.type != "meta":
+            place = torch.empty(0, dtype=torch.uint8, device=storage.device)
+            place.set_(storage, before, (storage.nbytes() - before,), (1,)).zero_()
+        return result
+
+    return call
+
+
+def _moved(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `set_data`, after which a tensor of other sizes has another version: autograd keeps tensors, not sizes."""
+
+    def call(tensor: torch.Tensor, new_data: torch.Tensor) -> None:
+        before = _geometry(tensor)
+        function(tensor, new_data)
+        if _geometry(tensor) != before:
+            increment_version(tensor)
+
+    return call
+
+
+def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+
+
+def _own(value: Any) -> Any:
+    """Return an argument or a result with copies of its tensors of integers and of masks."""
+    if isinstance(value, list | tuple):
+        return tuple(map(_own, value)) if isinstance(value, tuple) else [*map(_own, value)]
+    is_own = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
+    return value.clone() if is_own else value
+
+
+@before("as_strided", "as_strided_", "as_strided_copy", "as_strided_scatter")
+def _strided(a: Arguments) -> None:
+    """Check that the place of a view's last element is a number that kernels compute with."""
+    last = (a["storage_offset"] or 0) + sum(size * step for size, step in zip(a["size"], a["stride"], strict=False))
+    require(last < 1 << 56, "`size` and `stride` must lie in the memory of `self`")
+
+
+@before("set_.source_Tensor", "set_.source_Tensor_storage_offset")
+def _same_dtype(a: Arguments) -> None:
+    """Check that a tensor takes the memory of one with elements of the same size."""
+    require(a["self"].dtype == a["source"].dtype, "`source` must be of the dtype of `self`")
+    if "size" in a:
+        shape, stride, offset = a["size"], a["stride"], a["storage_offset"]
+        steps = list(stride) if stride else list(torch.empty(shape, device="meta").stride())
+        require(
+            len(steps) == len(shape) and min((offset, *shape, *steps)) >= 0, "`size` and `stride` must fit together"
+        )
+        last = offset + sum((size - 1) * step for size, step in zip(shape, steps, strict=True))
+        source = a["source"]
+        held = source.untyped_storage().nbytes() // source.element_size() - source.storage_offset()
+        require(0 in shape or last < held, "the tensor must lie in the memory of `source`")

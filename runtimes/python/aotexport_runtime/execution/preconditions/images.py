@@ -1,0 +1,116 @@
+"""Windows that move over images: pooling and padding in backward, and samples at points of a grid."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from aotexport_runtime.execution.preconditions.require import (
+    OPERATOR,
+    PROVEN,
+    Arguments,
+    before,
+    require,
+    sizes,
+    spacious,
+    within,
+)
+
+_MOST, _MOST_SIZE = 100_000, 1 << 31
+
+
+def _axes(a: Arguments) -> int:
+    """Return over how many axes the windows of an operator move, by its name."""
+    return next(int(letter) for letter in a[OPERATOR] if letter.isdigit())
+
+
+def _of_images(a: Arguments) -> None:
+    axes, source, grad = _axes(a), a["self"], a["grad_output"]
+    require(source.dim() in (axes + 1, axes + 2), f"`self` must have {axes + 1} or {axes + 2} axes")
+    sizes(grad, (*source.shape[:-axes], *grad.shape[-axes:]), "`grad_output`")
+
+
+before("avg_pool2d_backward", "avg_pool3d_backward")(_of_images)
+
+
+@before(
+    *(f"max_pool{axes}d_with_indices_backward" for axes in (2, 3)),
+    *(f"adaptive_max_pool{axes}d_backward" for axes in (2, 3)),
+)
+def _pool_backward(a: Arguments) -> None:
+    source, indices = a["self"], a["indices"]
+    _of_images(a)
+    sizes(indices, a["grad_output"].shape, "`indices`")
+    require(indices.dtype == torch.int64, "`indices` must be of dtype int64")
+    if not a[PROVEN]:
+        within(indices, 0, math.prod(source.shape[-_axes(a) :]), "`indices`")
+
+
+@before("fractional_max_pool2d_backward", "fractional_max_pool3d_backward")
+def _fractional_pool_backward(a: Arguments) -> None:
+    _pool_backward(a)
+    require(len(a["output_size"]) == _axes(a), f"`output_size` must be {_axes(a)} numbers")
+    spacious(a["indices"], "`indices`")
+
+
+@before("fractional_max_pool2d", "fractional_max_pool3d")
+def _fractional_pool(a: Arguments) -> None:
+    for name in ("kernel_size", "output_size"):
+        require(all(0 < number < _MOST_SIZE for number in a[name]), f"`{name}` must be from 1 to below {_MOST_SIZE}")
+
+
+@before("unfold_backward")
+def _unfold_backward(a: Arguments) -> None:
+    windows = torch.empty(list(a["input_sizes"]), device="meta").unfold(a["dim"], a["size"], a["step"])
+    grad, shape = a["grad_in"], list(windows.shape)
+    folded = (a["dim"] % max(windows.dim() - 1, 1), windows.dim() - 1)
+    for axis in range(windows.dim()) if grad.dim() == windows.dim() else ():
+        if grad.shape[axis] == 1 and axis not in folded:
+            shape[axis] = 1
+    sizes(grad, shape, "`grad_in`")
+
+
+@before("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")
+def _average_backward(a: Arguments) -> None:
+    _of_images(a)
+    require(a["self"].numel() or not a["grad_output"].numel(), "`self` must not be empty")
+
+
+@before("im2col", "col2im", "max_pool1d")
+def _columns(a: Arguments) -> None:
+    for name in ("kernel_size", "dilation", "padding", "stride"):
+        fits = all(number < _MOST_SIZE for number in a[name])
+        require(fits, f"`{name}` must be below {_MOST_SIZE}")
+
+
+@before(*(f"{kind}_pool{axes}d" for kind in ("adaptive_max", "adaptive_avg", "_adaptive_avg") for axes in (1, 2, 3)))
+def _places(a: Arguments) -> None:
+    wanted = list(a["output_size"])
+    require(0 not in wanted or max(wanted) <= _MOST, f"`output_size` must be at most {_MOST} beside 0")
+
+
+@before(
+    *(f"grid_sampler{kind}{part}" for kind in ("", "_2d", "_3d") for part in ("", "_backward")),
+    *("cudnn_grid_sampler", "cudnn_grid_sampler_backward"),
+)
+def _grid_sample(a: Arguments) -> None:
+    source, grid = a.get("input", a.get("self")), a["grid"]
+    require(0 <= a.get("interpolation_mode", 0) <= 2, "`interpolation_mode` must be from 0 to 2")
+    require(0 <= a.get("padding_mode", 0) <= 2, "`padding_mode` must be from 0 to 2")
+    require(grid.dim() == source.dim() >= 4, "`grid` must have as many axes as `input`, four or more")
+    sizes(a.get("grad_output"), (*source.shape[:2], *grid.shape[1:-1]), "`grad_output`")
+
+
+@before(*(f"{kind}_pad{axes}d_backward" for kind in ("reflection", "replication") for axes in (1, 2, 3)))
+def _padding_backward(a: Arguments) -> None:
+    source, grad, padding, axes = a["self"], a["grad_output"], list(a["padding"]), _axes(a)
+    _of_images(a)
+    require(len(padding) == 2 * axes, f"`padding` must be {2 * axes} numbers")
+    for axis in range(1, axes + 1):
+        low, high = padding[2 * axis - 2 : 2 * axis]
+        size = source.shape[-axis]
+        require(size > 0, "`self` must not be empty")
+        if "reflection" in a[OPERATOR]:
+            require(low < size and high < size, "`padding` must be smaller than the image")
+        require(grad.shape[-axis] == size + low + high, "`grad_output` must have the size of the padded image")

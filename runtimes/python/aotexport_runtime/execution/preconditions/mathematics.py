@@ -1,0 +1,285 @@
+"""Arithmetic, lists of tensors, polynomials, factorizations, distances and Fourier transforms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from aotexport_runtime.execution.preconditions.require import (
+    OPERATOR,
+    Arguments,
+    after,
+    before,
+    contiguous,
+    is_recorded,
+    require,
+    sizes,
+    spacious,
+    within,
+)
+
+_MOST = 100_000
+
+_POLYNOMIALS = (
+    *(f"special_{shifted}chebyshev_polynomial_{kind}" for shifted in ("", "shifted_") for kind in "tuvw"),
+    *("special_hermite_polynomial_h", "special_hermite_polynomial_he"),
+    *("special_laguerre_polynomial_l", "special_legendre_polynomial_p"),
+)
+
+
+def _least_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a mask of the integers that are the least of their dtype, whose negative the dtype lacks."""
+    return tensor == torch.iinfo(tensor.dtype).min
+
+
+def _are_integers(*values: Any) -> bool:
+    return all(
+        not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
+        if isinstance(value, torch.Tensor)
+        else isinstance(value, int)
+        for value in values
+    )
+
+
+@before("lcm", "lcm_")
+def _common_multiple(a: Arguments) -> None:
+    for name in ("self", "other"):
+        if _are_integers(a[name]):
+            require(~_least_of(a[name]).any(), f"`{name}` must not hold the least number of its dtype")
+
+
+@before(
+    *(f"{base}.{other}_mode" for base in ("div", "div_", "divide", "divide_") for other in ("Tensor", "Scalar")),
+    "div.out_mode",
+)
+def _truncated(a: Arguments) -> None:
+    numbers, other = a["self"], a["other"]
+    if a.get("rounding_mode") == "trunc" and _are_integers(numbers, other):
+        # Processors end the process then.
+        dtype = torch.result_type(numbers, other)
+        numbers, other = (torch.as_tensor(each).to(dtype) for each in (numbers, other))
+        require(~(_least_of(numbers) & (other == -1)).any(), "the least number of a dtype cannot be divided by -1")
+
+
+@before(*_POLYNOMIALS)
+def _degree(a: Arguments) -> None:
+    degrees = a["n"] if isinstance(a["n"], torch.Tensor) else torch.tensor(a["n"])
+    require((degrees <= _MOST).all(), f"`n` must be at most {_MOST}")
+
+
+@after(*_POLYNOMIALS)
+def _undefined(a: Arguments, result: torch.Tensor) -> None:
+    """Write NaN where a polynomial is of NaN: the kernels of torch 2.13 leave what was in the processor."""
+    numbers, degrees = torch.as_tensor(a["x"]), torch.as_tensor(a["n"])
+    result.data.masked_fill_((torch.isnan(numbers) & (degrees >= 2)).to(result.device), math.nan)
+
+
+@before("repeat_interleave")
+def _repeats(a: Arguments) -> None:
+    """Check how often elements are repeated: the kernel writes so many places into a result of `output_size`."""
+    counts, wanted = a["repeats"], a["output_size"]
+    if isinstance(counts, torch.Tensor):
+        within(counts, 0, 1 << 31, "`repeats`")
+        require(wanted is None or (counts.sum() == wanted), "`repeats` must add up to `output_size`")
+
+
+@before("range.step", "range.out")
+def _steps(a: Arguments) -> None:
+    dtype = a["out"].dtype if "out" in a else a["dtype"]
+    of_integers = dtype is not None and not (dtype.is_floating_point or dtype.is_complex)
+    require(not of_integers or int(a["step"]) != 0, "`step` must not be 0 as an integer")
+
+
+@before("linalg__powsum", "_foreach_powsum")
+def _powers(a: Arguments) -> None:
+    dtype, tensors = a["dtype"], a["self"] if isinstance(a["self"], list | tuple) else [a["self"]]
+    fits = dtype is None or all(dtype.is_complex == tensor.is_complex() for tensor in tensors)
+    require(fits, "`dtype` must be complex as `self` is")
+
+
+@before("rrelu_with_noise", "rrelu_with_noise_", "rrelu_with_noise_functional")
+def _leaks(a: Arguments) -> None:
+    spacious(a["noise"], "`noise`")
+    sizes(a.get("out"), a["self"].shape, "`out`")
+
+
+@before("gelu_backward")
+def _gelu_backward(a: Arguments) -> None:
+    """Check that each number has a gradient: the kernel of oneDNN does not repeat them."""
+    sizes(a["grad_output"], a["self"].shape, "`grad_output`")
+
+
+@before("median.dim", "median.dim_values", "nanmedian.dim", "nanmedian.dim_values")
+def _medians(a: Arguments) -> None:
+    """Check the stride of the axis: with none the kernel of torch 2.13 takes numbers beyond the tensor."""
+    source, axis = a["self"], a["dim"]
+    if -source.dim() <= axis < source.dim():
+        apart = source.stride(axis) != 0 or source.shape[axis] <= 1
+        require(apart, "elements of `self` along `dim` must not share memory")
+
+
+@before("binomial")
+def _counts(a: Arguments) -> None:
+    """Check the counts of binomial draws: of NaN the kernel draws without end."""
+    require(~torch.isnan(a["count"]).any(), "`count` must not be NaN")
+
+
+@before("native_channel_shuffle")
+def _shuffled(a: Arguments) -> None:
+    source, groups = a["self"], a["groups"]
+    require(source.dim() > 2 and groups > 0 and source.shape[1] % groups == 0, "`groups` must divide the channels")
+
+
+@before("smooth_l1_loss_backward")
+def _differentiable(a: Arguments) -> None:
+    """Check that a loss is of floating numbers: of integers it divides by 0."""
+    require(a["self"].is_floating_point(), "`self` must be of a floating dtype")
+
+
+@before("_chunk_cat")
+def _chunks(a: Arguments) -> None:
+    tensors = a["tensors"]
+    axis = a["dim"] + (tensors[0].dim() if tensors and a["dim"] < 0 else 0)
+    require(axis >= 0 and all(tensor.dim() > axis for tensor in tensors), "every tensor must have axis `dim`")
+
+
+@before("tensor_split.sections")
+def _sections(a: Arguments) -> None:
+    """Check into how many parts a tensor is split: empty ones have no other bound."""
+    require(a["sections"] <= _MOST, f"`sections` must be at most {_MOST}")
+
+
+def lists(a: Arguments) -> None:
+    """Check that lists fit together: autograd takes an item of each before a kernel looks."""
+    lengths = {len(value) for value in a.values() if isinstance(value, list | tuple)}
+    require(len(lengths) == 1 and 0 not in lengths, "all lists must be of one length, and not empty")
+
+
+@before("random.from", "random.from_out", "random_.from")
+def _uniform_integers(a: Arguments) -> None:
+    """Check where random integers without an upper limit begin: the kernel looks for a number that the dtype counts."""
+    dtype = a["self"].dtype
+    if a["to"] is None and dtype.is_floating_point:
+        most = round(2 / torch.finfo(dtype).eps)
+        require(-most <= a["from"] <= most, f"`from` must be from {-most} to {most}")
+
+
+@before("_fft_r2c", "_fft_c2r", "_fft_c2c")
+def _fourier(a: Arguments) -> None:
+    axes, rank, source = list(a["dim"]), a["self"].dim(), a["self"]
+    require(axes and all(0 <= axis < rank for axis in axes), f"`dim` must be axes from 0 to below {rank}")
+    require(len({*axes}) == len(axes), "`dim` must name each axis once")
+    size = a.get("last_dim_size")
+    if size is not None:
+        require(size >= 1, "`last_dim_size` must be positive")
+        require(source.shape[axes[-1]] >= size // 2 + 1, f"axis {axes[-1]} is too short for `last_dim_size`")
+        require(source.shape[axes[-1]] <= size, f"axis {axes[-1]} is longer than `last_dim_size`")
+
+
+@before("_pdist_forward", "_pdist_backward")
+def _pairs(a: Arguments) -> None:
+    rows = a["self"]
+    require(rows.dim() == 2, "`self` must have two axes")
+    count = rows.shape[0] * (rows.shape[0] - 1) // 2
+    for name in ("grad", "pdist"):
+        sizes(a.get(name), (count,), f"`{name}`")
+    require(rows.is_contiguous(), "`self` must be contiguous")
+    if "grad" in a or is_recorded(a):
+        require(rows.shape[0] > 0, "`self` must have rows")
+    if "grad" in a:
+        sizes(a.get("out"), rows.shape, "`out`")
+
+
+@before("pdist")
+def _rows(a: Arguments) -> None:
+    require(a["self"].shape[:1] != (0,) or not is_recorded(a), "`self` must have rows")
+
+
+@before("matrix_exp_backward")
+def _matrices(a: Arguments) -> None:
+    """Check that there are matrices: of less, the kernel of torch 2.7 leaves its memory."""
+    require(min(a["self"].dim(), a["grad"].dim()) >= 2, "`self` and `grad` must have two axes or more")
+
+
+@before("_int_mm")
+def _of_bytes(a: Arguments) -> None:
+    """Check the strides of matrices of 8-bit integers: of an axis without steps the kernel writes nothing."""
+    for name in ("self", "mat2"):
+        has_steps = all(step or size == 1 for size, step in zip(a[name].shape, a[name].stride(), strict=True))
+        require(has_steps, f"elements of `{name}` must not share memory")
+
+
+@before("_grouped_mm")
+def _grouped(a: Arguments) -> None:
+    one, other, ends = a["self"], a["mat2"], a["offs"]
+    if ends is not None:
+        require(ends.dim() == 1 and ends.dtype == torch.int32, "`offs` must be a row of int32")
+        contiguous(ends, "`offs`")
+        most = one.shape[-1] if one.dim() == other.dim() == 2 else one.shape[0] if one.dim() == 2 else other.shape[-1]
+        within(ends, 0, most + 1, "`offs`")
+        require((ends[1:] >= ends[:-1]).all(), "`offs` must not fall")
+        if is_recorded(a):
+            # Backward leaves the gradient of what is in no group as it found it.
+            require((ends[-1:] == most).all() and (len(ends) or not most), f"with gradients `offs` must end at {most}")
+
+
+@after("_grouped_mm")
+def _grouped_written(a: Arguments, result: torch.Tensor) -> None:
+    """Write the rows or columns of no group, which the kernel leaves."""
+    one, other, ends = a["self"], a["mat2"], a["offs"]
+    if ends is not None and one.dim() != other.dim():
+        axis = 0 if one.dim() == 2 else 1
+        places = torch.arange(result.shape[axis], device=result.device)
+        beyond = places >= (ends[-1] if ends.numel() else 0)
+        result.data.masked_fill_(beyond[:, None] if axis == 0 else beyond, 0)
+
+
+@before("matrix_power", "linalg_matrix_power")
+def _power(a: Arguments) -> None:
+    """Check that an exponent has an opposite number: the kernel for negative ones asks for it."""
+    require(a["n"] > -(1 << 63), "`n` must not be the least integer")
+
+
+@before("lu_unpack", "linalg_ldl_solve")
+def _pivots(a: Arguments) -> None:
+    is_lu = a[OPERATOR].startswith("lu")
+    matrix, swaps = (a["LU_data"], a["LU_pivots"]) if is_lu else (a["LD"], a["pivots"])
+    require(matrix.dim() >= 2, "the matrix must have two axes or more")
+    rows, count = matrix.shape[-2], min(matrix.shape[-2:])
+    require(swaps.dtype == torch.int32, "pivots must be of dtype int32")
+    sizes(swaps, (*matrix.shape[:-2], count), "pivots")
+    within(swaps if is_lu else swaps.abs(), 1, rows + 1, "pivots")
+    if not is_lu:
+        _blocks(swaps)
+
+
+def _blocks(swaps: torch.Tensor) -> None:
+    """Check that negative pivots come in pairs, one for each row of a block of two: the kernel skips the second."""
+    negative = (swaps < 0).unbind(-1)
+    half = torch.zeros_like(swaps[..., :0].sum(-1), dtype=torch.bool)
+    for pivot in negative:
+        require((pivot | ~half).all(), "negative pivots must come in pairs")
+        half = pivot & ~half
+    require(~half.any(), "negative pivots must come in pairs")
+
+
+@before("tril.out", "triu.out", "linalg_lu.out", "linalg_qr.out")
+def _triangles(a: Arguments) -> None:
+    """Check results given by the caller: kernels of triangles take their matrices to lie one after the other."""
+    for name in ("out", "L", "U", "R"):
+        if name in a:
+            require(a[name].dim() <= 3 or a[name].is_contiguous(), f"`{name}` must be contiguous")
+
+
+@before("lu_unpack.out")
+def _unpacked_into(a: Arguments) -> None:
+    _pivots(a)
+    _triangles(a)
+
+
+@before("_linalg_eigvals", "linalg_eigvals")
+def _finite(a: Arguments) -> None:
+    """Check that a matrix has eigenvalues: LAPACK's balancing leaves its memory where it does not converge."""
+    require(torch.isfinite(a["self"]).all(), "`self` must be finite")
