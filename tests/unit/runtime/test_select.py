@@ -9,7 +9,8 @@ import torch
 
 from aotexport_runtime.engines import figures
 from aotexport_runtime.engines.candidates import Request
-from aotexport_runtime.engines.functional import native_guards
+from aotexport_runtime.engines.functional.guards import NATIVE as NATIVE_GUARDS
+from aotexport_runtime.engines.functional.guards import NativeCalls
 from aotexport_runtime.engines.select import Choice, select_engine, select_targets
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.guards.rule import rows
@@ -266,9 +267,7 @@ def test_native_code_serves_a_call_unless_a_guard_says_why_not(wanted, serves, r
         serves=lambda inputs, symbols: serves,
         why_not=lambda symbols: f"libraries are for 2 <= rows, not {symbols['rows']}",
     )
-    table = GuardTable(
-        [rows(native_guards.NATIVE, native_guards.NativeCalls(native, (0, None), ["rows"], 2))], 2, known=["rows"]
-    )
+    table = GuardTable([rows(NATIVE_GUARDS, NativeCalls(native, (0, None), ["rows"], 2))], 2, known=["rows"])
     inputs = [torch.ones(1, requires_grad=wanted), torch.ones(1)]
     assert table.first(inputs, {"rows": 1}) == reason
 

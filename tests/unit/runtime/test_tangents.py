@@ -46,6 +46,6 @@ def test_gradient_that_is_laid_out_so_is_not_copied():
 
 
 def test_gradient_where_none_flows_is_zeros_laid_out_so():
-    undefined = zeros(tangent(stride=(1, 2)), torch.ones(1), {})
+    undefined = zeros(tangent(stride=(1, 2)), (2, 3), torch.device("cpu"), {})
     assert undefined.stride() == (1, 2)
     assert torch.equal(undefined, torch.zeros(2, 3))

@@ -11,7 +11,7 @@ import torch
 
 from aotexport_runtime.allowed.operators import LAUNCH_OPERANDS
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines.functional.tangents import layout
+from aotexport_runtime.engines.functional.tangents import layout, positions_of_tangents
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.execution.codegen import Environment
@@ -131,11 +131,9 @@ def _observed(
     results = lowered.forward(list(inputs), symbols)
     values: dict[str, Any] = {f"result {index}": value for index, value in enumerate(results[:returns])}
     if lowered.backward is not None and gradients is not None:
-        start = {"mutation": 0, "output": len(functional.mutations)}
-        start["intermediate_base"] = start["output"] + len(functional.outputs)
         tangents: list[torch.Tensor] = []
-        for tangent in gradients.tangents:
-            like = results[start[tangent.of] + tangent.index]
+        for tangent, position in zip(gradients.tangents, positions_of_tangents(functional), strict=True):
+            like = results[position]
             generator = torch.Generator(like.device).manual_seed(SEED)
             drawn = torch.empty(like.shape, dtype=like.dtype, device=like.device).normal_(generator=generator)
             tangents.append(layout(tangent)(drawn, symbols))

@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from aotexport_runtime.engines.functional.inner import refuse_unseen_gradients
+from aotexport_runtime.engines.functional.checks import check_versions, refuse_unseen_gradients
 from aotexport_runtime.engines.functional.joint import JointProgram, Pattern
-from aotexport_runtime.engines.functional.versions import check_versions
 from aotexport_runtime.engines.lowered import LeasedResults
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution import transforms
@@ -102,8 +101,8 @@ class _Joint(torch.autograd.Function):
         if undefined == len(compiled.tangents):
             return (None,) * len(ctx.needs_input_grad)
         function = compiled.backward(args, batched) if undefined or batched else compiled.whole_backward
-        if undefined and compiled.joint.is_sized_by_data:
-            args = compiled.filled(args, ctx.shapes)
+        if undefined and compiled.needs_zeros:
+            compiled.fill(args, symbols, ctx)
         if _clear is not None:
             _clear(ctx)
         try:

@@ -6,6 +6,7 @@ They serve the calls that the graph was captured for, and native code those that
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Sequence
 from typing import Any, Self
 
@@ -15,21 +16,20 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import PORTABLE
 from aotexport_runtime.engines.cpu.engine import Libraries
 from aotexport_runtime.engines.forward.engine import ForwardEngine
-from aotexport_runtime.engines.functional.aliases import regenerators
 from aotexport_runtime.engines.functional.autograd import apply_joint, run_joint
-from aotexport_runtime.engines.functional.guards import CALLER, DIRECT, INPUTS, Functional
-from aotexport_runtime.engines.functional.inference import Inference
-from aotexport_runtime.engines.functional.inner import InnerOutput, inner_outputs, watch
+from aotexport_runtime.engines.functional.checks import InnerOutput, inner_outputs, node_of, remember_versions, watch
+from aotexport_runtime.engines.functional.epilogue import Mutations, regenerators
+from aotexport_runtime.engines.functional.guards import CALLER, DIRECT, INPUTS, NATIVE, Functional, NativeCalls
 from aotexport_runtime.engines.functional.joint import JointProgram, Reference
-from aotexport_runtime.engines.functional.mutations import Mutations
-from aotexport_runtime.engines.functional.native_guards import NATIVE, NativeCalls
-from aotexport_runtime.engines.functional.versions import node_of, remember_versions
 from aotexport_runtime.engines.lowered import Lowered
-from aotexport_runtime.engines.runs import Engines
+from aotexport_runtime.engines.runs import LIBRARY_FAILED, Engines
 from aotexport_runtime.execution.autocast import device_type_of
-from aotexport_runtime.execution.codegen import Environment
+from aotexport_runtime.execution.codegen import Environment, Function
+from aotexport_runtime.execution.functional_graph import compile_functional
 from aotexport_runtime.guards.rule import GuardSource, Row, input_name, rows
 from aotexport_runtime.guards.table import GuardTable
+from aotexport_runtime.rewrite.partition import Subgraph
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
 from aotexport_runtime.validate.subclasses import taken_apart
@@ -74,7 +74,8 @@ class FunctionalEngine:
         self._regenerators = regenerators(program, functional, graph, environment)
         self._inner: list[InnerOutput] = []
         self._joint: JointProgram | None = None
-        self._inference: Inference | None = None
+        self._inference = functools.partial(_inference, graph, environment, engines)
+        self._infer = self._inference(None)
         if functional.gradients is not None:
             reference = _reference(forward, whole, environment, apart=self._wraps)
             self._inner = inner_outputs(graph, functional, program)
@@ -87,8 +88,6 @@ class FunctionalEngine:
                 _parameters(program, bundle.manifest.state),
                 self._inner,
             )
-        else:
-            self._inference = Inference(graph, environment, engines)
         self._guard()
 
     def by_native(self, native: Lowered | Libraries) -> Self:
@@ -97,8 +96,8 @@ class FunctionalEngine:
         engine.name = native.target
         if self._joint is not None:
             engine._joint = self._joint.by_native(native)
-        elif self._inference is not None:
-            engine._inference = self._inference.by_native(native)
+        else:
+            engine._infer = self._inference(native)
         gradients = None if self._record.gradients is None else self._record.gradients.of_inputs
         engine._own = [*self._own, *rows(NATIVE, NativeCalls(native, gradients, self._symbols, self._counts[1]))]
         engine._guard()
@@ -145,8 +144,7 @@ class FunctionalEngine:
         if self._joint is not None:
             returned = run_joint(self._joint, inputs, symbols)
         else:
-            assert self._inference is not None
-            returned = _unrecorded(self._inference, inputs, symbols)
+            returned = _unrecorded(self._infer, inputs, symbols)
         results = returned
         if self._mutations is not None:
             self._mutations.apply(inputs, returned)
@@ -167,11 +165,37 @@ class FunctionalEngine:
         return outputs
 
 
-def _unrecorded(graph: Inference, inputs: Sequence[Any], symbols: dict[str, int]) -> Sequence[Any]:
+def _unrecorded(infer: Function, inputs: Sequence[Any], symbols: dict[str, int]) -> Sequence[Any]:
     if not torch.is_grad_enabled():
-        return graph.run(list(inputs), symbols)
+        return infer(list(inputs), symbols)
     with torch.no_grad():
-        return graph.run(list(inputs), symbols)
+        return infer(list(inputs), symbols)
+
+
+def _inference(
+    graph: Graph, environment: Environment, engines: Engines, native: Lowered | Libraries | None
+) -> Function:
+    """Return a function that runs an inference graph, compiled by its first call, or native code of it."""
+    piece = Subgraph([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
+
+    def generated() -> Function:
+        return compile_functional(graph, piece, environment, label=engines.program, detached=True)
+
+    def replaced() -> Function:
+        engines.ran("forward", PORTABLE, LIBRARY_FAILED)
+        return generated()
+
+    if isinstance(native, Libraries):
+        found = native.forward(piece, replaced)
+    else:
+        found = None if native is None else native.forward
+
+    @functools.cache
+    def first() -> Function:
+        engines.ran("forward", PORTABLE if native is None else native.target)
+        return generated() if found is None else found
+
+    return lambda args, symbols: first()(args, symbols)
 
 
 def _parameters(program: Program, state: Sequence[StateTensor]) -> set[int]:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from aotexport_runtime.engines.cpu.engine import Libraries
+from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.execution import transforms
 from aotexport_runtime.execution.autocast import autocast_dtype
 from aotexport_runtime.guards.caller import without_autocast
@@ -25,7 +27,6 @@ from aotexport_runtime.schema.program import (
     SizeInput,
     StateInput,
 )
-from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.values import sizes
 
 
@@ -55,6 +56,17 @@ class Functional:
     def mutated(self) -> set[int]:
         """The inputs that it changes."""
         return {mutation.input_index for mutation in self.record.mutations}
+
+    @cached_property
+    def sizes(self) -> list[str]:
+        """The symbols that sizes of tensors have, and no integer of the call."""
+        integers = {spec.symbol for spec in self.program.inputs if isinstance(spec, SizeInput)}
+        return [dimension.symbol for dimension in self.program.dimensions if dimension.symbol not in integers]
+
+    @property
+    def has_arguments(self) -> bool:
+        """Whether a tensor is an argument of the caller."""
+        return any(isinstance(tensor.spec, ArgumentInput) for tensor in self.tensors)
 
     @property
     def is_joint(self) -> bool:
@@ -95,42 +107,9 @@ class Tensor:
         return input_name(self.index)
 
 
-def _graph(graph: Functional) -> list[Functional]:
-    return [graph]
-
-
-def _joint(graph: Functional) -> list[Functional]:
-    return [graph] if graph.is_joint else []
-
-
-def _changing(graph: Functional) -> list[Functional]:
-    return [graph] if graph.is_joint and graph.mutated else []
-
-
-def _inference(graph: Functional) -> list[Functional]:
-    return [] if graph.is_joint else [graph]
-
-
-def _dynamic_sizes(graph: Functional) -> list[str]:
-    integers = {spec.symbol for spec in graph.program.inputs if isinstance(spec, SizeInput)}
-    return [dimension.symbol for dimension in graph.program.dimensions if dimension.symbol not in integers]
-
-
-def _guards(graph: Functional) -> Sequence[SizeExpression]:
-    return graph.record.guards
-
-
-def _tensors(graph: Functional) -> list[Tensor]:
-    return graph.tensors
-
-
 def _lazy(graph: Functional) -> list[Tensor]:
     floats = ("complex", "float", "bfloat")
     return [t for t in graph.tensors if isinstance(t.spec, ArgumentInput) and t.spec.meta.dtype.startswith(floats)]
-
-
-def _without_grad(graph: Functional) -> list[Tensor]:
-    return [tensor for tensor in graph.tensors if graph.is_joint and not tensor.spec.meta.requires_grad]
 
 
 def _with_grad(graph: Functional) -> list[Tensor]:
@@ -140,11 +119,6 @@ def _with_grad(graph: Functional) -> list[Tensor]:
 
 def _detached(graph: Functional) -> Sequence[int]:
     return () if graph.record.gradients is None else graph.record.gradients.detached_inputs
-
-
-def _without_hooks(graph: Functional) -> list[int]:
-    """Return the inputs whose hooks a joint backward would call with None: some outputs have no gradient for them."""
-    return reached_in_part(graph.graph, graph.record) if graph.is_joint else []
 
 
 def _changed_leaves(graph: Functional) -> list[InputMutation]:
@@ -169,11 +143,6 @@ def _offsets(graph: Functional) -> list[Tensor]:
     viewed = {o.input_index for o in graph.record.outputs if isinstance(o, InputAlias) and o.steps is None}
     moved = {mutation.input_index for mutation in graph.record.mutations if mutation.data and mutation.metadata}
     return [tensor for tensor in graph.tensors if tensor.index in (written & viewed) | moved]
-
-
-def _shared(graph: Functional) -> list[Functional]:
-    has_arguments = any(isinstance(tensor.spec, ArgumentInput) for tensor in graph.tensors)
-    return [graph] if has_arguments and graph.mutated else []
 
 
 def _some_require_grad(tensors: Sequence[Tensor]) -> str:
@@ -202,7 +171,7 @@ CALLER: tuple[GuardRule[Functional, Any], ...] = (
     GuardRule(
         name="transforms",
         cost="mode",
-        of=_graph,
+        of=lambda graph: [graph],
         holds=lambda source, graph: f"not {source.ask(transforms.active)}",
         message=lambda graph, call: "function transforms",
     ),
@@ -210,7 +179,7 @@ CALLER: tuple[GuardRule[Functional, Any], ...] = (
         # Under the caller's autocast every operator chooses its dtype anew; only the forward graph does so.
         name="autocast",
         cost="mode",
-        of=_graph,
+        of=lambda graph: [graph],
         holds=lambda source, graph: f"{source.ask(autocast_dtype, source.constant(graph.device_type))} is None",
         quick=lambda source, graph: without_autocast(source, graph.device_type),
         message=lambda graph, call: "autocast around the call",
@@ -219,7 +188,7 @@ CALLER: tuple[GuardRule[Functional, Any], ...] = (
         # A region of a program without gradients may record some. Under the caller's grad mode there are more.
         name="grad mode",
         cost="mode",
-        of=_joint,
+        of=lambda graph: [graph] if graph.is_joint else [],
         holds=lambda source, graph: source.ask(torch.is_grad_enabled) if graph.program.grad else "False",
         message=lambda graph, call: (
             "no gradients are recorded" if graph.program.grad else "gradients of an inference program"
@@ -228,7 +197,7 @@ CALLER: tuple[GuardRule[Functional, Any], ...] = (
     GuardRule(
         name="records",
         cost="tensor",
-        of=_joint,
+        of=lambda graph: [graph] if graph.is_joint else [],
         holds=lambda source, graph: _some_require_grad(graph.tensors),
         message=lambda graph, call: "no gradients are recorded",
     ),
@@ -236,14 +205,14 @@ CALLER: tuple[GuardRule[Functional, Any], ...] = (
         # A checkpoint ends its second run where the last tensor is saved: with all changes that eager makes before.
         name="checkpoint",
         cost="mode",
-        of=_changing,
+        of=lambda graph: [graph] if graph.is_joint and graph.mutated else [],
         holds=lambda source, graph: f"not {source.ask(transforms.checkpointed)}",
         message=lambda graph, call: "a checkpoint, which may end the call before its changes",
     ),
     GuardRule(
         name="records nothing",
         cost="tensor",
-        of=_inference,
+        of=lambda graph: [] if graph.is_joint else [graph],
         holds=lambda source, graph: (
             f"not ({source.ask(torch.is_grad_enabled)} and ({_some_require_grad(graph.tensors)}))"
         ),
@@ -252,7 +221,7 @@ CALLER: tuple[GuardRule[Functional, Any], ...] = (
     GuardRule(
         name="without grad",
         cost="tensor",
-        of=_without_grad,
+        of=lambda graph: [each for each in graph.tensors if graph.is_joint and not each.spec.meta.requires_grad],
         holds=lambda source, tensor: f"not {tensor.variable}.requires_grad",
         message=lambda tensor, call: f"input {tensor.index} requires grad, and did not at capture",
     ),
@@ -263,21 +232,21 @@ INPUTS: tuple[GuardRule[Functional, Any], ...] = (
     GuardRule(
         name="no size is 0",
         cost="sizes",
-        of=_dynamic_sizes,
+        of=lambda graph: graph.sizes,
         holds=lambda source, symbol: f"{source.size(symbol)} != 0",
         message=lambda symbol, call: "a size is 0, and kernels of functional graphs do not all bear that",
     ),
     GuardRule(
         name="guard of the graph",
         cost="sizes",
-        of=_guards,
+        of=lambda graph: graph.record.guards,
         holds=lambda source, guard: source.condition(guard),
         message=lambda guard, call: f"the graph assumes {sizes.describe(guard)}",
     ),
     GuardRule(
         name="strides",
         cost="sizes",
-        of=_tensors,
+        of=lambda graph: graph.tensors,
         holds=_is_laid_out,
         quick=lambda source, tensor: f"{tensor.variable}.stride() == {source.shape(tensor.spec.meta.stride)}",
         stricter=True,
@@ -293,7 +262,7 @@ INPUTS: tuple[GuardRule[Functional, Any], ...] = (
     GuardRule(
         name="with grad",
         cost="tensor",
-        of=_joint,
+        of=lambda graph: [graph] if graph.is_joint else [],
         # If gradients flow to all inputs, `records` asks the same.
         holds=lambda source, graph: _some_require_grad(_with_grad(graph)),
         quick=lambda source, graph: _some_require_grad(_with_grad(graph)) if _detached(graph) else "True",
@@ -302,7 +271,8 @@ INPUTS: tuple[GuardRule[Functional, Any], ...] = (
     GuardRule(
         name="hooks",
         cost="tensor",
-        of=_without_hooks,
+        # A joint backward would call them with None for outputs that have no gradient with regard to the input.
+        of=lambda graph: reached_in_part(graph.graph, graph.record),
         holds=lambda source, index: f"not {input_name(index)}._backward_hooks",
         message=lambda index, call: f"input {index} has hooks, and some outputs have no gradient with regard to it",
     ),
@@ -325,7 +295,7 @@ INPUTS: tuple[GuardRule[Functional, Any], ...] = (
     GuardRule(
         name="shared memory",
         cost="memory",
-        of=_shared,
+        of=lambda graph: [graph] if graph.mutated and graph.has_arguments else [],
         holds=lambda source, graph: (
             f"not {source.ask(graph.shares_memory, *(tensor.variable for tensor in graph.tensors))}"
         ),
@@ -335,17 +305,62 @@ INPUTS: tuple[GuardRule[Functional, Any], ...] = (
 """Guards of the inputs of a functional graph; tensor subclasses are taken apart."""
 
 
-def _indices(indices: Sequence[int]) -> Sequence[int]:
-    return indices
-
-
 DIRECT: tuple[GuardRule[Sequence[int], int], ...] = (
     GuardRule(
         name="alive",
         cost="tensor",
-        of=_indices,
+        of=lambda indices: indices,
         holds=lambda source, index: f"not {source.ask(transforms.may_be_dead, input_name(index))}",
         message=None,
     ),
 )
 """Conditions of quick paths that pass inputs, by index, straight to a joint graph's autograd function."""
+
+# --- native code --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NativeCalls:
+    """Facts for guards of the calls that native code of a functional graph serves.
+
+    Attributes:
+        native: the code.
+        gradients: per input of the graph the index of its gradient; None: it is no joint graph.
+        symbols: of the program.
+        count: number of inputs.
+    """
+
+    native: Lowered | Libraries
+    gradients: Sequence[int | None] | None
+    symbols: Sequence[str]
+    count: int
+
+
+def _all_require_grad(source: GuardSource, calls: NativeCalls) -> str:
+    wanted = [index for index, gradient in enumerate(calls.gradients or ()) if gradient is not None]
+    return " and ".join(f"{input_name(index)}.requires_grad" for index in wanted) or "True"
+
+
+def _is_served(source: GuardSource, calls: NativeCalls) -> str:
+    inputs = ", ".join(map(input_name, range(calls.count)))
+    symbols = ", ".join(f"{source.constant(symbol)}: {source.symbols[symbol]}" for symbol in calls.symbols)
+    return source.ask(calls.native.serves, f"[{inputs}]", f"{{{symbols}}}")
+
+
+NATIVE: tuple[GuardRule[NativeCalls, NativeCalls], ...] = (
+    GuardRule(
+        name="every gradient",
+        cost="tensor",
+        of=lambda calls: [calls],
+        holds=_all_require_grad,
+        message=lambda calls, call: "not every gradient is wanted",
+    ),
+    GuardRule(
+        name="native code",
+        cost="memory",
+        of=lambda calls: [calls],
+        holds=_is_served,
+        message=lambda calls, call: calls.native.why_not(call.symbols),
+    ),
+)
+"""Guards of the calls that native code serves; its functional graph serves the others."""

@@ -12,9 +12,15 @@ import torch
 
 from aotexport_runtime.engines.candidates import PORTABLE
 from aotexport_runtime.engines.cpu.engine import Libraries
-from aotexport_runtime.engines.functional.inner import InnerOutput
-from aotexport_runtime.engines.functional.opaque import OpaqueTensor
-from aotexport_runtime.engines.functional.tangents import LayOut, flowless_outputs, layout, with_zeros, without
+from aotexport_runtime.engines.functional.checks import InnerOutput
+from aotexport_runtime.engines.functional.epilogue import OpaqueTensor
+from aotexport_runtime.engines.functional.tangents import (
+    LayOut,
+    flowless_outputs,
+    layout,
+    positions_of_tangents,
+    zeros,
+)
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.runs import LIBRARY_FAILED, Engines
 from aotexport_runtime.execution.codegen import Environment, Function
@@ -26,7 +32,7 @@ from aotexport_runtime.rewrite.saved import base_of, views_recomputed
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
 from aotexport_runtime.schema.values import SizeMeta, TensorMeta
-from aotexport_runtime.values import dtypes, sizes
+from aotexport_runtime.values import sizes
 
 Pattern = tuple[bool, ...]
 """Which gradients are needed, or which tangents are defined."""
@@ -190,9 +196,7 @@ class CompiledJoint:
         elif gradients.saves_nothing:
             # Autograd must not free anything either.
             unchecked, loose = 0, unchecked + loose
-        mutations, outputs = len(functional.mutations), len(functional.outputs)
-        start = {"mutation": 0, "output": mutations, "intermediate_base": mutations + outputs}
-        positions = [start[tangent.of] + tangent.index for tangent in gradients.tangents]
+        mutations, positions = len(functional.mutations), positions_of_tangents(functional)
         reached = {position for position, reaches in zip(positions, partitioned.reaching, strict=True) if reaches}
         flowless = {mutations + index for index in flowless_outputs(functional)}
         opaque = [index for index, mutation in enumerate(functional.mutations) if not mutation.data]
@@ -281,28 +285,40 @@ class CompiledJoint:
         return self.libraries.backward(piece, portable)
 
     def _graph_backward(self, defined: Pattern, batched: bool) -> Function:
-        whole, undefined = self.partitioned.backward, not all(defined)
+        whole = self.partitioned.backward
         piece = partitions.with_tangents(self.joint.graph, whole, defined)
         if self.lowered is not None:
             assert self.lowered.backward is not None
-            return with_zeros(self.lowered.backward, self.joint.gradients, [g is None for g in piece.outputs])
-        filled = undefined and self.joint.is_sized_by_data
-        label = f"{self.joint.label} backward"
-        compiled = compile_functional(
-            self.joint.graph, whole if filled else piece, self.joint.environment, label=label, in_place=not batched
-        )
-        return without(compiled, [g is None for g in piece.outputs]) if filled else compiled
+            compiled = self.lowered.backward
+        else:
+            taken, label = (whole if self.needs_zeros else piece), f"{self.joint.label} backward"
+            compiled = compile_functional(
+                self.joint.graph, taken, self.joint.environment, label=label, in_place=not batched
+            )
+        if all(defined) or not self.needs_zeros:
+            return compiled
 
-    def filled(self, args: Sequence[Any], shapes: Sequence[torch.Size]) -> list[Any]:
-        """Return the arguments of backward with undefined tangents replaced by zeros of these shapes."""
-        start = len(args) - len(shapes)
-        like = next(arg for arg in args[start:] if arg is not None)
-        specs = zip(args[start:], shapes, self.joint.gradients.tangents, strict=True)
-        tangents = [
-            torch.zeros(shape, dtype=dtypes.dtype(spec.meta.dtype), device=like.device) if arg is None else arg
-            for arg, shape, spec in specs
-        ]
-        return [*args[:start], *tangents]
+        def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+            found = zip(piece.outputs, compiled(args, symbols), strict=True)
+            return tuple([None if output is None else gradient for output, gradient in found])
+
+        return run
+
+    @property
+    def needs_zeros(self) -> bool:
+        """Whether its backward takes every tangent, zeros where one is undefined."""
+        return self.lowered is not None or self.joint.is_sized_by_data
+
+    def fill(self, args: list[Any], symbols: dict[str, int], ctx: Any) -> None:
+        """Put zeros in place of undefined tangents into the arguments of backward."""
+        specs = self.joint.gradients.tangents
+        start = len(args) - len(specs)
+        device = next(arg.device for arg in args[start:] if arg is not None)
+        for index, spec in enumerate(specs):
+            if args[start + index] is None:
+                by_data = self.joint.is_sized_by_data
+                shape = ctx.shapes[index] if by_data else [sizes.evaluate(s, symbols) for s in spec.meta.shape]
+                args[start + index] = zeros(spec, shape, device, symbols)
 
 
 def _slice(start: int, count: int) -> slice | None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
-from aotexport_runtime.execution.codegen import Function
-from aotexport_runtime.schema.gradients import Gradients, Tangent
+from aotexport_runtime.schema.gradients import Tangent
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
 from aotexport_runtime.values import dtypes, sizes
 
@@ -47,12 +45,6 @@ def layout(spec: Tangent) -> LayOut:
     return strided
 
 
-def zeros(spec: Tangent, like: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
-    """Return zeros for an undefined tangent, on the device of `like`."""
-    shape = [sizes.evaluate(size, symbols) for size in spec.meta.shape]
-    return layout(spec)(torch.zeros(shape, dtype=dtypes.dtype(spec.meta.dtype), device=like.device), symbols)
-
-
 def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
     """Return whether elements of such a layout may share memory, as those of `unfold` do."""
     reach = 0
@@ -64,39 +56,17 @@ def _overlaps(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return False
 
 
-def with_zeros(backward: Function, gradients: Gradients, undefined: Sequence[bool]) -> Function:
-    """Return a function that calls a lowered backward with zeros for undefined tangents.
-
-    A gradient that comes from undefined tangents alone is None, as in eager autograd.
-
-    Args:
-        backward: takes saved tensors and all tangents.
-        gradients: the calling convention.
-        undefined: per gradient, whether it is None.
-    """
-    tangents = gradients.tangents
-
-    some = without(backward, undefined)
-
-    def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
-        start = len(args) - len(tangents)
-        like = next(arg for arg in args[start:] if arg is not None)
-        for index, spec in enumerate(tangents, start):
-            if args[index] is None:
-                args[index] = zeros(spec, like, symbols)
-        return some(args, symbols)
-
-    return run
+def zeros(spec: Tangent, shape: Sequence[int], device: torch.device, symbols: dict[str, int]) -> torch.Tensor:
+    """Return zeros of a shape for an undefined tangent."""
+    return layout(spec)(torch.zeros(shape, dtype=dtypes.dtype(spec.meta.dtype), device=device), symbols)
 
 
-def without(backward: Function, undefined: Sequence[bool]) -> Function:
-    """Return `backward` without the gradients that are undefined."""
-
-    def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
-        found = backward(args, symbols)
-        return tuple([None if gone else gradient for gone, gradient in zip(undefined, found, strict=True)])
-
-    return run
+def positions_of_tangents(functional: FunctionalGraph) -> list[int]:
+    """Return per tangent the position of its result among those of the joint graph's forward."""
+    assert functional.gradients is not None
+    mutations, outputs = len(functional.mutations), len(functional.outputs)
+    start = {"mutation": 0, "output": mutations, "intermediate_base": mutations + outputs}
+    return [start[tangent.of] + tangent.index for tangent in functional.gradients.tangents]
 
 
 def flowless_outputs(functional: FunctionalGraph) -> set[int]:

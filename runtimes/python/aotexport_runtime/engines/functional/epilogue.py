@@ -1,21 +1,23 @@
-"""Epilogue: outputs that are, or are views of, inputs, intermediates or other outputs.
+"""Epilogues: changes of inputs, then outputs that are, or are views of, inputs, intermediates or other outputs.
 
 A view is made anew from its base, so that autograd knows it as a view of the caller's tensor: by the recorded view
 operators where there are any, else by `as_strided`. If the model made it of another view that it returns, so does the
 epilogue: gradients pass through that view, and through the caller's hooks on it.
 
-Source: torch 2.13, `_functorch/_aot_autograd/functional_utils.py`, `gen_alias_from_base`.
+Source: torch 2.13, `_functorch/_aot_autograd/functional_utils.py`, `gen_alias_from_base`; `runtime_wrappers.py`,
+`_RuntimeForwardEpilogue._apply_input_mutations`.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from msgspec.structs import replace
+from torch.autograd.graph import increment_version
 
-from aotexport_runtime.engines.functional.opaque import unwrap
 from aotexport_runtime.engines.functional.tangents import flowless_outputs
 from aotexport_runtime.execution import ops
 from aotexport_runtime.execution.codegen import Environment, constant_value
@@ -25,6 +27,7 @@ from aotexport_runtime.schema.program import (
     FunctionalGraph,
     InputAlias,
     InputItself,
+    InputMutation,
     IntermediateAlias,
     OutputAlias,
     OutputSpec,
@@ -34,28 +37,94 @@ from aotexport_runtime.schema.program import (
 )
 from aotexport_runtime.validate import references
 
+
+class OpaqueTensor(NamedTuple):
+    """A box that carries an alias out of an autograd function, unseen by autograd."""
+
+    tensor: torch.Tensor
+
+
+def unwrap(value: Any) -> Any:
+    """Return the tensor of a box, or `value` itself."""
+    return value.tensor if value.__class__ is OpaqueTensor else value
+
+
+# --- changes of inputs --------------------------------------------------------------------------------------
+
+
+class Mutations:
+    """The changes of a functional graph to its inputs: their data, metadata, storage, and versions.
+
+    Attributes:
+        count: how many updated values the graph returns.
+    """
+
+    def __init__(self, functional: FunctionalGraph) -> None:
+        """Prepare the mutations of `functional`."""
+        self.count = len(functional.mutations)
+        rises = {rise.input_index: rise.by for rise in functional.version_rises}
+        self._writes: list[tuple[InputMutation, bool]] = []
+        for mutation in functional.mutations:
+            own = mutation.data + mutation.metadata + mutation.storage
+            rise = rises.pop(mutation.input_index, own)
+            silent = (mutation.data or mutation.storage) and rise < own
+            rises[mutation.input_index] = rise - own + silent
+            self._writes.append((mutation, silent))
+        self._rises = [(index, by) for index, by in rises.items() if by > 0]
+
+    def apply(self, inputs: Sequence[Any], updated: Sequence[Any]) -> None:
+        """Write each updated value into the input it belongs to.
+
+        Args:
+            inputs: the program's inputs; mutated in place.
+            updated: results of the graph: new values, one per mutation, then others; aliases may be opaque.
+        """
+        for (mutation, silent), value in zip(self._writes, updated, strict=False):
+            _apply(mutation, inputs[mutation.input_index], unwrap(value), silent)
+        for index, by in self._rises:
+            if not inputs[index].is_inference():
+                for _ in range(by):
+                    increment_version(inputs[index])
+
+
+def _apply(mutation: InputMutation, original: torch.Tensor, updated: torch.Tensor, silent: bool) -> None:
+    if mutation.storage:
+        if silent:
+            original.data = updated
+            return
+        with torch.no_grad():
+            original.set_(updated)  # pyright: ignore[reportArgumentType] (torch's stub lacks tensors as sources)
+        return
+    if mutation.metadata:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not mutation.under_no_grad):
+            original.as_strided_(updated.size(), updated.stride(), updated.storage_offset())
+    if not mutation.data:
+        return
+    if silent:
+        # Kernels, and models through `.data`, write without a new version.
+        original.data.copy_(updated)
+    elif mutation.is_leaf and original.requires_grad:
+        # A leaf that requires grad can only be changed without autograd.
+        original.detach().copy_(updated)
+    elif mutation.under_no_grad:
+        with torch.no_grad():
+            original.copy_(updated)
+    else:
+        original.copy_(updated)
+
+
+# --- outputs ------------------------------------------------------------------------------------------------
+
 Alias = InputAlias | IntermediateAlias | OutputAlias
 
 Regenerate = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
 """`(inputs, outputs and bases as returned, outputs for the caller so far) -> output for the caller`."""
 
 
-class Regenerator(NamedTuple):
-    """How an output is made for the caller.
-
-    Attributes:
-        output: which output.
-        make: makes it.
-    """
-
-    output: int
-    make: Regenerate
-
-
 def regenerators(
     program: Program, functional: FunctionalGraph, graph: Graph, environment: Environment
-) -> list[Regenerator] | None:
-    """Return how to make the outputs that the epilogue must make, in order; None: it makes none.
+) -> list[tuple[int, Regenerate]] | None:
+    """Return the outputs that the epilogue makes, by index and in order, each with how; None: it makes none.
 
     Args:
         program: the program.
@@ -67,16 +136,13 @@ def regenerators(
     if all(isinstance(output, FreshOutput) for output in functional.outputs) and not flowless:
         return None
     through = _views_of_views(functional, graph, flowless)
-    alone = [index for index in range(len(functional.outputs)) if index not in through]
-    return [
-        Regenerator(
-            index, _flowless(index) if index in flowless else _regenerator(index, program, functional, environment)
-        )
-        for index in alone
-        if index in flowless or not isinstance(functional.outputs[index], FreshOutput)
-    ] + [
-        Regenerator(index, _regenerator_through(index, other, functional, environment))
-        for index, other in through.items()
+    found = [
+        (index, _flowless(index) if index in flowless else _regenerator(index, program, functional, environment))
+        for index, output in enumerate(functional.outputs)
+        if index not in through and (index in flowless or not isinstance(output, FreshOutput))
+    ]
+    return found + [
+        (index, _regenerator_through(index, other, functional, environment)) for index, other in through.items()
     ]
 
 
@@ -196,7 +262,7 @@ def _viewer(
         return regenerate(base, target)
 
     def regenerate(base: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-        alias = _replay(base, steps) if steps is not None else None
+        alias = functools.reduce(lambda value, step: step(value), steps, base) if steps is not None else None
         if alias is None or alias.shape != target.shape:
             alias = _as_strided(base, target)
         if like_base:
@@ -210,20 +276,12 @@ def _viewer(
     return view
 
 
-def _replay(base: torch.Tensor, steps: Sequence[Callable[[torch.Tensor], torch.Tensor]]) -> torch.Tensor:
-    for step in steps:
-        base = step(base)
-    return base
-
-
 def _step(step: ViewStep, environment: Environment) -> Callable[[torch.Tensor], torch.Tensor]:
     function = ops.resolve(step.op, None, environment.namespaces)
     ops.check_call(step.op, function, ["base", *step.args], {})
     arguments = [constant_value(argument, environment) for argument in step.args]
-    if step.item is None:
-        return lambda base: function(base, *arguments)
     item = step.item
-    return lambda base: function(base, *arguments)[item]
+    return lambda base: function(base, *arguments) if item is None else function(base, *arguments)[item]
 
 
 def _as_strided(base: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

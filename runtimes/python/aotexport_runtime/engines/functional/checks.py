@@ -1,7 +1,7 @@
-"""Inner outputs: outputs that other outputs are computed from.
+"""What the backward of a joint graph checks: versions of tensors that eager reads, and hooks on inner outputs.
 
-A joint graph is one node of autograd, so gradients of the other outputs do not pass through an inner output: a hook or
-`retain_grad` on it would see only a part of its gradient. Backward refuses that.
+A joint graph reads other tensors than eager. It is one node of autograd, so gradients of other outputs do not pass
+through an inner output, which they are computed from: its hooks and `retain_grad` would see a part of its gradient.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from aotexport_runtime.engines.functional.tangents import positions_of_tangents
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.guards.caller import has_hooks
 from aotexport_runtime.rewrite.names import operands
@@ -39,10 +40,7 @@ class InnerOutput(NamedTuple):
 
 def inner_outputs(graph: Graph, functional: FunctionalGraph, program: Program) -> list[InnerOutput]:
     """Return the outputs of a joint graph that require grad and that others are computed from."""
-    assert functional.gradients is not None
-    mutations, outputs = len(functional.mutations), len(functional.outputs)
-    start = {"mutation": 0, "output": mutations, "intermediate_base": mutations + outputs}
-    tangents = [start[tangent.of] + tangent.index for tangent in functional.gradients.tangents]
+    mutations, outputs, tangents = len(functional.mutations), len(functional.outputs), positions_of_tangents(functional)
     own: dict[str, int] = {}
     for index, spec in enumerate(functional.outputs):
         if not isinstance(spec, InputItself) and spec.requires_grad:
@@ -92,4 +90,32 @@ def refuse_unseen_gradients(node: Any, gradients: Sequence[torch.Tensor | None])
             raise NotSupported(
                 f"`{inner.name}` has a hook or retains its gradient, and another output is computed from it within the "
                 "joint graph, where the gradient does not come by the hook. Load the bundle with target='autograd'"
+            )
+
+
+def node_of(returned: Sequence[Any]) -> Any:
+    """Return the autograd node of a joint graph's forward, given its results; None: it made none."""
+    nodes = (value.grad_fn for value in returned if isinstance(value, torch.Tensor))
+    return next((node for node in nodes if node is not None), None)
+
+
+def remember_versions(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Let backward through a joint graph's `node` raise if a tensor that eager reads is changed from now on."""
+    versions: list[tuple[torch.Tensor, int, Sequence[int]]] = []
+    for is_input, index, positions in node.call[0].checks:
+        # An output would keep its own graph alive.
+        tensor = inputs[index] if is_input else outputs[index].detach()
+        if not tensor.is_inference():
+            versions.append((tensor, tensor._version, positions))
+    node.versions = versions
+
+
+def check_versions(ctx: Any, grads: Sequence[torch.Tensor | None]) -> None:
+    """Raise if a tensor that eager reads for one of `grads` was changed since the call."""
+    for tensor, version, positions in getattr(ctx, "versions", ()):
+        if tensor._version != version and any(grads[position] is not None for position in positions):
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: an "
+                f"input or output of the program, of shape {list(tensor.shape)}, is at version {tensor._version}; "
+                f"expected version {version} instead"
             )
