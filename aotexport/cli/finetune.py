@@ -21,7 +21,7 @@ from aotexport.cli.training_options import training_options
 from aotexport.finetune.settings import Lora, Settings
 
 if TYPE_CHECKING:
-    from aotexport.finetune.run import Ended, Place, Run
+    from aotexport.finetune.run import Place, Run
     from aotexport_runtime.module.bundle_module import BundleModule
 
 _EXAMPLE = """\b
@@ -57,7 +57,7 @@ def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **option
     with contextlib.redirect_stdout(sys.stderr) if options["as_json"] else contextlib.nullcontext():
         with Progress(quiet=quiet) as progress:
             progress("import torch")
-            from aotexport.finetune.run import Place, picture
+            from aotexport.finetune.run import Place
 
             place = Place(
                 directory=options["directory"] or output.with_name(output.name + ".run"),
@@ -72,13 +72,13 @@ def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **option
         shown = TrainingProgress(quiet=quiet, steps=run.steps, epochs=settings.epochs, done=run.step)
         with shown, _interrupts() as stops:
             shown.begin(f"train {trained} on {run.examples:,} examples, {run.held_out:,} held out")
-            ended = run.train(shown.told, stops)
-        if ended.interrupted:
-            _say(f"interrupted after step {ended.step} of {ended.steps}; the same command with --resume goes on")
+            run.train(shown.told, stops)
+        if run.step < run.steps:
+            _say(f"interrupted after step {run.step} of {run.steps}; the same command with --resume goes on")
             ctx.exit(_INTERRUPTED)
         _write(module, output, settings, merges=merges, force=force)
-        drawn = picture(ended, place, f"{bundle.name}: {settings.loss} on {Path(data).name}")
-    summary = _summary(ended, output, drawn, place, kind)
+        drawn = run.picture(f"{bundle.name}: {settings.loss} on {Path(data).name}")
+    summary = _summary(run, output, drawn, place, kind)
     if options["as_json"]:
         print_json(summary)
     elif not quiet:
@@ -170,13 +170,13 @@ def _write(module: BundleModule, output: Path, settings: Settings, *, merges: bo
     save(module, output, force=force)
 
 
-def _summary(ended: Ended, output: Path, drawn: Path | None, place: Place, kind: str) -> dict[str, Any]:
+def _summary(run: Run, output: Path, drawn: Path | None, place: Place, kind: str) -> dict[str, Any]:
     return {
         "output": str(output),
         "kind": kind,
-        "steps": ended.steps,
-        "epochs": ended.history.epochs,
-        "classes": list(ended.classes),
+        "steps": run.steps,
+        "epochs": run.history.epochs,
+        "classes": list(run.classes),
         "run": str(place.directory),
         "curves": None if drawn is None else str(drawn),
     }

@@ -1,18 +1,19 @@
 """Find gradients that are the same for every tangent, in joint graphs of several outputs.
 
-Eager's backward pass from some outputs visits only the operators before those. A joint graph has one term per operator;
-the tangents that a term is computed from tell its outputs. A term computed from no tangent (of a custom autograd
-function that returns a saved value, or zeros) would be added in every pass.
+Eager's backward pass from some outputs visits only the operators before those; the tangents that a term of a joint
+graph is computed from tell its outputs. A term computed from no tangent would be added in every pass.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
+from aotexport_runtime.rewrite.names import names_in, operands
 from aotexport_runtime.schema.gradients import Gradients
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.values import Argument, TensorMeta
-from aotexport_runtime.validate import descendants, references
+from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.validate import descendants
 
 _SUMS = frozenset(
     f"aten::{name}"
@@ -28,6 +29,9 @@ _PLACES = frozenset(
     )
 )
 """Operators that place operands beside each other: zeros among these are places that a gradient does not reach."""
+
+_BOTH = re.compile(r"aten::(add|sub)\.Tensor|aten::(slice|select|as_strided)_scatter\.default")
+"""Those among them that take two operands so."""
 
 _ZEROS = frozenset(f"aten::{name}" for name in ("zeros.default", "zeros_like.default", "new_zeros.default"))
 _FILLED = frozenset(f"aten::{name}" for name in ("full.default", "full_like.default", "new_full.default"))
@@ -60,21 +64,16 @@ def constant_gradient(graph: Graph, gradients: Gradients) -> str | None:
 
 def _terms(node: Node) -> list[str]:
     """Return the operands that a node of `_SUMS` or `_PLACES` adds or places unchanged."""
-    taken: Sequence[Argument] = node.args[:2] if node.op in ("aten::add.Tensor", "aten::sub.Tensor") else node.args[:1]
-    if node.op == "aten::where.self":
-        taken = node.args[1:]
-    elif node.op in ("aten::slice_scatter.default", "aten::select_scatter.default", "aten::as_strided_scatter.default"):
-        taken = node.args[:2]
-    return [name for argument in taken for name in references(argument)]
+    taken = node.args[1:] if node.op == "aten::where.self" else node.args[: 2 if _BOTH.fullmatch(node.op) else 1]
+    return names_in(taken)
 
 
 def _zeros(nodes: Sequence[Node]) -> set[str]:
     """Return the values that are zeros in every call: made as zeros, or computed from zeros alone."""
     found: set[str] = set()
     for node in nodes:
-        operands = [name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)]
         made = node.op in _ZEROS or (node.op in _FILLED and node.args[1] == 0)
         made = made or (node.op == "aten::scalar_tensor.default" and node.args[0] == 0)
-        if made or (operands and found.issuperset(operands)):
+        if made or (operands(node) and found.issuperset(operands(node))):
             found.add(node.name)
     return found

@@ -6,8 +6,7 @@ Every field of `ViewAndMutationMeta` is encoded, derived from others, or refused
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -28,9 +27,9 @@ from aotexport.torch_internals.names import (
 from aotexport.torch_internals.releases import release
 from aotexport.torch_internals.tracing import UNCHECKED, is_of_forward
 from aotexport.values.sizes import encode_size
-from aotexport_runtime.rewrite.names import CHECK
+from aotexport_runtime.rewrite.names import CHECK, names_in, operands
 from aotexport_runtime.schema.gradients import Gradients, Partition, Tangent
-from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     FreshOutput,
     FunctionalGraph,
@@ -42,7 +41,7 @@ from aotexport_runtime.schema.program import (
     OutputSpec,
 )
 from aotexport_runtime.schema.values import SequenceMeta, SizeMeta
-from aotexport_runtime.validate import descendants, references
+from aotexport_runtime.validate import descendants
 
 FIELDS: dict[str, str] = {
     "input_info": "encoded: `mutations`, `Program.inputs`",
@@ -82,17 +81,6 @@ class Unsupported(Exception):
     """The metadata holds something outside of the calling convention; the message names it."""
 
 
-@dataclass(frozen=True)
-class _Counts:
-    mutations: int
-    outputs: int
-    bases: int
-
-    @property
-    def returned(self) -> int:
-        return self.mutations + self.outputs + self.bases
-
-
 def encode_functional(
     captured: FunctionalCapture, graph: Graph, *, file: str, counts: Sequence[int]
 ) -> FunctionalGraph:
@@ -108,7 +96,6 @@ def encode_functional(
         Unsupported: names the field of the metadata that has no record.
     """
     metadata = captured.metadata
-    refuse_unsupported(metadata)
     firsts = [0, *accumulate(counts)]
     mutations = [
         _mutation(firsts[index], info)
@@ -120,12 +107,12 @@ def encode_functional(
         _output(info, firsts, value)
         for info, value in zip(metadata.output_info, results[len(mutations) :], strict=False)
     )
-    returned = _Counts(len(mutations), len(outputs), metadata.num_intermediate_bases)
+    returned = len(mutations) + len(outputs) + metadata.num_intermediate_bases
     joint = any(tangent_descriptor(node) is not None for node in captured.module.graph.find_nodes(op="placeholder"))
-    joint = joint or len(graph.outputs) > returned.returned
-    if len(graph.outputs) != returned.returned + (len(counts) if joint else 0):
+    joint = joint or len(graph.outputs) > returned
+    if len(graph.outputs) != returned + (len(counts) if joint else 0):
         raise Unsupported(f"a functional graph of {len(graph.outputs)} outputs")
-    nodes = [value for value in results[: returned.returned] if isinstance(value, torch.fx.Node)]
+    nodes = [value for value in results[:returned] if isinstance(value, torch.fx.Node)]
     if joint and not all(map(is_of_forward, nodes)):
         raise Unsupported("a backward pass of the model changes what the call returns")
     gradients = _gradients(captured, graph, returned, counts) if joint else None
@@ -136,7 +123,7 @@ def encode_functional(
         file=file,
         mutations=tuple(mutations),
         outputs=outputs,
-        intermediate_bases=returned.bases,
+        intermediate_bases=metadata.num_intermediate_bases,
         grad_mode=metadata.grad_enabled_mutation,
         deterministic=metadata.deterministic,
         gradients=gradients,
@@ -223,14 +210,14 @@ def _output(info: OutputAliasInfo, firsts: Sequence[int], value: Any) -> OutputS
     return IntermediateAlias(base_index=base, **view)
 
 
-def _gradients(captured: FunctionalCapture, graph: Graph, returned: _Counts, counts: Sequence[int]) -> Gradients:
+def _gradients(captured: FunctionalCapture, graph: Graph, returned: int, counts: Sequence[int]) -> Gradients:
     inputs = sum(counts)
     placeholders = captured.module.graph.find_nodes(op="placeholder")
     tangents = [node for node in placeholders if tangent_descriptor(node) is not None]
     if len(placeholders) != inputs + len(tangents):
         raise Unsupported("inputs of a joint graph that are neither the program's nor tangents")
     metadata = captured.metadata
-    positions = _tangent_positions(metadata, returned)
+    positions = _tangent_positions(metadata)
     if len(positions) != len(tangents):
         raise Unsupported("tangents that do not match the outputs")
     plain = [meta for meta in metadata.subclass_tangent_meta if isinstance(meta, PlainTensorMeta)]
@@ -240,13 +227,13 @@ def _gradients(captured: FunctionalCapture, graph: Graph, returned: _Counts, cou
     ]
     of_inputs: list[int | None] = []
     detached: list[int] = []
-    gradients = graph.outputs[returned.returned :]
+    gradients = graph.outputs[returned:]
     for index, (gradient, info, count) in enumerate(zip(gradients, metadata.input_info, counts, strict=True)):
         if gradient is None and info.requires_grad:
             detached.append(len(of_inputs))
         # Gradients of tensor subclasses are refused; see `refuse_unsupported`.
-        of_inputs += [None] * count if gradient is None else [returned.returned + index]
-    saved = saved_values(graph, returned.returned, inputs)
+        of_inputs += [None] * count if gradient is None else [returned + index]
+    saved = saved_values(graph, returned, inputs)
     unchecked = _unchecked(captured, graph)
     partition = Partition(name="default", saved=saved, unchecked=tuple(name for name in saved if name in unchecked))
     return Gradients(
@@ -257,9 +244,6 @@ def _gradients(captured: FunctionalCapture, graph: Graph, returned: _Counts, cou
 def _unchecked(captured: FunctionalCapture, graph: Graph) -> set[str]:
     """Return the values that backward uses without a check of their version.
 
-    A custom autograd function stashed them on its context, beside `save_for_backward`, or a checkpointed part of the
-    model read them.
-
     Source: torch 2.13, Note [Activations with no version counter checks in eager].
     """
     values = [node for node in captured.module.graph.nodes if node.op in ("placeholder", "call_function")]
@@ -267,20 +251,17 @@ def _unchecked(captured: FunctionalCapture, graph: Graph) -> set[str]:
     return {record.name for record, node in zip(records, values, strict=True) if node.meta.get(UNCHECKED)}
 
 
-def _tangent_positions(metadata: ViewAndMutationMeta, counts: _Counts) -> list[tuple[Any, int]]:
-    """Return `(of, index)` per tangent: written inputs, then fresh outputs, then intermediate bases.
-
-    Source: torch 2.13, `_functorch/_aot_autograd/runtime_wrappers.py`, `_codegen_backward_prologue`.
-    """
-    positions: list[tuple[Any, int]] = []
+def _tangent_positions(metadata: ViewAndMutationMeta) -> list[tuple[Any, int]]:
+    """Return `(of, index)` per tangent. Source: torch 2.13, `runtime_wrappers.py`, `_codegen_backward_prologue`."""
     written = [info for info in metadata.input_info if info.mutation_type is MutationType.MUTATED_OUT_GRAPH]
-    positions += [("mutation", i) for i, info in enumerate(written) if info.mutates_data and info.requires_grad]
+    positions: list[tuple[Any, int]] = [
+        ("mutation", i) for i, info in enumerate(written) if info.mutates_data and info.requires_grad
+    ]
     fresh = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
     for index, info in enumerate(metadata.output_info):
         if info.output_type in fresh and issubclass(info.raw_type, torch.Tensor) and info.requires_grad_for_backward:
             positions.append(("output", index))
-    positions += [("intermediate_base", index) for index in range(counts.bases)]
-    return positions
+    return positions + [("intermediate_base", index) for index in range(metadata.num_intermediate_bases)]
 
 
 def _tangent(of: Any, index: int, fake: torch.Tensor, meta: PlainTensorMeta) -> Tangent:
@@ -296,45 +277,39 @@ def _tangent(of: Any, index: int, fake: torch.Tensor, meta: PlainTensorMeta) -> 
 def saved_values(graph: Graph, returned: int, inputs: int) -> tuple[str, ...]:
     """Return the values that backward and its checks take from forward when nothing is recomputed, in graph order.
 
-    A node belongs to forward if an output of the forward needs it, or if it is a number computed from inputs or other
-    such nodes, so that no tensor is saved for its sizes alone. Values of forward and inputs that backward uses are
-    saved; of an operator with several results, the used items are.
+    Forward has the nodes that its outputs need, and numbers computed from inputs and such numbers, so that no tensor is
+    saved for its sizes alone. Of an operator with several results, the used items are saved.
 
     Args:
         graph: a joint graph.
         returned: number of outputs that the forward returns.
         inputs: number of inputs that are the program's; the rest are tangents.
     """
-    forward = _needed(graph, graph.outputs[:returned])
+    forward = _needed(graph, names_in(graph.outputs[:returned]))
     derived = descendants(graph.nodes, {value.name for value in graph.inputs[inputs:]})
     checks = [node.name for node in graph.nodes if node.op == CHECK and node.name in derived]
-    backward = _needed(graph, [*graph.outputs[returned:], *checks])
+    results = names_in(graph.outputs[returned:])
+    backward = _needed(graph, [*results, *checks])
     tuples = {node.name for node in graph.nodes if isinstance(node.meta, SequenceMeta)}
     for node in graph.nodes:
         if node.op == "python::getitem" and node.args and node.args[0] in tuples and node.args[0] in forward:
             forward.add(node.name)
     available = forward | {value.name for value in graph.inputs[:inputs]}
     for node in graph.nodes:
-        if isinstance(node.meta, SizeMeta) and available.issuperset(_references(node)):
+        if isinstance(node.meta, SizeMeta) and available.issuperset(operands(node)):
             forward.add(node.name)
             available.add(node.name)
-    used: set[str] = set()
+    used = available.intersection(results)
     for node in graph.nodes:
         if node.name in backward and node.name not in forward:
-            used.update(name for name in _references(node) if name in available)
-    for output in graph.outputs[returned:]:
-        used.update(name for name in references(output) if name in available)
+            used.update(available.intersection(operands(node)))
     in_order = [value.name for value in (*graph.inputs, *graph.nodes)]
     return tuple(name for name in in_order if name in used and name not in tuples)
 
 
-def _needed(graph: Graph, outputs: list) -> set[str]:  # type: ignore[type-arg]
-    wanted = {name for output in outputs for name in references(output)}
+def _needed(graph: Graph, names: Iterable[str]) -> set[str]:
+    wanted = set(names)
     for node in reversed(graph.nodes):
         if node.name in wanted:
-            wanted.update(_references(node))
+            wanted.update(operands(node))
     return wanted
-
-
-def _references(node: Node) -> set[str]:
-    return {name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)}

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from aotexport.capture.effects.applied_function import apply_function
 from aotexport.capture.effects.checkpoints import enter_checkpoint, exit_checkpoint
 from aotexport.capture.effects.distributed import FromLocal
 from aotexport.capture.effects.hooks import apply_hook
+from aotexport.capture.effects.module_calls import CLOCK, TracedCall
 from aotexport.capture.functional.mutating_operators import call_subgraph
 from aotexport.capture.passes.launches import launch_arguments, launched
+from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.encode.values import encode_argument, encode_meta
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import source_of
@@ -31,9 +35,10 @@ from aotexport.torch_internals.names import (
 from aotexport.torch_internals.subclasses import is_wrap
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.allowed.operators import BODY_OPERANDS, FLOAT_FUNCTIONS, allowed_aten_operators
-from aotexport_runtime.schema.graph import Graph, GraphInput, Node, SourceLine
+from aotexport_runtime.errors import first_line
+from aotexport_runtime.schema.graph import Graph, GraphInput, ModuleCall, Node, SourceLine
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.schema.values import DeviceArgument, SubgraphArgument
+from aotexport_runtime.schema.values import Argument, DeviceArgument, SubgraphArgument
 from aotexport_runtime.values import meshes
 from aotexport_runtime.values.subclasses import inner_tensor
 
@@ -283,3 +288,55 @@ class GraphEncoder:
     def _where(self, node: torch.fx.Node) -> str:
         line = self._source_line(node)
         return f"{line.file}:{line.line} in {line.function}" if line else f"node `{node.name}`"
+
+
+# --- calls of submodules ----------------------------------------------------------------------------------
+
+
+def with_calls(graph: Graph, forward: ForwardCapture, names: Mapping[torch.fx.Node, Argument]) -> Graph:
+    """Return the record of a forward graph with the calls of submodules.
+
+    Args:
+        graph: the record.
+        forward: the capture that it was encoded from.
+        names: name in the record per node that it has.
+    """
+    times = _times(forward.graph)
+    modules = {path: index for index, path in enumerate(graph.modules)}
+    calls: list[ModuleCall] = []
+    around: list[int] = []
+    for index, call in enumerate(forward.calls if times == sorted(times) else ()):
+        while around and forward.calls[around[-1]].end <= call.begin:
+            around.pop()
+        parent = around[-1] if around else None
+        around.append(index)
+        module = modules.setdefault(call.path, len(modules))
+        begin, end = bisect_left(times, call.begin), bisect_left(times, call.end)
+        record = ModuleCall(module=module, begin=begin, end=end, parent=parent)
+        try:
+            calls.append(_with_structures(record, call, names))
+        except ExportFailed as error:
+            calls.append(msgspec.structs.replace(record, refusal=first_line(error)))
+    return msgspec.structs.replace(graph, modules=tuple(modules), calls=tuple(calls))
+
+
+def _times(module: torch.fx.GraphModule) -> list[int]:
+    """Return when each node was traced; a node inserted later has the time of the node before it."""
+    times: list[int] = []
+    for node in (node for node in module.graph.nodes if node.op == "call_function"):
+        time = (node.meta.get("custom") or {}).get(CLOCK)
+        times.append(time if time is not None else times[-1] if times else 0)
+    return times
+
+
+def _with_structures(record: ModuleCall, call: TracedCall, names: Mapping[torch.fx.Node, Argument]) -> ModuleCall:
+    if call.refusal is not None or call.arguments is None or call.result is None:
+        raise ExportFailed(call.refusal or "it does not return")
+    values = [_value(value, names, f"a call of `{call.path}`") for value in call.values]
+    return msgspec.structs.replace(record, arguments=call.arguments, result=call.result, values=values)
+
+
+def _value(value: Any, names: Mapping[torch.fx.Node, Argument], where: str) -> Argument:
+    if isinstance(value, torch.fx.Node) and value not in names:
+        return None
+    return encode_argument(value, names, where)

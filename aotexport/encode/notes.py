@@ -129,6 +129,3 @@ def _of_integers(parameters: Iterable[Parameter]) -> Iterator[Note]:
                 fixed = f"`{path}` is {leaf.value}"
                 outside = "another integer is refused (CallInvalid), unless it is declared dynamic"
                 yield Note(kind="integer", text=f"{fixed}, as in the example", fixed=fixed, outside=outside)
-
-
-__all__ = ["OTHER_SIZES", "Lines", "size_lines", "trace_notes"]

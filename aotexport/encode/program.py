@@ -18,12 +18,11 @@ from aotexport.capture.trace.key_order import with_any_order
 from aotexport.capture.trace.shapes import assumptions, dimensions, guards
 from aotexport.encode.constant_gradients import constant_gradient
 from aotexport.encode.functional import Unsupported, encode_functional, refuse_unsupported
-from aotexport.encode.graph import GraphEncoder
-from aotexport.encode.module_calls import with_calls
+from aotexport.encode.graph import GraphEncoder, with_calls
 from aotexport.encode.notes import size_lines, trace_notes
 from aotexport.encode.values import encode_result_meta, encode_tensor_meta
 from aotexport.errors import ExportFailed
-from aotexport.model.call import ExampleCall
+from aotexport.model.call import ExampleCall, with_leaves
 from aotexport.model.programs import ProgramSpec
 from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport.values.subclasses import encode_subclass
@@ -36,7 +35,6 @@ from aotexport_runtime.schema.program import (
     FunctionalGraph,
     InputMutation,
     InputSpec,
-    Parameter,
     Program,
     Question,
     Rebind,
@@ -44,7 +42,7 @@ from aotexport_runtime.schema.program import (
     SizeInput,
     StateInput,
 )
-from aotexport_runtime.schema.trees import Constant, Leaf, Tree
+from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import StringArgument, TensorMeta
 from aotexport_runtime.validate.subclasses import count_parts
 from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper, parts
@@ -124,6 +122,10 @@ def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | N
         graph = with_calls(graph, forward, encoder.names)
     known = dimensions(forward, call.paths)
     positions = {b.argument: index for index, b in enumerate(forward.bindings) if b.argument is not None}
+
+    def reindexed(leaf: Leaf) -> Leaf:
+        return msgspec.structs.replace(leaf, index=positions[leaf.index])
+
     values = [
         value.meta.get("val") if isinstance(value, torch.fx.Node) else value
         for value in forward.graph.graph.output_node().args[0]  # type: ignore[union-attr]
@@ -134,7 +136,10 @@ def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | N
         grad=spec.grad,
         method=spec.method,
         parameters=tuple(
-            with_any_order(_reindexed(parameter, positions), forward.any_order) for parameter in call.parameters
+            with_any_order(
+                msgspec.structs.replace(parameter, tree=with_leaves(parameter.tree, reindexed)), forward.any_order
+            )
+            for parameter in call.parameters
         ),
         inputs=tuple(_input(b, fake, call) for b, fake in zip(forward.bindings, forward.inputs, strict=True)),
         outputs=tuple(encode_result_meta(v) if isinstance(v, torch.Tensor) else None for v in values),
@@ -316,15 +321,3 @@ def _input(binding: Binding, fake: Any, call: ExampleCall) -> InputSpec:
     assert binding.argument is not None
     path = call.paths[binding.argument]
     return ArgumentInput(path=path, meta=meta, is_leaf=fake.is_leaf, subclass=subclass, parts=of)
-
-
-def _reindexed(parameter: Parameter, positions: dict[int, int]) -> Parameter:
-    return msgspec.structs.replace(parameter, tree=_reindexed_tree(parameter.tree, positions))
-
-
-def _reindexed_tree(tree: Tree, positions: dict[int, int]) -> Tree:
-    if isinstance(tree, Leaf):
-        return msgspec.structs.replace(tree, index=positions[tree.index])
-    if isinstance(tree, Constant):
-        return tree
-    return msgspec.structs.replace(tree, items=tuple(_reindexed_tree(item, positions) for item in tree.items))

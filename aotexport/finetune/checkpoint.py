@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,17 +23,7 @@ _MODEL, _OPTIMIZER, _RANDOM, _CUDA = "model.", "optimizer.", "random.cpu", "rand
 _KEY = "aotexport_run"
 
 
-class _Record(msgspec.Struct, forbid_unknown_fields=True):
-    """What a checkpoint says beside its tensors; see `Identity`."""
-
-    step: Annotated[int, msgspec.Meta(ge=0)]
-    settings: dict[str, Any]
-    base: str
-    examples: int
-
-
-@dataclass(frozen=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What a checkpoint belongs to.
 
     Attributes:
@@ -52,7 +41,7 @@ class Identity:
         """Return that of a run on a bundle as it was loaded."""
         return Identity(json.loads(json.dumps(settings)), _digest_of_weights(module), examples)
 
-    def check(self, other: _Record, path: Path) -> None:
+    def check(self, other: Identity, path: Path) -> None:
         """Refuse the checkpoint of another run.
 
         Raises:
@@ -67,6 +56,10 @@ class Identity:
         if other.base != self.base or other.examples != self.examples:
             what = "another bundle" if other.base != self.base else "other data"
             raise DataInvalid(f"--resume: the run in {path} is of {what}. Begin anew (--force)")
+
+
+class _Record(Identity, frozen=True, forbid_unknown_fields=True):
+    step: Annotated[int, msgspec.Meta(ge=0)]
 
 
 def _digest_of_weights(module: BundleModule) -> str:
@@ -96,7 +89,7 @@ def write(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, id
     if torch.cuda.is_available():
         tensors[_CUDA] = torch.cuda.get_rng_state()
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
-    record = _Record(step, identity.settings, identity.base, identity.examples)
+    record = _Record(identity.settings, identity.base, identity.examples, step)
     beside = path.with_suffix(".new")
     try:
         save_file(stored, beside, metadata={_KEY: msgspec.json.encode(record).decode()})
@@ -146,11 +139,7 @@ _OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 
 def _check(tensors: dict[str, torch.Tensor], step: int, module: BundleModule, steps: int, path: Path) -> None:
-    """Refuse tensors that are not those of the run, before any is copied.
-
-    Raises:
-        DataInvalid: names the first.
-    """
+    """Refuse tensors that are not those of the run, before any is copied."""
     needed = {_MODEL + name: tensor for name, tensor in _state(module).items()} | {_RANDOM: torch.get_rng_state()}
     for name, parameter in trained(module).items():
         if any(key.startswith(f"{_OPTIMIZER}{name}/") for key in tensors):  # Others had no gradient yet.
@@ -162,12 +151,10 @@ def _check(tensors: dict[str, torch.Tensor], step: int, module: BundleModule, st
         if expected != found:
             wrong.append(f"`{key}` is {found}, and the run has {expected}")
     if not wrong:
-        before = torch.get_rng_state()
         try:
-            torch.set_rng_state(tensors[_RANDOM])
+            torch.Generator().set_state(tensors[_RANDOM])
         except RuntimeError as error:
             wrong.append(f"`{_RANDOM}`: {error}")
-        torch.set_rng_state(before)
     if wrong:
         raise DataInvalid(f"--resume: {path} is no checkpoint of this run: {wrong[0]}. Begin anew (--force)")
 

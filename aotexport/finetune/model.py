@@ -33,7 +33,6 @@ class Model:
         module: the loaded bundle.
         inputs: its named inputs.
         sizes: least and greatest number of examples of a call.
-        has_own_loss: whether it computes the loss itself.
     """
 
     def __init__(self, module: BundleModule, *, validates: bool) -> None:
@@ -54,7 +53,6 @@ class Model:
         if first is None:
             raise NotSupported("the bundle takes no tensors, and so no examples")
         self.sizes = self.sizes_of(first, 0)
-        self.has_own_loss = OWN_TARGET in self.inputs
         self._calls: dict[bool, Call] = {True: _call(module, programs[0], interface)}
         if validates:
             try:
@@ -94,16 +92,7 @@ def _call(module: BundleModule, program: Program, interface: Interface) -> Call:
 
 
 def _programs(module: BundleModule, *, training: bool, names: list[str] | None) -> tuple[list[Program], Interface]:
-    """Return a mode's program of `forward` and its variants, those of the same inputs and outputs, and these.
-
-    Args:
-        module: the loaded bundle.
-        training: the mode.
-        names: names of the inputs; None: those of the program that has the variants.
-
-    Raises:
-        NotSupported: there is none.
-    """
+    """Return a mode's program of `forward` and its variants of the same inputs and outputs; `names`: of the inputs."""
     with torch.set_grad_enabled(training):
         base = program_of("forward", methods_of(module.bundle), training=training)
     programs = [module.bundle.program(name) for name in module.bundle.manifest.with_variants(base)]

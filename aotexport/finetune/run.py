@@ -41,28 +41,6 @@ class Place:
     tensorboard: bool = False
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How a run ended.
-
-    Attributes:
-        history: its curve.
-        step: steps that are done.
-        steps: steps that it has.
-        classes: names of the classes, where the data names them.
-    """
-
-    history: History
-    step: int
-    steps: int
-    classes: tuple[str, ...]
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether steps are missing."""
-        return self.step < self.steps
-
-
 def prepare(module: BundleModule, settings: Settings) -> str:
     """Add the adapter, freeze what shall stay; return what is trained, for people.
 
@@ -107,7 +85,10 @@ class Run:
     """The loop: order of the examples, steps, checkpoints. The same seed gives the same curve, interrupted or not.
 
     Attributes:
+        step: number of steps that are done.
         steps: number of its steps.
+        history: its curve.
+        classes: names of the classes, where the data names them.
         examples: number of examples that are trained on.
         held_out: number of those that are not.
         note: what differs from what was asked for, for people.
@@ -132,7 +113,7 @@ class Run:
         self._model = Model(module, validates=bool(settings.validation) or table.held_out is not None)
         self._settings, self._place = settings, place
         self._training, self._validation = examples_of(table, self._model, settings, tokenizer)
-        self.note = self._training.note
+        self.note, self.classes = self._training.note, self._training.classes
         self._device = next(module.parameters()).device
         self._batches = len(list(self._rows(0)))
         self.examples, self.held_out = len(self._training), len(self._validation)
@@ -146,13 +127,13 @@ class Run:
         self.step = 0
         if place.resumes:
             self.step = checkpoint.read(self._file, module, self._optimizer, self._identity, self.steps)
-        self._history = History(place.directory, steps=self.step, tensorboard=place.tensorboard)
+        self.history = History(place.directory, steps=self.step, tensorboard=place.tensorboard)
 
     @property
     def _file(self) -> Path:
         return self._place.directory / checkpoint.FILE
 
-    def train(self, told: Callable[[Entry], None], stops: Callable[[], bool]) -> Ended:
+    def train(self, told: Callable[[Entry], None], stops: Callable[[], bool]) -> None:
         """Run the steps that are missing.
 
         Args:
@@ -167,12 +148,16 @@ class Run:
             while self.step < self.steps and not stops():
                 self._epoch(self.step // self._batches, told, stops)
         finally:
-            self._history.close()
+            self.history.close()
         if self.step < self.steps:
             self._write()
         else:
             self._file.unlink(missing_ok=True)
-        return Ended(self._history, self.step, self.steps, self._training.classes)
+
+    def picture(self, title: str) -> Path | None:
+        """Draw the curves; return the file, or None if matplotlib is not installed."""
+        path = self._place.directory / history.PICTURE
+        return path if history.draw(self.history.entries, path, title) else None
 
     def _epoch(self, epoch: int, told: Callable[[Entry], None], stops: Callable[[], bool]) -> None:
         self._model.module.train()
@@ -206,7 +191,7 @@ class Run:
         return {"step": self.step, "loss": value, "lr": rate, "examples_per_s": round(speed, 2)}
 
     def _summary(self, epoch: int) -> Entry:
-        own = [e["loss"] for e in self._history.entries if "loss" in e and e["step"] > self.step - self._batches]
+        own = [e["loss"] for e in self.history.entries if "loss" in e and e["step"] > self.step - self._batches]
         entry: Entry = {"step": self.step, "epoch": epoch + 1, "train_loss": sum(own) / len(own)}
         if len(self._validation):
             entry.update(self._validated())
@@ -249,14 +234,8 @@ class Run:
             raise DataInvalid(f"{len(self._training)} examples are less than a batch of the bundle ({least})")
 
     def _tell(self, entry: Entry, told: Callable[[Entry], None]) -> None:
-        self._history.add(entry)
+        self.history.add(entry)
         told(entry)
 
     def _write(self) -> None:
         checkpoint.write(self._file, self._model.module, self._optimizer, self._identity, self.step)
-
-
-def picture(ended: Ended, place: Place, title: str) -> Path | None:
-    """Draw the curves of a run; return the file, or None if matplotlib is not installed."""
-    path = place.directory / history.PICTURE
-    return path if history.draw(ended.history.entries, path, title) else None

@@ -30,7 +30,7 @@ _UNARY = ("neg", "pos", "abs", "invert")
 
 
 class ArrayProxy:
-    """An array of a traced call; `isinstance` takes it for an `ndarray`."""
+    """An array of a traced call, with the memory of a tensor of its own; `isinstance` takes it for an `ndarray`."""
 
     __slots__ = ("_tensor",)
     __hash__ = None  # type: ignore[assignment]
@@ -136,11 +136,6 @@ def is_proxy(value: Any) -> bool:
 def is_scalar(value: Any) -> bool:
     """Return whether `value` is a proxy of a scalar."""
     return type(value) is ScalarProxy
-
-
-def proxy_of(tensor: torch.Tensor) -> ArrayProxy:
-    """Return a proxy with the memory of `tensor`, which no other proxy may hold."""
-    return ArrayProxy(tensor)
 
 
 def tensor_within(array: Any) -> torch.Tensor:

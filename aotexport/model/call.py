@@ -77,17 +77,23 @@ class ExampleCall:
             return type(self.callable).__name__
         return getattr(self.callable, "__name__", type(self.callable).__name__)
 
+    def trees(self) -> dict[str, Tree]:
+        """Return the trees of the arguments by name; keywords of `**kwargs` have their own names."""
+        found = {parameter.name: parameter.tree for parameter in self.parameters}
+        for parameter in self.parameters:
+            if isinstance(parameter.tree, Mapping) and parameter.kind == "var_keyword":
+                found |= zip(map(str, parameter.tree.keys), parameter.tree.items, strict=True)
+        return found
+
     def rebuild(self, tensors: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return `(args, kwargs)` with `tensors` in place of the example's, everything else as in the example."""
-        trees = {parameter.name: parameter.tree for parameter in self.parameters if parameter.kind in BY_KEYWORD}
+        trees = self.trees()
         positional = [p.tree for p in self.parameters if p.kind in ("positional_only", "positional_or_keyword")]
         arrays = arrays_in(parameter.tree for parameter in self.parameters)
         tensors = [as_argument(leaf) if index in arrays else leaf for index, leaf in enumerate(tensors)]
         for parameter in self.parameters:
             if isinstance(parameter.tree, Sequence) and parameter.kind == "var_positional":
                 positional += parameter.tree.items
-            elif isinstance(parameter.tree, Mapping) and parameter.kind == "var_keyword":
-                trees |= {str(key): tree for key, tree in zip(parameter.tree.keys, parameter.tree.items, strict=True)}
         args = tuple(_swap(arg, tree, tensors) for arg, tree in zip(self.args, positional, strict=False))
         return args, {key: _swap(arg, trees[key], tensors) for key, arg in self.kwargs.items()}
 
@@ -158,14 +164,10 @@ def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
     inputs = [i for i, leaf in enumerate(call.tensors) if isinstance(leaf, torch.Tensor) or call.axes[i] is not None]
     positions = {old: new for new, old in enumerate(inputs)}
 
-    def fixed(tree: Tree) -> Tree:
-        if isinstance(tree, Leaf):
-            if tree.index not in positions:
-                return Constant(value=values[tree.index])
-            return msgspec.structs.replace(tree, index=positions[tree.index])
-        if isinstance(tree, Constant):
-            return tree
-        return msgspec.structs.replace(tree, items=tuple(map(fixed, tree.items)))
+    def fixed(leaf: Leaf) -> Tree:
+        if leaf.index not in positions:
+            return Constant(value=values[leaf.index])
+        return msgspec.structs.replace(leaf, index=positions[leaf.index])
 
     values = call.tensors
     call.tensors = [values[index] for index in inputs]
@@ -173,7 +175,7 @@ def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
     call.axes = [call.axes[index] for index in inputs]
     parameters: list[Parameter] = []
     for parameter in call.parameters:
-        tree = fixed(parameter.tree)
+        tree = with_leaves(parameter.tree, fixed)
         is_dynamic = any(isinstance(leaf, Leaf) for _, leaf in leaves(tree))
         if is_dynamic and parameter.name not in passed:
             fact = "is dynamic" if parameter.name in call.dynamic_shapes else "has a default that holds tensors"
@@ -182,6 +184,13 @@ def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
         default = None if optional else parameter.default
         parameters.append(msgspec.structs.replace(parameter, tree=tree, optional=optional, default=default))
     call.parameters = tuple(parameters)
+
+
+def with_leaves(tree: Tree, changed: Callable[[Leaf], Tree]) -> Tree:
+    """Return a tree with what `changed` returns in the place of each leaf."""
+    if isinstance(tree, Leaf | Constant):
+        return changed(tree) if isinstance(tree, Leaf) else tree
+    return msgspec.structs.replace(tree, items=tuple(with_leaves(item, changed) for item in tree.items))
 
 
 def signature_of(callable_: Any) -> inspect.Signature:
@@ -231,11 +240,7 @@ def _same_constant(value: Any, default: Any) -> bool:
 
 def _of_passed(call: ExampleCall, shared: MappingABC[str, Any]) -> dict[str, Any]:
     """Return the sizes in `shared` of the arguments for which the call passes tensors or integers."""
-    trees = {parameter.name: parameter.tree for parameter in call.parameters}
-    extra = next((p.tree for p in call.parameters if p.kind == "var_keyword"), None)
-    if isinstance(extra, Mapping):
-        trees |= {str(key): item for key, item in zip(extra.keys, extra.items, strict=True)}
-    passed = [name for name, tree in trees.items() if any(isinstance(leaf, Leaf) for _, leaf in leaves(tree))]
+    passed = [name for name, tree in call.trees().items() if any(isinstance(leaf, Leaf) for _, leaf in leaves(tree))]
     found = {name: spec for name, spec in shared.items() if name in passed}
     dynamic = [name for name, spec in shared.items() if _is_dynamic(spec)]
     if dynamic and not any(name in found for name in dynamic):
@@ -276,15 +281,11 @@ def _spread(call: ExampleCall, dynamic_shapes: Any) -> None:
     """Write the user's dynamic dimensions to `call.axes`."""
     names = [parameter.name for parameter in call.parameters]
     by_name = call.dynamic_shapes = sizes_by_name(names, dynamic_shapes)
-    trees = {parameter.name: parameter for parameter in call.parameters}
-    extra = next((p for p in call.parameters if p.kind == "var_keyword"), None)
+    trees = call.trees()
     for name, spec in by_name.items():
-        if name in trees:
-            _spread_tree(call, trees[name].tree, spec, name)
-        elif extra is not None and isinstance(extra.tree, Mapping) and name in extra.tree.keys:
-            _spread_tree(call, extra.tree.items[extra.tree.keys.index(name)], spec, str(name))
-        else:
+        if name not in trees:
             raise ModelFileInvalid(f"dynamic_shapes names `{name}`; the parameters are {', '.join(names)}")
+        _spread_tree(call, trees[name], spec, name)
 
 
 def _spread_tree(call: ExampleCall, tree: Tree, spec: Any, path: str) -> None:
@@ -364,8 +365,6 @@ def _swap(value: Any, tree: Tree, leaves: list[Any]) -> Any:
     if isinstance(value, dict | collections.UserDict):
         items = zip(value.items(), tree.items, strict=True)
         swapped = {key: _swap(item, child, leaves) for (key, item), child in items}
-        if type(value) is dict:
-            return swapped
         if dataclasses.is_dataclass(value):
             return type(value)(swapped)
         copied = copy.copy(value)

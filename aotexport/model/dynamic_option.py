@@ -180,27 +180,22 @@ def _dimensions(wanted: Iterable[DynamicSize], call: ExampleCall) -> dict[str, A
 
 def _find(call: ExampleCall, option: DynamicSize) -> Leaf | Constant:
     """Return the place of the option's input: that of a tensor for an option with an axis, of an integer without."""
-    trees: dict[str, Tree] = {}
-    for parameter in call.parameters:
-        trees[parameter.name] = parameter.tree
-        if parameter.kind == "var_keyword" and isinstance(parameter.tree, Mapping):
-            trees |= {str(key): item for key, item in zip(parameter.tree.keys, parameter.tree.items, strict=True)}
-    tree = trees.get(option.parameter)
+    tree = call.trees().get(option.parameter)
     for step in option.steps:
         tree = None if tree is None else _child(tree, step)
     if not isinstance(tree, Leaf | Constant):
         kind = "tensor" if option.axis is not None else "integer"
         raise _wrong(option.text, f"there is no such {kind} in the example call; {_inputs(call)}")
-    value: Any = tree.value if isinstance(tree, Constant) else call.tensors[tree.index]
+    value = tree.value if isinstance(tree, Constant) else call.tensors[tree.index]
     if isinstance(value, torch.Tensor):
         if option.axis is None:
             raise _wrong(option.text, "it is a tensor; say which of its axes, INPUT:AXIS=NAME")
+        if not -value.dim() <= option.axis < value.dim():
+            raise _wrong(option.text, f"the tensor has {value.dim()} axes in the example call, no axis {option.axis}")
     elif type(value) is not int:
         raise _wrong(option.text, f"it is no tensor and no integer in the example call; {_inputs(call)}")
     elif option.axis is not None:
         raise _wrong(option.text, "it is an integer, which has no axes; write INPUT=NAME")
-    if option.axis is not None and not -value.dim() <= option.axis < value.dim():
-        raise _wrong(option.text, f"the tensor has {value.dim()} axes in the example call, no axis {option.axis}")
     return tree
 
 

@@ -72,14 +72,15 @@ def recipe(name: str, model: nn.Module) -> Recipe:
     first = (ids, mask, tokens) if name == "seq2seq" else (ids, mask)
     with torch.no_grad():
         _, cache = made.prefill(*first)
-        _, cache = made.decode(tokens, *_next(name, mask), cache)
+        grown = mask if name == "seq2seq" else torch.cat([mask, torch.ones_like(tokens)], 1)
+        _, cache = made.decode(tokens, grown, cache)
     longest = min(getattr(config, "max_position_embeddings", None) or _LONGEST, _LONGEST)
     batch, prompt, past = Dim("batch", min=1), Dim("prompt", min=1, max=longest), Dim("past", min=1, max=longest - 1)
-    mask = torch.cat([mask, *[torch.ones_like(tokens)] * 2], 1) if name == "causal-lm" else mask
+    grown = mask if name == "seq2seq" else torch.cat([grown, torch.ones_like(tokens)], 1)
     keys = ({0: batch, 2: past},) * 2 + ({0: batch, 2: prompt},) * 2 * (name == "seq2seq")
     sizes = {0: batch, 1: prompt if name == "seq2seq" else past + 1}
     begins = Example(first, dynamic_shapes=({0: batch, 1: prompt},) * 2 + ({0: batch},) * (name == "seq2seq"))
-    goes_on = Example((tokens, mask, cache), dynamic_shapes=({0: batch}, sizes, [keys] * len(cache)))
+    goes_on = Example((tokens, grown, cache), dynamic_shapes=({0: batch}, sizes, [keys] * len(cache)))
     return Recipe(
         made,
         (Program("prefill", method="prefill", example=begins), Program("decode", method="decode", example=goes_on)),
@@ -105,10 +106,6 @@ def load_recipe(name: str, where: str) -> ModelSource:
         model, root = load_target(where)
     found = recipe(name, model)
     return ModelSource(where, found.model, Example(), root, found.programs)
-
-
-def _next(name: str, mask: torch.Tensor) -> tuple[torch.Tensor]:
-    return (mask,) if name == "seq2seq" else (torch.cat([mask, mask.new_ones(_BATCH, 1)], 1),)
 
 
 class CausalLM(nn.Module):
@@ -210,11 +207,7 @@ def _cache(layers: Any) -> Any:
 
 
 def _kept(cache: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """Return the keys and the values of a cache, per layer.
-
-    Raises:
-        ModelFileInvalid: it keeps something else.
-    """
+    """Return the keys and the values of a cache, per layer; refuse one that keeps something else."""
     for layer in cache.layers:
         if type(layer).__name__ != "DynamicLayer" or not layer.is_initialized:
             raise ModelFileInvalid(

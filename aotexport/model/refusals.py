@@ -1,14 +1,7 @@
-"""Classify errors in a stage of the export: torch or the model's code refuses, or aotexport has a bug.
+"""Classify errors in a stage of the export: torch, a compiler or the model's code refuses, or aotexport has a bug.
 
-The traceback and the class of the error decide. A refusal is
-
-- an error of ours (`AotExportError`), by its class;
-- any error of the model's code, or of code that it calls;
-- any error of a compiler of code, graphs or kernels (Dynamo, Inductor, Triton), and of ONNX Runtime;
-- one of `TORCH_ERRORS`, if no other code than torch's was running.
-
-All other errors are bugs, `InternalError`. So are, wherever they occur, errors that only wrong code of ours can raise:
-from a file of ours, a misspelt name or attribute, a failed assertion, or a call of our function with wrong arguments.
+The traceback and the class of the error decide. An error that only wrong code of ours can raise is a bug anywhere: a
+misspelt name or attribute, a failed assertion, or a call of our function with wrong arguments, in a file of ours.
 """
 
 from __future__ import annotations
@@ -109,7 +102,7 @@ def is_bug(error: BaseException) -> bool:
     """Return whether an error is a bug of aotexport; see the module."""
     if isinstance(error, AotExportError):
         return isinstance(error, InternalError)
-    if raised_by_wrong_code(error):
+    if any(map(_is_of_wrong_code, _chain(error))):
         return True
     frames = _frames(error)
     if not frames or isinstance(error, _ERRORS_OF_THE_MACHINE) or any(map(_is_of_a_model, frames)):
@@ -118,11 +111,6 @@ def is_bug(error: BaseException) -> bool:
         return False
     # Functions in C have no frames: an error of torch's functions seems raised by our frame.
     return not isinstance(error, RuntimeError if _is_ours(frames[-1]) else TORCH_ERRORS)
-
-
-def raised_by_wrong_code(error: BaseException) -> bool:
-    """Return whether an error, or one behind it, is one that no model can make right code of ours raise."""
-    return any(map(_is_of_wrong_code, _chain(error)))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -136,6 +124,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 
 
 def _is_of_wrong_code(error: BaseException) -> bool:
+    """Return whether an error is one that no model can make right code of ours raise."""
     frames = _frames(error)
     while len(frames) > 1 and frames[-1].f_code.co_name in ("__getattr__", "__getattribute__"):
         frames.pop()

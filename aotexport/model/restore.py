@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aotexport.model.memory_snapshots import MemorySnapshot, copied, spans_of
+from aotexport.model.memory_snapshots import copied, spans_of
 from aotexport.model.state import State
 from aotexport.model.tensor_kinds import why_not_held
 from aotexport.process.blocks import uninterrupted
@@ -31,7 +31,8 @@ class StateSnapshot:
         ]
         known = {id(each.tensor) for each in self._state}
         self._others = [Before.of(tensor) for tensor in outside if id(tensor) not in known]
-        self._memory = state.snapshots if state.snapshots is not None else copied_snapshots(state)
+        spans = spans_of(part for entry in state.entries for part in parts(entry.tensor))
+        self._memory = state.snapshots if state.snapshots is not None else [copied(span) for span in spans]
         aliases = [other.alias for other in self._others if other.alias is not None]
         self._copies = [copied(span) for span in spans_of(aliases)]
         self._slots = [(table, key, table[key]) for entry in state.entries for table, key in entry.slots]
@@ -40,7 +41,21 @@ class StateSnapshot:
 
     def changes(self) -> list[Any]:
         """Return the current values of the state: `UNCHANGED`, or a copy of the new value."""
-        return _changes(self._state, self._memory, self._slots)
+        written = {span.memory.untyped_storage().data_ptr() for span in self._memory if not span.is_unchanged()}
+        known = {id(each.tensor): each for each in self._state}
+
+        def is_same(value: torch.Tensor, was: torch.Tensor) -> bool:
+            if is_wrapper(was):
+                return value is was and all(is_same(part, part) for part in parts(was))
+            found = known.get(id(was))
+            return found is not None and found.is_equal(value, written)
+
+        def look(value: Any, was: torch.Tensor) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            return UNCHANGED if is_same(value, was) else value.detach().clone()
+
+        return [look(table[key], tensor) for table, key, tensor in self._slots]
 
     def drop_gradients(self) -> None:
         """Let calls accumulate gradients from nothing."""
@@ -75,31 +90,6 @@ def restored(state: State, outside: Iterable[torch.Tensor] = ()) -> Iterator[Sta
         yield snapshot
     finally:
         snapshot.put_back()
-
-
-def copied_snapshots(state: State) -> list[MemorySnapshot]:
-    """Return snapshots of the state's memory by copies."""
-    return [copied(span) for span in spans_of(part for entry in state.entries for part in parts(entry.tensor))]
-
-
-def _changes(
-    before: list[Before], memory: list[MemorySnapshot], slots: list[tuple[dict[str, Any], str, torch.Tensor]]
-) -> list[Any]:
-    written = {span.memory.untyped_storage().data_ptr() for span in memory if not span.is_unchanged()}
-    known = {id(each.tensor): each for each in before}
-
-    def is_same(value: torch.Tensor, was: torch.Tensor) -> bool:
-        if is_wrapper(was):
-            return value is was and all(is_same(part, part) for part in parts(was))
-        found = known.get(id(was))
-        return found is not None and found.is_equal(value, written)
-
-    def look(value: Any, was: torch.Tensor) -> Any:
-        if not isinstance(value, torch.Tensor):
-            return value
-        return UNCHANGED if is_same(value, was) else value.detach().clone()
-
-    return [look(table[key], tensor) for table, key, tensor in slots]
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,9 @@ def load_source(where: str, weights: Path | None = None) -> ModelSource:
         example = Example(args, kwargs, _dynamic_shapes(file))
         programs, variants = _programs(file), _variants(file)
         _import_custom_ops(file)
-        return ModelSource(file.name, target, example, file.root, programs, variants, _keep_operators(file))
+        wanted = 'a list of names of custom operators, like ["my_ops::scale"]'
+        kept = _list(file, "keep_operators", (str,), wanted)
+        return ModelSource(file.name, target, example, file.root, programs, variants, kept)
 
 
 def load_target(where: str) -> tuple[Any, Path]:
@@ -235,15 +237,9 @@ def _dynamic_shapes(file: ModelFile) -> Any:
 
 
 def _programs(file: ModelFile) -> tuple[str | Program, ...] | None:
-    value = getattr(file.module, "programs", None)
-    programs = (value,) if isinstance(value, str | Program) else value
-    if programs is None:
-        return None
-    if not isinstance(programs, Iterable) or not all(isinstance(item, str | Program) for item in programs):
-        raise ModelFileInvalid(
-            f'`programs` in `{file.name}` must be a list of names, like ["train", "infer"], and of `aotexport.Program`'
-        )
-    return tuple(programs)
+    wanted = 'a list of names, like ["train", "infer"], and of `aotexport.Program`'
+    given = getattr(file.module, "programs", None)
+    return None if given is None else _list(file, "programs", (str, Program), wanted)
 
 
 def _variants(file: ModelFile) -> tuple[Example, ...]:
@@ -257,24 +253,19 @@ def _variants(file: ModelFile) -> tuple[Example, ...]:
 
 
 def _import_custom_ops(file: ModelFile) -> None:
-    value = getattr(file.module, "custom_ops", ())
-    items = [value] if isinstance(value, str | ModuleType) else value
-    if not isinstance(items, Iterable) or not all(isinstance(item, str | ModuleType) for item in items):
-        raise ModelFileInvalid(f'`custom_ops` in `{file.name}` must be a list of modules to import, like ["my_ops"]')
-    for item in items:
+    for item in _list(file, "custom_ops", (str, ModuleType), 'a list of modules to import, like ["my_ops"]'):
         name = item.__name__ if isinstance(item, ModuleType) else item
         with user_code(f"importing `{name}`, which `custom_ops` of `{file.name}` names,", file.root):
             importlib.import_module(name)
 
 
-def _keep_operators(file: ModelFile) -> tuple[str, ...]:
-    value = getattr(file.module, "keep_operators", ())
-    names = [value] if isinstance(value, str) else value
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise ModelFileInvalid(
-            f'`keep_operators` in `{file.name}` must be a list of names of custom operators, like ["my_ops::scale"]'
-        )
-    return tuple(names)
+def _list(file: ModelFile, name: str, kinds: tuple[type, ...], wanted: str) -> tuple[Any, ...]:
+    """Return a list of a file, also of one item alone; empty: the file has none."""
+    value: Any = getattr(file.module, name, ())
+    items = (value,) if isinstance(value, kinds) else value
+    if not isinstance(items, Iterable) or not all(isinstance(item, kinds) for item in items):
+        raise ModelFileInvalid(f"`{name}` in `{file.name}` must be {wanted}")
+    return tuple(items)
 
 
 def _kind(value: Any) -> str:

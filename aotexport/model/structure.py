@@ -182,8 +182,11 @@ class _TreeMaker:
     def _mapping(self, value: MappingABC[Any, Any], path: str) -> Tree:
         if dataclasses.is_dataclass(value) or isinstance(value, ModelOutput):
             return self._fields("model_output", type(value).__name__, dict(value), path)
-        if self._role == "output" and type(value) in (collections.defaultdict, collections.Counter):
-            return self._counting(value, path)
+        kind, factory = "ordered_dict" if isinstance(value, collections.OrderedDict) else "dict", None
+        if self._role == "output" and type(value) is collections.Counter:
+            kind = "counter"
+        elif self._role == "output" and type(value) is collections.defaultdict:
+            kind, factory = "default_dict", self._factory(value, path)
         own = [name for name in getattr(value, "__dict__", {}) if name != "data" and not name.startswith("_")]
         if own and self._role == "input":
             raise self._refused(
@@ -191,32 +194,23 @@ class _TreeMaker:
                 f"is a `{type(value).__name__}` with the attribute `{own[0]}` beside its items, which "
                 "a bundle does not look at. Pass a plain dict, and the attribute as an argument of its own",
             )
-        self._check_keys(value, path)
-        items = tuple(self.visit(item, f"{path}[{key!r}]") for key, item in value.items())
-        kind = "ordered_dict" if isinstance(value, collections.OrderedDict) else "dict"
-        return Mapping(type=kind, keys=tuple(map(encode_key, value)), items=items)
-
-    def _check_keys(self, value: MappingABC[Any, Any], path: str) -> None:
         for key in value:
             if not is_key(key):
                 raise self._refused(
                     path, f"has the key {key!r}; keys may be strings, numbers, bytes, booleans, None or tuples of these"
                 )
-
-    def _counting(self, value: Any, path: str) -> Tree:
-        self._check_keys(value, path)
-        keys = tuple(map(encode_key, value))
         items = tuple(self.visit(item, f"{path}[{key!r}]") for key, item in value.items())
-        if isinstance(value, collections.Counter):
-            return Mapping(type="counter", keys=keys, items=items)
-        factory: Any = next((name for name, type_ in FACTORIES.items() if type_ is value.default_factory), None)
+        return Mapping(type=kind, keys=tuple(map(encode_key, value)), items=items, factory=factory)
+
+    def _factory(self, value: collections.defaultdict[Any, Any], path: str) -> Any:
+        factory = next((name for name, type_ in FACTORIES.items() if type_ is value.default_factory), None)
         if factory is None and value.default_factory is not None:
             raise self._refused(
                 path,
                 "is a defaultdict whose missing values code of the model makes, which a bundle cannot "
                 "hold. Return a plain dict",
             )
-        return Mapping(type="default_dict", keys=keys, items=items, factory=factory)
+        return factory
 
     def _fields(self, kind: Any, name: str, fields: dict[str, Any], path: str) -> Tree:
         items = tuple(self.visit(item, f"{path}.{field}") for field, item in fields.items())
@@ -254,10 +248,7 @@ def _is_plain_sequence(value: Any) -> bool:
 
 
 def _value_attributes(value: Any) -> dict[str, Any]:
-    """Return the name and value of a member of an enumeration; empty for anything else.
-
-    A call must pass an object with equal attributes: the runtime does not have the classes of enumerations.
-    """
+    """Return the name and value of a member of an enumeration, whose class no runtime has; empty for anything else."""
     if isinstance(value, enum.Enum) and isinstance(value.name, str):
         return {"name": value.name, **({"value": value.value} if is_constant(value.value) else {})}
     return {}

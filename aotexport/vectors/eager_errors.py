@@ -1,8 +1,7 @@
 """Eager's own errors: the distance of its results in float32 from those in float64.
 
-Two correct computations of one function may differ by an amplified rounding. If a bundle is further from eager than its
-tolerance, this tells whether eager itself is as far from the truth. See
-docs/decisions/0016-float32-is-judged-by-eagers-own-error.md.
+Two correct computations of one function may differ by an amplified rounding: a bundle may differ from eager as far as
+eager does from the truth.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -102,17 +100,13 @@ class EagerErrors:
         allowed = [each for each in wrong if each["error"] <= allowance(own.get(each["name"], 0.0))]
         if len(allowed) == len(wrong):
             most = max(allowed, key=lambda each: each["error"])
-            self._note(key, most["name"], most["error"], own[most["name"]])
+            self.notes.setdefault(
+                key[0],
+                f"program {key[0]} is judged by eager's own error: in the recorded call `{key[1]}`, {most['name']} is "
+                f"{most['error']:.1e} from eager's float32, which is {own[most['name']]:.1e} from eager's float64",
+            )
         differences = [{**each, "agrees": each["agrees"] or each in allowed} for each in result["differences"]]
         return {**result, "differences": differences, "agrees": all(each["agrees"] for each in differences)}
-
-    def _note(self, key: tuple[str, str], name: str, error: float, own: float) -> None:
-        program, vector = key
-        self.notes.setdefault(
-            program,
-            f"program {program} is judged by eager's own error: in the recorded call `{vector}`, {name} is {error:.1e} "
-            f"from eager's float32, which is {own:.1e} from eager's float64",
-        )
 
     def _found(self, name: str, call: str) -> dict[str, float]:
         program, vector = self._programs[name], self._vectors[name, call]
@@ -153,15 +147,15 @@ def eager_errors(
     generator = torch.Generator().manual_seed(SEED)
     try:
         with attempt("float64 run"), quiet(), restored(state), attributes_restored(call.module):
-            wide = _in_float64(call, program, vector)
+            wide, drawn = _in_float64(call, program, vector)
             others = [_nudged(call, program, vector, generator) for _ in range(_OTHERS)]
     except ExportFailed:  # Whatever a model's code raises in a dtype that it was not written for.
         return {}
-    if any(other.drawn != wide.drawn for other in others):
+    if any(other != drawn for _, other in others):
         return {}
-    truth = {name: value.to(expected[name].dtype) for name, value in wide.seen.values.items() if name in expected}
+    truth = {name: value.to(expected[name].dtype) for name, value in wide.values.items() if name in expected}
     errors: dict[str, float] = {}
-    for seen in (expected, *(other.seen.values for other in others)):
+    for seen in (expected, *(other.values for other, _ in others)):
         for each in compare(Observation({}, dict(seen)), Observation({}, truth)):
             if each.name in narrow:
                 errors[each.name] = max(errors.get(each.name, 0.0), each.error)
@@ -174,15 +168,8 @@ def worth_recording(errors: Mapping[str, float]) -> dict[str, float]:
     return {name: error for name, error in rounded.items() if allowance(error) > TOLERANCES[torch.float32]}
 
 
-@dataclass(frozen=True)
-class _ObservedRun:
-    """The observation of a run of a copy, and the states of the random generator after its calls.
-
-    Runs with equal states have drawn the same numbers: a wider dtype takes more of the generator.
-    """
-
-    seen: Observation
-    drawn: tuple[bytes, ...]
+_ObservedRun = tuple[Observation, list[bytes]]
+"""A run, and the states of the random generator after its calls: equal ones tell that it drew the same numbers."""
 
 
 def has_16_bits(graph: Graph) -> bool:
@@ -215,11 +202,7 @@ def _nudged(call: ExampleCall, program: Program, vector: RecordedCall, generator
 
 
 def _copied(call: ExampleCall, program: Program) -> tuple[ExampleCall, State]:
-    """Return the call of a copy of the module, in the program's mode, and its state; a function is not copied.
-
-    Raises:
-        ExportFailed: the module cannot be copied.
-    """
+    """Return the call of a copy of the module, in the program's mode, and its state; a function is not copied."""
     if call.module is None:
         return call, collect_state(None)
     with in_mode(call.module, program.mode, call.first_call_constants):
@@ -245,7 +228,7 @@ def _run(
     with attention_as_traced():
         arguments = RecordedArguments(vector.name, vector.record.inputs, stored)
         seen = observe_eager(watched, state, program, arguments, vector.record.calls)
-    return _ObservedRun(seen, tuple(drawn))
+    return seen, drawn
 
 
 def _to_float64(tensor: torch.Tensor) -> torch.Tensor:

@@ -89,7 +89,7 @@ def _others(
     run: Run, program: Program, example: RecordedArguments, verification: Verification
 ) -> tuple[Program, list[RecordedCall], dict[str, str]]:
     """Return what `record_vectors` does, without the call of the example."""
-    if (inherited := inherited_arguments(run.call, program, example, verification)) is not None:
+    if (inherited := _inherited_arguments(run.call, program, example, verification)) is not None:
         return program, list(accepted_calls(run, program, inherited)), {}
     generator = torch.Generator().manual_seed(SEED)
     others = random_arguments(example, generator)
@@ -226,22 +226,12 @@ def _storable(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
-def inherited_arguments(
+def _inherited_arguments(
     call: ExampleCall, program: Program, example: RecordedArguments, verification: Verification
 ) -> list[RecordedArguments] | None:
-    """Return the arguments of the further calls that a loaded bundle has recorded of a program.
+    """Return the arguments of the further calls that a loaded bundle has recorded; None: they are of other programs.
 
     Sizes that the model refused were found out at the first export, and its graph does not tell them.
-
-    Args:
-        call: the example call.
-        program: the program.
-        example: its example arguments.
-        verification: in how many calls the new bundle is compared.
-
-    Returns:
-        The arguments; None: the call is of no loaded bundle, which has recorded this example for this program, and as
-        many calls beside it.
     """
     found = [module for path, module in loaded_in(call) if not path]
     if not found or (found[0].bundle.manifest.verification or "standard") != verification:
@@ -251,10 +241,9 @@ def inherited_arguments(
     for entry in bundle.manifest.testvectors:
         if entry.program == program.name:
             vector, stored = read_vector(bundle, entry)
-            keys = stored.keys() - {f"v{index}" for index in range(len(vector.values))}
-            recorded[entry.name] = RecordedArguments(
-                entry.name, vector.inputs, {key: tensor for key, tensor in stored.items() if key in keys}
-            )
+            results = {f"v{index}" for index in range(len(vector.values))}
+            arguments = {key: tensor for key, tensor in stored.items() if key not in results}
+            recorded[entry.name] = RecordedArguments(entry.name, vector.inputs, arguments)
     known = recorded.pop(example.name, None)
     if known is None or not _are_same(known, example) or _ranges(bundle.program(program.name)) != _ranges(program):
         return None

@@ -1,7 +1,7 @@
 """Versions of inputs: the rises in a call, and the versions that its backward relies on.
 
-A functional graph writes a change once, and saves the values that its own backward needs. Its epilogues must raise
-versions as eager does, and its backward must refuse the same changes. One call of the eager model shows both.
+Epilogues of a functional graph must raise versions as eager does, and its backward must refuse the same changes of
+saved tensors. One call of the eager model shows both.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.call.flat_call import flat_outputs
 from aotexport_runtime.call.whole_result import whole_result_tree
 from aotexport_runtime.execution.preconditions.dataflow import WRITES_UNSEEN, writes_nothing
+from aotexport_runtime.rewrite.names import operands
 from aotexport_runtime.schema.gradients import Gradients, Tangent, VersionCheck
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph, IntermediateAlias, Program, VersionRise
@@ -43,18 +44,14 @@ Visible = tuple[Literal["input", "output"], int]
 
 @dataclass
 class _Seen:
-    """Observations of plain tensors among inputs and outputs.
+    """Observations of plain tensors among inputs and outputs."""
 
-    Attributes:
-        rises: rise of the version, per index of the program's inputs.
-        saves: whether a backward pass reads saved tensors, so that it cannot be repeated.
-        saved: per tensor that the caller can change, the tangents for which eager reads its memory in backward; None:
-            unknown, as the model itself runs backward passes.
-    """
-
-    rises: dict[int, int] = field(default_factory=dict)
-    saves: bool = True
+    rises: dict[int, int]
+    """The rise of the version, per index of the program's inputs."""
+    saves: bool
+    """Whether a backward pass reads saved tensors, so that it cannot be repeated."""
     saved: dict[Visible, set[int]] | None = None
+    """Per tensor that the caller can change, the tangents for which eager reads its memory in backward."""
 
 
 def with_versions(run: Run, program: EncodedProgram) -> EncodedProgram:
@@ -102,9 +99,8 @@ def _watch(
     before = {index: tensor._version for index, tensor in plain.items()}
     with hooks() as saved:
         left = run()
-    seen = _Seen(saves=saved is None or bool(saved.addresses()) or not _repeats(left, inputs))
-    for index, tensor in plain.items():
-        seen.rises[index] = tensor._version - before[index]
+    saves = saved is None or bool(saved.addresses()) or not _repeats(left, inputs)
+    seen = _Seen({index: tensor._version - before[index] for index, tensor in plain.items()}, saves)
     if saved is not None and functional.gradients is not None:
         outputs = _outputs(program, left)
         roots = [_roots(t, functional, inputs, outputs) for t in functional.gradients.tangents]
@@ -143,10 +139,7 @@ def _outputs(program: Program, left: Any) -> dict[int, Any]:
 def _roots(
     tangent: Tangent, functional: FunctionalGraph, inputs: Sequence[Any], outputs: dict[int, Any]
 ) -> list[torch.Tensor]:
-    """Return the tensors of a call from which gradients come if a tangent is defined.
-
-    A new value of state is not among the returned outputs; its gradient may come from any of them.
-    """
+    """Return the tensors from which gradients come if a tangent is defined; any output, if it is of no returned one."""
     if tangent.of == "mutation":
         found = [inputs[functional.mutations[tangent.index].input_index]]
     elif tangent.of == "output":
@@ -194,11 +187,9 @@ def _counted(functional: FunctionalGraph, seen: _Seen, counts: Sequence[int], gr
 def _checked(
     gradients: Gradients, saved: dict[Any, set[int]], changed: set[int], mutations: int, graph: Graph
 ) -> Gradients:
-    """Return the gradients with the version checks of backward: for reads of eager and of the graph.
+    """Return the gradients with the version checks of backward, where torch's of what the graph saves are not eager's.
 
-    Torch checks, in every pass, the inputs and outputs that the graph itself saves. Where these checks equal eager's,
-    none is added; else the graph's own check is recorded, and torch's is switched off. The new value of a changed input
-    is another tensor than its saved value.
+    The new value of a changed input is another tensor than its saved value.
     """
     (partition,) = gradients.partitions
     versioned = [name for name in partition.saved if name not in partition.unchecked]
@@ -223,22 +214,15 @@ def _checked(
 
 
 def _read_for(graph: Graph, saved: Sequence[str], inputs: int) -> dict[str, set[int]]:
-    """Return, per value whose memory is saved, the tangents for which the backward reads it.
-
-    Args:
-        graph: a joint graph.
-        saved: names of saved values.
-        inputs: number of the graph's inputs that are no tangents.
-    """
+    """Return, per value whose memory is saved, the tangents for which the backward of a joint graph reads it."""
     viewed = _bases(graph)
     bases = {name: viewed.get(name, name) for name in saved}
     found: dict[str, set[int]] = {base: set() for base in bases.values()}
     tangents = {value.name: {index} for index, value in enumerate(graph.inputs[inputs:])}
     read = {name: {base} for name, base in bases.items()}
     for node in graph.nodes:
-        operands = [name for argument in (*node.args, *node.kwargs.values()) for name in references(argument)]
-        memory = set[str]().union(*(read.get(name, ()) for name in operands))
-        sources = set[int]().union(*(tangents.get(name, ()) for name in operands))
+        memory = set[str]().union(*(read.get(name, ()) for name in operands(node)))
+        sources = set[int]().union(*(tangents.get(name, ()) for name in operands(node)))
         if sources:
             tangents[node.name] = sources
             for base in memory:

@@ -11,7 +11,7 @@ import torch
 from aotexport.capture.effects import grad_mode
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
-from aotexport.model.array_proxies import is_proxy, proxy_of, tensor_made_of, tensor_within
+from aotexport.model.array_proxies import ArrayProxy, is_proxy, tensor_made_of, tensor_within
 from aotexport.model.source_lines import user_line
 from aotexport.process.patches import Patch
 from aotexport.torch_internals.calls import FakeTensor
@@ -33,7 +33,7 @@ def patches(effects: Effects) -> list[Patch]:
                 "`tensor.detach().numpy()`, or leave out programs with gradients (`programs=('infer',)`)"
             )
         # A call whose tensor requires grad, unlike at capture, is refused when the array is returned.
-        return proxy_of(self.detach().resolve_conj().resolve_neg() if force else self.view_as(self))
+        return ArrayProxy(self.detach().resolve_conj().resolve_neg() if force else self.view_as(self))
 
     def as_array(data: Any, *, copy: bool | None = None, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
         if not is_proxy(data):
@@ -56,7 +56,7 @@ def _of_loaded_bundles(reason: str) -> list[Patch]:
     why_not, tensor_of, array_of = arrays.why_not, arrays.tensor_of, arrays.array_of
 
     def array_in_trace(tensor: torch.Tensor) -> Any:
-        return proxy_of(tensor) if isinstance(tensor, FakeTensor) else array_of(tensor)
+        return ArrayProxy(tensor) if isinstance(tensor, FakeTensor) else array_of(tensor)
 
     return [
         Patch(arrays, "why_not", lambda value: None if is_proxy(value) else why_not(value), reason),
