@@ -375,6 +375,7 @@ REFUSED = [
     ),
     ("adaptive_max_pool2d.default", (IMAGES, [1 << 40, 0]), "`output_size` must be at most 100000 beside 0"),
     ("gelu_backward.default", (ROWS[0], ROWS), "`grad_output` must have the sizes (4, 3), not (3,)"),
+    ("combinations.default", (ROWS[0], 1 << 40), "`r` must be at most 100000"),
     ("im2col.default", (IMAGES, [2, 2], [1 << 62, 1], [0, 0], [1, 1]), "`dilation` must be below 2147483648"),
     ("max_pool1d.default", (ROWS, [LEAST + (1 << 64) - 1], [2], [1]), "`kernel_size` must be below 2147483648"),
     (
@@ -602,3 +603,14 @@ def test_call_of_a_trace_is_left_alone():
         places,
     ).shape
     assert shape == images.shape
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"groups": 0}, "`groups` must be at least 1"), ({"stride": (1 << 40,)}, "`stride` must be below 2147483648")],
+)
+def test_convolution_that_divides_by_zero_in_torch_2_7_is_refused(changed, message):
+    ordinary = {**dict.fromkeys(("stride", "padding", "dilation", "output_padding"), (1,)), "groups": 1}
+    PRECONDITIONS["im2col"](ordinary)
+    with pytest.raises(CheckFailed, match=message):
+        PRECONDITIONS["im2col"](ordinary | changed)

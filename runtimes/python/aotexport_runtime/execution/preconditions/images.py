@@ -78,10 +78,14 @@ def _average_backward(a: Arguments) -> None:
 
 
 @before("im2col", "col2im", "max_pool1d")
+# torch 2.7 divides by zero groups, and by strides that overflow; 2.11 does not.
+@before(*(("convolution", "convolution_backward") if torch.__version__ < (2, 11) else ()))
 def _columns(a: Arguments) -> None:
-    for name in ("kernel_size", "dilation", "padding", "stride"):
-        fits = all(number < _MOST_SIZE for number in a[name])
+    """Check that the sizes of windows have a product that kernels compute with, and that there are groups."""
+    for name in ("kernel_size", "dilation", "padding", "stride", "output_padding"):
+        fits = all(number < _MOST_SIZE for number in a.get(name, ()))
         require(fits, f"`{name}` must be below {_MOST_SIZE}")
+    require(a.get("groups", 1) > 0, "`groups` must be at least 1")
 
 
 @before(*(f"{kind}_pool{axes}d" for kind in ("adaptive_max", "adaptive_avg", "_adaptive_avg") for axes in (1, 2, 3)))

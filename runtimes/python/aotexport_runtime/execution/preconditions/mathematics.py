@@ -69,6 +69,11 @@ def _degree(a: Arguments) -> None:
     require((degrees <= _MOST).all(), f"`n` must be at most {_MOST}")
 
 
+@before("combinations")
+def _length(a: Arguments) -> None:
+    require(a["r"] <= _MOST, f"`r` must be at most {_MOST}")
+
+
 @after(*_POLYNOMIALS)
 def _undefined(a: Arguments, result: torch.Tensor) -> None:
     """Write NaN where a polynomial is of NaN: the kernels of torch 2.13 leave what was in the processor."""
