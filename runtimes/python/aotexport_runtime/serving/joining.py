@@ -132,7 +132,9 @@ def batch_of(
         if reason is None:
             return axes, "; ".join(reasons)
         reasons.append(f"not along `{axes.name}`: {reason}")
-    return None, "; ".join(reasons) or "no dynamic size stands once in every input and output, and nowhere else"
+    where = ", in the program and each of its variants" if len(program.variants) > 1 else ""
+    none = f"no dynamic size stands once in every input and output, and nowhere else{where}"
+    return None, "; ".join(reasons) or none
 
 
 def _dependence(bundle: Bundle, name: str, axes: BatchAxes) -> str | None:
