@@ -19,9 +19,9 @@ from aotexport.model.programs import NAMED, Example, Program
 from aotexport.model.source import ModelSource
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.flat_call import arguments_of
-from aotexport_runtime.commands.recorded import read_vector
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle
+from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.schema.program import Program as ProgramRecord
 from aotexport_runtime.schema.program import SizeInput
 from aotexport_runtime.schema.sizes import Dimension, Size, SizeExpression

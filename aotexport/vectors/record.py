@@ -30,8 +30,8 @@ from aotexport.errors import AttemptFailed, ExportFailed
 from aotexport.model.ancestry import loaded_in
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
-from aotexport_runtime.commands.recorded import read_vector
 from aotexport_runtime.errors import first_line
+from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry, Verification
 from aotexport_runtime.schema.program import Program, SizeInput

@@ -15,9 +15,9 @@ import aotexport_runtime
 from aotexport_runtime import Signed
 from aotexport_runtime.bundle.check import faults_of
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.commands.recorded import read_vector
 from aotexport_runtime.commands.self_test import observe_vector
 from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.module.recorded import read_vector
 from tests.golden.cases import TYPES
 from tests.golden.refuse import CASES, HERE, edited_bundle
 

@@ -11,8 +11,8 @@ from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.lower.onnx.plain import plain
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.recorded import read_vector
 from aotexport_runtime.execution.codegen import Environment
+from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.values.observe import make_inputs

@@ -13,9 +13,9 @@ import numpy as np
 from aotexport.process.patches import Patch, patched
 from aotexport_runtime.__main__ import class_named
 from aotexport_runtime.bundle.read import Bundle, open_bundle
-from aotexport_runtime.commands.recorded import read_vector
 from aotexport_runtime.commands.self_test import LoadKeywords, run_vector, without_target
 from aotexport_runtime.engines.cuda import engine as cuda
+from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.rewrite.impure import random_nodes
 
 

@@ -14,8 +14,8 @@ from aotexport.lower.onnx.translate import example_sizes
 from aotexport_runtime import load
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.onnx_calls import Calls, calls_of, changed_names, copied, note_output, run_call
-from aotexport_runtime.commands.recorded import read_vector
 from aotexport_runtime.errors import first_line
+from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Leaf

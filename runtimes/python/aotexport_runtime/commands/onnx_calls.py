@@ -12,8 +12,8 @@ import torch
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
-from aotexport_runtime.commands.recorded import read_vector
 from aotexport_runtime.execution.codegen import Environment
+from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import Program, StateInput

@@ -17,7 +17,6 @@ from aotexport_runtime.call.explain import ProgramExplanation, kind_of
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
 from aotexport_runtime.call.whole_result import returning_whole_result, whole_result_tree
 from aotexport_runtime.commands.onnx_calls import observed, recorded, without_orders
-from aotexport_runtime.commands.recorded import read_vector, recorded_observation
 from aotexport_runtime.commands.results import VectorResult, describe_failures
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, MODEL_ENGINES, ONNX, PORTABLE, is_native, is_of
 from aotexport_runtime.engines.runs import EngineRun, words
@@ -27,6 +26,7 @@ from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import cast_bundle
 from aotexport_runtime.module.loading import check_target, load
 from aotexport_runtime.module.onnx_module import compose_onnx, runtime_of
+from aotexport_runtime.module.recorded import read_vector, recorded_observation
 from aotexport_runtime.rewrite.impure import random_nodes
 from aotexport_runtime.schema.manifest import OnnxModel, VectorEntry
 from aotexport_runtime.schema.program import Program

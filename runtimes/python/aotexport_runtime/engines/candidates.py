@@ -27,6 +27,7 @@ class Request:
     target: str = "auto"
     trust: str = "data"
     memory_budget: float = 1
+    frozen: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +85,7 @@ class EngineOfProgram(EngineCandidate):
     program: Program
     changed: str
     failed: str | None
+    is_measured: bool
     prefers_onednn: Callable[[Matmul], bool] | None
 
     @property
@@ -152,7 +154,7 @@ class EngineOfProgram(EngineCandidate):
     @property
     def libraries_lose(self) -> bool:
         """Whether recorded figures speak against compiled libraries."""
-        if self.request.target != "auto" or not self.program.forward.differentiable:
+        if self.request.target != "auto" or self.is_measured or not self.program.forward.differentiable:
             return False
         return not (figures.libraries_win(self.forward, self.functional) or self.onednn_is_faster)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aotexport_runtime.engines.candidates import is_native, is_of
@@ -52,7 +52,7 @@ class Engines:
         device: where it runs.
         serving: names of the engines that serve its calls; each takes those that the ones before it do not.
         why_not: why others do not serve, by name.
-        because: why the functional graph serves where the forward graph could; empty: it does not, or was asked for.
+        because: why the first engine serves where others could; empty: none could, or it was asked for.
     """
 
     def __init__(self, program: str, device: str, choice: Choice) -> None:
@@ -74,6 +74,16 @@ class Engines:
         if (passes, engine) not in self._runs:
             self._runs[passes, engine] = run = EngineRun(passes, engine, because)
             log.info("program %s runs %s", self.program, run)
+
+    def measured(
+        self, engines: Sequence[str], because: str, seconds: Mapping[str, float], why_not: Mapping[str, str]
+    ) -> None:
+        """Record which engines serve, the fastest first, by figures; see `Figures` of `module/measured.py`."""
+        self.serving, self.because = tuple(engines), because
+        self._runs = {key: run for key, run in self._runs.items() if run.engine == engines[0]}
+        slower = {name: f"measured: {each * 1e3:.3g} ms a call" for name, each in seconds.items()}
+        reasons = {**self.why_not, **slower, **why_not}
+        self.why_not = {name: reason for name, reason in reasons.items() if name not in engines}
 
     def demand(self, target: str) -> None:
         """Refuse the program if `target` is native code that does not serve it.

@@ -186,6 +186,7 @@ def select_engine(
     device: str | None = None,
     changed: str = "",
     failed: Mapping[str, str] = MappingProxyType({}),
+    is_measured: bool = False,
     prefers_onednn: Callable[[Matmul], bool] | None = None,
 ) -> Choice:
     """Return the engines that serve `program`.
@@ -198,6 +199,7 @@ def select_engine(
         device: type of the device that the bundle is on; None: where it was captured.
         changed: how submodules that the program calls differ from those that were exported; empty: they do not.
         failed: why an engine that was chosen before could not be prepared, by name.
+        is_measured: whether libraries are to be measured, so that recorded figures say nothing against them.
         prefers_onednn: says whether oneDNN computes a matmul clearly faster on this machine; None: nobody knows.
     """
     serving: list[str] = []
@@ -212,6 +214,7 @@ def select_engine(
             program=program,
             changed=changed,
             failed=failed.get(engine),
+            is_measured=is_measured,
             prefers_onednn=prefers_onednn,
         )
         _decide(candidate, PROGRAM_RULES, serving, why_not)

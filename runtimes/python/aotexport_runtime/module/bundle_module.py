@@ -16,6 +16,7 @@ from aotexport_runtime.call.explain import Explanation, ProgramExplanation, expl
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.candidates import AUTOGRAD, Request
+from aotexport_runtime.engines.onnx.frozen import Weights
 from aotexport_runtime.engines.select import NO_TARGETS, Choice
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
@@ -92,6 +93,7 @@ class BundleModule(WithAttributes):
         self._calls_submodules = False
         self._untold: set[str] = set()
         self._taps = tuple(taps)
+        self._loaded: Weights = {}
         # Last: a name of the user's may equal one of ours, which can then no longer be assigned to.
         self._constants.update(
             build(self, bundle.manifest, tensors, self.changed, lambda leaf: constant_value(leaf.value, environment))
@@ -102,6 +104,9 @@ class BundleModule(WithAttributes):
         self.__dict__["_origin"] = sealed(self, self.changed)
         self.train(bundle.manifest.training)
         add_taps(self, bundle, taps)
+        if request.frozen:
+            tensors = self.state_tensors()
+            self.__dict__["_loaded"] = {name: (tensor, tensor._version) for name, tensor in tensors.items()}
 
     def _keep_attributes(self) -> None:
         """Let the module and its submodules read attributes that calls change from the Python state."""
@@ -289,7 +294,9 @@ class BundleModule(WithAttributes):
         if told is not None:
             request = dataclasses.replace(request, target=AUTOGRAD)
         live = live_of(self, self.bundle, program, self.changes(), self._slot, self._environment, told)
-        return compose(self.bundle, program, self._slot, self._environment, request, self._targets, live)
+        return compose(
+            self.bundle, program, self._slot, self._environment, request, self._targets, live, self.__dict__["_loaded"]
+        )
 
     @contextlib.contextmanager
     def submodules_called(self) -> Generator[set[str], None, None]:
@@ -342,7 +349,7 @@ class BundleModule(WithAttributes):
         for name, value in self.__dict__.items():
             if name in shared:
                 twin.__dict__[name] = value
-            elif name in ("_plans", "_served"):
+            elif name in ("_plans", "_served", "_loaded"):
                 twin.__dict__[name] = {}
             elif name == "_changes":
                 twin.__dict__[name] = None

@@ -21,6 +21,7 @@ from aotexport_runtime.engines.forward.engine import ForwardEngine
 from aotexport_runtime.engines.forward.live_graph import LiveGraph, graph_of_calls, live_graph, whole_graph
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
 from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.engines.onnx.frozen import Weights
 from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.engines.select import Choice, select_engine
 from aotexport_runtime.errors import NotSupported
@@ -33,6 +34,7 @@ from aotexport_runtime.guards.caller import MODES, STATE, Caller, records_gradie
 from aotexport_runtime.guards.kinds import torch_tensors
 from aotexport_runtime.guards.rule import Row, rows
 from aotexport_runtime.guards.subjects import ArgumentFacts
+from aotexport_runtime.module.measured import fastest, is_measured
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.submodules.changes import SubmoduleChange
@@ -55,6 +57,9 @@ def compose(
     request: Request,
     targets: Choice,
     live: LiveGraph | None,
+    loaded: Weights,
+    *,
+    measures: bool = True,
 ) -> Plan:
     """Return `program`, ready to be called.
 
@@ -66,11 +71,15 @@ def compose(
         request: request of the caller of `load`.
         targets: native code that may run.
         live: the forward graph with changed submodules, which serves every call; None: the program calls none.
+        loaded: state as it was loaded.
+        measures: whether engines may be measured.
 
     Raises:
         NotSupported: the requested native code does not run the program.
     """
     device = None if environment.device is None else environment.device.type
+    measures = measures and live is None
+    measures = measures and is_measured(bundle, program, request, device_type_of(program, environment.device))
     changed = "" if live is None else ", ".join(live.reasons)
     failed: dict[str, str] = {}
     native: Lowered | Libraries | None = None
@@ -83,6 +92,7 @@ def compose(
             device=device,
             changed=changed,
             failed=failed,
+            is_measured=measures,
             prefers_onednn=functools.partial(_prefers_onednn, environment),
         )
         if choice.native is None:
@@ -101,20 +111,29 @@ def compose(
     if choice.engines == (AUTOGRAD,) and request.target != AUTOGRAD and (live or program.functional):
         log.info("program %s runs its forward graph: %s", program.name, choice.why_not[PORTABLE])
     forward = ForwardEngine(bundle, program, environment, record, live)
-    engines: list[Engine] = [forward]
-    if PORTABLE in choice.engines:
+    graph, engines = None, list[Engine]([forward])
+    if PORTABLE in choice.engines or measures:
         assert program.functional is not None
         graph = FunctionalEngine(bundle, program, program.functional, environment, record, forward)
+    if graph is not None and PORTABLE in choice.engines:
         engines = [*([] if native is None else [graph.by_native(native)]), graph, forward]
-    return Plan(
+    plan = functools.partial(
+        Plan,
         program,
-        engines,
-        record,
-        _guards(bundle, program, slot, environment, live),
-        [torch_tensors],
-        lambda leaf: constant_value(leaf.value, environment),
-        [(rebind.output_index, functools.partial(put_quietly, *slot(rebind.name))) for rebind in program.rebinds],
+        record=record,
+        guards=_guards(bundle, program, slot, environment, live),
+        kinds=[torch_tensors],
+        constant=lambda leaf: constant_value(leaf.value, environment),
+        rebinds=[
+            (rebind.output_index, functools.partial(put_quietly, *slot(rebind.name))) for rebind in program.rebinds
+        ],
     )
+    if graph is None or not measures:
+        return plan(engines)
+    first = fastest(bundle, plan(engines), [*engines, graph], graph, environment, request, loaded)
+    if first is None:
+        return compose(bundle, program, slot, environment, request, targets, live, loaded, measures=False)
+    return plan(first)
 
 
 def _guards(

@@ -66,6 +66,7 @@ def load(
     limits: Limits | None = None,
     dtype: torch.dtype | None = None,
     taps: Iterable[str] = (),
+    frozen: bool = False,
 ) -> BundleModule: ...
 
 
@@ -87,6 +88,7 @@ def load(
     limits: Limits | None = None,
     dtype: torch.dtype | None = None,
     taps: Iterable[str] = (),
+    frozen: bool = False,
 ) -> BundleModule | OnnxModule:
     """Load the bundle at `path` as a module that behaves like the exported one.
 
@@ -123,6 +125,11 @@ def load(
         taps: paths of submodules. Every call returns a pair: the model's result, and a dict with the result of
             each of these submodules by its path, in the order of `taps`; a list of results for one that the program
             calls several times. Calls run the forward graph, and gradients flow through the results.
+        frozen: the caller leaves the weights as they are. Of the engines that can serve a program without gradients,
+            also those that hold copies of weights (ONNX models), `auto` then chooses the fastest: measured at the
+            program's first call, and kept in the user's cache folder (`AOTEXPORT_MEASURE=0`: not). A weight that
+            changes all the same is noticed by its version, which writes through `.data` do not raise; engines that
+            read it then serve.
 
     Returns:
         The module, in the mode that the original was in at export; of targets `openvino` and `onnx`, which `auto`
@@ -169,7 +176,7 @@ def load(
     if check_digests:
         _check_files(bundle, mapped)
     namespaces, types = _allowed(bundle.manifest.requirements, operator_namespaces, tensor_types)
-    request = Request(target=target, trust=trust, memory_budget=memory_budget)
+    request = Request(target=target, trust=trust, memory_budget=memory_budget, frozen=frozen and dtype is None)
     bundle = bundle if dtype is None else cast_bundle(bundle, dtype)
     check_operators(bundle.read_graphs(), namespaces)
     place, targets, lowering = _resolved(bundle, request, device, cuda)

@@ -60,7 +60,11 @@ class ServedProgram:
         programs = [bundle.program(name) for name in self.variants]
         self.interface = interface_of(programs)
         self.target = target
-        self.module = load(bundle, target=target, device=device, trust=trust, mapped=mapped).eval()
+        if threads is not None:
+            torch.set_num_threads(threads)
+        # Copies of mapped weights would be memory that processes do not share.
+        frozen = not mapped and not adapters
+        self.module = load(bundle, target=target, device=device, trust=trust, mapped=mapped, frozen=frozen).eval()
         trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         for name, path in adapters.items():
             load_adapter(self.module, path, name=name)
@@ -74,8 +78,6 @@ class ServedProgram:
         # The model's own gradients are not recorded in inference mode.
         inference = all("inference_mode" not in program.fixed for program in programs)
         self._without_gradients: Any = torch.inference_mode if inference else torch.no_grad
-        if threads is not None:
-            torch.set_num_threads(threads)
 
     def run(self, values: Values, choice: int = 0) -> list[Any]:
         """Return a tensor or number per output of the interface.

@@ -7,11 +7,11 @@ from typing import Any
 
 from aotexport_runtime.adapters.base import checksum
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.recorded import read_vector, recorded_observation
 from aotexport_runtime.commands.results import VectorResult, describe_failures
 from aotexport_runtime.commands.self_test import least_tolerance, observe_vector
 from aotexport_runtime.errors import NotSupported, SelfTestFailed
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.recorded import read_vector, recorded_observation
 from aotexport_runtime.serving.joining import Values
 from aotexport_runtime.values.compare import compare
 from aotexport_runtime.values.observe import make_inputs

@@ -22,6 +22,7 @@ from aotexport_runtime.engines.functional.epilogue import Mutations, regenerator
 from aotexport_runtime.engines.functional.guards import CALLER, DIRECT, INPUTS, NATIVE, Functional, NativeCalls
 from aotexport_runtime.engines.functional.joint import JointProgram, Reference
 from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.engines.onnx.frozen import FrozenModel
 from aotexport_runtime.engines.runs import LIBRARY_FAILED, Engines
 from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, Function
@@ -90,11 +91,11 @@ class FunctionalEngine:
             )
         self._guard()
 
-    def by_native(self, native: Lowered | Libraries) -> Self:
+    def by_native(self, native: Lowered | Libraries | FrozenModel) -> Self:
         """Return the engine of the same graph as native code."""
         engine = copy.copy(self)
         engine.name = native.target
-        if self._joint is not None:
+        if self._joint is not None and not isinstance(native, FrozenModel):
             engine._joint = self._joint.by_native(native)
         else:
             engine._infer = self._inference(native)
@@ -173,7 +174,7 @@ def _unrecorded(infer: Function, inputs: Sequence[Any], symbols: dict[str, int])
 
 
 def _inference(
-    graph: Graph, environment: Environment, engines: Engines, native: Lowered | Libraries | None
+    graph: Graph, environment: Environment, engines: Engines, native: Lowered | Libraries | FrozenModel | None
 ) -> Function:
     """Return a function that runs an inference graph, compiled by its first call, or native code of it."""
     piece = Subgraph([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
@@ -185,10 +186,10 @@ def _inference(
         engines.ran("forward", PORTABLE, LIBRARY_FAILED)
         return generated()
 
-    if isinstance(native, Libraries):
-        found = native.forward(piece, replaced)
-    else:
+    if native is None or isinstance(native, Lowered):
         found = None if native is None else native.forward
+    else:
+        found = native.forward(piece, replaced)
 
     @functools.cache
     def first() -> Function:

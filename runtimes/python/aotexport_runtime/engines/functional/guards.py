@@ -11,6 +11,7 @@ import torch
 
 from aotexport_runtime.engines.cpu.engine import Libraries
 from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.engines.onnx.frozen import FrozenModel
 from aotexport_runtime.execution import transforms
 from aotexport_runtime.execution.autocast import autocast_dtype
 from aotexport_runtime.guards.caller import without_autocast
@@ -330,7 +331,7 @@ class NativeCalls:
         count: number of inputs.
     """
 
-    native: Lowered | Libraries
+    native: Lowered | Libraries | FrozenModel
     gradients: Sequence[int | None] | None
     symbols: Sequence[str]
     count: int

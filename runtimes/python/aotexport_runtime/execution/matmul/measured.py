@@ -48,9 +48,9 @@ def _order(matrix: torch.Tensor) -> str:
     return "rows" if matrix.is_contiguous() else "columns" if matrix.t().is_contiguous() else "apart"
 
 
-def kept(folder: Path | None, threads: int) -> Measurements:
-    """Return the file that says, by matmul, whether oneDNN was clearly faster on this machine, torch and threads."""
-    return Measurements(folder, [_processor(), torch.__version__, threads])
+def kept(folder: Path | None, threads: int, *more: Any) -> Measurements:
+    """Return the file of what was measured on this machine, with this torch, these threads, and further facts."""
+    return Measurements(folder, [_processor(), torch.__version__, threads, *more])
 
 
 def _processor() -> str:

@@ -1,0 +1,244 @@
+"""Which engine of an inference program is the fastest here: measured in a recorded call, kept for the next process."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+import msgspec
+import torch
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.call.plan import Plan
+from aotexport_runtime.engines.candidates import AUTOGRAD, MODEL_ENGINES, PORTABLE, Request
+from aotexport_runtime.engines.engine import Engine
+from aotexport_runtime.engines.functional.engine import FunctionalEngine
+from aotexport_runtime.engines.onnx.frozen import FrozenModel, Weights
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.execution.codegen import Environment
+from aotexport_runtime.execution.matmul.measured import kept
+from aotexport_runtime.execution.user_cache import Measurements, cache_folder
+from aotexport_runtime.guards.signature import Bound
+from aotexport_runtime.module.onnx_module import runtime_of
+from aotexport_runtime.module.recorded import read_vector
+from aotexport_runtime.rewrite.impure import random_nodes
+from aotexport_runtime.schema.program import Program
+from aotexport_runtime.values.compare import compare
+from aotexport_runtime.values.observe import Observation, make_inputs
+
+VARIABLE = "AOTEXPORT_MEASURE"
+"""Environment variable: 0: no load measures engines; 1: every one does; else those of frozen weights do."""
+
+_BUDGET_S = 0.5
+_MOST_ROUNDS = 50
+
+_SHORT_S = 0.02
+"""Longest call of programs that are compared in all recorded calls, not in the first alone."""
+
+_CLEARLY = 0.97
+"""Most time of an engine that is chosen before the one that rules choose, as a part of its time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """What was measured of a program.
+
+    Attributes:
+        seconds: median time of a call, by engine.
+        why_not: why others have none, by name.
+    """
+
+    seconds: dict[str, float]
+    why_not: dict[str, str]
+
+    def best(self, usual: str) -> str:
+        """Return the fastest engine; `usual`, that which rules choose, unless another is clearly faster."""
+        fastest = min(self.seconds, key=self.seconds.__getitem__)
+        if usual in self.seconds and self.seconds[fastest] > _CLEARLY * self.seconds[usual]:
+            return usual
+        return fastest
+
+    def in_words(self, engine: str) -> str:
+        """Return why an engine is chosen."""
+        others = sorted((seconds, name) for name, seconds in self.seconds.items() if name != engine)
+        listed = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for seconds, name in others)
+        return f"measured here: {self.seconds[engine] * 1e3:.3g} ms a call; {listed or 'no other engine serves it'}"
+
+
+def is_measured(bundle: Bundle, program: Program, request: Request, device_type: str) -> bool:
+    """Return whether engines of a program are to be measured: somebody wants it, and a call changes nothing."""
+    asked = os.environ.get(VARIABLE)
+    functional = program.functional
+    if request.target != "auto" or not (request.frozen if asked is None else asked != "0"):
+        return False
+    if program.grad or functional is None or functional.gradients is not None or device_type != "cpu":
+        return False
+    if functional.mutations or functional.version_rises or program.rebinds or program.container_changes:
+        return False
+    if functional.grad_mode is not None or random_nodes(bundle.graph(program.name, program.forward.file)):
+        return False
+    return any(entry.program == program.name for entry in bundle.manifest.testvectors)
+
+
+def fastest(
+    bundle: Bundle,
+    plan: Plan,
+    engines: Sequence[Engine],
+    graph: FunctionalEngine,
+    environment: Environment,
+    request: Request,
+    loaded: Weights,
+) -> list[Engine] | None:
+    """Return the engines of a program, the fastest first; its record tells the figures.
+
+    Args:
+        bundle: its bundle.
+        plan: the plan by rules.
+        engines: those of the plan, and others that may take their place; the first is the one that rules choose.
+        graph: the functional graph, which ONNX models stand for.
+        environment: namespaces and device.
+        request: of the caller of `load`.
+        loaded: state as it was loaded.
+
+    Returns:
+        The engines; None: no recorded call can be measured.
+    """
+    program, record = plan.program, plan.record
+    known = {engine.name: engine for engine in engines}
+    models: dict[str, FrozenModel] = {}
+    refused: dict[str, str] = {}
+
+    def opened(name: str) -> Engine | None:
+        try:
+            models[name] = FrozenModel(bundle, program, runtime_of(name), loaded)
+        except NotSupported as error:
+            refused[name] = str(error)
+            return None
+        return graph.by_native(models[name])
+
+    cache = kept_figures(bundle, request)
+    figures, usual = _read(cache, program.name), engines[0].name
+    best = None if figures is None else figures.best(usual)
+    first = None if best is None else known.get(best) or opened(best)
+    if figures is None or first is None:
+        if request.frozen:
+            known |= {name: engine for name in MODEL_ENGINES if (engine := opened(name)) is not None}
+        figures = measure(bundle, plan, known, models, environment)
+        if figures is None:
+            return None
+        figures = Figures(seconds=figures.seconds, why_not=figures.why_not | refused)
+        first = known[figures.best(usual)]
+        cache.add(program.name, msgspec.to_builtins(figures))
+    rest = [engine for engine in plan.engines if engine is not first]
+    chosen = [first, *(rest if first.name not in (PORTABLE, AUTOGRAD) else [*plan.engines[-1:]])]
+    chosen = list({engine.name: engine for engine in chosen}.values())
+    record.measured([engine.name for engine in chosen], figures.in_words(first.name), figures.seconds, figures.why_not)
+    return chosen
+
+
+def kept_figures(bundle: Bundle, request: Request) -> Measurements:
+    """Return the file of what was measured of a bundle's programs on this machine, with these threads and packages."""
+    digest = hashlib.sha256(msgspec.json.encode(bundle.manifest.files)).hexdigest()
+    packages = [_version(name) for name in ("aotexport-runtime", "onnxruntime", "openvino")]
+    more = [digest, request.frozen, request.trust, request.memory_budget, *packages]
+    return kept(cache_folder("engines"), torch.get_num_threads(), *more)
+
+
+def _read(cache: Measurements, program: str) -> Figures | None:
+    """Return what is kept of a program; None: nothing."""
+    try:
+        figures = msgspec.convert(cache.read().get(program), Figures)
+    except msgspec.ValidationError:
+        return None
+    return figures if figures.seconds else None
+
+
+def measure(
+    bundle: Bundle,
+    plan: Plan,
+    engines: Mapping[str, Engine],
+    models: Mapping[str, FrozenModel],
+    environment: Environment,
+) -> Figures | None:
+    """Return the time of the first recorded call of a program by each engine that gives the forward graph's results.
+
+    Args:
+        bundle: its bundle.
+        plan: binds its calls.
+        engines: by name; AUTOGRAD is among them.
+        models: those of `MODEL_ENGINES`, whose failures count.
+        environment: namespaces and device.
+
+    Returns:
+        The figures; None: the call is none that the program takes here.
+    """
+    calls: list[Bound] = []
+    with torch.no_grad():
+        for entry in bundle.manifest.testvectors:
+            if entry.program == plan.program.name:
+                vector, stored = read_vector(bundle, entry)
+                values = make_inputs(vector.inputs, stored, environment.device, environment.form).values
+                calls.append(plan.bind_flat([_detached(value) for value in values]))
+        if any(call.violations for call in calls):
+            return None
+        start, expected = time.perf_counter(), [_observed(_run_of(engines[AUTOGRAD], calls[0])())]
+        if time.perf_counter() - start <= _SHORT_S:
+            expected += [_observed(_run_of(engines[AUTOGRAD], call)()) for call in calls[1:]]
+        why_not = {name: _why_other(engines[name], calls, expected) for name in engines if name != AUTOGRAD}
+        why_not |= {name: model.failure for name, model in models.items() if model.failure}
+        why_not = {name: reason for name, reason in why_not.items() if reason}
+        runs = {name: _run_of(engine, calls[0]) for name, engine in engines.items() if name not in why_not}
+        return Figures(seconds=_medians(runs), why_not=why_not)
+
+
+def _run_of(engine: Engine, call: Bound) -> Callable[[], Any]:
+    return lambda: engine.run(list(call.inputs), dict(call.symbols))
+
+
+def _why_other(engine: Engine, calls: Sequence[Bound], expected: Sequence[Observation]) -> str:
+    """Return why an engine does not take the place of the forward graph in recorded calls; empty: it does."""
+    for call, observed in zip(calls, expected, strict=False):
+        reason = engine.why_not(list(call.inputs), dict(call.symbols))
+        if reason is not None:
+            return reason
+        wrong = [each for each in compare(observed, _observed(_run_of(engine, call)())) if not each.agrees]
+        if wrong:
+            return f"a recorded call has other numbers by it: relative error {wrong[0].error:.1e}"
+    return ""
+
+
+def _observed(outputs: Sequence[Any]) -> Observation:
+    tensors = {str(i): value for i, value in enumerate(outputs) if isinstance(value, torch.Tensor)}
+    facts = {str(i): str(value) for i, value in enumerate(outputs) if not isinstance(value, torch.Tensor)}
+    facts |= {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in tensors.items()}
+    return Observation(facts, {name: tensor.reshape(-1) for name, tensor in tensors.items()})
+
+
+def _medians(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Return the median time of each function, run in turns."""
+    end, times = time.perf_counter() + _BUDGET_S, {name: list[float]() for name in runs}
+    for _ in range(_MOST_ROUNDS):
+        for name, run in runs.items():
+            start = time.perf_counter()
+            run()
+            times[name].append(time.perf_counter() - start)
+        if time.perf_counter() >= end:
+            break
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def _detached(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

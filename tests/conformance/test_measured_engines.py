@@ -1,0 +1,187 @@
+"""`load(frozen=True)`: the fastest engine of a program, by measurement, with eager's meaning."""
+
+from __future__ import annotations
+
+import copy
+import sys
+
+import pytest
+import torch
+from torch import nn
+from torch.export import Dim
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.engines.candidates import MODEL_ENGINES, Request
+from aotexport_runtime.module import measured
+
+ENGINES = ("onnx", "openvino", "portable", "autograd")
+
+
+class Words(nn.Module):
+    """Embedded words, and a result whose axes are turned."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(20, 8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, ids, x):
+        hidden = self.head(self.embed(ids) + x).relu()
+        return hidden, hidden.transpose(0, 1) * 2
+
+
+def make():
+    torch.manual_seed(0)
+    return Words().eval()
+
+
+def call(rows=3):
+    return torch.arange(5 * rows).reshape(rows, 5) % 20, torch.linspace(-1, 1, 8)
+
+
+@pytest.fixture(scope="module")
+def words(tmp_path_factory):
+    path = tmp_path_factory.mktemp("measured") / "words"
+    sizes = ({0: Dim("rows", min=2, max=32)}, None)
+    aotexport.export(make(), call(), output=path, programs="infer", dynamic_shapes=sizes, onnx=True, verify=False)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("AOTEXPORT_MEASURE", raising=False)
+
+
+def load(path, **options):
+    return aotexport_runtime.load(path, frozen=True, **options)
+
+
+def prefer(path, engine, **more):
+    """Keep figures by which an engine is the fastest."""
+    seconds = {name: 1e-3 if name == engine else 1.0 for name in ENGINES}
+    measured.kept_figures(open_bundle(path), Request(frozen=True)).add("infer", {"seconds": seconds, "why_not": more})
+
+
+def run(module, *args):
+    with torch.no_grad():
+        return module(*args)
+
+
+def check(module, *args, model=None):
+    expected, got = run(model or make(), *args), run(module, *args)
+    torch.testing.assert_close(got, expected)
+    assert [each.stride() for each in got] == [each.stride() for each in expected]
+
+
+def engine_of(module):
+    """Return the engine that ran last in the log of the plan."""
+    return module.explain_program("infer").has_run[-1].engine
+
+
+def test_engines_are_measured_once_and_told(words):
+    module = load(words)
+    check(module, *call())
+    (told,) = module.explain().programs
+    first, others = told.engines[0], {*told.engines[1:], *told.why_not}
+    assert told.because.startswith("measured here: ")
+    assert {first, *others} >= {"onnx", "portable", "autograd"}
+    (again,) = load(words).explain().programs
+    assert (again.engines, again.because, again.why_not) == (told.engines, told.because, told.why_not)
+
+
+@pytest.mark.parametrize(("options", "variable"), [({}, None), ({"frozen": True}, "0"), ({"target": "portable"}, "1")])
+def test_engines_are_chosen_by_rules_where_nobody_wants_a_measurement(words, monkeypatch, options, variable):
+    if variable is not None:
+        monkeypatch.setenv("AOTEXPORT_MEASURE", variable)
+    told = aotexport_runtime.load(words, **options).explain_program("infer")
+    assert not {*told.engines, *told.why_not} & {*MODEL_ENGINES}
+    assert not told.because.startswith("measured")
+
+
+def test_every_load_measures_engines_that_read_the_weights_where_the_environment_asks(words, monkeypatch):
+    monkeypatch.setenv("AOTEXPORT_MEASURE", "1")
+    told = aotexport_runtime.load(words).explain_program("infer")
+    assert told.because.startswith("measured here: ")
+    assert not {*told.engines, *told.why_not} & {*MODEL_ENGINES}
+
+
+@pytest.mark.parametrize("engine", MODEL_ENGINES)
+@pytest.mark.parametrize("rows", [2, 3, 32])
+def test_chosen_model_gives_the_results_of_eager(words, engine, rows):
+    pytest.importorskip({"onnx": "onnxruntime"}.get(engine, engine))
+    prefer(words, engine)
+    module = load(words)
+    check(module, *call(rows))
+    assert engine_of(module) == engine
+    with pytest.raises(IndexError):
+        run(module, torch.full((3, 5), 20), call()[1])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda module: module.head.load_state_dict({"weight": torch.ones(4, 8), "bias": torch.zeros(4)}),
+        lambda module: setattr(module.head, "weight", nn.Parameter(torch.ones(4, 8))),
+    ],
+    ids=["in_place", "replaced"],
+)
+@pytest.mark.parametrize("before", [True, False])
+def test_changed_weight_is_the_weight_of_the_next_call(words, change, before):
+    prefer(words, "onnx")
+    module, model = load(words), make()
+    if not before:
+        check(module, *call())
+    change(module)
+    change(model)
+    check(module, *call(), model=model)
+    assert engine_of(module) != "onnx"
+
+
+def test_gradients_copies_threads_and_modes_are_served_by_graphs(words):
+    prefer(words, "onnx")
+    module = load(words)
+    check(module, *call())
+    results = module(*call())
+    assert all(result.requires_grad for result in results)
+    check(copy.deepcopy(module), *call())
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        check(module, *call())
+        assert engine_of(module) != "onnx"
+    finally:
+        torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(True)
+    try:
+        check(module, *call())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+class Counting(nn.Module):
+    """Counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        return x + self.calls
+
+
+def test_program_that_changes_state_is_not_measured(tmp_path):
+    options = aotexport.OnnxOptions(state="outputs")
+    aotexport.export(Counting(), (torch.ones(2),), output=tmp_path / "b", programs="infer", onnx=options, verify=False)
+    module = load(tmp_path / "b")
+    assert [run(module, torch.ones(2)).tolist() for _ in range(2)] == [[2, 2], [3, 3]]
+    assert not {*module.explain_program("infer").engines} & {*MODEL_ENGINES}
+
+
+def test_engine_that_is_not_installed_is_left_out_with_its_reason(words, monkeypatch):
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    told = load(words).explain_program("infer")
+    assert told.why_not["openvino"] == "target `openvino` needs OpenVINO: `pip install 'aotexport-runtime[openvino]'`"
