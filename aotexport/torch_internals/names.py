@@ -55,7 +55,6 @@ __all__ = [
     "EXIT_AUTOCAST",
     "MATH_FUNCTIONS",
     "REFERENCES",
-    "REQUIRES_GRAD",
     "SET_GRAD_ENABLED",
     "AutogradFunctionApply",
     "ConstraintViolationError",
@@ -81,9 +80,6 @@ __all__ = [
     "tensor_of_numbers",
     "triton_runs_on_cpu",
 ]
-
-# Torch's own method, also while it is patched.
-REQUIRES_GRAD = torch._C.TensorBase.requires_grad_
 
 # The function transforms that are active.
 TRANSFORMS: Any = torch._C._functorch  # type: ignore[attr-defined]

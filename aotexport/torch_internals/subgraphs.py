@@ -118,14 +118,16 @@ def trace_function(
         return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
 
 
-def bodies_compiled_without(mode: type[TorchFunctionMode]) -> Patch:
-    """Return a patch that takes a mode away while torch's compiler captures the body of an operator."""
+def bodies_compiled_without(*modes: type[TorchFunctionMode]) -> Patch:
+    """Return a patch that takes modes away while torch's compiler captures the body of an operator."""
     environment: Any = hop_utils._set_compilation_env
-    removed: Any = proxy_tensor._make_temp_remove_mode_context_manager(mode)
+    removed: list[Any] = [proxy_tensor._make_temp_remove_mode_context_manager(mode) for mode in modes]
 
     @contextlib.contextmanager
     def compiled() -> Iterator[None]:
-        with environment(), removed():
+        with environment(), contextlib.ExitStack() as stack:
+            for without_mode in removed:
+                stack.enter_context(without_mode())
             yield
 
-    return Patch(hop_utils, "_set_compilation_env", compiled, "Hide a mode of ours, which the compiler would trace")
+    return Patch(hop_utils, "_set_compilation_env", compiled, "Hide modes of ours, which the compiler would trace")

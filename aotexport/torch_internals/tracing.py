@@ -267,12 +267,18 @@ def is_functionalised(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, FunctionalTensor)
 
 
+class UnpausedMode(torch.overrides.TorchFunctionMode):
+    """A mode that stays while the recording of operators is paused."""
+
+
 @contextlib.contextmanager
 def tracing_paused() -> Iterator[PythonKeyTracer]:
     """Pause the recording of operators and changes of grad mode; yield the tracer."""
     modes = [torch.overrides._pop_mode() for _ in torch.overrides._get_current_function_mode_stack()]
     try:
-        with proxy_tensor.disable_proxy_modes_tracing() as mode:
+        with contextlib.ExitStack() as stack, proxy_tensor.disable_proxy_modes_tracing() as mode:
+            for unpaused in [each for each in modes if isinstance(each, UnpausedMode)]:
+                stack.enter_context(unpaused)
             yield mode.tracer  # type: ignore[misc]
     finally:
         for mode in reversed(modes):

@@ -27,6 +27,7 @@ from aotexport.process.objects import file_of, is_a, namespace_of
 from aotexport.process.patches import Patch, caller, in_this_thread, patched
 from aotexport.torch_internals.names import MATH_FUNCTIONS
 from aotexport.torch_internals.subgraphs import bodies_compiled_without
+from aotexport.torch_internals.tracing import UnpausedMode
 
 _REASON = "Let functions of numbers take symbolic ones"
 _PLANNERS = ("opt_einsum.",)
@@ -66,7 +67,7 @@ def symbolic_arithmetic(
         for name, function in _BUILTINS.items()
     ]
     conversions = calls_replaced([*functions, *_defined(namespaces)]) if converted else ()
-    plain = bodies_compiled_without(SizesAsIntegers)
+    plain = bodies_compiled_without(SizesAsIntegers, UnpausedMode)
     with patched(*builtin, *conversions, *_attributes(written), *_conversions(asked), plain), SizesAsIntegers():
         yield
 

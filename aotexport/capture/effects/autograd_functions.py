@@ -27,7 +27,6 @@ from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_file, is_user_frame, user_line
 from aotexport.process.patches import Patch, caller, patched
-from aotexport.torch_internals.names import REQUIRES_GRAD
 from aotexport.torch_internals.tracing import (
     lift_tensors,
     record_call,
@@ -277,9 +276,8 @@ def _as_in_a_backward(grads: Sequence[torch.Tensor]) -> Iterator[None]:
     """Trace a backward for gradients of every memory layout, as later calls will run it.
 
     `is_contiguous` of a gradient answers no, so that the code makes it contiguous; `contiguous` is always recorded.
-    `torch.autograd.grad` in the backward is traced too, for functions that compute their forward again.
     """
-    tensor, differentiate = torch.Tensor, torch.autograd.grad
+    tensor = torch.Tensor
     read_is_contiguous, read_stride = tensor.is_contiguous, tensor.stride
 
     def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
@@ -293,19 +291,11 @@ def _as_in_a_backward(grads: Sequence[torch.Tensor]) -> Iterator[None]:
             raise NotRepresentable("its backward reads the strides of a gradient")
         return read_stride(self, *args)
 
-    def grad(*args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
-        with torch.set_grad_enabled(create_graph):
-            return differentiate(*args, create_graph=create_graph, **kwargs)
-
     layout = "Trace a backward for gradients of every layout"
     with patched(
         Patch(tensor, "contiguous", contiguous, layout),
         Patch(tensor, "is_contiguous", is_contiguous, layout),
         Patch(tensor, "stride", stride, layout),
-        Patch(
-            torch.autograd, "grad", grad, "Record gradients that a backward takes, in the mode that they are taken in"
-        ),
-        Patch(tensor, "requires_grad_", REQUIRES_GRAD, "Let a backward prepare tensors that it differentiates"),
     ):
         yield
 

@@ -32,7 +32,7 @@ _REASON = "Mark the ends of grad-mode regions in the trace"
 @contextlib.contextmanager
 def marked_regions() -> Iterator[None]:
     """Mark the nodes that end a grad-mode region whose outside is the caller's mode, and the nodes inside regions."""
-    inside: dict[str, Any] = {"region": False, "mode": None}
+    inside: dict[str, Any] = {"region": False, "mode": None, "backward": False}
     regions = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
     original_init = torch.set_grad_enabled.__init__
 
@@ -105,12 +105,17 @@ def within_region() -> bool:
     return bool(_running.get()["region"])
 
 
+def within_backward() -> bool:
+    """Return whether a backward of the model's code is being traced."""
+    return bool(_running.get()["backward"])
+
+
 @contextlib.contextmanager
 def outside_of_regions() -> Iterator[None]:
     """Trace the block outside of the model's regions: a backward does not run in their grad mode."""
     inside = _running.get()
     before = dict(inside)
-    inside.update(region=False, mode=None)
+    inside.update(region=False, mode=None, backward=True)
     try:
         yield
     finally:

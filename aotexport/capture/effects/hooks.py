@@ -24,14 +24,11 @@ from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.process.objects import is_a, namespace_of
 from aotexport.torch_internals.tracing import lift_tensors, record_call, tracing_paused
 
-REGISTER_HOOK = torch.Tensor.register_hook
-"""Torch's own method, also while it is patched."""
-
 
 def apply_hook(subgraph: torch.fx.GraphModule, tensor: torch.Tensor, additional: Sequence[Any]) -> list[Any]:
     """Register the hook of a subgraph: the target of its nodes."""
     if tensor.requires_grad:
-        REGISTER_HOOK(tensor, lambda grad: torch.fx.Interpreter(subgraph).run(grad, *additional)[0])
+        tensor.register_hook(lambda grad: torch.fx.Interpreter(subgraph).run(grad, *additional)[0])
     return []
 
 
@@ -102,7 +99,7 @@ def record_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Ha
         if _does_something(subgraph):
             record_call(tracer, apply_hook, (subgraph, tensor, additional), [])
         # Gradients that the model itself takes are in the trace, and pass through the hook there.
-        REGISTER_HOOK(tensor, hook)
+        tensor.register_hook(hook)
     return Handle()
 
 

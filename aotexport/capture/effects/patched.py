@@ -1,8 +1,4 @@
-"""Patches of torch's behaviour outside of its operators, made while a model is traced.
-
-Each patch records the call as operators of the same meaning, notes it, or refuses it: a program without it would be
-silently wrong.
-"""
+"""Patches of what a model asks of torch beside operators, and a mode does not see (`watch.py`), while it is traced."""
 
 from __future__ import annotations
 
@@ -25,18 +21,15 @@ from aotexport.capture.effects import (
 )
 from aotexport.capture.effects.applied_function import function_of_subgraphs
 from aotexport.capture.effects.autograd_functions import record_application
-from aotexport.capture.effects.hooks import REGISTER_HOOK, record_hook
 from aotexport.capture.effects.queries import is_models_code, refused
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.process.patches import Patch, caller
-from aotexport.torch_internals.calls import tree_leaves
 from aotexport.torch_internals.names import AutogradFunctionApply
 from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.subgraphs import Print, marks_inlined
 from aotexport.torch_internals.tracing import (
-    is_functionalised,
     record_call,
     traces_above_autograd,
     tracing_paused,
@@ -49,24 +42,14 @@ from aotexport_runtime.values.subclasses import is_wrapper
 
 def patches(effects: Effects) -> list[Patch]:
     """Return patches of functions and methods that tracing does not see."""
-    tensor = torch.Tensor
     return [
         *_random_state(),
-        *_gradient_flags(effects),
-        *array_conversions.patches(effects),
+        _grad_mode(effects),
+        *array_conversions.patches(),
         *control_flow.patches(),
-        Patch(tensor, "data", property(_data, _set_data), "Record reads and writes of `Tensor.data` as operators"),
         _contiguous(effects),
         *queries.patches(effects),
-        *_hooks(),
         _subgraphs_of_functions(effects),
-        Patch(
-            tensor,
-            "backward",
-            refused("Tensor.backward", "Return the loss, and call `backward` outside of the model"),
-            "Refuse a backward pass in the model",
-        ),
-        Patch(torch.autograd, "grad", functools.partial(_grad, effects), "Record gradients that the model takes"),
         Patch(forward_ad, "make_dual", functools.partial(_make_dual, effects), "Record that the model takes tangents"),
         Patch(
             FoldedGraphModule,
@@ -90,18 +73,8 @@ _CHOOSING = (records_gradients.__code__, BundleModule.forward.__code__)
 """Code by which a loaded bundle chooses its program."""
 
 
-def _gradient_flags(effects: Effects) -> list[Patch]:
-    """Return patches that record changes of `requires_grad`, and reads of the grad mode."""
-    original = torch.Tensor.requires_grad_
-
-    def set_requires_grad(self: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-        effects.sets_requires_grad = True
-        return torch.ops.aten.requires_grad_.default(self, requires_grad)
-
-    def requires_grad_(self: torch.Tensor, requires_grad: bool = True) -> torch.Tensor:
-        if not is_user_file(caller().f_code.co_filename):
-            return original(self, requires_grad)
-        return set_requires_grad(self, requires_grad)
+def _grad_mode(effects: Effects) -> Patch:
+    """Return a patch that records reads of the grad mode."""
 
     def is_grad_enabled() -> bool:
         # Outside of the model's own regions, the mode is the caller's.
@@ -115,11 +88,7 @@ def _gradient_flags(effects: Effects) -> list[Patch]:
         effects.reads.add("grad_mode")
         return effects.grad
 
-    return [
-        *_factories(set_requires_grad),
-        Patch(torch.Tensor, "requires_grad_", requires_grad_, "Record `requires_grad_` as an operator"),
-        Patch(torch, "is_grad_enabled", is_grad_enabled, "Record that the model reads the grad mode"),
-    ]
+    return Patch(torch, "is_grad_enabled", is_grad_enabled, "Record that the model reads the grad mode")
 
 
 def _contiguous(effects: Effects) -> Patch:
@@ -137,27 +106,6 @@ def _contiguous(effects: Effects) -> Patch:
         return self if twin is None else twin
 
     return Patch(torch.Tensor, "contiguous", contiguous, "Record `contiguous` where the example is contiguous already")
-
-
-def _hooks() -> list[Patch]:
-    """Return patches that record hooks on tensors, or refuse them."""
-    way_out = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"
-
-    def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
-        if not self.requires_grad or is_functionalised(self):
-            return REGISTER_HOOK(self, hook)
-        if not traces_above_autograd():
-            raise ExportFailed(
-                f"{user_line()}the model calls `Tensor.register_hook`, which a bundle cannot hold beside function "
-                f"transforms. {way_out}"
-            )
-        return record_hook(self, hook)
-
-    after = "register_post_accumulate_grad_hook"
-    return [
-        Patch(torch.Tensor, "register_hook", register_hook, "Record hooks on tensors"),
-        Patch(torch.Tensor, after, refused(f"Tensor.{after}", way_out), "Refuse hooks on accumulated gradients"),
-    ]
 
 
 def _subgraphs_of_functions(effects: Effects) -> Patch:
@@ -191,18 +139,6 @@ def _random_state() -> list[Patch]:
     return [Patch(owner, name, refuse, "Refuse a model that sets the random state") for owner, name, refuse in made]
 
 
-def _data(self: torch.Tensor) -> torch.Tensor:
-    """Replace `self.data`: return the same memory; writes to it give `self` no new version."""
-    return self.detach() if is_wrapper(self) else torch.ops.aten.data.default(self)
-
-
-def _set_data(self: torch.Tensor, new: torch.Tensor) -> None:
-    """Replace `self.data = new`: `self` takes the memory of `new`, and keeps its version."""
-    if new.dtype is not self.dtype or new.device != self.device:
-        refused("Tensor.data = ...` with another dtype or device, `", "Convert the model, or return the new tensor")()
-    torch.ops.aten.set_data.default(self, new)
-
-
 def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
     """Replace conversions of a module (`to`, `float`, `cpu`): do nothing, refusing those that change a tensor."""
     for name, tensor in (*self.named_parameters(recurse=recurse), *self.named_buffers(recurse=recurse)):
@@ -220,18 +156,6 @@ def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], re
 def _print(operator: Any, effects: Effects, *args: Any, **kwargs: Any) -> None:
     """Replace torch's operator that prints: a bundle prints nothing, as with Python's own `print`."""
     effects.notes.append("the model prints, and the bundle does not")
-
-
-_gradients = torch.autograd.grad
-
-
-def _grad(effects: Effects, outputs: Any, inputs: Any, *args: Any, create_graph: bool = False, **kwargs: Any) -> Any:
-    """Replace `torch.autograd.grad`: its operators are in the trace; results are detached unless it makes a graph."""
-    effects.takes_gradients = True
-    effects.reads |= {"identity", "inference_mode"}
-    effects.differentiated += tree_leaves(inputs)
-    found = _gradients(outputs, inputs, *args, create_graph=create_graph, **kwargs)
-    return found if create_graph else tuple(None if tensor is None else tensor.detach() for tensor in found)
 
 
 _dual = forward_ad.make_dual
@@ -304,35 +228,6 @@ def _saved_tensors(effects: Effects) -> Patch:
 
     reason = "Refuse hooks on saved tensors, which a graph does not call"
     return Patch(torch.autograd.graph.saved_tensors_hooks, "__init__", make, reason)
-
-
-_FACTORIES = (
-    *("arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "ones", "ones_like", "rand"),
-    *("rand_like", "randint", "randint_like", "randn", "randn_like", "tensor", "zeros", "zeros_like"),
-)
-
-
-def _factories(set_requires_grad: Callable[[torch.Tensor, bool], torch.Tensor]) -> list[Patch]:
-    """Return patches of torch's factories: `requires_grad=True` becomes a call that a trace sees."""
-
-    def watched(original: Any) -> Any:
-        @functools.wraps(original)
-        def make(*args: Any, requires_grad: bool = False, **kwargs: Any) -> torch.Tensor:
-            if original.__name__ == "randint_like":
-                # Torch's Python binding calls it below autograd, so no gradient flows through it.
-                args = (args[0].detach(), *args[1:])
-            if not requires_grad:
-                return original(*args, **kwargs)
-            if not is_models_code(caller().f_code.co_filename):
-                return original(*args, requires_grad=True, **kwargs)
-            return set_requires_grad(original(*args, **kwargs), True)
-
-        return make
-
-    originals = {name: getattr(torch, name) for name in _FACTORIES}
-    originals["tensor"] = array_conversions.taking_arrays(torch.tensor, copy=True)
-    reason = "Record `requires_grad=True` of factories as an operator"
-    return [Patch(torch, name, watched(original), reason) for name, original in originals.items()]
 
 
 def _refused_to_users(name: str, way_out: str) -> Any:

@@ -1,9 +1,9 @@
-"""Record the model's reads of layouts, dtypes and autograd's history: facts that a program may then be fixed to."""
+"""Record the model's reads of dtypes, autocast and inference mode: facts that a program may then be fixed to."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,13 +27,9 @@ _AUTOCAST = str(Path(torch.amp.__file__).parent)
 
 def patches(effects: Effects) -> list[Patch]:
     """Return patches that record such reads."""
-    nodes = property(functools.partial(_node, effects, torch.Tensor.grad_fn))
     return [
-        *_layouts(effects),
         *_dtypes(effects),
-        *_inference_mode(effects),
-        Patch(torch.Tensor, "grad_fn", nodes, "Record that the model reads nodes of autograd"),
-        Patch(torch.Tensor, "grad", _refused_gradients(), "Refuse reads and changes of accumulated gradients"),
+        _inference_mode(effects),
         Patch(
             nn.Module,
             "zero_grad",
@@ -57,69 +53,10 @@ def is_models_code(file: str) -> bool:
     return is_user_file(file) or file.startswith(_LAYERS)
 
 
-def _is_models_own(tensor: torch.Tensor, reader: FrameType) -> bool:
+def is_models_own(tensor: torch.Tensor, reader: FrameType) -> bool:
     """Return whether the model's code reads `tensor`; reads by code of a tensor subclass happen again in each call."""
     is_users = is_user_file(reader.f_code.co_filename)
     return is_users and not isinstance(tensor, nn.Parameter) and not within_subclass()
-
-
-def _refused_gradients() -> property:
-    """Return a property `grad` that refuses the model's own reads of leaves, and its changes.
-
-    A trace has no accumulated gradients, and its graph does not change those of a call.
-    """
-    original: Any = torch.Tensor.grad
-
-    def refuse(reader: FrameType, verb: str) -> None:
-        if not is_user_file(reader.f_code.co_filename):
-            return
-        raise ExportFailed(
-            f"{user_line()}the model {verb} `Tensor.grad`, the gradient that earlier passes left, which a bundle "
-            "cannot hold. Do so outside of the model, or take gradients by `torch.autograd.grad`"
-        )
-
-    def read(self: torch.Tensor) -> Any:
-        reader = caller()
-        if self.requires_grad and self.is_leaf:
-            refuse(reader, "reads")
-        return original.__get__(self)
-
-    def write(self: torch.Tensor, value: Any) -> None:
-        refuse(caller(), "sets")
-        original.__set__(self, value)
-
-    def delete(self: torch.Tensor) -> None:
-        refuse(caller(), "deletes")
-        original.__delete__(self)
-
-    return property(read, write, delete)
-
-
-def _layouts(effects: Effects) -> list[Patch]:
-    """Return patches that record the model's reads of layouts, and of `requires_grad` and `is_leaf`."""
-    layout, history = "Record that the model reads layouts", "Record that the model reads `requires_grad`"
-    return [
-        *[
-            Patch(torch.Tensor, name, _watched_method(name, effects), layout)
-            for name in ("stride", "storage_offset", "is_contiguous", "dim_order")
-        ],
-        *[
-            Patch(torch.Tensor, name, _watched_property(name, effects), history)
-            for name in ("requires_grad", "is_leaf")
-        ],
-    ]
-
-
-def _watched_method(name: str, effects: Effects) -> Any:
-    """Return a method that reads the layout of a tensor, and records the model's own reads."""
-    original = getattr(torch.Tensor, name)
-
-    def read(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _is_models_own(self, caller()):
-            effects.reads.add("layout")
-        return original(self, *args, **kwargs)
-
-    return read
 
 
 def _dtypes(effects: Effects) -> list[Patch]:
@@ -177,59 +114,13 @@ def _dtypes(effects: Effects) -> list[Patch]:
     ]
 
 
-def _inference_mode(effects: Effects) -> Iterator[Patch]:
-    """Yield patches that record that the model asks whether inference mode is on."""
+def _inference_mode(effects: Effects) -> Patch:
+    original = torch.is_inference_mode_enabled
 
-    def noting(function: Any) -> Any:
-        @functools.wraps(function)
-        def call(*args: Any) -> Any:
-            if is_user_file(caller().f_code.co_filename):
-                effects.reads.add("inference_mode")
-            return function(*args)
+    def is_inference_mode_enabled() -> bool:
+        if is_user_file(caller().f_code.co_filename):
+            effects.reads.add("inference_mode")
+        return original()
 
-        return call
-
-    for owner, name in ((torch, "is_inference_mode_enabled"), (torch, "is_inference"), (torch.Tensor, "is_inference")):
-        yield Patch(owner, name, noting(getattr(owner, name)), "Record that the model asks for inference mode")
-
-
-class _Node:
-    """A node of autograd's graph, handed to the model; it refuses hooks, which a trace cannot record on nodes."""
-
-    def __init__(self, node: Any) -> None:
-        self._node = node
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._node, name)
-
-    def register_hook(self, hook: Any) -> Any:
-        """Refuse: see the class."""
-        return refused("Node.register_hook", "Register hooks on tensors instead")()
-
-    def register_prehook(self, hook: Any) -> Any:
-        """Refuse: see the class."""
-        return refused("Node.register_prehook", "Register hooks on tensors instead")()
-
-
-def _node(effects: Effects, original: Any, self: torch.Tensor) -> Any:
-    """Replace `self.grad_fn`, recording the model's own reads."""
-    node = original.__get__(self)
-    if not _is_models_own(self, caller()):
-        return node
-    effects.reads.add("is_leaf")
-    return _Node(node) if effects.questions.ask(self) and node is not None else None
-
-
-def _watched_property(name: str, effects: Effects) -> Any:
-    """Return a property of autograd on a tensor that records the model's own reads."""
-    original = getattr(torch.Tensor, name)
-
-    def read(self: torch.Tensor) -> Any:
-        if is_user_file(caller().f_code.co_filename) and not within_subclass():
-            if name == "is_leaf" and not isinstance(self, nn.Parameter):
-                effects.reads.add("is_leaf")
-            if not effects.questions.ask(self):
-                return name == "is_leaf"
-        return original.__get__(self)
-
-    return property(read, original.__set__ if hasattr(original, "__set__") else None)
+    reason = "Record that the model asks for inference mode"
+    return Patch(torch, "is_inference_mode_enabled", is_inference_mode_enabled, reason)

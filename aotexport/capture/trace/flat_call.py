@@ -17,6 +17,7 @@ from aotexport.capture.effects.checkpoints import Checkpoints
 from aotexport.capture.effects.patched import patches
 from aotexport.capture.effects.questions import Questions, current_questions
 from aotexport.capture.effects.record import Effects, Read
+from aotexport.capture.effects.watch import Watch, current_watch
 from aotexport.capture.trace.example_values import ExampleValues
 from aotexport.capture.trace.fakes import FakeInputs
 from aotexport.capture.trace.key_order import KeyOrder
@@ -206,12 +207,14 @@ def observed(module: nn.Module | None, *, above_autograd: bool = True, grad: boo
         attributes_kept(module, effects),
         applied_functions(effects.applied, refuse_bound, tables),
         patched(*patches(effects), *effects.checkpoints.patches()),
+        Watch(effects) as watch,
     ):
-        token = current_questions.set(questions)
+        tokens = current_questions.set(questions), current_watch.set(watch)
         try:
             yield effects
         finally:
-            current_questions.reset(token)
+            current_questions.reset(tokens[0])
+            current_watch.reset(tokens[1])
 
 
 _NUMBERS = bool | int | float | str

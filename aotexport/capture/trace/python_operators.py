@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from aotexport.capture.effects.autograd_functions import record_application
+from aotexport.capture.effects.watch import current_watch
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_frame
@@ -58,6 +59,10 @@ def traced_operators() -> Mapping[Any, Callable[..., Any]]:
 
 
 def _tracing(operator: OpOverload, described: PythonOperator) -> Callable[..., Any]:
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with current_watch.get(contextlib.nullcontext()):
+            return trace(*args, **kwargs)
+
     def trace(*args: Any, **kwargs: Any) -> Any:
         if described.is_composite:
             return _STAYS if _dtypes(described.kernel, args, kwargs) is None else described.kernel(*args, **kwargs)
@@ -73,7 +78,7 @@ def _tracing(operator: OpOverload, described: PythonOperator) -> Callable[..., A
         with torch.no_grad():
             return described.kernel(*args, **kwargs)
 
-    return trace
+    return watched
 
 
 _STAYS = NotImplemented
