@@ -82,19 +82,13 @@ def _with_registered_kernels(kernels: frozenset[str], definitions: frozenset[str
 
 def _of_kernels(operator: OpOverload, keys: set[str]) -> PythonOperator | None:
     """Return the implementation of an operator with Python kernels for these keys; None: a trace would lose some."""
-    if _COMPOSITE in keys:
-        return PythonOperator(operator.decompose, is_composite=True)
-    key = next((key for key in (_AUTOGRAD, "CPU", _EXPLICIT) if key in keys), None)
+    key = next((key for key in (_COMPOSITE, _AUTOGRAD, "CPU", _EXPLICIT) if key in keys), None)
     # A kernel for autograd on several devices may do anything.
-    if key is None or (key != _AUTOGRAD and any(key.startswith("Autograd") for key in keys)):
+    if key is None or (key not in (_COMPOSITE, _AUTOGRAD) and any(key.startswith("Autograd") for key in keys)):
         return None
-
-    def kernel(*args: Any, **kwargs: Any) -> Any:
-        # A mode for functions would call the operator in place of its kernel.
-        with torch._C.DisableTorchFunction():
-            return operator._op_dk(getattr(_KEY, key), *args, **kwargs)
-
-    return PythonOperator(kernel, is_composite=key == _AUTOGRAD)
+    # A mode for functions sees what the kernel calls, and not the call of the kernel.
+    kernel = functools.partial(operator.redispatch, torch._C.DispatchKeySet(getattr(_KEY, key)))
+    return PythonOperator(kernel, is_composite=key in (_COMPOSITE, _AUTOGRAD))
 
 
 def _find(name: str) -> OpOverload | None:

@@ -6,13 +6,18 @@ patched in the model's own modules, `math` everywhere.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import functools
+import itertools
+import linecache
+import logging
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterator
-from types import FunctionType, MethodType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -20,7 +25,6 @@ from torch import nn
 
 from aotexport.capture.effects.size_conversions import calls_replaced
 from aotexport.capture.effects.sizes_as_integers import SizesAsIntegers, holds_symbol
-from aotexport.capture.effects.texts import is_message
 from aotexport.model.source_lines import is_user_file
 from aotexport.model.tensor_kinds import class_of
 from aotexport.process.objects import file_of, is_a, namespace_of
@@ -93,20 +97,10 @@ def _namespaces(functions: list[Any]) -> list[dict[str, Any]]:
     own = {id(space): space for each in functions if type(each) is FunctionType and (space := each.__globals__)}
     own = {key: space for key, space in own.items() if is_user_file(space.get("__file__") or "")}
     packages = {_package(str(space.get("__name__", ""))) for space in own.values()}
-    names = _names_by_package(len(sys.modules), next(reversed(sys.modules)))
-    for loaded in [sys.modules.get(name) for package in packages for name in names.get(package, ())]:
-        if is_user_file(file_of(loaded)):
+    for name, loaded in list(sys.modules.items()):
+        if _package(name) in packages and is_user_file(file_of(loaded)):
             own[id(namespace_of(loaded))] = namespace_of(loaded)
     return list(own.values())
-
-
-@functools.lru_cache(maxsize=1)
-def _names_by_package(count: int, last: str) -> dict[str, list[str]]:
-    """Return the names of loaded modules, by package; kept until one is loaded, which then is the last of them."""
-    found: dict[str, list[str]] = {}
-    for name in list(sys.modules):
-        found.setdefault(_package(name), []).append(name)
-    return found
 
 
 def _package(name: str) -> str:
@@ -157,7 +151,6 @@ def _attributes(written: Callable[[], int | None]) -> Iterator[Patch]:
     """Yield patches that let functions of numbers take symbolic ones."""
     for name, symbolic in MATH_FUNCTIONS.items():
         yield Patch(math, name, _one_of(getattr(math, name), symbolic), _REASON)
-    yield Patch(math, "pow", _power(math.pow), _REASON)
     yield Patch(math, "log", _logarithm(math.log), _REASON)
     # `affine_grid` asks for the least size.
     yield Patch(vars(torch.nn.functional), "min", in_this_thread(_BUILTINS["min"], min), _REASON)
@@ -173,13 +166,6 @@ def _one_of(original: Callable[[Any], Any], symbolic: Callable[[Any], Any]) -> C
         return symbolic(value) if holds_symbol(value) else original(value)
 
     return function
-
-
-def _power(original: Callable[..., float]) -> Callable[..., Any]:
-    def power(a: Any, b: Any) -> Any:
-        return torch.sym_float(a) ** torch.sym_float(b) if holds_symbol((a, b)) else original(a, b)
-
-    return power
 
 
 def _logarithm(original: Callable[..., float]) -> Callable[..., Any]:
@@ -230,3 +216,63 @@ def _text(name: str, written: Callable[[], int | None]) -> Callable[..., str]:
         return original(self, *spec)
 
     return text
+
+
+# --- Text for people, in contrast to text that the code computes with ---------------------------------------
+
+_SHOWING = (torch._assert, warnings.warn, print)
+_Place = tuple[int, int, int, int]
+
+
+def is_message(frame: FrameType) -> bool:
+    """Return whether the running instruction makes text in a statement that only shows it.
+
+    Such is a call of `torch._assert`, `print`, `warnings.warn` or a logger, with no call in between that takes the
+    text. False: it is none, or has no source.
+    """
+    position = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
+    if None in position:
+        return False
+    line, end_line, column, end_column = position
+    place: Any = (line, column, end_line, end_column)
+    for statement in _calls(frame.f_code.co_filename):
+        if _is_within(place, statement):
+            between = [node for node in ast.walk(statement) if isinstance(node, ast.Call) and _is_within(place, node)]
+            return all(_place(node) == place for node in between[1:]) and _shows(_value(statement.func, frame))
+    return False
+
+
+@functools.lru_cache(maxsize=32)
+def _calls(file: str) -> list[ast.Call]:
+    """Return the statements of a file that are calls whose results nobody takes."""
+    try:
+        nodes = ast.walk(ast.parse("".join(linecache.getlines(file))))
+    except SyntaxError:
+        return []
+    return [node.value for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
+
+
+def _place(node: ast.expr) -> _Place:
+    return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
+
+
+def _is_within(place: _Place, node: ast.expr) -> bool:
+    around = _place(node)
+    return around[:2] <= place[:2] and place[2:] <= around[2:]
+
+
+def _value(node: ast.expr, frame: FrameType) -> Any:
+    """Return the value of a dotted name; None: it is another expression."""
+    if isinstance(node, ast.Attribute):
+        return getattr(_value(node.value, frame), node.attr, None)
+    name = node.id if isinstance(node, ast.Name) else ""
+    for names in (frame.f_locals, frame.f_globals, vars(builtins)):
+        if name in names:
+            return names[name]
+    return None
+
+
+def _shows(function: Any) -> bool:
+    return any(function is known for known in _SHOWING) or isinstance(
+        getattr(function, "__self__", None), logging.Logger
+    )

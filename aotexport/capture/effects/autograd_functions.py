@@ -1,8 +1,6 @@
 """Record custom autograd functions as nodes with subgraphs for their forward and their own backward.
 
-The `forward` and `backward` of an applied function are traced to graphs of their own. One node with both replaces the
-operators. The node applies an autograd function again when it runs, so autograd sees the same as in eager execution.
-
+A node applies an autograd function again when it runs, so autograd sees the same as in eager execution.
 Source: torch 2.13, `torch/csrc/autograd/python_function.cpp` (`THPFunction_apply`, `PyNode::apply`).
 """
 
@@ -27,6 +25,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_file, is_user_frame, user_line
 from aotexport.process.patches import Patch, caller, patched
+from aotexport.torch_internals.calls import tree_leaves
 from aotexport.torch_internals.tracing import (
     lift_tensors,
     record_call,
@@ -71,20 +70,10 @@ def _stashed(context: _Context) -> list[Any]:
     own = {id(value) for value in context.to_save}
     found: dict[int, Any] = {}
     hidden = ("to_save", "dirty_tensors", "non_differentiable", "needs_input_grad")
-    for value in _leaves([value for name, value in vars(context).items() if name not in hidden], depth=4):
+    for value in tree_leaves([value for name, value in vars(context).items() if name not in hidden]):
         if isinstance(value, torch.Tensor | torch.SymInt) and id(value) not in own:
             found[id(value)] = value
     return list(found.values())
-
-
-def _leaves(value: Any, depth: int) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = list(value.values())
-    if isinstance(value, list | tuple | set) and depth:
-        for item in value:
-            yield from _leaves(item, depth - 1)
-    else:
-        yield value
 
 
 @dataclass
@@ -115,7 +104,7 @@ class _Recording:
     def operands(self) -> list[torch.Tensor]:
         return [arg for arg in self.args if isinstance(arg, torch.Tensor)]
 
-    def trace(self, ctx: Any) -> Any:
+    def trace(self, ctx: Any, *args: Any) -> Any:
         """Trace all subgraphs, copy the function's marks to the real context, and return its result."""
         needed = NeededGradients(is_differentiable(arg) for arg in self.args)
         try:
@@ -160,7 +149,7 @@ class _Recording:
 
         def run(*_: Any) -> list[Any]:
             twin._run_forward(context)
-            with in_a_backward(grads, self.outputs[0].device):
+            with _in_a_backward(grads, self.outputs[0].device):
                 return [*twin.outputs, *[each for tangents in traced for each in twin._gradients(context, tangents)]]
 
         return trace_subgraph(run, [*self.operands, *grads], keeps_frame=is_user_frame)
@@ -252,30 +241,16 @@ class _Recording:
 def traced_backward(
     function: Callable[..., list[Any]], grads: Sequence[torch.Tensor], further: Sequence[Any], device: torch.device
 ) -> torch.fx.GraphModule:
-    """Trace a function of gradients and further values as a backward, outside of the model's regions.
-
-    Args:
-        function: returns a list of values.
-        grads: gradients.
-        further: tensors and sizes.
-        device: where the backward runs.
-    """
-    with in_a_backward(grads, device):
+    """Trace a function of gradients and further tensors and sizes as a backward on a device; it returns a list."""
+    with _in_a_backward(grads, device):
         return trace_subgraph(function, [*grads, *further], keeps_frame=is_user_frame)
 
 
 @contextlib.contextmanager
-def in_a_backward(grads: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
-    """Run the block as a backward of these gradients runs: outside of the model's regions."""
-    with outside_of_regions(), _as_in_a_backward(grads), torch.autocast(device.type, enabled=False):
-        yield
+def _in_a_backward(grads: Sequence[torch.Tensor], device: torch.device) -> Iterator[None]:
+    """Run the block as a backward, outside of the model's regions and of autocast.
 
-
-@contextlib.contextmanager
-def _as_in_a_backward(grads: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Trace a backward for gradients of every memory layout, as later calls will run it.
-
-    `is_contiguous` of a gradient answers no, so that the code makes it contiguous; `contiguous` is always recorded.
+    Gradients may have any layout: `is_contiguous` says no, and `contiguous` is recorded.
     """
     tensor = torch.Tensor
     read_is_contiguous, read_stride = tensor.is_contiguous, tensor.stride
@@ -292,16 +267,12 @@ def _as_in_a_backward(grads: Sequence[torch.Tensor]) -> Iterator[None]:
         return read_stride(self, *args)
 
     layout = "Trace a backward for gradients of every layout"
-    with patched(
-        Patch(tensor, "contiguous", contiguous, layout),
-        Patch(tensor, "is_contiguous", is_contiguous, layout),
-        Patch(tensor, "stride", stride, layout),
-    ):
+    patches = [Patch(tensor, each.__name__, each, layout) for each in (contiguous, is_contiguous, stride)]
+    with outside_of_regions(), patched(*patches), torch.autocast(device.type, enabled=False):
         yield
 
 
 def _is_once_differentiable(backward: Any) -> bool:
-    """Return whether `once_differentiable` is among a function's decorators."""
     while hasattr(backward, "__wrapped__"):
         if backward.__code__ is _ONCE:
             return True
@@ -333,17 +304,13 @@ def record_application(function: Any, args: tuple[Any, ...], kwargs: dict[str, A
     questions = current_questions.get()
     in_eager = None if traces_subgraph() else [isinstance(a, torch.Tensor) and questions.answer(a) for a in args]
     recording = _Recording(function, args, has_setup, in_eager)
-    recorded = type(function.__name__, (torch.autograd.Function,), {"forward": staticmethod(_forward_of(recording))})
+    recorded = type(function.__name__, (torch.autograd.Function,), {"forward": staticmethod(recording.trace)})
     with tracing_paused() as tracer:
         result = recorded.apply(*args)
         results = result if isinstance(result, tuple) else (result,)
         outputs = [value for value in results if isinstance(value, torch.Tensor)]
         subgraphs = recording.subgraphs
-        additional = lift_tensors([subgraph for subgraph in subgraphs if subgraph is not None])
-        for subgraph in subgraphs:
-            if subgraph is not None:
-                make_relative(subgraph.graph)
-                subgraph.recompile()
+        additional = closed([subgraph for subgraph in subgraphs if subgraph is not None])
         assert recording.described is not None
         operands = (recording.operands, additional, *recording.described.flat())
         record_call(tracer, apply_function, (subgraphs[0], subgraphs[1:], *operands), outputs)
@@ -352,11 +319,13 @@ def record_application(function: Any, args: tuple[Any, ...], kwargs: dict[str, A
     return result
 
 
-def _forward_of(recording: _Recording) -> Callable[..., Any]:
-    def forward(ctx: Any, *args: Any) -> Any:
-        return recording.trace(ctx)
-
-    return forward
+def closed(subgraphs: Sequence[torch.fx.GraphModule]) -> list[torch.Tensor]:
+    """Turn the tensors that subgraphs close over into further inputs, and return them; make grad modes relative."""
+    additional = lift_tensors(subgraphs)
+    for subgraph in subgraphs:
+        make_relative(subgraph.graph)
+        subgraph.recompile()
+    return additional
 
 
 def refuse_bound(function: type) -> None:

@@ -1,9 +1,7 @@
 """Checkpoints (`torch.utils.checkpoint`): nodes that begin and end them in forward graphs.
 
-The trace runs the code within a checkpoint as without one. A forward graph marks its begin and end, and a runtime
-recomputes its values in backward. A joint graph itself has the recomputing nodes. Gradients are the same, with two
-exceptions of eager: a reentrant checkpoint without an argument that requires grad records nothing; and writes within a
-checkpoint are repeated in backward.
+A runtime recomputes the values between them in backward; a joint graph itself has the recomputing nodes. Gradients are
+as without a checkpoint, but eager repeats its writes, and records nothing in a reentrant one without such arguments.
 """
 
 from __future__ import annotations
@@ -38,10 +36,10 @@ ARGUMENT = "checkpoint_argument"
 
 
 def enter_checkpoint(arguments: Sequence[torch.Tensor], repeats_draws: bool) -> None:
-    """Begin a checkpointed part: the target of nodes.
+    """Begin a checkpointed part of these arguments: the target of nodes.
 
     Args:
-        arguments: tensors passed to the part.
+        arguments: tensors.
         repeats_draws: whether backward draws the random numbers of the call again.
     """
     annotate_values(arguments, ARGUMENT)

@@ -34,14 +34,7 @@ def patches() -> list[Patch]:
 
 
 def batched_nms(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor, iou_threshold: float) -> torch.Tensor:
-    """Return which boxes no better box of their class overlaps, the best first.
-
-    Args:
-        boxes: left, top, right and bottom, `[boxes, 4]`.
-        scores: `[boxes]`.
-        idxs: classes, `[boxes]`.
-        iou_threshold: share of two boxes' area that they may have in common.
-    """
+    """Return which of `boxes` (`[boxes, 4]`) no better box of their class (`idxs`) overlaps, the best first."""
     suppress = partial(torch.ops.torchvision.nms, iou_threshold=iou_threshold)
 
     def at_once(boxes: torch.Tensor, scores: torch.Tensor, idxs: torch.Tensor) -> torch.Tensor:
@@ -73,11 +66,7 @@ def _places(order: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
 
 
 def heatmaps_to_keypoints(maps: torch.Tensor, rois: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return where each heatmap, resized to its box, is the greatest.
-
-    Args:
-        maps: `[boxes, keypoints, side, side]`.
-        rois: left, top, right and bottom in pixels, `[boxes, 4]`.
+    """Return where each heatmap (`[boxes, keypoints, side, side]`), resized to its box (`[boxes, 4]`), is the greatest.
 
     Returns:
         x, y and 1, `[boxes, keypoints, 3]`; the greatest values, `[boxes, keypoints]`.
@@ -115,16 +104,10 @@ def heatmaps_to_keypoints(maps: torch.Tensor, rois: torch.Tensor) -> tuple[torch
 def paste_masks_in_image(
     masks: torch.Tensor, boxes: torch.Tensor, img_shape: tuple[int, int], padding: int = 1
 ) -> torch.Tensor:
-    """Resize masks to their boxes and paste each into an image of zeros.
-
-    Args:
-        masks: probabilities, `[boxes, 1, side, side]`.
-        boxes: left, top, right and bottom in pixels, `[boxes, 4]`.
-        img_shape: height and width of the image.
-        padding: pixels of zeros around each mask; the box grows by the same share.
+    """Resize masks (`[boxes, 1, side, side]`) to their boxes (`[boxes, 4]`), and paste each into an image of zeros.
 
     Returns:
-        `[boxes, 1, height, width]`.
+        `[boxes, 1, height, width]`; boxes grow by the share of the pixels of zeros around each mask.
     """
     height, width = img_shape
     side = masks.shape[-1]
@@ -138,17 +121,7 @@ def paste_masks_in_image(
 
 
 def _interpolation(masks: torch.Tensor, first: torch.Tensor, last: torch.Tensor, length: int) -> torch.Tensor:
-    """Return what each pixel of the mask adds to each of the image along one axis.
-
-    Args:
-        masks: `[boxes, 1, side, side]`.
-        first: first pixel of each box, `[boxes]`.
-        last: its last pixel, `[boxes]`.
-        length: pixels of the image.
-
-    Returns:
-        Weights of bilinear interpolation, zeros outside of the box, `[boxes, length, side]`.
-    """
+    """Return the weights of bilinear interpolation along one axis, `[boxes, length, side]`: zeros outside of a box."""
     side = masks.shape[-1]
     size = (last - first + 1).clamp(min=1)[:, None]
     pixels = torch.arange(length, device=masks.device) - first[:, None]

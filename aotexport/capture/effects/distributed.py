@@ -1,7 +1,6 @@
 """Distributed tensors in the model's code: conversions from and to local tensors and to other placements, as nodes.
 
-Torch's public methods apply autograd functions for these. A node calls the public method again, so that autograd sees
-the same as in eager execution.
+A node calls torch's public method again, so that autograd sees the same as in eager execution.
 """
 
 from __future__ import annotations
@@ -95,11 +94,7 @@ def _distribute_tensor(tensor: Any, device_mesh: Any = None, placements: Any = N
 
 
 def refuse_distribution() -> NoReturn:
-    """Refuse a model that distributes a tensor in its call: that sends values from one process to the others.
-
-    Raises:
-        ExportFailed: always.
-    """
+    """Refuse a model that distributes a tensor in its call: that sends values from one process to the others."""
     raise ExportFailed(
         f"{user_line()}the model calls `distribute_tensor`, which sends values between processes, and which a bundle "
         "cannot hold. Distribute the tensor before the export, or make it of its local part (`DTensor.from_local`)"

@@ -1,8 +1,7 @@
 """Grad-mode regions of the model, made relative to the mode that a call begins in.
 
-`with torch.no_grad():` restores the previous mode at its end. Tracing sees only a switch to `True`, the mode during the
-trace; under a caller's `no_grad`, that switch would turn gradients on. So the ends of regions directly in the caller's
-mode are marked, and restore the mode that `torch.is_grad_enabled()` gave at the start of the graph.
+At the end of `with torch.no_grad():` a trace sees a switch to its own mode, which would turn gradients on under a
+caller's `no_grad`. So the ends of regions directly in the caller's mode are marked, and restore the mode of the start.
 """
 
 from __future__ import annotations
@@ -25,6 +24,7 @@ is_grad_enabled = torch.is_grad_enabled
 
 _MARK = "restores_ambient_grad_mode"
 _MODE = "grad_mode"
+_OUTSIDE: dict[str, Any] = {"region": False, "mode": None, "backward": False}
 _running: ContextVar[dict[str, Any]] = ContextVar("_running")
 _REASON = "Mark the ends of grad-mode regions in the trace"
 
@@ -32,14 +32,13 @@ _REASON = "Mark the ends of grad-mode regions in the trace"
 @contextlib.contextmanager
 def marked_regions() -> Iterator[None]:
     """Mark the nodes that end a grad-mode region whose outside is the caller's mode, and the nodes inside regions."""
-    inside: dict[str, Any] = {"region": False, "mode": None, "backward": False}
+    inside = dict(_OUTSIDE)
     regions = (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)
     original_init = torch.set_grad_enabled.__init__
 
     def remember(region: Any, mode: bool | None, entered_by: FrameType) -> None:
-        region.__dict__.setdefault("_outer_region", inside["region"])
+        region.__dict__.setdefault("_outer", dict(inside))
         inside["region"] = True
-        region.__dict__.setdefault("_outer_mode", inside["mode"])
         # Transforms of torch.func switch gradients on for themselves.
         if mode is not None and "_functorch" not in entered_by.f_code.co_filename:
             inside["mode"] = mode
@@ -53,13 +52,12 @@ def marked_regions() -> Iterator[None]:
 
     def exit_of(original: Any) -> Any:
         def leave(self: Any, *exception: Any) -> Any:
-            outer = self.__dict__.pop("_outer_region", False)
+            outer = self.__dict__.pop("_outer", _OUTSIDE)
             try:
-                with nodes_annotated({_MARK: not outer}):
+                with nodes_annotated({_MARK: not outer["region"]}):
                     return original(self, *exception)
             finally:
-                inside["mode"] = self.__dict__.pop("_outer_mode", None)
-                inside["region"] = outer
+                inside.update(outer)
 
         return leave
 
@@ -89,12 +87,12 @@ def _of_graphs(inside: dict[str, Any]) -> Iterator[Patch]:
 
     def begin(self: Any) -> None:
         begin_graph(self)
-        self.__dict__.update(_outer_region=inside["region"], _outer_mode=inside["mode"])
+        self.__dict__["_outer"] = dict(inside)
 
     def restore(self: Any) -> None:
-        with nodes_annotated({_MARK: not self._outer_region}):
+        with nodes_annotated({_MARK: not self._outer["region"]}):
             restore_mode(self)
-        inside.update(region=self._outer_region, mode=self._outer_mode)
+        inside.update(self._outer)
 
     yield Patch(CallersGradMode, "__init__", begin, _REASON)
     yield Patch(CallersGradMode, "restore", restore, _REASON)

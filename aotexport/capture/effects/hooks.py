@@ -15,14 +15,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport.capture.effects.autograd_functions import traced_backward
-from aotexport.capture.effects.grad_mode import make_relative
+from aotexport.capture.effects.autograd_functions import closed, traced_backward
 from aotexport.errors import ExportFailed
 from aotexport.model.containers import same_item, snapshots
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.process.objects import is_a, namespace_of
-from aotexport.torch_internals.tracing import lift_tensors, record_call, tracing_paused
+from aotexport.torch_internals.tracing import record_call, tracing_paused
 
 
 def apply_hook(subgraph: torch.fx.GraphModule, tensor: torch.Tensor, additional: Sequence[Any]) -> list[Any]:
@@ -36,29 +35,15 @@ class Handle:
     """The handle that the model gets for a hook; a program cannot remove its hooks again, so `remove` refuses."""
 
     def remove(self) -> None:
-        """Refuse.
-
-        Raises:
-            ExportFailed: always.
-        """
+        """Refuse."""
         raise ExportFailed(
             f"{user_line()}the model removes a hook that it registered in the call, which a bundle cannot hold. Leave "
             "the hook out, or let it return gradients as they are where it should do nothing"
         )
 
-    def __enter__(self) -> Handle:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.remove()
-
 
 def refuse_backward_hooks(module: nn.Module | None) -> None:
-    """Refuse a module whose submodules have hooks on their gradients; torch keeps these on nodes of eager's graph.
-
-    Raises:
-        ExportFailed: there is one.
-    """
+    """Refuse a module whose submodules have hooks on their gradients; torch keeps these on nodes of eager's graph."""
     for path, child in module.named_modules() if module is not None else ():
         if child._backward_hooks or child._backward_pre_hooks:
             name = f"`{path}`" if path else "the module"
@@ -69,11 +54,7 @@ def refuse_backward_hooks(module: nn.Module | None) -> None:
 
 
 def record_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Handle:
-    """Record that the model registers `hook` on `tensor`, as a node of the current trace.
-
-    Args:
-        tensor: requires grad.
-        hook: returns the new gradient, or None to leave it.
+    """Record that the model registers `hook` on `tensor`, which requires grad, as a node of the current trace.
 
     Raises:
         ExportFailed: the hook does something that no graph holds.
@@ -93,9 +74,7 @@ def record_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Ha
                 f"{where}a hook of the model changes `{path}`, and a bundle has no Python state. Register it on what "
                 "the loaded bundle takes and returns, or write to buffers in place"
             )
-        additional = lift_tensors([subgraph])
-        make_relative(subgraph.graph)
-        subgraph.recompile()
+        additional = closed([subgraph])
         if _does_something(subgraph):
             record_call(tracer, apply_hook, (subgraph, tensor, additional), [])
         # Gradients that the model itself takes are in the trace, and pass through the hook there.
@@ -112,9 +91,6 @@ def _checked(returned: Any) -> torch.Tensor | None:
 def _does_something(subgraph: torch.fx.GraphModule) -> bool:
     has_effects = any(node.op == "call_function" and node.is_impure() for node in subgraph.graph.nodes)
     return has_effects or subgraph.graph.output_node().args[0] != [None]
-
-
-# --- Python objects within reach of a hook ----------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,10 @@ CLOCK = "clock"
 
 @dataclass
 class TracedCall:
-    """A call of a submodule.
+    """A call of the submodule at `path`.
 
     Attributes:
-        path: path of the submodule.
+        path: of the submodule.
         begin: time of its first node, if it has one.
         end: time of the first node after it.
         arguments: structure of its positional and keyword arguments, a pair; leaves index `values`.
@@ -57,11 +57,7 @@ class TracedCall:
 
 @dataclass
 class TracedCalls:
-    """The calls of one trace.
-
-    Attributes:
-        calls: in the order in which they began.
-    """
+    """The calls of one trace, in the order in which they began."""
 
     calls: list[TracedCall] = field(default_factory=list[TracedCall])
     _time: int = 0
@@ -130,11 +126,7 @@ class TracedCalls:
 
 @contextlib.contextmanager
 def _loaded_bundles_shown(paths: dict[int, str], module: nn.Module) -> Iterator[list[Callable[[], list[str]]]]:
-    """Let loaded bundles in `module` run their forward graphs, calling the submodules they were exported with.
-
-    Yields:
-        Per bundle, a function that returns the paths of submodules whose calls it does not show.
-    """
+    """Let loaded bundles call the submodules they were exported with; yield functions that return paths of others."""
     found: list[Callable[[], list[str]]] = []
     with contextlib.ExitStack() as shown:
         for child in module.modules():
@@ -152,11 +144,7 @@ def _returns_argument(result: Any, arguments: Any) -> bool:
 
 
 def _is_passed_over(frame: types.FrameType) -> bool:
-    """Return whether the code that calls a module does nothing with the result: `self.act(x)` alone.
-
-    Args:
-        frame: below that of the code: of a trace's, or of what `nn.Module` does around a call.
-    """
+    """Return whether the code that calls a module, above `frame`, does nothing with the result: `self.act(x)` alone."""
     while str(frame.f_globals.get("__name__")).startswith(_AROUND_CALLS) and frame.f_back is not None:
         frame = frame.f_back
     following = (each for each in dis.get_instructions(frame.f_code) if each.offset > frame.f_lasti)

@@ -1,13 +1,12 @@
-"""What a custom autograd function does where some of its gradients are not needed.
+"""Whether a custom autograd function does more than leave out the gradients that are not needed.
 
-Most functions that read `ctx.needs_input_grad` leave out what is not needed, and one graph with all gradients serves
-every call. This compares the graphs of a function for every answer that it may read.
+If it does not, one graph with all gradients serves every call.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -21,38 +20,21 @@ _MAX_READ = 4
 """The largest number of inputs to compare all patterns for."""
 
 
-class NeededGradients(tuple[bool, ...]):
+class NeededGradients(Sequence[bool]):
     """`ctx.needs_input_grad`, which knows the inputs that it was read for."""
 
-    read: set[int]
-    some: bool
+    def __init__(self, needed: Iterable[bool]) -> None:
+        self._needed = tuple(needed)
+        self.some = any(self._needed)
+        self.read = set[int]()
 
-    def __new__(cls, needed: Iterable[bool]) -> NeededGradients:
-        self = super().__new__(cls, needed)
-        self.some = tuple.__contains__(self, True)
-        self.read = set()
-        return self
+    def __len__(self) -> int:
+        return len(self._needed)
 
     def __getitem__(self, index: Any) -> Any:
         found = range(len(self))[index]
         self.read.update([found] if isinstance(found, int) else found)
-        return super().__getitem__(index)
-
-    def __iter__(self) -> Iterator[bool]:
-        self.read.update(range(len(self)))
-        return super().__iter__()
-
-    def __contains__(self, value: object, /) -> bool:
-        return value in tuple(self)
-
-    def __eq__(self, other: object) -> bool:
-        return tuple(self) == other
-
-    def __hash__(self) -> int:
-        return hash(tuple(self))
-
-    def count(self, value: Any, /) -> int:
-        return tuple(self).count(value)
+        return self._needed[index]
 
 
 def dependence(

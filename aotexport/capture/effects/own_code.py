@@ -14,12 +14,7 @@ from aotexport.process.objects import is_a
 
 
 def own_code(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> Iterator[CodeType]:
-    """Yield the code objects of the model's own functions, found by following the names in each.
-
-    Args:
-        target: the traced callable.
-        module: its module; None: a plain function.
-    """
+    """Yield the code objects of the functions of a callable and its module, found by following the names in each."""
     children = () if module is None else module.modules()
     pending = [(target.__func__ if is_a(target, MethodType) else target, type(module))]
     pending += [(getattr(type(child), "forward", None), type(child)) for child in children]

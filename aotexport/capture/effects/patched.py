@@ -143,12 +143,8 @@ def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], re
     """Replace conversions of a module (`to`, `float`, `cpu`): do nothing, refusing those that change a tensor."""
     for name, tensor in (*self.named_parameters(recurse=recurse), *self.named_buffers(recurse=recurse)):
         new = function(tensor)
-        if (new.dtype, new.device, new.shape, new.stride()) != (
-            tensor.dtype,
-            tensor.device,
-            tensor.shape,
-            tensor.stride(),
-        ):
+        one, other = ((each.dtype, each.device, each.shape, each.stride()) for each in (tensor, new))
+        if one != other:
             refused(f"Module.to` (or the like), which changes `{name}`, `", "Convert the module before the export")()
     return self
 
@@ -199,11 +195,9 @@ def _inference_mode() -> list[Patch]:
 def _unheld_kinds() -> list[Patch]:
     """Return patches that refuse functions making tensors of kinds that no graph holds."""
     nested = ("as_nested_tensor", "narrow", "nested_tensor", "nested_tensor_from_jagged")
-    sparse = [f"sparse_{layout}_tensor" for layout in ("bsc", "bsr", "compressed", "csc", "csr")]
     kinds = (
         (torch.nested, nested, "Compute on values and offsets, or pad"),
         (torch.masked, ("as_masked_tensor", "masked_tensor"), "Keep values and mask as two tensors"),
-        (torch, sparse, "Compute on values and indices (`index_select`, `index_add`), or on dense tensors"),
     )
     return [
         Patch(

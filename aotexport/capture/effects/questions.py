@@ -36,13 +36,7 @@ class Question:
 
 @dataclass
 class Questions:
-    """The questions of one trace.
-
-    Attributes:
-        grad: whether the program is for calls that record gradients.
-        reads: facts that the code read, see `Program.fixed`.
-        asked: the questions, without repetition.
-    """
+    """The questions of one trace, without repetition; `grad` and `reads` are those of `Effects`."""
 
     grad: bool = True
     reads: set[Any] = field(default_factory=set[Any])
@@ -88,10 +82,7 @@ def _computed(tensor: torch.Tensor) -> torch.fx.Node | None:
 def _sources(nodes: Sequence[torch.fx.Node], requires_grad: bool) -> frozenset[int] | None:
     """Return the positions of the placeholders that decide whether one of some values requires grad; None: not known.
 
-    Args:
-        nodes: compute the values.
-        requires_grad: whether one does in the trace. If none does, placeholders that cannot change that may be among
-            those returned.
+    If none does in the trace, placeholders that cannot change that may be among those returned.
     """
     pending, seen = [*nodes], set[torch.fx.Node]()
     while pending:

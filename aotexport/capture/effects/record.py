@@ -8,9 +8,9 @@ from typing import Any, Literal
 import torch
 from torch.fx import Node
 
+from aotexport.capture.effects.applied_function import apply_materializing
 from aotexport.capture.effects.autograd_functions import record_application
 from aotexport.capture.effects.checkpoints import Checkpoints
-from aotexport.capture.effects.materialized import apply_materializing
 from aotexport.capture.effects.own_code import codes_of_function
 from aotexport.capture.effects.questions import Questions
 from aotexport.errors import ExportFailed

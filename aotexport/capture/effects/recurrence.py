@@ -151,11 +151,7 @@ def _recorded_by_autograd(made: list[torch.Tensor], args: Iterable[Any]) -> tupl
 
 
 class _Whole(torch.autograd.Function):
-    """Stands for an operator that is traced whole.
-
-    The trace does not know the gradients that it returns. A model that takes such gradients is traced again, with the
-    operator taken apart.
-    """
+    """Stands for an operator that is traced whole; a model that takes its gradients is traced again, without it."""
 
     @staticmethod
     def forward(ctx: Any, made: list[torch.Tensor], *sources: torch.Tensor) -> Any:

@@ -27,13 +27,10 @@ _BYTE = 0xFF
 
 
 def calls_replaced(values: Iterable[Any]) -> Iterator[Patch]:
-    """Yield patches of the functions of users' files that call `int` or `float`.
+    """Yield patches of the functions of users' files among values of namespaces that call `int` or `float`.
 
     The replacements are constants of the new code, so that what still runs it when the patches are gone (a generator, a
     closure, another thread) finds them.
-
-    Args:
-        values: values of namespaces, and of the classes in them.
     """
     by_name = {type_.__name__: in_this_thread(_keeping(type_), type_) for type_ in (int, float)}
     for function in dict.fromkeys(found for value in values for found in _functions(value)):

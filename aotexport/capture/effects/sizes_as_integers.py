@@ -1,7 +1,6 @@
 """Call decompositions in place of torch's functions that ask a symbolic number for its value, while a model is traced.
 
-These take plain integers, or make a tensor of numbers; a size among their arguments would hold every call to the
-example's. Results equal torch's up to rounding, and gradients follow.
+A size among their arguments would hold every call to the example's. Results equal torch's up to rounding.
 """
 
 from __future__ import annotations

@@ -71,11 +71,7 @@ def _attribute(
 
 @graph_pass(requires=[Fact.SUBGRAPHS_CLOSED], guarantees=[Fact.TENSORS_ARE_INPUTS])
 def lift_constants(draft: Draft) -> Draft:
-    """Turn tensors that the graph closes over into placeholders, one per tensor; one for equal ones that it copies.
-
-    Raises:
-        ExportFailed: a tensor was made where the trace did not look.
-    """
+    """Turn tensors that the graph closes over into placeholders, one per tensor; one for equal ones that it copies."""
     module, state = draft.graph, State(list(draft.state))
     bindings, inputs = list(draft.bindings), list(draft.inputs)
     placeholders = module.graph.find_nodes(op="placeholder")

@@ -37,11 +37,7 @@ _OPERATOR = (
 
 @contextlib.contextmanager
 def launches_traced() -> Iterator[None]:
-    """Record the kernels that a model launches itself in the trace, instead of running them.
-
-    Raises:
-        ExportFailed: a bundle cannot hold a launch; names the kernel.
-    """
+    """Record the kernels that a model launches itself in the trace, or refuse them."""
     if "triton" not in sys.modules:
         yield
         return
@@ -67,11 +63,7 @@ def _name_of(kernel: Any) -> str:
 
 
 def _check(kernel: Any, arguments: Sequence[Any]) -> None:
-    """Refuse a kernel, or an argument of its launch, for which no compiled code can be made.
-
-    Raises:
-        ExportFailed: names the kernel.
-    """
+    """Refuse a kernel, or an argument of its launch, for which no compiled code can be made."""
     said = f"{user_line()}the Triton kernel `{_name_of(kernel)}`"
     configs = getattr(kernel, "configs", ())
     hooks = [name for name in ("pre_hook", "post_hook") if getattr(kernel, f"user_defined_{name}", False) is not False]
@@ -97,11 +89,7 @@ def launched(name: str, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def name_launches(module: torch.fx.GraphModule) -> None:
-    """Replace the launches in a functional graph by calls of `launched`.
-
-    Args:
-        module: changed in place.
-    """
+    """Replace the launches in a functional graph by calls of `launched`, in place."""
     for node in [node for node in module.graph.nodes if is_launch(node.target)]:
         written = written_operands(node)
         with module.graph.inserting_before(node):

@@ -19,11 +19,7 @@ from aotexport_runtime.values.subclasses import is_wrapper
 
 @graph_pass(requires=[Fact.TENSORS_ARE_INPUTS])
 def refuse_hooks_on_state(draft: Draft) -> Draft:
-    """Refuse hooks on state.
-
-    Raises:
-        ExportFailed: names the tensor.
-    """
+    """Refuse hooks on state."""
     graph = draft.graph.graph
     entries = {node: b.entry for node, b in zip(graph.find_nodes(op="placeholder"), draft.bindings, strict=True)}
     for node in graph.find_nodes(op="call_function", target=apply_hook):
@@ -38,11 +34,7 @@ def refuse_hooks_on_state(draft: Draft) -> Draft:
 
 @graph_pass(requires=[Fact.TENSORS_ARE_INPUTS])
 def refuse_resized_memory(draft: Draft) -> Draft:
-    """Refuse to resize the memory of state, unless it has none yet.
-
-    Raises:
-        ExportFailed: names the tensor, and the operator with the user's line where one does so.
-    """
+    """Refuse to resize the memory of state, unless it has none yet."""
     placeholders = draft.graph.graph.find_nodes(op="placeholder")
     for node, binding, fake in zip(placeholders, draft.bindings, draft.inputs, strict=True):
         if binding.entry is None or is_wrapper(fake) or fake.layout is not torch.strided:
@@ -83,11 +75,7 @@ def _extent(tensor: torch.Tensor) -> Any:
 
 @graph_pass(requires=[Fact.STATE_USED], only_grad=True)
 def refuse_computed_state(draft: Draft) -> Draft:
-    """Refuse state computed before the call, through which eager's gradients flow on to its sources.
-
-    Raises:
-        ExportFailed: names the tensor.
-    """
+    """Refuse state computed before the call, through which eager's gradients flow on to its sources."""
     for binding in draft.bindings:
         entry = binding.entry
         if entry is not None and binding.argument is None and entry.tensor.grad_fn is not None:
@@ -100,11 +88,7 @@ def refuse_computed_state(draft: Draft) -> Draft:
 
 @graph_pass(requires=[Fact.STATE_USED], only_grad=True)
 def refuse_history_by_views(draft: Draft) -> Draft:
-    """Refuse to write values that require grad to a tensor of the state if another used one shares its memory.
-
-    Raises:
-        ExportFailed: names both tensors.
-    """
+    """Refuse to write values that require grad to a tensor of the state if another used one shares its memory."""
     used = [binding.entry for binding in draft.bindings if binding.entry is not None]
     for entry, other in itertools.product(draft.recorded, used):
         if other is not entry and _base(other.tensor) is _base(entry.tensor):
@@ -127,11 +111,7 @@ _DRAWN_ANEW = ("cond", "while_loop", "map_impl")
 
 @graph_pass(requires=[Fact.TENSORS_ARE_INPUTS, Fact.CODE_USED], only_grad=True)
 def refuse_nested_draws(draft: Draft) -> Draft:
-    """Refuse gradients through draws of a branch or loop inside of another: torch decides their order in backward.
-
-    Raises:
-        ExportFailed: names the operator and the user's line.
-    """
+    """Refuse gradients through draws of a branch or loop inside of another: torch decides their order in backward."""
     for node in differentiable_operators(draft.graph, draft.inputs):
         inner = next((inner for subgraph in subgraphs_of(draft.graph, node) for inner in _nested(subgraph, node)), None)
         if inner is None:

@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 
-from aotexport.capture.effects.texts import is_message
+from aotexport.capture.effects.arithmetic import is_message
 
 found: list[bool] = []
 
