@@ -21,7 +21,7 @@ LIBRARY = torch.library.Library(NAMESPACE, "DEF")
 def _define(name, function, key):
     LIBRARY.define(f"{name}(Tensor x) -> Tensor")
     LIBRARY.impl(name, function, key)
-    if "Explicit" in key:
+    if "Implicit" not in key:
         torch.library.register_fake(f"{NAMESPACE}::{name}", torch.empty_like, lib=LIBRARY)
 
 
@@ -86,6 +86,17 @@ def test_kernel_is_traced_once_to_see_whether_it_can_be(tmp_path):
     _define("counted", lambda x: calls.append(type(x)) or x.cos(), "CompositeExplicitAutograd")
     aotexport.export(lambda x: TRACED.counted(x), (torch.randn(3),), output=tmp_path / "b", verify=False)
     assert len(calls) < 12
+
+
+@pytest.mark.parametrize("key", ["CompositeImplicitAutograd", "CompositeExplicitAutograd", "CPU"])
+def test_kernel_that_reads_the_layout_holds_calls_to_it(key, tmp_path):
+    name = f"by_layout_{key.lower()}"
+    _define(name, lambda x: x * (2 if x.is_contiguous() else 3), key)
+    aotexport.export(lambda x: getattr(TRACED, name)(x), (torch.ones(3, 4),), output=tmp_path / "b", verify=False)
+    module = aotexport_runtime.load(tmp_path / "b")
+    assert module(torch.ones(3, 4)).unique() == 2
+    with pytest.raises(aotexport_runtime.CallInvalid, match="strides"):
+        module(torch.ones(4, 3).T)
 
 
 @pytest.mark.parametrize(
