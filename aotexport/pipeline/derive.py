@@ -31,7 +31,7 @@ from aotexport_runtime.adapters import load_adapter, merge_adapter
 from aotexport_runtime.engines.candidates import AUTOGRAD, Request
 from aotexport_runtime.engines.select import NO_TARGETS
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.module.in_dtype import in_dtype
+from aotexport_runtime.module.cast import in_dtype
 from aotexport_runtime.module.loading import load
 from aotexport_runtime.values.arguments import check_type, names_of
 

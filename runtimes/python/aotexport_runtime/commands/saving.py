@@ -29,12 +29,10 @@ from aotexport_runtime.commands.saved_attributes import FILE, SavedAttributes, s
 from aotexport_runtime.commands.self_test import record_again
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.module.cast import CastBundle
-from aotexport_runtime.module.in_dtype import in_dtype
-from aotexport_runtime.module.ties import check_ties
+from aotexport_runtime.module.cast import CastBundle, in_dtype
 from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
 from aotexport_runtime.submodules.adapter import adapters_below
-from aotexport_runtime.submodules.places import named
+from aotexport_runtime.submodules.places import named, slot_of
 from aotexport_runtime.submodules.tables import is_sharded
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import path_of
@@ -78,7 +76,7 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
 
     def write() -> None:
         with staged(output, force=force) as stage:
-            check_ties(module, module.bundle.manifest.state)
+            _check_ties(module)
             attributes = saved_attributes(module)
             for entry in attributes.known:
                 _check_tensor(entry, tensors[entry.name], module, in_parts=in_parts)
@@ -118,6 +116,17 @@ def _check_unchanged(module: BundleModule) -> None:
             f"{listed}, and `save` writes the programs that were exported, with other weights. Export the loaded "
             "module as it is now (`aotexport.export(module, ...)`), which captures it whole"
         )
+
+
+def _check_ties(module: BundleModule) -> None:
+    """Refuse a module whose tied tensors are tied no longer."""
+    for entry in (entry for entry in module.bundle.manifest.state if entry.tied and entry.role != "constant"):
+        names = (entry.name, *entry.tied)
+        slots = [slot_of(module, name) for name in names]
+        first, *others = [None if slot is None else slot[0].get(slot[1]) for slot in slots]
+        if any(other is not first for other in others):
+            listed = ", ".join(f"`{name}`" for name in names)
+            raise NotSupported(f"{listed} are one tensor in the programs, and no longer are in the module")
 
 
 def _check_module(module: Any) -> None:

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 import torch
 
 from aotexport_runtime.errors import ArgumentInvalid
-from aotexport_runtime.generation.beams import BeamOptions, Beams
 
 
 class Streamer(Protocol):
@@ -51,14 +50,16 @@ def generate(
         input_ids: prompts, or what an encoder reads, (batch, length); shorter prompts are padded on the left.
         attention_mask: 0 for padding, like `input_ids`; None: there is none.
         max_new_tokens: the most tokens per sequence.
-        do_sample: see `Choice`, as for the next four.
-        temperature: above 0.
-        top_k: None or above 0.
-        top_p: above 0, at most 1.
-        repetition_penalty: above 0.
+        do_sample: draw by torch's default generator; False: take the best.
+        temperature: divides the scores before a draw; above 0.
+        top_k: draw from so many best tokens; None: from all.
+        top_p: draw from the best tokens that have this much of the probability; above 0, at most 1.
+        repetition_penalty: divides the positive scores of tokens that the sequence has, and multiplies the negative;
+            above 0.
         num_beams: how many sequences a search follows per prompt; 1: none is made. A search draws nothing.
-        length_penalty: see `BeamOptions`, as for the next one.
-        early_stopping: of a search.
+        length_penalty: exponent of the length that divides the score of an ended sequence; above 0 favours long ones.
+        early_stopping: end a search for a prompt as soon as `num_beams` sequences have ended; False: when none can
+            become better.
         eos: token, or tokens, that end a sequence; None: none does.
         pad: token after the end of a sequence; None: the first of `eos`.
         start: token that the decoder of an encoder-decoder model begins with; None: the model is causal.
@@ -72,18 +73,20 @@ def generate(
     if num_beams > 1 and (do_sample or streamer is not None):
         raise ArgumentInvalid(f"`{'do_sample' if do_sample else 'streamer'}` does not go with `num_beams` above 1")
     ends = input_ids.new_tensor([eos] if isinstance(eos, int) else [] if eos is None else list(eos))
-    choice = Choice(
+    choice = _Choice(
         do_sample=do_sample,
         temperature=temperature,
         top_k=top_k,
         top_p=top_p,
         repetition_penalty=repetition_penalty,
+        num_beams=num_beams,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
     )
     prompt = _Prompt.of(module, input_ids, attention_mask, start)
     with torch.no_grad():
         if num_beams > 1:
-            options = BeamOptions(width=num_beams, length_penalty=length_penalty, early_stopping=early_stopping)
-            return _searched(prompt, choice, options, max_new_tokens, ends, pad)
+            return _searched(prompt, choice, max_new_tokens, ends, pad)
         return _continued(prompt, choice, max_new_tokens, ends, pad, streamer)
 
 
@@ -109,7 +112,6 @@ class _Prompt:
 
     @staticmethod
     def of(module: Any, ids: torch.Tensor, mask: torch.Tensor | None, start: int | None) -> _Prompt:
-        """Return the prompt of a call of `generate`; arguments as there."""
         mask = torch.ones_like(ids) if mask is None else mask
         if start is None:
             padding = (mask != 0).int().argmax(1)
@@ -127,7 +129,7 @@ class _Prompt:
 
 def _continued(
     prompt: _Prompt,
-    choice: Choice,
+    choice: _Choice,
     max_new_tokens: int,
     ends: torch.Tensor,
     pad: int | None,
@@ -158,15 +160,15 @@ def _continued(
 
 
 def _searched(
-    prompt: _Prompt, choice: Choice, options: BeamOptions, max_new_tokens: int, ends: torch.Tensor, pad: int | None
+    prompt: _Prompt, choice: _Choice, max_new_tokens: int, ends: torch.Tensor, pad: int | None
 ) -> torch.Tensor:
     """Return the best sequence of each prompt."""
     longest = prompt.sequences.shape[1] + max_new_tokens
     # transformers takes a padding token 0 for none.
     filler = (pad or int(ends[0])) if len(ends) else -1
-    beams = Beams(prompt.sequences, options, longest=longest, ends=ends, filler=filler)
+    beams = _Beams(prompt.sequences, choice, longest=longest, ends=ends, filler=filler)
     scores, cache = prompt.module.prefill(*prompt.first)
-    rows = torch.arange(len(scores), device=scores.device).repeat_interleave(options.width)
+    rows = torch.arange(len(scores), device=scores.device).repeat_interleave(choice.num_beams)
     scores, prompt.mask, prompt.padding = scores[rows], prompt.mask[rows], prompt.padding[rows]
     cache = _rows_of(cache, rows)
     while True:
@@ -206,34 +208,25 @@ def _check(module: Any, input_ids: torch.Tensor, start: int | None, **ranges: An
 
 
 _NEVER = -float("inf")
+_WORST = -1.0e9
+"""Score of what must not be chosen; transformers adds it up, and so must we."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Choice:
-    """How tokens are chosen.
+class _Choice:
+    """How tokens are chosen; see `generate`."""
 
-    Attributes:
-        do_sample: draw by torch's default generator; False: take the best.
-        temperature: divides the scores before a draw.
-        top_k: draw from so many best tokens; None: from all.
-        top_p: draw from the best tokens that have this much of the probability.
-        repetition_penalty: divides the positive scores of tokens that the sequence has, and multiplies the negative.
-    """
-
-    do_sample: bool = False
-    temperature: float = 1.0
-    top_k: int | None = None
-    top_p: float = 1.0
-    repetition_penalty: float = 1.0
+    do_sample: bool
+    temperature: float
+    top_k: int | None
+    top_p: float
+    repetition_penalty: float
+    num_beams: int
+    length_penalty: float
+    early_stopping: bool
 
     def penalised(self, sequences: torch.Tensor, padding: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores, (batch, vocabulary), with the penalty for tokens of `sequences`, (batch, length).
-
-        Args:
-            sequences: tokens so far.
-            padding: how many tokens at the left of each sequence are padding, (batch).
-            scores: of the next tokens.
-        """
+        """Return the scores, (batch, vocabulary), with the penalty for tokens of `sequences` behind their padding."""
         if self.repetition_penalty == 1.0:
             return scores
         places = torch.arange(sequences.shape[1], device=sequences.device)
@@ -263,3 +256,92 @@ class Choice:
             dropped[..., -1:] = False
             scores = scores.masked_fill(dropped.scatter(1, order, dropped), _NEVER)
         return scores
+
+
+class _Beams:
+    """The sequences of a beam search as `generate` of transformers 5 makes it: those that go on, the best ended ones.
+
+    Attributes:
+        going: tokens of the sequences that go on, (batch, width, longest), the best first; later places are filled.
+        scores: sums of their log probabilities, (batch, width).
+        length: how many tokens they have.
+        over: whether the search is over.
+    """
+
+    def __init__(
+        self, prompts: torch.Tensor, choice: _Choice, *, longest: int, ends: torch.Tensor, filler: int
+    ) -> None:
+        self._choice, self._ends, self._longest = choice, ends, longest
+        batch, self._prompt = prompts.shape
+        self.length, self.over = self._prompt, False
+        self.going = prompts.new_full((batch, choice.num_beams, longest), filler)
+        self.going[:, :, : self.length] = prompts[:, None]
+        self.scores = torch.zeros((batch, choice.num_beams), device=prompts.device)
+        self.scores[:, 1:] = _WORST
+        self._ended = self.going.clone()
+        self._ended_scores = torch.full_like(self.scores, _WORST)
+        self._ended_lengths = torch.zeros_like(self.scores, dtype=torch.int64)
+        self._has_ended = torch.zeros_like(self.scores, dtype=torch.bool)
+        self._improves = torch.ones_like(self._has_ended[:, :1])
+        # If every best token ends a sequence, others are left to go on with.
+        self._kept = max(2, 1 + len(ends)) * choice.num_beams
+
+    @property
+    def tokens(self) -> torch.Tensor:
+        """The tokens of sequences that go on, (batch * width, length)."""
+        return self.going[:, :, : self.length].flatten(0, 1)
+
+    def advance(self, log_probabilities: torch.Tensor) -> torch.Tensor:
+        """Add a token to every sequence; return, per sequence that goes on, the index of the one that it continues."""
+        batch, width = self.scores.shape
+        vocabulary = log_probabilities.shape[-1]
+        sums = log_probabilities.view(batch, width, -1) + self.scores[:, :, None]
+        best, places = sums.flatten(1).topk(self._kept)
+        origins, tokens = places // vocabulary, places % vocabulary
+        candidates = _chosen(self.going, origins)
+        candidates[:, :, self.length] = tokens
+        self.length += 1
+        ends = torch.isin(tokens, self._ends)
+        if self.length >= self._longest:
+            ends = torch.ones_like(ends)
+        self._keep_ended(candidates, best, ends)
+        unended = best + ends.float() * _WORST
+        chosen = unended.topk(width).indices
+        self.going, self.scores = _chosen(candidates, chosen), _chosen(unended, chosen)
+        self._look_ahead(all_end=bool(ends.all()))
+        rows = origins + torch.arange(batch, device=origins.device)[:, None] * width
+        return _chosen(rows, chosen).flatten()
+
+    def _keep_ended(self, candidates: torch.Tensor, scores: torch.Tensor, ends: torch.Tensor) -> None:
+        """Keep the best of the sequences that have ended, of which only the `width` best candidates may be one."""
+        width = self._choice.num_beams
+        ends = ends & (torch.arange(ends.shape[1], device=ends.device) < width)
+        full = self._has_ended.all(1, keepdim=True) & self._choice.early_stopping
+        scores = scores / ((self.length - self._prompt) ** self._choice.length_penalty)
+        scores = scores + full.float() * _WORST
+        scores = scores + (~self._improves).float() * _WORST
+        scores = scores + (~ends) * _WORST
+        lengths = torch.full_like(ends, self.length, dtype=torch.int64)
+        scores = torch.cat((self._ended_scores, scores), 1)
+        chosen = scores.topk(width).indices
+        self._ended_scores = _chosen(scores, chosen)
+        self._ended = _chosen(torch.cat((self._ended, candidates), 1), chosen)
+        self._ended_lengths = _chosen(torch.cat((self._ended_lengths, lengths), 1), chosen)
+        self._has_ended = _chosen(torch.cat((self._has_ended, ends), 1), chosen)
+
+    def _look_ahead(self, *, all_end: bool) -> None:
+        """Find out whether a sequence that goes on can become better than those that have ended."""
+        possible = self.scores[:, :1] / ((self.length - self._prompt) ** self._choice.length_penalty)
+        worst = torch.where(self._has_ended, self._ended_scores.amin(1, keepdim=True), _WORST)
+        self._improves = self._improves & (possible > worst).any(1, keepdim=True)
+        full = self._choice.early_stopping and bool(self._has_ended.all())
+        self.over = all_end or full or not bool(self._improves.any())
+
+    def best(self) -> torch.Tensor:
+        """Return the best ended sequence per prompt, (batch, length of the longest)."""
+        return self._ended[:, 0, : int(self._ended_lengths[:, 0].max())]
+
+
+def _chosen(values: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    """Return what of `values`, (batch, n) or (batch, n, length), stands at `places`, (batch, m)."""
+    return values.gather(1, places) if values.dim() == 2 else values.take_along_dim(places[:, :, None], 1)

@@ -23,13 +23,11 @@ from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.guards.quick_path import Call
 from aotexport_runtime.module.compose import compose, live_of, program_of
 from aotexport_runtime.module.module_class import class_of, methods_of
-from aotexport_runtime.module.peft_targets import check_targets
 from aotexport_runtime.module.taps import add_taps, tapped
-from aotexport_runtime.module.ties import name_tied
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.submodules.build import at, build, sealed, tell
-from aotexport_runtime.submodules.changes import SubmoduleChange, changes_of
+from aotexport_runtime.submodules.changes import SubmoduleChange, changes_of, check_peft_targets
 from aotexport_runtime.submodules.places import StateSlot, slot_of
 from aotexport_runtime.submodules.python_state import OwnAttributes, PythonState, WithAttributes
 from aotexport_runtime.submodules.submodule import (
@@ -139,10 +137,13 @@ class BundleModule(WithAttributes):
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         """Load state in which tied tensors may have only one of their names, as in safetensors files."""
-        tied = [entry for entry in self.bundle.manifest.state if entry.tied]
-        slots = {name: self._find(name) for entry in tied for name in (entry.name, *entry.tied)}
-        current = {name: slot[0].get(slot[1]) for name, slot in slots.items() if slot is not None}
-        name_tied(tied, state_dict, prefix, current.get)
+        for entry in (entry for entry in self.bundle.manifest.state if entry.tied):
+            slots = {name: slot for name in (entry.name, *entry.tied) if (slot := self._find(name)) is not None}
+            current = {name: table.get(key) for name, (table, key) in slots.items()}
+            names = [prefix + name for name, tensor in current.items() if tensor is current.get(entry.name)]
+            known = next((state_dict[name] for name in names if name in state_dict), None)
+            for name in names if known is not None else ():
+                state_dict.setdefault(name, known)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def changed(self) -> None:
@@ -239,7 +240,7 @@ class BundleModule(WithAttributes):
             )
         super().__setattr__(name, value)
         if name == "peft_config" and isinstance(value, dict):
-            check_targets(value, self.changes(), self.bundle.manifest)
+            check_peft_targets(value, self.changes(), self.bundle.manifest)
 
     def _replicate_for_data_parallel(self) -> NoReturn:
         refuse_replicas()

@@ -4,6 +4,9 @@ A forward graph computes in the dtypes of its inputs, unless a node names a dtyp
 one. Whether the model's code names it, or asks a tensor for it, no graph tells: such a program is refused.
 """
 
+# A loaded module has its options in attributes without public names.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,8 +18,9 @@ import torch
 from aotexport_runtime.bundle.cast_programs import FLOATS, CastPrograms, is_cast
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_tensors
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.execution.checks import place
+from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import ArgumentInput, Program, Refusal, SizeInput, StateInput
@@ -29,6 +33,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
+from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.validate import references
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import check_type
@@ -88,6 +93,37 @@ def cast_bundle(bundle: Bundle, dtype: torch.dtype) -> CastBundle:
     if dtypes.name_of(dtype) not in FLOATS:
         raise NotSupported(f"`dtype`: expected one of {', '.join(FLOATS)}, got {dtypes.name_of(dtype)}")
     return CastBundle(bundle, dtypes.name_of(dtype))
+
+
+def in_dtype(module: BundleModule, dtype: torch.dtype) -> BundleModule:
+    """Return an independent module that is `module.to(dtype)`, in its mode, with its values and what takes gradients.
+
+    Args:
+        module: a loaded bundle, trained or not; left as it is.
+        dtype: `bfloat16`, `float16`, `float32` or `float64`.
+
+    Raises:
+        ArgumentInvalid: `dtype` is none, or a submodule was changed, or has an adapter.
+        NotSupported: the dtype is not floating, the module was loaded in another dtype, or a program holds a dtype of
+            its own.
+    """
+    if isinstance(module.bundle, CastBundle):
+        raise NotSupported(f"`dtype`: the module was loaded in {module.bundle.dtype}; load it in the other one")
+    changed = [f"`{change.path}` {change.how}" for change in module.changes() if not change.keeps_state]
+    changed += [f"`{path}` has an adapter" for path, _ in adapters_below(module)]
+    if changed:
+        raise ArgumentInvalid(f"`dtype`: {changed[0]}. Load the bundle in that dtype (`load(dtype=)`), and change that")
+    bundle = cast_bundle(module.bundle, dtype)
+    before = module.state_tensors()
+    state = {
+        entry.name: before[entry.name].detach().to(dtypes.dtype(entry.dtype), copy=True)
+        for entry in bundle.manifest.state
+    }
+    cast = BundleModule(bundle, state, environment=module._environment, request=module._request)
+    for name, tensor in cast.state_tensors().items():
+        if tensor.is_leaf and tensor.is_floating_point():
+            tensor.requires_grad_(before[name].requires_grad)
+    return cast.train(module.training)
 
 
 def stored_state(

@@ -121,7 +121,7 @@ class Repository:
         """When the batch began that runs longest, of versions that are let go as well; None: none runs."""
         servables = [model.served.servable for model in [*self.models.values()] if model.served]
         servables += [ending] if (ending := self._ending) else []
-        return min((since for each in servables if (since := each.running_since) is not None), default=None)
+        return min((since for each in servables if (since := each.batcher.running_since) is not None), default=None)
 
     @property
     def is_proved(self) -> bool:

@@ -6,8 +6,8 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +15,8 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import AotExportError
 from aotexport_runtime.rows.analysis import dependence
 from aotexport_runtime.rows.axes import row_axes
-from aotexport_runtime.serving.interface import BatchAxes, Interface
+from aotexport_runtime.schema.manifest import VectorEntry
+from aotexport_runtime.serving.interface import BatchAxes, interface_of
 from aotexport_runtime.values.tensors import is_torch_tensor
 
 log = logging.getLogger("aotexport_runtime")
@@ -24,44 +25,71 @@ Values = list[Any]
 """A tensor, array or integer per input of an `Interface`."""
 
 
-class AnyProgram(Protocol):
-    """The program that a servable calls, by torch or by ONNX Runtime.
+class AnyProgram:
+    """The program of `forward` that a servable calls, by torch or by ONNX Runtime; one thread at a time calls it.
 
     Attributes:
+        bundle: which it is of.
         name: its name.
-        interface: its named inputs and outputs.
         variants: names of the program and its variants, each with its own of `interface.choices`.
+        interface: its named inputs and outputs.
         adapters: names of the adapters that calls may ask for.
     """
 
-    name: str
-    variants: list[str]
-    interface: Interface
-    adapters: tuple[str, ...]
+    adapters: tuple[str, ...] = ()
+
+    def __init__(self, bundle: Bundle, variants: list[str]) -> None:
+        """Read the interface of the program, the first of `variants`.
+
+        Raises:
+            NotSupported: clients cannot call it.
+        """
+        self.bundle = bundle
+        self.name = variants[0]
+        self.variants = variants
+        self.interface = interface_of(map(bundle.program, variants))
+
+    @property
+    def recorded_calls(self) -> list[VectorEntry]:
+        """Recorded calls of the program and its variants."""
+        return [entry for entry in self.bundle.manifest.testvectors if entry.program in self.variants]
 
     def run(self, values: Values, choice: int = 0) -> list[Any]:
-        """Return a tensor, array or number per output of the interface; see `Interface.choice`."""
-        ...
+        """Return a tensor, array or number per output of the interface.
+
+        Args:
+            values: borrowed; a tensor that the model writes to is changed, as in eager execution.
+            choice: index of the program whose strings the call has, see `Interface.choice`.
+
+        Raises:
+            CallInvalid: the call does not fit the program.
+        """
+        raise NotImplementedError
 
     def applying(self, adapter: str | None) -> AbstractContextManager[None]:
-        """Return a context in which calls of this thread apply an adapter."""
-        ...
+        """Return a context in which calls of this thread apply an adapter; None: none, as outside of it."""
+        return nullcontext()
 
-    def check_recorded_calls(self, bundle: Bundle) -> list[Values]:
-        """Run the recorded calls, compare with eager's answers, and return their arguments."""
-        ...
+    def values_of(self, entry: VectorEntry) -> Values:
+        """Return the arguments of a recorded call."""
+        raise NotImplementedError
 
-    def recorded_values(self, bundle: Bundle) -> Values | None:
-        """Return the arguments of a recorded call; None: there is none."""
-        ...
+    def check_recorded_calls(self) -> list[Values]:
+        """Run the recorded calls, compare with eager's answers, and return their arguments.
+
+        Raises:
+            SelfTestFailed: an answer differs; the message lists the differences.
+            NotSupported: a call changes the module's state.
+        """
+        raise NotImplementedError
 
     def agree(self, expected: Sequence[Any], got: Sequence[Any]) -> bool:
         """Return whether outputs are equal within the tolerance of their dtype."""
-        ...
+        raise NotImplementedError
 
     def rounded(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
         """Return a float32 array as a value of a dtype that numpy lacks."""
-        ...
+        raise NotImplementedError
 
 
 def run_together(
@@ -101,9 +129,7 @@ def _part(value: Any, axis: int, begin: int, end: int | None) -> Any:
     return value[(slice(None),) * axis + (slice(begin, end),)]
 
 
-def batch_of(
-    program: AnyProgram, bundle: Bundle, recorded: Sequence[Values], choice: int, most: int
-) -> tuple[BatchAxes | None, str]:
+def batch_of(program: AnyProgram, recorded: Sequence[Values], choice: int, most: int) -> tuple[BatchAxes | None, str]:
     """Return the first axes along which joined calls give what each gives alone, and why those before it do not.
 
     The forward graph shows that no row knows of another (`rows.dependence`). Joined calls are then tried, and compared
@@ -111,7 +137,6 @@ def batch_of(
 
     Args:
         program: the program.
-        bundle: which it is of.
         recorded: arguments of its recorded calls.
         choice: index of the program that has the strings of the calls.
         most: greatest size of a batch.
@@ -126,7 +151,7 @@ def batch_of(
         if each == interface.choices[choice]
     ]
     for axes in interface.batches:
-        reason = next(filter(None, (_dependence(bundle, name, axes) for name in names)), None)
+        reason = next(filter(None, (_dependence(program.bundle, name, axes) for name in names)), None)
         if reason is None and any(_disagree(program, values, axes, choice, most) for values in recorded):
             reason = "joined calls gave other answers than each alone"
         if reason is None:

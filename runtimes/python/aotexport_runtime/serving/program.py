@@ -1,4 +1,4 @@
-"""The program of a bundle that a server calls: flat values in, flat tensors out, several calls as one."""
+"""The program of a bundle that a server calls by torch: flat values in, flat tensors out."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ import numpy as np
 import torch
 
 from aotexport_runtime.adapters import load_adapter, use_adapter
+from aotexport_runtime.adapters.base import checksum
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
+from aotexport_runtime.commands.results import VectorResult, describe_failures
+from aotexport_runtime.commands.self_test import least_tolerance, observe_vector
+from aotexport_runtime.errors import NotSupported, SelfTestFailed
 from aotexport_runtime.module.compose import program_of
 from aotexport_runtime.module.loading import load
 from aotexport_runtime.module.module_class import methods_of
-from aotexport_runtime.serving import warm_up
-from aotexport_runtime.serving.interface import interface_of
-from aotexport_runtime.serving.joining import Values
+from aotexport_runtime.module.recorded import read_vector, recorded_observation
+from aotexport_runtime.schema.manifest import VectorEntry
+from aotexport_runtime.schema.vectors import Vector
+from aotexport_runtime.serving.joining import AnyProgram, Values
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.compare import compare
-from aotexport_runtime.values.observe import Observation
+from aotexport_runtime.values.observe import Observation, make_inputs
 from aotexport_runtime.values.tensors import is_torch_tensor
 
 
-class ServedProgram:
-    """The program of `forward` for evaluation without gradients, loaded; one thread at a time calls it.
+class ServedProgram(AnyProgram):
+    """The program for evaluation without gradients, loaded.
 
     Attributes:
-        name: its name.
-        target: engine that was asked for.
         module: the loaded bundle.
-        interface: its named inputs and outputs.
-        variants: names of the program and its variants.
-        adapters: names of the adapters that calls may ask for.
     """
 
     def __init__(
@@ -55,64 +55,86 @@ class ServedProgram:
             NotSupported: see `load`; or the bundle has no program for evaluation, or clients cannot call it.
         """
         with torch.no_grad():
-            self.name = program_of("forward", methods_of(bundle), training=False)
-        self.variants = bundle.manifest.with_variants(self.name)
-        programs = [bundle.program(name) for name in self.variants]
-        self.interface = interface_of(programs)
-        self.target = target
+            name = program_of("forward", methods_of(bundle), training=False)
+        super().__init__(bundle, bundle.manifest.with_variants(name))
         if threads is not None:
             torch.set_num_threads(threads)
         # Copies of mapped weights would be memory that processes do not share.
         frozen = not mapped and not adapters
         self.module = load(bundle, target=target, device=device, trust=trust, mapped=mapped, frozen=frozen).eval()
         trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        for name, path in adapters.items():
-            load_adapter(self.module, path, name=name)
+        for adapter, path in adapters.items():
+            load_adapter(self.module, path, name=adapter)
         for parameter in trainable:  # Adapters freeze them, and recorded calls are compared with gradients and all.
             parameter.requires_grad_(True)
         self.adapters = tuple(adapters)
-        self._program = programs[0]
-        self._function = self.module.program(self.name)
+        programs = [bundle.program(variant) for variant in self.variants]
+        self._output_tree = programs[0].output_tree
+        self._function = self.module.program(name)
         self._arguments = [arguments_of(program) for program in programs]
         self._device = torch.device(device)
+        self._target = target
         # The model's own gradients are not recorded in inference mode.
         inference = all("inference_mode" not in program.fixed for program in programs)
         self._without_gradients: Any = torch.inference_mode if inference else torch.no_grad
 
     def run(self, values: Values, choice: int = 0) -> list[Any]:
-        """Return a tensor or number per output of the interface.
-
-        Args:
-            values: borrowed; a tensor that the model writes to is changed, as in eager execution.
-            choice: index of the program whose constants the call has.
-
-        Raises:
-            CallInvalid: the call does not fit the program.
-        """
         tensors = [value if isinstance(value, int) else self._tensor(value) for value in values]
         with self._without_gradients():
             args, kwargs = self._arguments[choice](tensors, self.module.state_tensors())
             result = self._function(*args, **kwargs)
-            return [value for _, value in flat_outputs(self._program.output_tree, result)]
+            return [value for _, value in flat_outputs(self._output_tree, result)]
 
     def applying(self, adapter: str | None) -> AbstractContextManager[None]:
-        """Return a context in which calls of this thread apply an adapter; None: none, as outside of it."""
         return use_adapter(self.module, [adapter] if adapter else []) if self.adapters else nullcontext()
 
-    def check_recorded_calls(self, bundle: Bundle) -> list[Values]:
-        """Run the recorded calls; return their arguments. See `warm_up.check_recorded_calls`."""
-        return warm_up.check_recorded_calls(bundle, self.module, self.variants, self.target)
+    def values_of(self, entry: VectorEntry) -> Values:
+        return self._made(*read_vector(self.bundle, entry))
 
-    def recorded_values(self, bundle: Bundle) -> Values | None:
-        """Return the arguments of the first recorded call of the program or a variant; None: there is none."""
-        return warm_up.recorded_values(bundle, self.module, self.variants)
+    def _made(self, vector: Vector, stored: dict[str, torch.Tensor]) -> Values:
+        return make_inputs(vector.inputs, stored, self.module.device, self.module.form).values
+
+    def check_recorded_calls(self) -> list[Values]:
+        failures: list[str] = []
+        recorded: list[Values] = []
+        versions, sums = self._versions(), self._sums()
+        for entry in self.recorded_calls:
+            vector, stored = read_vector(self.bundle, entry)
+            got = observe_vector(self.module, vector, stored)
+            self.module.zero_grad()
+            self._check_unchanged(versions, self._versions())
+            least = least_tolerance(self.bundle, entry.program, exact=self._target in ("portable", "autograd"))
+            expected = recorded_observation(vector, stored)
+            differences = compare(expected, got, least=least, eager_errors=vector.eager_errors)
+            failures += describe_failures(VectorResult(entry.program, entry.name, self._target, differences))
+            recorded.append(self._made(vector, stored))
+        # Batch norm raises no version.
+        self._check_unchanged(sums, self._sums())
+        self.module.eval()
+        if failures:
+            raise SelfTestFailed("the bundle disagrees with eager execution:\n" + "\n".join(failures))
+        return recorded
+
+    def _check_unchanged(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+        changed = [name for name, state in after.items() if state != before[name]]
+        changed += [attribute.name for attribute in self.bundle.manifest.attributes]
+        if changed:
+            raise NotSupported(
+                f"calls of program `{self.name}` change the module's {', '.join(f'`{name}`' for name in changed)}, and "
+                "what one client is answered would depend on the calls of others. Let the model's `forward` take this "
+                "state and return it, and export again"
+            )
+
+    def _versions(self) -> dict[str, tuple[int, int]]:
+        return {name: (id(tensor), tensor._version) for name, tensor in self.module.state_tensors().items()}
+
+    def _sums(self) -> dict[str, int]:
+        return {name: checksum(tensor) for name, tensor in self.module.state_tensors().items()}
 
     def agree(self, expected: Sequence[Any], got: Sequence[Any]) -> bool:
-        """Return whether outputs are equal within the tolerance of their dtype."""
         return all(each.agrees for each in compare(_observation(expected), _observation(got)))
 
     def rounded(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
-        """Return a float32 array as a tensor of a dtype that numpy lacks."""
         return torch.tensor(array, dtype=dtypes.dtype(dtype))
 
     def _tensor(self, value: Any) -> torch.Tensor:

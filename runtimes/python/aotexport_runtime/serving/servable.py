@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import logging
 import os
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
-from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.engines.candidates import MODEL_ENGINES, ONNX
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported
 from aotexport_runtime.schema.limits import DEFAULT, Limits
@@ -37,6 +35,7 @@ class Servable:
         inputs: one entry per input.
         outputs: one entry per output.
         texts: one entry per string of the signature, which calls may name as they do inputs.
+        batcher: the queue of calls.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -88,20 +87,33 @@ class Servable:
         self._bundle = open_bundle(path, limits=limits)
         self._batches: dict[int, BatchAxes | None] = {}
         self._not_joined: dict[int, str] = {}
-        self._batcher = Batcher(
+        self.batcher = Batcher(
             self._run, max_batch_size=max_batch_size, max_latency_s=max_latency_ms / 1e3, max_waiting=max_waiting
         )
-        load = functools.partial(
-            _program,
-            self._bundle,
-            engine or "auto",
-            device=device,
-            threads=threads,
-            trust=trust,
-            mapped=mapped,
-            adapters={name: path_of("adapters", path) for name, path in (adapters or {}).items()},
-        )
-        self._program: AnyProgram | None = self._batcher.apply(load)
+        directories = {name: path_of("adapters", path) for name, path in (adapters or {}).items()}
+
+        def loaded() -> AnyProgram:
+            """Import torch unless the engine runs ONNX models, as `load` chooses."""
+            target = engine or "auto"
+            if target == "auto" and self._bundle.manifest.onnx and importlib.util.find_spec("torch") is None:
+                target = ONNX
+            if target in MODEL_ENGINES:
+                from aotexport_runtime.serving.onnx_program import OnnxProgram
+
+                if device != "cpu":
+                    raise NotSupported(f"engine `{target}` runs on the CPU, not on `{device}`")
+                if directories:
+                    raise NotSupported(
+                        f"engine `{target}` applies no adapters; run the bundle by torch, or merge them into it"
+                    )
+                return OnnxProgram(self._bundle, target, threads=threads)
+            check_torch(f"engine `{target}`")
+            from aotexport_runtime.serving.program import ServedProgram
+
+            loading: Any = {"target": target, "device": device, "trust": trust, "mapped": mapped}
+            return ServedProgram(self._bundle, threads=threads, adapters=directories, **loading)
+
+        self._program: AnyProgram | None = self.batcher.apply(loaded)
         self.inputs = self._program.interface.inputs
         self.outputs = self._program.interface.outputs
         self.texts = self._program.interface.texts
@@ -116,21 +128,6 @@ class Servable:
         """Why calls that name no string are joined along no axis, or not along the likeliest; empty: they are."""
         return self._not_joined.get(0, "")
 
-    @property
-    def waiting(self) -> int:
-        """How many calls of `submit` wait."""
-        return self._batcher.waiting
-
-    @property
-    def is_full(self) -> bool:
-        """Whether `submit` would refuse one more call."""
-        return self._batcher.is_full
-
-    @property
-    def running_since(self) -> float | None:
-        """When the batch of `submit` that runs began, by `time.monotonic`; None: none runs."""
-        return self._batcher.running_since
-
     def warm_up(self) -> None:
         """Run the recorded calls, compare with what eager gave, and find out whether calls can be joined.
 
@@ -139,11 +136,11 @@ class Servable:
             NotSupported: calls change the module's state, so that an answer could depend on other clients.
         """
         program = self._served()
-        recorded = self._batcher.apply(lambda: self._prove(program))
+        recorded = self.batcher.apply(lambda: self._prove(program))
         if not recorded:
             log.warning("%s has no recorded calls of program %s: nothing was checked", self._bundle.root, program.name)
         most = [axes.most for axes in self._batches.values() if axes is not None and axes.most is not None]
-        self._batcher.max_batch_size = min([self._batcher.max_batch_size, *most])
+        self.batcher.max_batch_size = min([self.batcher.max_batch_size, *most])
 
     def recorded_call(self) -> dict[str, np.ndarray[Any, Any]] | None:
         """Return the inputs of a recorded call by name, as `infer` takes them; None: the bundle holds none.
@@ -153,9 +150,10 @@ class Servable:
             NotSupported: the servable is closed.
         """
         program = self._served()
-        values = self._batcher.apply(lambda: program.recorded_values(self._bundle))
-        if values is None:
+        entry = next(iter(program.recorded_calls), None)
+        if entry is None:
             return None
+        values = self.batcher.apply(lambda: program.values_of(entry))
         named = {spec.name: as_array(value) for spec, value in zip(self.inputs, values, strict=True)}
         return named | {text.name: np.array([text.values[0]], object) for text in self.texts}
 
@@ -180,7 +178,7 @@ class Servable:
         """
         values, choice = self._values(self._served(), inputs, adapter)
         call = (inputs, values, adapter, choice)
-        return self._batcher.submit(Waiting(call=call)).result()
+        return self.batcher.submit(Waiting(call=call)).result()
 
     def submit(
         self, inputs: Mapping[str, Any], *, timeout_s: float | None = None, adapter: str | None = None
@@ -212,21 +210,21 @@ class Servable:
         key = None if key is None else (adapter, choice, key)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         call = (inputs, values, adapter, choice)
-        return self._batcher.submit(Waiting(call=call, key=key, size=size, deadline=deadline))
+        return self.batcher.submit(Waiting(call=call, key=key, size=size, deadline=deadline))
 
     def close(self) -> None:
         """Answer the calls that wait, and let go of the module; later calls are refused."""
-        self._batcher.close()
+        self.batcher.close()
         self._program = None
 
     def _prove(self, program: AnyProgram) -> list[Values]:
         """Check the recorded calls, and find out whether calls can be joined; return the arguments of the calls."""
         with program.applying(None):
-            recorded = program.check_recorded_calls(self._bundle)
+            recorded = program.check_recorded_calls()
             choices = program.interface.choices
             for choice in {choices.index(each) for each in choices}:
                 self._batches[choice], self._not_joined[choice] = batch_of(
-                    program, self._bundle, recorded, choice, self._batcher.max_batch_size
+                    program, recorded, choice, self.batcher.max_batch_size
                 )
                 if reason := self._not_joined[choice]:
                     log.info("program %s: calls are not joined: %s", program.variants[choice], reason)
@@ -271,35 +269,6 @@ class Servable:
         """Return outputs by name, of the kind of the inputs."""
         values = outputs if any(map(is_torch_tensor, inputs.values())) else map(as_array, outputs)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
-
-
-def _program(
-    bundle: Bundle,
-    engine: str,
-    *,
-    device: str,
-    threads: int | None,
-    trust: Literal["data", "native"],
-    mapped: bool | None,
-    adapters: Mapping[str, Path],
-) -> AnyProgram:
-    """Return the program of a bundle; torch is imported unless the engine runs ONNX models, as `load` chooses."""
-    if engine == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None:
-        engine = ONNX
-    if engine in MODEL_ENGINES:
-        from aotexport_runtime.serving.onnx_program import OnnxProgram
-
-        if device != "cpu":
-            raise NotSupported(f"engine `{engine}` runs on the CPU, not on `{device}`")
-        if adapters:
-            raise NotSupported(f"engine `{engine}` applies no adapters; run the bundle by torch, or merge them into it")
-        return OnnxProgram(bundle, engine, threads=threads)
-    check_torch(f"engine `{engine}`")
-    from aotexport_runtime.serving.program import ServedProgram
-
-    return ServedProgram(
-        bundle, target=engine, device=device, threads=threads, trust=trust, mapped=mapped, adapters=adapters
-    )
 
 
 def _check_least(name: str, value: Any, least: int, types: type | tuple[type, ...]) -> None:

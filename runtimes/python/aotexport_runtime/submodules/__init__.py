@@ -9,5 +9,4 @@ changed (`engines/forward/live_graph.py`). A change that no call can follow is r
     build.py      the tree of submodules with its state, from a manifest
     places.py     current places of tensors and submodules
     changes.py    submodules that differ from those that were loaded
-    running.py    functions of submodules in the running call
 """

@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import nn
 
@@ -172,3 +174,36 @@ def _with_ties(whole: nn.Module, manifest: Manifest, found: list[SubmoduleChange
                 how = f"shared `{leaf}` with a submodule that changed"
                 more[path] = SubmoduleChange(path, module, how, runs_part=True)
     return list(more.values())
+
+
+def check_peft_targets(configs: Mapping[str, Any], changes: Sequence[SubmoduleChange], manifest: Manifest) -> None:
+    """Refuse adapters of peft on layers that it would not adapt, or would tie, on the original model.
+
+    Source: peft 0.21, `tuners_utils._maybe_include_all_linear_layers`, `trainable_tokens.model`: the output layer and
+    ties are those of a `PreTrainedModel` alone.
+
+    Raises:
+        NotSupported: names the layer, and what to pass to peft.
+    """
+    replaced = {change.path for change in changes if not isinstance(change.module, LoadedSubmodule)}
+    tied = {name: (entry.name, *entry.tied) for entry in manifest.state for name in (entry.name, *entry.tied)}
+    shapes = {name: entry.shape for entry in manifest.state for name in (entry.name, *entry.tied)}
+    words = {shapes.get(f"{record.name}.weight") for record in manifest.modules if record.type == "Embedding"}
+    linear = [record.name for record in manifest.modules if record.type == "Linear"]
+    head = linear[-1] if linear and shapes.get(f"{linear[-1]}.weight") in words else None
+    for config in configs.values():
+        targets = getattr(config, "target_modules", None) or ()
+        if head in replaced and not isinstance(targets, str) and set(linear) <= set(targets):
+            raise NotSupported(
+                f"`all-linear` of peft leaves an output layer out on a model of transformers, and adapts `{head}` of a "
+                f"loaded bundle. Load the bundle again, and pass `exclude_modules=[{head!r}]` too, or names of layers"
+            )
+        tokens = getattr(config, "trainable_token_indices", None) or config.peft_type == "TRAINABLE_TOKENS"
+        for path in replaced if tokens else ():
+            others = [name for name in tied.get(f"{path}.weight", ()) if name != f"{path}.weight"]
+            if others:
+                raise NotSupported(
+                    f"peft trains tokens of `{path}.weight` and `{others[0]}` as one on a model of transformers, and "
+                    "knows no ties of a loaded bundle. Load the bundle again, and train whole weights, or export the "
+                    "model without ties (`tie_word_embeddings=False`)"
+                )

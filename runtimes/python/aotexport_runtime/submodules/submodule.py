@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, NoReturn
@@ -18,7 +20,6 @@ from torch import nn
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.submodules.adapter import Adapter, adapted_call
 from aotexport_runtime.submodules.python_state import OwnAttributes, WithAttributes
-from aotexport_runtime.submodules.running import running_parts
 from aotexport_runtime.submodules.tables import HOOKS, STATE, former_kind, kind_in, refill, told
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.meshes import check_even
@@ -27,6 +28,25 @@ WRAP = (
     "Hold the loaded module and new layers in a module of your own, and export that "
     "(`aotexport.export(wrapper, ...)`) where one bundle shall hold both"
 )
+
+
+class _Running(threading.local):
+    def __init__(self) -> None:
+        self.parts: list[tuple[nn.Module, Callable[..., Any]]] = []
+
+
+_RUNNING = _Running()
+"""Submodules in the call that a thread is running, each with the function that its call runs."""
+
+
+@contextmanager
+def running(module: nn.Module, part: Callable[..., Any]) -> Generator[None, None, None]:
+    """Let a call of `module` in this thread run `part`."""
+    _RUNNING.parts.append((module, part))
+    try:
+        yield
+    finally:
+        _RUNNING.parts.pop()
 
 
 @dataclass
@@ -106,7 +126,7 @@ class LoadedSubmodule(WithAttributes):
                 with them.
         """
         origin: Origin = self.__dict__["_origin"]
-        part = running_parts().get(id(self))
+        part = next((part for module, part in reversed(_RUNNING.parts) if module is self), None)
         if part is not None:
             return part(*args, **kwargs)
         if origin.known:

@@ -147,7 +147,7 @@ class BundlePlane(DataPlane):
     async def ready(self) -> bool:
         """Return whether every model has passed its self-test, and no queue is full."""
         models = [*self.repository.models.values()]
-        return self.repository.is_proved and not any(m.served and m.served.servable.is_full for m in models)
+        return self.repository.is_proved and not any(m.served and m.served.servable.batcher.is_full for m in models)
 
     async def get_model(self, name: str) -> BundleModel:
         """Return a model that is loaded, loading it if it has to be.

@@ -127,5 +127,5 @@ async def beat(repository: Repository, options: ServeOptions, life: Connection) 
         metrics.note_memory()
         for model in [*repository.models.values()]:
             if model.served:
-                metrics.WAITING.labels(model.name).set(model.served.servable.waiting)
+                metrics.WAITING.labels(model.name).set(model.served.servable.batcher.waiting)
         await asyncio.sleep(BEAT_S)
