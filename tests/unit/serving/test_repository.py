@@ -10,10 +10,9 @@ import pytest
 from aotexport_runtime.errors import ArgumentInvalid
 from aotexport_runtime.schema.limits import Limits
 from aotexport_runtime.server.bundles import find_models
-from aotexport_runtime.server.marks import Marks
 from aotexport_runtime.server.options import ServeOptions, limits_of, usable_cores
 from aotexport_runtime.server.refusals import Refusal
-from aotexport_runtime.server.repository import Repository
+from aotexport_runtime.server.repository import Marks, Repository
 from aotexport_runtime.server.supervisor import openmp_settings
 from aotexport_runtime.serving.servable import Servable
 from tests.unit.serving.test_servable import copied

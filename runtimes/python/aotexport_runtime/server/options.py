@@ -1,11 +1,12 @@
 """Options of `python -m aotexport_runtime serve`."""
+# ruff: noqa: RUF009 (`_option` makes fields)
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,34 +17,55 @@ SERVED = Limits(calls=10_000_000)
 """What bundles may ask for, unless `--limits` says otherwise: calls of a server end."""
 
 
+def _option(default: Any, text: str, kind: type = str, /, *, least: float | None = None, **how: Any) -> Any:
+    """Return a field that is an option of the command line; `how` it is parsed, beside `kind` and `default`."""
+    parsed = how if "action" in how else {"type": kind, "default": default, **how}
+    return field(default=default, metadata={"least": least, "parsed": {"help": text, **parsed}})
+
+
 @dataclass(frozen=True, kw_only=True)
 class ServeOptions:
     """What a server serves, and how; the fields are the options of the command line."""
 
     repository: Path
-    name: str | None = None
-    host: str = "127.0.0.1"
-    http_port: int = 8080
-    grpc_port: int = 8081
-    workers: int = 1
-    threads: int | None = None
-    engine: str | None = None
-    device: str = "cpu"
-    max_batch_size: int = 32
-    max_latency_ms: float = 0.0
-    max_waiting: int = 1024
-    max_request_bytes: int = 64 << 20
-    request_timeout_s: float = 30.0
-    memory_limit: int | None = None
-    poll_s: float = 1.0
-    drain_s: float = 30.0
-    trust: Literal["data", "native"] = "data"
-    mapped: bool = False
-    access_log: bool = True
-    ui: bool = True
-    limits: Limits = SERVED
-    tls_cert: Path | None = None
-    tls_key: Path | None = None
+    name: str | None = _option(None, "serve one model by this name: the bundle, or the directory of its versions")
+    host: str = _option("127.0.0.1", "address to listen at; 0.0.0.0: every one (default: %(default)s)")
+    http_port: int = _option(8080, "0: any that is free (default: %(default)s)", int, least=0)
+    grpc_port: int = _option(8081, "0: any that is free (default: %(default)s)", int, least=0)
+    workers: int = _option(1, "processes, which share the weights (default: %(default)s)", int, least=1)
+    threads: int | None = _option(
+        None, "threads of an operator in each worker (default: the container's cores / workers)", int, least=1
+    )
+    engine: str | None = _option(None, "target of `load` (default: auto)")
+    device: str = _option("cpu", "where models run (default: %(default)s)")
+    max_batch_size: int = _option(32, "greatest joined batch; 1: none is joined (default: %(default)s)", int, least=1)
+    max_latency_ms: float = _option(0.0, "how long a request waits for others (default: 0)", float, least=0)
+    max_waiting: int = _option(1024, "most requests that wait for a model (default: %(default)s)", int, least=1)
+    max_request_bytes: int = _option(64 << 20, "greatest request (default: %(default)s)", int, least=1)
+    request_timeout_s: float = _option(30.0, "longest time of a request (default: %(default)s)", float, least=0.001)
+    memory_limit: int | None = _option(
+        None, "most bytes of loaded bundles (default: any number)", int, least=1, metavar="BYTES"
+    )
+    poll_s: float = _option(1.0, "time between looks at the repository (default: %(default)s)", float, least=0.01)
+    drain_s: float = _option(
+        30.0, "longest time for the last requests at the end (default: %(default)s)", float, least=0
+    )
+    trust: Literal["data", "native"] = _option("data", "native: run native files as well", choices=("data", "native"))
+    mapped: bool = _option(
+        False,
+        "map weights, so that workers share them; nobody may write into files that are served",
+        action="store_true",
+    )
+    limits: Limits = _option(
+        SERVED,
+        "the most that a bundle may ask for, by the names of `Limits`: nodes=20000,bundle_nbytes=2000000000",
+        default="",
+        metavar="NAME=NUMBER,...",
+    )
+    access_log: bool = _option(True, "one line per request (default: %(default)s)", default="on", choices=("on", "off"))
+    ui: bool = _option(True, "serve no page at /ui to try models in a browser", action="store_false")
+    tls_cert: Path | None = _option(None, "certificate, for HTTPS and gRPC with TLS", Path)
+    tls_key: Path | None = _option(None, "its key", Path)
 
     @property
     def threads_per_worker(self) -> int:
@@ -73,66 +95,9 @@ def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add the options to the parser of the command."""
     parser.add_argument("repository", type=Path, help="a bundle, or a directory of them: MODEL/VERSION/ or MODEL/")
-    add = parser.add_argument
-    add("--name", help="serve one model by this name: the bundle, or the directory of its versions")
-    add("--host", default="127.0.0.1", help="address to listen at; 0.0.0.0: every one (default: %(default)s)")
-    add("--http-port", type=int, default=8080, help="0: any that is free (default: %(default)s)")
-    add("--grpc-port", type=int, default=8081, help="0: any that is free (default: %(default)s)")
-    add("--workers", type=int, default=1, help="processes, which share the weights (default: %(default)s)")
-    add(
-        "--threads",
-        type=int,
-        help="threads of an operator in each worker (default: the container's cores / workers)",
-    )
-    add("--engine", help="target of `load` (default: auto)")
-    add("--device", default="cpu", help="where models run (default: %(default)s)")
-    add(
-        "--max-batch-size", type=int, default=32, help="greatest joined batch; 1: none is joined (default: %(default)s)"
-    )
-    add("--max-latency-ms", type=float, default=0.0, help="how long a request waits for others (default: 0)")
-    add("--max-waiting", type=int, default=1024, help="most requests that wait for a model (default: %(default)s)")
-    add("--max-request-bytes", type=int, default=64 << 20, help="greatest request (default: %(default)s)")
-    add("--request-timeout-s", type=float, default=30.0, help="longest time of a request (default: %(default)s)")
-    add("--memory-limit", type=int, metavar="BYTES", help="most bytes of loaded bundles (default: any number)")
-    add("--poll-s", type=float, default=1.0, help="time between looks at the repository (default: %(default)s)")
-    add(
-        "--drain-s",
-        type=float,
-        default=30.0,
-        help="longest time for the last requests at the end (default: %(default)s)",
-    )
-    add("--trust", choices=("data", "native"), default="data", help="native: run native files as well")
-    add(
-        "--mapped",
-        action="store_true",
-        help="map weights, so that workers share them; nobody may write into files that are served",
-    )
-    add(
-        "--limits",
-        default="",
-        metavar="NAME=NUMBER,...",
-        help="the most that a bundle may ask for, by the names of `Limits`: nodes=20000,bundle_nbytes=2000000000",
-    )
-    add("--access-log", choices=("on", "off"), default="on", help="one line per request (default: %(default)s)")
-    add("--no-ui", dest="ui", action="store_false", help="serve no page at /ui to try models in a browser")
-    add("--tls-cert", type=Path, help="certificate, for HTTPS and gRPC with TLS")
-    add("--tls-key", type=Path, help="its key")
-
-
-_LEAST = {
-    "http_port": 0,
-    "grpc_port": 0,
-    "workers": 1,
-    "threads": 1,
-    "max_batch_size": 1,
-    "max_latency_ms": 0,
-    "max_waiting": 1,
-    "max_request_bytes": 1,
-    "request_timeout_s": 0.001,
-    "memory_limit": 1,
-    "poll_s": 0.01,
-    "drain_s": 0,
-}
+    for each in dataclasses.fields(ServeOptions)[1:]:
+        flag = "--no-ui" if each.name == "ui" else f"--{each.name.replace('_', '-')}"
+        parser.add_argument(flag, dest=each.name, **each.metadata["parsed"])
 
 
 def options_of(parsed: Any) -> ServeOptions:
@@ -141,10 +106,11 @@ def options_of(parsed: Any) -> ServeOptions:
     Raises:
         ArgumentInvalid: a value is out of range, or the repository is no directory.
     """
-    values = {name: getattr(parsed, name) for name in ServeOptions.__dataclass_fields__}
-    for name, least in _LEAST.items():
-        if values[name] is not None and values[name] < least:
-            raise ArgumentInvalid(f"`--{name.replace('_', '-')}`: expected at least {least}, got {values[name]}")
+    values = {each.name: getattr(parsed, each.name) for each in dataclasses.fields(ServeOptions)}
+    for each in dataclasses.fields(ServeOptions):
+        least, value = each.metadata.get("least"), values[each.name]
+        if least is not None and value is not None and value < least:
+            raise ArgumentInvalid(f"`--{each.name.replace('_', '-')}`: expected at least {least}, got {value}")
     if not parsed.repository.is_dir():
         raise ArgumentInvalid(f"`{parsed.repository}` is no directory; name a bundle, or a directory of bundles")
     if (parsed.tls_cert is None) != (parsed.tls_key is None):

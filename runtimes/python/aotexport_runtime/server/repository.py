@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+from urllib.parse import quote, unquote
 
 from aotexport_runtime.errors import AotExportError, first_line
 from aotexport_runtime.server.bundles import Candidate, Fingerprint, find_models
@@ -308,3 +309,34 @@ class Repository:
         self._ending = None
         self._watcher(name, old.version, "unloaded")
         gc.collect()
+
+
+class Marks:
+    """The models that clients told one worker to unload, for the others: an empty file per model in a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._known: set[str] = set()
+
+    def set(self, model: str, *, unloaded: bool) -> None:
+        """Note that a model was unloaded, or loaded again, here; the other workers follow at their next look."""
+        mark = self._directory / quote(model, safe="")
+        if unloaded:
+            mark.touch()
+            self._known.add(model)
+        else:
+            mark.unlink(missing_ok=True)
+            self._known.discard(model)
+
+    def follow(self, repository: Repository) -> None:
+        """Do what other workers were told since the last look."""
+        marked = {unquote(mark.name) for mark in self._directory.iterdir()}
+        for model in marked - self._known:
+            if model in repository.models:
+                repository.unload(model)
+        for model in self._known - marked:
+            try:
+                repository.load(model)
+            except AotExportError:  # in the log, and in the index
+                continue
+        self._known = marked

@@ -14,10 +14,9 @@ from kserve.protocol.model_repository_extension import ModelRepositoryExtension
 
 import aotexport_runtime
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.server.marks import Marks
 from aotexport_runtime.server.messages import Request, Signature
 from aotexport_runtime.server.refusals import Refusal
-from aotexport_runtime.server.repository import Model, Repository, Served
+from aotexport_runtime.server.repository import Marks, Model, Repository, Served
 from aotexport_runtime.server.tensors import Array
 from aotexport_runtime.serving.batcher import Answer
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -20,13 +21,23 @@ from starlette.exceptions import HTTPException
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.endpoints.inference import Inference, refusal_of_kserve
 from aotexport_runtime.server.endpoints.models import BundleExtension, BundlePlane
-from aotexport_runtime.server.endpoints.page import Page
 from aotexport_runtime.server.messages import Request as InferRequest
-from aotexport_runtime.server.messages import Signature, read_request, write_answer
+from aotexport_runtime.server.messages import Signature, read_request, write_answer, write_call
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal
 
 JSON_NBYTES = "inference-header-content-length"
+"""The header that tells how much of a body is JSON."""
+
+_PAGE = Path(__file__).parents[1] / "page"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
+_PAGE_HEADERS = {
+    # Nothing but the server's own files runs in the page, whatever a bundle calls its inputs.
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-cache",
+}
 
 
 class RestServer(RESTServer):
@@ -48,7 +59,6 @@ class RestServer(RESTServer):
         self.config.access_log = False
         self.config.ws = "none"
         self._routes = Routes(plane, extension, inference, options)
-        self._page = Page(plane, JSON_NBYTES) if options.ui else None
 
     async def serve(self, listening: socket.socket) -> None:
         """Answer requests until the process is told to end, and the last one is answered."""
@@ -57,8 +67,6 @@ class RestServer(RESTServer):
 
     def _register_endpoints(self, app: FastAPI) -> None:
         app.include_router(self._routes.router())
-        if self._page is not None:
-            app.include_router(self._page.router())
         super()._register_endpoints(app)
 
     def _add_middlewares(self, app: FastAPI) -> None:
@@ -73,7 +81,7 @@ class RestServer(RESTServer):
 
 
 class Routes:
-    """Our routes: inference, versions, the index of the repository, metrics."""
+    """Our routes: inference, versions, index, metrics, and the page `/ui`, which tries models in a browser."""
 
     def __init__(
         self, plane: BundlePlane, extension: BundleExtension, inference: Inference, options: ServeOptions
@@ -82,6 +90,9 @@ class Routes:
         self._extension = extension
         self._inference = inference
         self._options = options
+        self._files = {
+            path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in _PAGE.iterdir() if path.suffix in _TYPES
+        }
 
     def router(self) -> APIRouter:
         """Return the routes."""
@@ -97,6 +108,11 @@ class Routes:
         add(f"{version}/ready", self.version_ready, methods=["GET"])
         add(model, self.version_metadata, methods=["GET"])
         add(version, self.version_metadata, methods=["GET"])
+        if self._options.ui:
+            add("/ui", self.file, methods=["GET"])
+            add("/ui/models/{model}/recorded", self.recorded, methods=["GET"])
+            add("/ui/models/{model}/joining", self.joining, methods=["GET"])
+            add("/ui/{name}", self.file, methods=["GET"])
         return router
 
     async def metrics(self, request: Request) -> Response:
@@ -153,6 +169,29 @@ class Routes:
             return Response(body, media_type="application/octet-stream", headers=headers)
 
         return await self._inference.answer("http", model, version, read, write)
+
+    async def file(self, request: Request) -> Response:
+        """Return a file of the page."""
+        found = self._files.get(request.path_params.get("name", "index.html"))
+        if found is None:
+            raise Refusal("not_found", f"no route GET {request.url.path[:200]}")
+        return Response(found[0], media_type=found[1], headers=_PAGE_HEADERS)
+
+    async def recorded(self, request: Request) -> Response:
+        """Return the inputs of a recorded call of a model, as a request for it in bytes."""
+        model = request.path_params["model"]
+        served = await self._plane.loaded(model)
+        inputs = await asyncio.to_thread(served.servable.recorded_call)
+        if inputs is None:
+            raise Refusal("not_found", f"the bundle of model `{model}` holds no recorded call")
+        body, json_nbytes = write_call(inputs, served.signature)
+        return Response(body, media_type="application/octet-stream", headers={JSON_NBYTES: str(json_nbytes)})
+
+    async def joining(self, request: Request) -> Response:
+        """Return the name of the size along which requests of a model are joined, or why they are not."""
+        servable = (await self._plane.loaded(request.path_params["model"])).servable
+        axes = servable.batch_axes
+        return _json({"along": axes and axes.name, "not_joined": servable.not_joined})
 
 
 def _check_origin(request: Request) -> None:

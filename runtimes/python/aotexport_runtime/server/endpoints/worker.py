@@ -21,9 +21,8 @@ from aotexport_runtime.server.endpoints.models import BundleExtension, BundlePla
 from aotexport_runtime.server.endpoints.rest import RestServer
 from aotexport_runtime.server.endpoints.rpc import start_grpc
 from aotexport_runtime.server.logs import log_as_json
-from aotexport_runtime.server.marks import Marks
 from aotexport_runtime.server.options import ServeOptions
-from aotexport_runtime.server.repository import Repository
+from aotexport_runtime.server.repository import Marks, Repository
 from aotexport_runtime.serving.servable import Servable
 
 log = logging.getLogger("aotexport_runtime.server")
