@@ -145,7 +145,7 @@ def test_request_that_comes_too_slowly_is_refused_and_its_connection_closed(repo
 
 def test_end_answers_what_was_asked(repository):
     # The call waits for others for as long as the server takes to be told to end.
-    with serving(repository, "--max-latency-ms", "1500", "--workers", "2") as server:
+    with serving(repository, "--max-latency-ms", "2500", "--workers", "2") as server:
         server.wait_until_ready()
         with ThreadPoolExecutor(1) as pool:
             asked = pool.submit(server.ask, "/v2/models/digits/infer", BODY)

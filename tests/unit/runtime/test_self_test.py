@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import aotexport
+import aotexport_runtime
 from aotexport_runtime.commands.self_test import why_values_differ
 
 
@@ -28,4 +29,4 @@ def bundle(tmp_path_factory):
     ],
 )
 def test_values_of_draws_are_compared_on_the_kind_of_device_that_recorded_them(bundle, program, device, reason):
-    assert why_values_differ(bundle, program, device) == reason
+    assert why_values_differ(aotexport_runtime.open_bundle(bundle), program, device) == reason

@@ -120,11 +120,7 @@ def report(module: BundleModule) -> Report:
 
 
 def saved_paths(module: BundleModule, config: LoraConfig) -> list[str]:
-    """Return the paths of the modules that an adapter trains whole: each that has such a path, or ends with it.
-
-    Raises:
-        ArgumentInvalid: there is none.
-    """
+    """Return the paths of modules that an adapter trains whole: with such a path or end; none: `ArgumentInvalid`."""
     found: list[str] = []
     for wanted in config.modules_to_save:
         paths = [path for path, _ in module.named_modules() if path == wanted or path.endswith(f".{wanted}")]
@@ -168,11 +164,7 @@ def _check_loaded(module: BundleModule, targets: Sequence[Target]) -> None:
 
 
 def check_whole(module: BundleModule, name: str) -> None:
-    """Refuse a module in parts: gradients of parameters that come later would stay on their ranks.
-
-    Raises:
-        NotSupported: it is one.
-    """
+    """Refuse a module in parts (`NotSupported`): gradients of parameters that come later would stay on their ranks."""
     parted = next((each for each, parameter in module.named_parameters() if is_distributed(parameter)), None)
     if parted is not None:
         raise NotSupported(
@@ -182,11 +174,7 @@ def check_whole(module: BundleModule, name: str) -> None:
 
 
 def _factors(module: BundleModule, target: Target, r: int, config: LoraConfig) -> Factors:
-    """Return the first factors of a target.
-
-    Raises:
-        NotSupported: the target cannot have such an adapter.
-    """
+    """Return the first factors of a target."""
     weight: torch.Tensor = getattr(module.get_submodule(target.path), target.tensor)
     kind = FACTORS[target.kind]
     if target.form == "weight" and config.dropout:

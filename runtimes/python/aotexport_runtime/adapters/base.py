@@ -85,11 +85,7 @@ def _bytes(tensor: torch.Tensor) -> Iterator[Any]:
 
 
 def check_unchanged(name: str, then: dict[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Return the digests of an adapter's base, unless it has changed since the adapter was added.
-
-    Raises:
-        ArgumentInvalid: names a weight that changed.
-    """
+    """Return the digests of an adapter's base, unless it changed since the adapter was added (`ArgumentInvalid`)."""
     changed = next(_differences(then, now), None)
     if changed is not None:
         raise ArgumentInvalid(

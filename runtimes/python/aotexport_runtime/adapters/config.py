@@ -39,11 +39,7 @@ class LoraConfig:
     alphas: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the values.
-
-        Raises:
-            ArgumentInvalid: one is out of its range.
-        """
+        """Refuse values out of their range (`ArgumentInvalid`)."""
         if not _is_int(self.r) or self.r < 1:
             raise ArgumentInvalid(f"`r`: expected an integer of at least 1, got {self.r!r}")
         if not _is_number(self.alpha) or self.alpha <= 0:
@@ -130,13 +126,7 @@ class _Settings(msgspec.Struct):
 
 
 def config_record(config: LoraConfig, targets: Sequence[Target], base: str) -> dict[str, Any]:
-    """Return peft's settings of an adapter.
-
-    Args:
-        config: its settings.
-        targets: the weights that it changes.
-        base: name of the model.
-    """
+    """Return peft's settings of an adapter of these weights; `base` is the model's name."""
     layers = [target for target in targets if target.form == "graph"]
     return {
         "peft_type": "LORA",
@@ -160,11 +150,7 @@ def config_record(config: LoraConfig, targets: Sequence[Target], base: str) -> d
 
 
 def read_config(data: bytes, path: Path) -> LoraConfig:
-    """Return the settings of an adapter.
-
-    Args:
-        data: the file.
-        path: of the file, for errors.
+    """Return the settings in a file, whose `path` is for errors.
 
     Raises:
         ArgumentInvalid: they cannot be read, or one is out of its range.

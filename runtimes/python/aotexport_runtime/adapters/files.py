@@ -94,13 +94,7 @@ def save_adapter(
 
 
 def _write(output: Path, record: dict[str, Any], tensors: dict[str, torch.Tensor], metadata: dict[str, str]) -> None:
-    """Write the files of an adapter, the settings last: without them there is no adapter.
-
-    One that is there is replaced in one step, with its directory.
-
-    Raises:
-        NotWritten: the file system refuses.
-    """
+    """Write an adapter, the settings last: without them there is none. One that is there is replaced in one step."""
     files = {
         WEIGHTS_FILE: _in_order(save(tensors, metadata=metadata)),
         CONFIG_FILE: f"{json.dumps(record, indent=2, sort_keys=True)}\n".encode(),
@@ -198,12 +192,7 @@ def load_adapter(
 
 
 def _contents(directory: Path, most: int) -> tuple[bytes, bytes]:
-    """Return the files of an adapter, both of one directory, whatever its path leads to meanwhile.
-
-    Args:
-        directory: of the adapter.
-        most: bytes of tensors that are read.
-    """
+    """Return settings and weights of an adapter, from one directory, whatever its path leads to meanwhile."""
     try:
         held = BundleDirectory(directory)
         with open_regular(held.files / CONFIG_FILE) as settings, open_regular(held.files / WEIGHTS_FILE) as weights:
@@ -304,11 +293,7 @@ _OTHERS = ". Load the bundle of the model that it was trained on"
 def _fill(
     module: BundleModule, name: str, tensors: Mapping[str, torch.Tensor], directory: Path, *, any_base: bool
 ) -> None:
-    """Copy an adapter's tensors into the parameters that were made for them.
-
-    Raises:
-        ArgumentInvalid: one has another shape, is missing, or is there and has no place.
-    """
+    """Copy an adapter's tensors into the parameters that were made for them."""
     places, weights = dict(_entries(module, name)), dict(module.named_parameters(remove_duplicate=False))
     keys: dict[str, torch.Tensor] = {}
     for key, tensor in tensors.items():

@@ -17,11 +17,7 @@ from aotexport_runtime.submodules.places import named
 
 
 def adapters_of(module: BundleModule) -> Adapters:
-    """Return the adapters of a loaded module; fresh ones where it has none.
-
-    Raises:
-        ArgumentInvalid: it is no loaded bundle.
-    """
+    """Return the adapters of a loaded module; fresh ones where it has none. No loaded bundle: `ArgumentInvalid`."""
     if not isinstance(module, BundleModule):  # type: ignore[unnecessary-isinstance] (callers may pass anything)
         raise ArgumentInvalid(f"`module`: expected a loaded bundle, got {type(module).__name__}")
     return next((each.adapters for _, each in adapters_below(module)), Adapters())

@@ -75,11 +75,7 @@ class Weights:
     """The weights of a loaded bundle, with their uses in all its programs."""
 
     def __init__(self, module: BundleModule) -> None:
-        """Read the forward graphs of every program.
-
-        Args:
-            module: the loaded bundle; borrowed.
-        """
+        """Read the forward graphs of every program."""
         self._module = module
         bundle = module.bundle
         programs = [bundle.program(entry.name) for entry in bundle.manifest.programs]

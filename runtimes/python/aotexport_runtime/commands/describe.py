@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -48,13 +49,7 @@ from aotexport_runtime.values.trees import leaves
 
 
 def describe(bundle: Bundle, *, program: str | None = None, graph: bool = False) -> str:
-    """Return the text that `inspect` shows; control characters are escaped.
-
-    Args:
-        bundle: an open bundle.
-        program: only this program.
-        graph: with the graphs, one line per node.
-    """
+    """Return the text that `inspect` shows, of one program or of all, with their graphs or without."""
     lines = [] if program else _overview(bundle)
     lines += [f"  {note.shown()}" for note in notes_of(bundle, program)]
     for name in [program] if program else bundle.program_names:
@@ -69,7 +64,7 @@ def _printable(line: str) -> str:
 def _overview(bundle: Bundle) -> list[str]:
     manifest = bundle.manifest
     parameters = [entry for entry in manifest.state if entry.role == "parameter"]
-    count = sum(_numel(entry.shape) for entry in parameters)
+    count = sum(math.prod(entry.shape) for entry in parameters)
     nbytes = sum(entry.nbytes for entry in manifest.files)
     lines = [
         f"{manifest.name} ({manifest.kind}), format {manifest.format}, readable from format {manifest.min_reader}",
@@ -93,21 +88,13 @@ def _overview(bundle: Bundle) -> list[str]:
     return lines
 
 
-def _numel(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
-
-
 def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
     lines = ["", describe_program(bundle, program), "  inputs:"]
     lines += [f"    {line}" for line in describe_inputs(program)] or ["    none"]
     lines.append("  outputs:")
     lines += [f"    {line}" for line in describe_outputs(program, _forward(bundle, program))] or ["    none"]
     lines += [f"  {line}" for line in describe_changes(program)]
-    files = [program.forward.file] + ([program.functional.file] if program.functional else [])
-    for file in files:
+    for file in _files(program):
         loaded = bundle.graph(program.name, file)
         lines.append(f"  graph {file}: {len(loaded.nodes)} operators")
         if graph:
@@ -120,6 +107,10 @@ def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
     if not program.forward.differentiable:
         lines.append("  the forward graph is not differentiable: the module has custom autograd functions")
     return lines
+
+
+def _files(program: Program) -> list[str]:
+    return [program.forward.file] + ([program.functional.file] if program.functional else [])
 
 
 def describe_program(bundle: Bundle, program: Program) -> str:
@@ -203,12 +194,7 @@ def describe_inputs(program: Program) -> list[str]:
 
 
 def describe_outputs(program: Program, forward: Graph) -> list[str]:
-    """Return one line per output leaf, with its alias story.
-
-    Args:
-        program: a program.
-        forward: its forward graph, which has the types of numbers.
-    """
+    """Return one line per output leaf, with its alias story; `forward` has the types of numbers."""
     names = _names(program)
     metas = {value.name: value.meta for value in (*forward.inputs, *forward.nodes)}
     specs = program.functional.outputs if program.functional else ()
@@ -318,8 +304,6 @@ def _argument(argument: Argument | PythonValue) -> str:
         return argument.type
     if isinstance(argument, SubgraphArgument):
         return argument.name
-    if isinstance(argument, FloatArgument):
-        return argument.value
     value = getattr(argument, "value", argument)
     return repr(value) if argument.__class__.__name__ == "StringArgument" else str(value)
 
@@ -339,8 +323,8 @@ def summary(bundle: Bundle, *, program: str | None = None, graph: bool = False) 
             "joining": describe_joining(bundle, record),
         }
         if graph:
-            files = [record.forward.file] + ([record.functional.file] if record.functional else [])
-            programs[name]["graphs"] = {file: msgspec.to_builtins(bundle.graph(name, file)) for file in files}
+            graphs = {file: msgspec.to_builtins(bundle.graph(name, file)) for file in _files(record)}
+            programs[name]["graphs"] = graphs
     targets = {name: msgspec.to_builtins(bundle.target(name)) for name in bundle.target_names}
     notes = [note.as_json() for note in notes_of(bundle, program)]
     return {"manifest": msgspec.to_builtins(bundle.manifest), "notes": notes, "programs": programs, "targets": targets}

@@ -99,15 +99,7 @@ def calls_of(program: Program, model: OnnxModel, calls: int) -> int:
 def observed(
     program: Program, model: OnnxModel, calls: Calls, run: Callable[..., Any], state: dict[str, Any]
 ) -> Observation:
-    """Return what consecutive calls of an ONNX model show, from its state at first.
-
-    Args:
-        program: its record.
-        model: its entry in the manifest.
-        calls: to make.
-        run: calls the model.
-        state: see `OnnxEngine`; emptied first.
-    """
+    """Return what consecutive calls of an ONNX model by `run` show, from its `state` at first, which is emptied."""
     state.clear()
     got = Observation(sample=calls.expected.sample)
     for number in range(calls.count):

@@ -112,11 +112,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _store(found: list[tuple[str, str, torch.Tensor]]) -> tuple[list[StateTensor], dict[str, torch.Tensor]]:
-    """Return the records of tensors, and the stored tensors by key; overlapping tensors are stored as one span.
-
-    Args:
-        found: name, path and tensor of each.
-    """
+    """Return records and stored tensors of (name, path, tensor); overlapping tensors are stored as one span."""
     records: dict[str, StateTensor] = {}
     stored: dict[str, torch.Tensor] = {}
     for group in _overlapping(found):

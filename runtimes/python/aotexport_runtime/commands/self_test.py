@@ -193,11 +193,7 @@ def _graph_of(bundle: Bundle, program: str, target: str) -> str:
 
 
 def _run_onnx(bundle: Bundle, model: OnnxModel, engine: str) -> list[VectorResult]:
-    """Run the recorded calls of a program by its ONNX model.
-
-    Raises:
-        NotSupported: it cannot run the model here.
-    """
+    """Run the recorded calls of a program by its ONNX model."""
     program, state = bundle.program(model.program), dict[str, Any]()
     plan = compose_onnx(bundle, program, model, runtime_of(engine), state)
     least, results = rounding(bundle, program.name), list[VectorResult]()
@@ -226,12 +222,7 @@ def _autocasts_alike(program: Program, device: Any) -> bool:
 
 
 def without_target(result: VectorResult, results: Iterable[VectorResult]) -> VectorResult:
-    """Return a result, as a failure if the requested native target ran nothing of its program.
-
-    Args:
-        result: one of `results`.
-        results: results of all recorded calls of the bundle.
-    """
+    """Return one of `results`, as a failure if the requested native target ran nothing of its program."""
     own = [other for other in results if other.program == result.program]
     missed = is_native(result.target) and not any(is_of(run.engine, result.target) for o in own for run in o.ran)
     if result.error or not missed:
@@ -265,12 +256,13 @@ def run_vector(
     """
     expected = recorded_observation(vector, stored)
     try:
+        bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
         own, got, nbytes, engines = _observe_afresh(
-            lambda: load(path, target=target, check_digests=False, **loading), vector, stored, loss=loss
+            lambda: load(bundle, target=target, check_digests=False, **loading), vector, stored, loss=loss
         )
         # Graphs requested by name give eager's results. Other kernels, also those that `auto` finds on the machine,
         # round at other places, which shows in results of finer dtypes as well.
-        least = least_tolerance(path, vector.program, exact=exact and target in (PORTABLE, AUTOGRAD))
+        least = least_tolerance(bundle, vector.program, exact=exact and target in (PORTABLE, AUTOGRAD))
     except Exception as error:  # noqa: BLE001 - the call has failed, which the result says
         return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")
     if nbytes > _LARGE_NBYTES:
@@ -278,7 +270,7 @@ def run_vector(
         # second collection finds the objects that nodes of autograd refer to.
         for _ in range(2):
             gc.collect()
-    expected, left_out = own or expected, why_values_differ(path, vector.program, engines.device)
+    expected, left_out = own or expected, why_values_differ(bundle, vector.program, engines.device)
     if left_out:
         expected = dataclasses.replace(expected, values={})
     errors = {} if loss else vector.eager_errors
@@ -287,9 +279,8 @@ def run_vector(
     return VectorResult(vector.program, name, target, differences, device=engines.device, ran=ran, left_out=left_out)
 
 
-def why_values_differ(path: str | os.PathLike[str] | Bundle, name: str, device: str) -> str:
+def why_values_differ(bundle: Bundle, name: str, device: str) -> str:
     """Return why the values of a program are others than recorded ones, by its random numbers; empty: they are not."""
-    bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
     program = bundle.program(name)
     here, there = device.partition(":")[0], device_type_of(program, None)
     if here in ("", there) or not random_nodes(bundle.graph(name, program.forward.file)):
@@ -297,21 +288,19 @@ def why_values_differ(path: str | os.PathLike[str] | Bundle, name: str, device: 
     return f"it draws random numbers, others on {here} than on {there}"
 
 
-def least_tolerance(path: str | os.PathLike[str] | Bundle, program: str, *, exact: bool) -> float:
+def least_tolerance(bundle: Bundle, program: str, *, exact: bool) -> float:
     """Return the least tolerance of results of `program`; autocast rounds values that all of them come from.
 
     Args:
-        path: directory of the bundle, or the open bundle.
+        bundle: an open bundle.
         program: name of the program.
         exact: whether what runs rounds at the places where eager does.
     """
-    bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
     return 0.0 if exact and bundle.program(program).autocast is None else rounding(bundle, program)
 
 
-def rounding(path: str | os.PathLike[str] | Bundle, program: str) -> float:
+def rounding(bundle: Bundle, program: str) -> float:
     """Return the tolerance of the coarsest dtype that `program` computes in."""
-    bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
     nodes = bundle.graph(program, bundle.program(program).forward.file).nodes
     computed = {dtypes.dtype(node.meta.dtype) for node in nodes if isinstance(node.meta, TensorMeta)}
     return max((TOLERANCES.get(dtype, 0.0) for dtype in computed), default=0.0)

@@ -169,11 +169,7 @@ class BundleModule(WithAttributes):
         return (self._constants, name) if name in self._constants else slot_of(self, name)
 
     def _slot(self, name: str) -> StateSlot:
-        """Return the slot of a state tensor's current value, which may be replaced between calls.
-
-        Raises:
-            NotSupported: there is none.
-        """
+        """Return the slot of a state tensor's current value, which may be replaced between calls."""
         slot = self._find(name)
         if slot is None:
             raise NotSupported(
@@ -301,11 +297,7 @@ class BundleModule(WithAttributes):
 
     @contextlib.contextmanager
     def submodules_called(self) -> Generator[set[str], None, None]:
-        """Let calls run forward graphs that call every submodule, for a trace that records submodules.
-
-        Yields:
-            The paths of submodules that a call does not show; complete after the call.
-        """
+        """Let calls call every submodule, for a trace of them; yield the paths of those that a call does not show."""
         untold = self.__dict__["_untold"] = set[str]()
         self.__dict__["_calls_submodules"] = True
         self.changed()
@@ -333,11 +325,7 @@ class BundleModule(WithAttributes):
     # --- copies -------------------------------------------------------------------------------------------
 
     def twin(self, *, target: str | None = None, memo: dict[int, Any] | None = None) -> BundleModule:
-        """Return an independent copy.
-
-        Args:
-            target: engine of the copy; None: the same.
-            memo: see `copy.deepcopy`.
+        """Return an independent copy, by another engine if `target` names one; `memo` as of `copy.deepcopy`.
 
         Raises:
             NotSupported: tensors that are tied in the programs no longer are in the module.

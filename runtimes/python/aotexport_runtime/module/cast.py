@@ -53,10 +53,6 @@ class CastBundle(CastPrograms):
     def __init__(self, bundle: Bundle, dtype: str) -> None:
         """Cast parameters, floating buffers and floating arguments, as `model.to(dtype)` and its caller would.
 
-        Args:
-            bundle: the open bundle; its files are shared.
-            dtype: name of the dtype, of `FLOATS`.
-
         Raises:
             NotSupported: a program, or the state, holds a dtype of its own; names it with the user's line.
         """

@@ -70,7 +70,7 @@ def compose(
         environment: namespaces and device.
         request: request of the caller of `load`.
         targets: native code that may run.
-        live: the forward graph with changed submodules, which serves every call; None: the program calls none.
+        live: see `live_of`; where it is, it serves every call.
         loaded: state as it was loaded.
         measures: whether engines may be measured.
 
@@ -201,8 +201,7 @@ def live_of(
         changes: the submodules that changed.
         slot: see `compose`.
         environment: namespaces and device.
-        untold: None: only changed submodules are called; else every submodule is, and paths of those that cannot be
-            called are added to it.
+        untold: gets the paths of submodules that cannot be called, where all are to be; None: changed ones are called.
 
     Raises:
         NotSupported: a change that calls cannot follow.
@@ -234,11 +233,6 @@ def live_of(
 def program_of(method: str, methods: Mapping[str, Sequence[Program]], *, training: bool) -> str:
     """Return the name of the program that a call of `method` runs now.
 
-    Args:
-        method: its name.
-        methods: programs of each method.
-        training: whether the module is in train mode.
-
     Raises:
         NotSupported: there is none for this mode.
     """
@@ -267,11 +261,7 @@ def _prefers_onednn(environment: Environment, matmul: Matmul) -> bool:
 
 
 def _prepared(engine: str, bundle: Bundle, program: Program, environment: Environment) -> Lowered | Libraries:
-    """Return the native code of an engine.
-
-    Raises:
-        NotSupported: it does not run here.
-    """
+    """Return the native code of an engine."""
     if engine != CUDA:
         return Libraries(bundle, engine, program, environment)
     assert environment.lowering is not None
@@ -281,13 +271,8 @@ def _prepared(engine: str, bundle: Bundle, program: Program, environment: Enviro
 def check_state_read(program: Program, live: LiveGraph | None, slot: Callable[[str], StateSlot]) -> None:
     """Refuse state that was replaced by such of another dtype or shape, and that no changed submodule alone reads.
 
-    Args:
-        program: its program.
-        live: the graph that runs; None: the forward graph.
-        slot: returns the slot of a state tensor's current value, by name.
-
     Raises:
-        NotSupported: there is such state.
+        NotSupported: names it.
     """
     for index, spec in enumerate(program.inputs):
         if not isinstance(spec, StateInput) or spec.subclass is not None:

@@ -208,12 +208,7 @@ def check_target(bundle: Bundle, target: str, trust: str, device: torch.device |
 def _check_arguments(
     target: str, trust: Literal["data", "native"] | Signed, memory_budget: float, check_digests: bool
 ) -> None:
-    """Refuse arguments of `load` that no bundle can be loaded with.
-
-    Raises:
-        ArgumentInvalid: one is of a wrong type.
-        NotSupported: says which.
-    """
+    """Refuse arguments of `load` that no bundle can be loaded with."""
     check_type("target", target, str, "the name of a target")
     check_type("memory_budget", memory_budget, (int, float), "a number from 0 to 1")
     _check_name(target)
@@ -240,11 +235,7 @@ def _check_name(target: str) -> None:
 def _resolved(
     bundle: Bundle, request: Request, device: torch.device | str | None, cuda: CudaRuntime | None
 ) -> tuple[torch.device | None, Choice, LoweringEngine | None]:
-    """Return the device (None: where the bundle was captured), native code for this machine, and the engine of kernels.
-
-    Raises:
-        NotSupported: the device is not here, or requested native code cannot run.
-    """
+    """Return the device (None: that of the capture), native code for this machine, and the engine of kernels."""
     from aotexport_runtime.engines.cpu.engine import unfit
 
     if request.target == CUDA and device is None:
@@ -293,11 +284,7 @@ def _load_models(bundle: Bundle, target: str, device: Any, options: OnnxRuntime 
 
 
 def _place(device: torch.device | str | None) -> torch.device | None:
-    """Return `device` with its index.
-
-    Raises:
-        NotSupported: it is not here.
-    """
+    """Return `device` with its index."""
     if device is None:
         return None
     import torch
@@ -323,11 +310,7 @@ def _check_files(bundle: Bundle, mapped: bool | None) -> None:
 def _allowed(
     requirements: Requirements, namespaces: str | Iterable[str], types: Iterable[type] | Mapping[str, type]
 ) -> tuple[frozenset[str], TensorTypes]:
-    """Return the namespaces of operators and the classes of tensors that the caller allows.
-
-    Raises:
-        NotSupported: the bundle needs others.
-    """
+    """Return the allowed namespaces of operators and classes of tensors, where the bundle needs no others."""
     allowed = frozenset(names_of("operator_namespaces", namespaces))
     _check_namespaces(requirements, allowed)
     classes = TensorTypes(types)

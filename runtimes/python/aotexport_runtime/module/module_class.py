@@ -29,12 +29,7 @@ _EMPTY = inspect.Parameter.empty
 
 
 def methods_of(bundle: Bundle, *, variants: bool = False) -> dict[str, list[Program]]:
-    """Return the programs per method.
-
-    Args:
-        bundle: an open bundle.
-        variants: also programs that are variants of others.
-    """
+    """Return the programs per method; with `variants`, also those that are variants of others."""
     methods: dict[str, list[Program]] = {}
     for entry in bundle.manifest.programs:
         if variants or entry.variant_of is None:
@@ -108,16 +103,11 @@ def _shown(function: Any, name: str, signature: inspect.Signature) -> Any:
 
 
 def signature_of(programs: Sequence[Program], value_of: ValueOf, hidden: str | None = None) -> inspect.Signature:
-    """Return the signature of a method, from the parameters of its programs.
+    """Return the signature of a method, from the parameters of its programs, without the one named `hidden`.
 
     Names and kinds are those of the user's code. The keywords of the example replace `**kwargs`, since a call can pass
     no others; `*args` is left out where the example passed none. A default is the user's, even where calls must pass
     the argument; it is `...` where the bundle does not know it, or some programs lack the parameter.
-
-    Args:
-        programs: at least one.
-        value_of: value of a constant leaf.
-        hidden: name of a parameter that no caller passes.
     """
     shown: dict[str, list[inspect.Parameter]] = {}
     for program in programs:

@@ -36,12 +36,7 @@ class Tap:
 
 
 def add_taps(module: nn.Module, bundle: Bundle, paths: Sequence[str]) -> None:
-    """Keep the results of submodules in every call with taps.
-
-    Args:
-        module: the loaded bundle.
-        bundle: its files.
-        paths: paths of the submodules.
+    """Keep the results of the submodules at `paths` in every call with taps.
 
     Raises:
         ArgumentInvalid: there is no such submodule.
@@ -71,12 +66,7 @@ def add_taps(module: nn.Module, bundle: Bundle, paths: Sequence[str]) -> None:
 
 
 def tapped(plan: Plan | Variants, paths: Sequence[str]) -> Call:
-    """Return a function that calls a program, and returns its result beside those of the submodules at `paths`.
-
-    Args:
-        plan: the program.
-        paths: see `add_taps`; none: the function returns the program's result alone.
-    """
+    """Return a function that calls a program, and returns its result beside those of the submodules at `paths`."""
     run = plan.call if isinstance(plan, Plan) else plan
     if not paths:
         return run

@@ -150,11 +150,7 @@ def _data(tensor: Tensor) -> Any:
 
 
 def check_input(name: str, datatype: str, shape: Sequence[int], known: Mapping[str, Any], signature: Signature) -> None:
-    """Refuse an input that the model does not have so, or that came before.
-
-    Raises:
-        Refusal: says what was expected.
-    """
+    """Refuse an input that the model does not have so, or that came before (`Refusal`)."""
     if name in known:
         raise Refusal("invalid", f"`{name}` is given twice")
     if name not in signature.inputs:
@@ -181,11 +177,7 @@ def _wanted(outputs: list[Output] | None, binary: bool, signature: Signature) ->
 
 
 def check_outputs(names: Mapping[str, Any], signature: Signature) -> None:
-    """Refuse names that are no outputs.
-
-    Raises:
-        Refusal: names the outputs that there are.
-    """
+    """Refuse names that are no outputs (`Refusal`)."""
     for name in names:
         if name not in signature.outputs:
             raise Refusal("invalid", f"`{name}`: no such output; there are {_names(signature.outputs)}")
@@ -196,11 +188,7 @@ def _names(names: Mapping[str, Any]) -> str:
 
 
 def timeout_s(microseconds: Any) -> float | None:
-    """Return the parameter `timeout` of a request in seconds; None: it has none.
-
-    Raises:
-        Refusal: it is no number above 0.
-    """
+    """Return the parameter `timeout` of a request in seconds; None: it has none; no number above 0: `Refusal`."""
     if microseconds is None:
         return None
     if not isinstance(microseconds, int) or isinstance(microseconds, bool) or microseconds <= 0:
@@ -211,15 +199,7 @@ def timeout_s(microseconds: Any) -> float | None:
 def write_answer(
     request: Request, model: str, version: str, outputs: Mapping[str, Array], signature: Signature
 ) -> tuple[bytes, int | None]:
-    """Return the body of an HTTP response, and how much of it is JSON; None: all.
-
-    Args:
-        request: what is answered.
-        model: name of the model.
-        version: its version.
-        outputs: what the servable returned.
-        signature: of the model.
-    """
+    """Return the body of an HTTP response with a servable's outputs, and how much of it is JSON; None: all."""
     entries: list[dict[str, Any]] = []
     parts: list[bytes | memoryview] = []
     for name, in_bytes in request.outputs.items():

@@ -130,11 +130,7 @@ class Repository:
         return self._proved
 
     def model(self, name: str) -> Model:
-        """Return the model called `name`.
-
-        Raises:
-            Refusal: there is none.
-        """
+        """Return the model called `name`; `Refusal`: there is none."""
         found = self.models.get(name)
         if found is None:
             raise Refusal("not_found", f"there is no model `{name[:100]}`")
@@ -164,11 +160,7 @@ class Repository:
         return served
 
     def demand(self, name: str) -> None:
-        """Load a model that is to be loaded when it is asked for.
-
-        Raises:
-            Refusal: it cannot be served.
-        """
+        """Load a model that is to be loaded when it is asked for; `Refusal`: it cannot be served."""
         with self._lock:
             model = self.model(name)
             if model.served is None and not model.refused:
@@ -194,11 +186,7 @@ class Repository:
                 raise Refusal("invalid", f"model `{name}` is not loaded: {model.reason}")
 
     def unload(self, name: str) -> None:
-        """Let a model go, until it is loaded by name.
-
-        Raises:
-            Refusal: there is no such model.
-        """
+        """Let a model go, until it is loaded by name; `Refusal`: there is none."""
         with self._lock:
             model = self.model(name)
             model.refused = True
@@ -241,9 +229,7 @@ class Repository:
     def _choose(self, model: Model, *, watching: bool = False) -> None:
         """Serve the newest version that passes; the one that is served stays where none does.
 
-        Args:
-            model: the model.
-            watching: leave alone what is being copied, and what was let go until it is asked for.
+        With `watching`, leave alone what is being copied, and what was let go until it is asked for.
         """
         for bundle in model.candidates:
             if model.chosen is not None and model.chosen.files == bundle.files and (watching or model.served):

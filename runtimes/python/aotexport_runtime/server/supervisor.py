@@ -185,11 +185,7 @@ def openmp_settings(options: ServeOptions, processors: int, given: Mapping[str, 
 
 @contextmanager
 def opened(options: ServeOptions) -> Generator[tuple[socket.socket, int]]:
-    """Hold the ports: a socket that listens for HTTP, and the number of a port for gRPC that is ours.
-
-    Raises:
-        NotSupported: a port is taken, or the host is no address of this machine.
-    """
+    """Hold the ports: a socket that listens for HTTP, and the number of a port for gRPC that is ours; see `bound`."""
     with bound(options.host, options.http_port, shared=False) as http:
         http.listen(2048)
         with bound(options.host, options.grpc_port, shared=False) as first:
@@ -200,12 +196,7 @@ def opened(options: ServeOptions) -> Generator[tuple[socket.socket, int]]:
 
 
 def bound(host: str, port: int, *, shared: bool) -> socket.socket:
-    """Return a socket that has a port of the host.
-
-    Args:
-        host: address.
-        port: 0: any that is free.
-        shared: whether other processes may have it as well.
+    """Return a socket that has a port of the host; 0: any that is free; `shared`: other processes may have it as well.
 
     Raises:
         NotSupported: it is taken, or the host is no address of this machine.

@@ -34,15 +34,7 @@ _NUMBERS = {"BOOL": "b", "FP32": "fiu", "FP64": "fiu"}
 
 
 def datatype_of(name: str, dtype: str) -> str:
-    """Return the protocol's datatype of a dtype of the format.
-
-    Args:
-        name: the input or output.
-        dtype: its dtype.
-
-    Raises:
-        NotSupported: the protocol has none.
-    """
+    """Return the protocol's datatype of the dtype of an input or output; `NotSupported`: it has none."""
     if dtype not in _DATATYPES:
         raise NotSupported(f"`{name}` is {dtype}, and the protocol has no such datatype; return it as float32")
     return _DATATYPES[dtype]

@@ -90,12 +90,7 @@ class Interface:
     choices: tuple[tuple[str, ...], ...] = ()
 
     def choice(self, given: MappingOf[str, str], violations: list[str]) -> int:
-        """Return the first program whose strings a call names; report strings that none has.
-
-        Args:
-            given: strings by name; of those that are missing, the first program's.
-            violations: gets what does not fit.
-        """
+        """Return the first program whose strings a call names, those of the first program by default; report others."""
         for text in self.texts:
             if given.get(text.name, text.values[0]) not in text.values:
                 known = " or ".join(map(repr, text.values))
@@ -110,13 +105,7 @@ class Interface:
 
 
 def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: Iterable[Any]) -> tuple[Hashable, int] | None:
-    """Return a key that calls of one batch share, and the size of the batch; None: the call does not fit by itself.
-
-    Args:
-        inputs: the interface's.
-        axes: where calls are joined.
-        values: a tensor or array per input.
-    """
+    """Return what calls of one batch share, and the size of the batch; None: the call does not fit by itself."""
     kinds: list[Any] = []
     sizes: set[int] = set()
     for spec, axis, value in zip(inputs, axes.inputs, values, strict=True):
@@ -202,12 +191,7 @@ def _inputs(program: Program) -> list[TensorSpec]:
 
 
 def named_leaves(tree: Tree, name: str = "") -> Iterator[tuple[str, Leaf]]:
-    """Return every leaf of `tree` with its dotted name, in order.
-
-    Args:
-        tree: of a parameter, or of a result.
-        name: the parameter's; empty: a result, which is named where its own structure names nothing.
-    """
+    """Return every leaf of the tree of the parameter `name`, or of a result, with its dotted name, in order."""
     return ((found, leaf) for found, leaf in _named(tree, name) if isinstance(leaf, Leaf))
 
 

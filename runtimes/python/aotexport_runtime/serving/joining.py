@@ -101,10 +101,7 @@ def run_together(
         program: the program.
         calls: alike in all but the size of the batch, if there is more than one and there are axes.
         axes: where calls are joined; None: nowhere.
-        choice: index of the program that has the strings of the calls, see `Interface.choice`.
-
-    Raises:
-        CallInvalid: a call, or the joined one, does not fit the program.
+        choice: see `AnyProgram.run`, as for errors.
     """
     if axes is None or len(calls) == 1:
         return [program.run(values, choice) for values in calls]

@@ -87,11 +87,7 @@ def _spanned(arrays: Mapping[str, Array], spec: Any) -> Array:
 
 
 def check_answers(bundle: Bundle, entry: VectorEntry, run: Callable[[Values], list[Any]]) -> Values:
-    """Run a recorded call and compare with what eager gave; return its arguments.
-
-    Raises:
-        SelfTestFailed: an answer differs; lists the differences.
-    """
+    """Run a recorded call, compare with what eager gave (`SelfTestFailed`), and return its arguments."""
     call, program = read_call(bundle, entry), bundle.program(entry.program)
     least = _coarsest(bundle, entry.program)
     outputs = run([value if isinstance(value, int) else value.copy() for value in call.values])

@@ -52,11 +52,7 @@ class Adapters:
             _OVERRIDES.reset(token)
 
     def known(self, names: str | list[str]) -> tuple[str, ...]:
-        """Return `names` as a tuple.
-
-        Raises:
-            ArgumentInvalid: there is no adapter of such a name.
-        """
+        """Return `names` as a tuple; refuse one that no adapter has (`ArgumentInvalid`)."""
         listed = (names,) if isinstance(names, str) else tuple(names)
         for name in listed:
             if name not in self.configs:
@@ -65,11 +61,7 @@ class Adapters:
         return listed
 
     def check_unmerged(self, what: str) -> None:
-        """Refuse a module whose weights hold adapters.
-
-        Raises:
-            NotSupported: they do.
-        """
+        """Refuse a module whose weights hold adapters (`NotSupported`)."""
         if self.merged:
             listed = ", ".join(f"`{name}`" for name in self.merged)
             raise NotSupported(f"{what}: the module's weights hold {listed}. Call `unmerge_adapter` first")

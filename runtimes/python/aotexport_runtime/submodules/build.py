@@ -29,7 +29,7 @@ def build(
     changed: Callable[[], None],
     constant: Callable[[Constant], Any],
 ) -> dict[str, torch.Tensor]:
-    """Give a module the submodules and the state of a bundle.
+    """Give a module the submodules and the state of a bundle; return tensors that are no parameter or buffer, by name.
 
     Args:
         whole: a module without either.
@@ -37,9 +37,6 @@ def build(
         tensors: its state, by name; owned by the module from now on.
         changed: a method of the module, to be called when a submodule changes.
         constant: value of a constant leaf.
-
-    Returns:
-        The tensors that are no parameter or buffer, by name.
     """
     for record in manifest.modules:
         _place(whole, record, changed, constant)

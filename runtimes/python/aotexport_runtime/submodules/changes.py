@@ -42,16 +42,7 @@ class SubmoduleChange:
 
 
 def changes_below(module: nn.Module, origin: Origin, mode: bool) -> list[SubmoduleChange]:
-    """Return the changes of submodules below a loaded module, without those below replaced submodules.
-
-    Args:
-        module: the loaded module, or a submodule of it.
-        origin: its state when it was loaded.
-        mode: whether the whole is in train mode.
-
-    Raises:
-        NotSupported: it has a parameter or buffer that no call would use.
-    """
+    """Return the changes below a module of this origin, but not those below replaced ones; `mode` is the whole's."""
     found: list[SubmoduleChange] = []
     prefix = f"{origin.path}." if origin.path else ""
     for name, child in origin.submodules.items():
@@ -107,11 +98,7 @@ def _is_unit(module: LoadedSubmodule, origin: Origin) -> bool:
 
 
 def check_nothing_added(module: nn.Module, origin: Origin) -> None:
-    """Refuse parameters and buffers that were not there at export, in a module without other changes.
-
-    Raises:
-        NotSupported: names one.
-    """
+    """Refuse a parameter or buffer that is new since the export, in a module without other changes (`NotSupported`)."""
     for name in (*module._parameters, *module._buffers):
         added = module._parameters.get(name, module._buffers.get(name))
         if added is not None and name not in origin.tensors:
@@ -120,12 +107,7 @@ def check_nothing_added(module: nn.Module, origin: Origin) -> None:
 
 
 def changes_of(whole: nn.Module, origin: Origin, manifest: Manifest) -> list[SubmoduleChange]:
-    """Return the changes of a loaded module's submodules, each by its first name.
-
-    Args:
-        whole: the loaded module.
-        origin: its state when it was loaded.
-        manifest: manifest of its bundle.
+    """Return the changes of a loaded module's submodules since `origin`, each by its first name.
 
     Raises:
         NotSupported: one was changed in a way that no call can follow.
@@ -140,11 +122,7 @@ def changes_of(whole: nn.Module, origin: Origin, manifest: Manifest) -> list[Sub
 
 
 def _without_twins(whole: nn.Module, manifest: Manifest, found: list[SubmoduleChange]) -> list[SubmoduleChange]:
-    """Return `found` with modules of several names under the first name alone.
-
-    Raises:
-        NotSupported: such a module was replaced by one of its names, and not by the others.
-    """
+    """Return `found` with modules of several names, all of them changed alike, under the first name alone."""
     by_path = {change.path: change for change in found}
     for record in manifest.modules:
         if record.same_as is None:

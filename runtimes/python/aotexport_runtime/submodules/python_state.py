@@ -30,12 +30,7 @@ class PythonState:
     """
 
     def __init__(self, attributes: Iterable[ModuleAttribute], tensors: Sequence[torch.Tensor]) -> None:
-        """Begin with their values at export.
-
-        Args:
-            attributes: their records.
-            tensors: the state of the module, in the order of the manifest.
-        """
+        """Begin with their values at export; `tensors` are the state of the module, in the order of the manifest."""
         self.values = _built({each.name: each.value for each in attributes}, tensors)
 
     def passed_with(self, kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -60,11 +55,7 @@ class PythonState:
         return _built(self.trees(index_of), tensors)
 
     def copied(self, memo: dict[int, Any]) -> dict[str, Any]:
-        """Return a copy of the current attributes; tensors are detached from the graph that computed them.
-
-        Args:
-            memo: see `copy.deepcopy`.
-        """
+        """Return a copy of the current attributes; tensors are detached from the graph that computed them."""
 
         def copied(tensor: torch.Tensor) -> torch.Tensor:
             if tensor.is_leaf or id(tensor) in memo:

@@ -82,11 +82,7 @@ class LoadedSubmodule(WithAttributes):
         return next(base for base in cls.__mro__ if base.__module__.startswith("torch.nn.modules"))(*args, **kwargs)
 
     def __init__(self, origin: Origin) -> None:
-        """Begin without state.
-
-        Args:
-            origin: its path, and the function to call on changes; completed by `seal`.
-        """
+        """Begin without state; `seal` completes the origin."""
         nn.Module.__init__(self)
         self.__dict__["_origin"] = origin
 
@@ -100,11 +96,7 @@ class LoadedSubmodule(WithAttributes):
         told(self, origin.changed, self.check_added)
 
     def check_added(self, name: str, module: Any) -> None:
-        """Refuse a submodule that was not there at export, and that no call could use.
-
-        Raises:
-            NotSupported: it is such a submodule.
-        """
+        """Refuse a submodule that was not there at export, and that no call could use (`NotSupported`)."""
         origin: Origin = self.__dict__["_origin"]
         if (
             name in origin.submodules
@@ -181,11 +173,7 @@ class LoadedSubmodule(WithAttributes):
         return self
 
     def check_mode(self) -> None:
-        """Refuse another mode than the whole's for a submodule whose class is the model's own.
-
-        Raises:
-            NotSupported: it is such a submodule.
-        """
+        """Refuse another mode than the whole's for a submodule whose class is the model's own (`NotSupported`)."""
         origin: Origin = self.__dict__["_origin"]
         if not origin.known:
             raise NotSupported(
@@ -205,7 +193,7 @@ class LoadedSubmodule(WithAttributes):
         elif name in (*STATE, "_modules", *HOOKS):
             refill(self, name, value)
         elif name == "__class__":
-            _check_class(self, value, origin.path)
+            check_class(self, value, origin.path)
             super().__setattr__(name, value)
             origin.changed()
         elif name in self._parameters or name in self._buffers or name in self._modules:
@@ -278,33 +266,21 @@ def _unfitting(module: LoadedSubmodule, name: str, error: RuntimeError) -> str:
 
 
 def refuse_replicas() -> NoReturn:
-    """Refuse `nn.DataParallel` on several devices.
-
-    Raises:
-        NotSupported: always.
-    """
+    """Refuse `nn.DataParallel` on several devices (`NotSupported`)."""
     raise NotSupported(
         "torch.nn.DataParallel runs copies of a module's attributes, which a loaded bundle does not read. Use "
         "torch.nn.parallel.DistributedDataParallel, one process per device"
     )
 
 
-def _check_class(module: nn.Module, value: Any, path: str) -> None:
+def check_class(module: nn.Module, value: Any, path: str = "") -> None:
+    """Refuse a class for a loaded module that is no subclass of its current class (`NotSupported`)."""
     if not (isinstance(value, type) and issubclass(value, type(module))):
         name = getattr(value, "__qualname__", value)
         what = f"`{path}`" if path else "the loaded module"
         raise NotSupported(
             f"{what} cannot become a `{name}`, only an object of a subclass of `{type(module).__name__}`"
         )
-
-
-def check_class(module: nn.Module, value: Any) -> None:
-    """Refuse a class for the whole module that is no subclass of its current class.
-
-    Raises:
-        NotSupported: it is no subclass.
-    """
-    _check_class(module, value, "")
 
 
 def switch(module: nn.Module, mode: bool) -> None:

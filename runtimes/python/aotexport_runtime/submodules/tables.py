@@ -80,12 +80,7 @@ def _alike(owner: Mapping[str, Any], before: Any, value: Any) -> bool:
 
 
 def kind_in(owner: Mapping[str, Any], tensor: torch.Tensor) -> TensorKind:
-    """Return the facts about a state tensor that calls depend on, beside its values.
-
-    Args:
-        owner: attributes of the module that holds it.
-        tensor: a parameter or buffer.
-    """
+    """Return the facts about a tensor that calls depend on, beside its values; `owner`: attributes of its module."""
     return tensor.dtype, tensor.shape, type(tensor) if is_wrapper(tensor) and not _shards(owner) else None
 
 

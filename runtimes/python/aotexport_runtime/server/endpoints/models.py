@@ -59,11 +59,7 @@ class BundleModel(kserve.Model):
 
     @property
     def signature(self) -> Signature:
-        """The inputs and outputs of the version that is, or was last, served.
-
-        Raises:
-            Refusal: none was.
-        """
+        """The inputs and outputs of the version that is, or was last, served; `Refusal`: none was."""
         if self._model.signature is None:
             self._repository.current(self.name)
             raise Refusal("unavailable", f"model `{self.name}` is being loaded")
@@ -72,13 +68,8 @@ class BundleModel(kserve.Model):
     async def predict(self, payload: Any, headers: Any = None, response_headers: Any = None) -> Answered:
         """Return the outputs of a call.
 
-        Args:
-            payload: the request.
-            headers: ignored.
-            response_headers: ignored.
-
         Raises:
-            Refusal: the request is none of this protocol.
+            Refusal: the payload is no request of this protocol.
             AotExportError: see `Servable.submit`.
         """
         if not isinstance(payload, Request):
@@ -149,11 +140,7 @@ class BundlePlane(DataPlane):
         return self.repository.is_proved and not any(m.served and m.served.servable.batcher.is_full for m in models)
 
     async def get_model(self, name: str) -> BundleModel:
-        """Return a model that is loaded, loading it if it has to be.
-
-        Raises:
-            Refusal: there is none, or it cannot be served.
-        """
+        """Return a model that is loaded, loading it if it has to be; errors: see `loaded`."""
         await self.loaded(name)
         return self.get_model_from_registry(name)
 
@@ -168,11 +155,7 @@ class BundlePlane(DataPlane):
         return served
 
     async def model_metadata(self, model_name: str, version: str = "") -> dict[str, Any]:
-        """Return name, version, inputs and outputs of a model.
-
-        Raises:
-            Refusal: see `loaded`.
-        """
+        """Return name, version, inputs and outputs of a model; errors: see `loaded`."""
         if self.repository.model(model_name).signature is None:
             await self.loaded(model_name, version)
         served = self.repository.current(model_name, version)
@@ -182,11 +165,7 @@ class BundlePlane(DataPlane):
         return found | {"platform": "aotexport", "versions": [current]}
 
     async def model_ready(self, model_name: str, disable_predictor_health_check: bool = False) -> bool:
-        """Return whether calls of a model are answered.
-
-        Raises:
-            Refusal: there is none.
-        """
+        """Return whether calls of a model are answered; `Refusal`: there is none."""
         return self.repository.model(model_name).state == "READY"
 
 
@@ -213,21 +192,13 @@ class BundleExtension(ModelRepositoryExtension):
         ]
 
     async def load(self, model_name: str) -> dict[str, Any]:
-        """Load the newest version of a model.
-
-        Raises:
-            Refusal: there is none, or it fails.
-        """
+        """Load the newest version of a model; `Refusal`: there is none, or it fails."""
         await asyncio.to_thread(self._repository.load, model_name)
         self._marks.set(model_name, unloaded=False)
         return {"name": model_name, "load": True}
 
     async def unload(self, model_name: str) -> dict[str, Any]:
-        """Let a model go when it has answered what it was asked.
-
-        Raises:
-            Refusal: there is none.
-        """
+        """Let a model go when it has answered what it was asked; `Refusal`: there is none."""
         await asyncio.to_thread(self._repository.unload, model_name)
         self._marks.set(model_name, unloaded=True)
         return {"name": model_name, "unload": True}

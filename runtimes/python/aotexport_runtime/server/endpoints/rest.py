@@ -211,11 +211,7 @@ def _json_nbytes(request: Request) -> int | None:
 
 
 async def read_body(request: Request, options: ServeOptions) -> bytearray:
-    """Return the body of a request.
-
-    Raises:
-        Refusal: it is larger, or takes longer, than the options allow.
-    """
+    """Return the body of a request; `Refusal`: it is larger, or takes longer, than the options allow."""
     most = options.max_request_bytes
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":

@@ -82,12 +82,7 @@ def _named(message: Any) -> Any:
 
 
 def read_grpc(message: Any, signature: Signature, remaining_s: float | None) -> Request:
-    """Return the request in a message.
-
-    Args:
-        message: `ModelInferRequest`.
-        signature: of the model.
-        remaining_s: how long the client waits, in seconds; None: it does not say.
+    """Return the request in a `ModelInferRequest`, whose client waits for `remaining_s`; None: it does not say.
 
     Raises:
         Refusal: the message is no request, or does not fit the signature.
