@@ -26,14 +26,13 @@ from aotexport_runtime.module.module_class import class_of, methods_of
 from aotexport_runtime.module.taps import add_taps, tapped
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.submodules.build import at, build, sealed, tell
+from aotexport_runtime.submodules.build import at, build, sealed
 from aotexport_runtime.submodules.changes import SubmoduleChange, changes_of, check_peft_targets
 from aotexport_runtime.submodules.places import StateSlot, slot_of
-from aotexport_runtime.submodules.python_state import OwnAttributes, PythonState, WithAttributes
+from aotexport_runtime.submodules.python_state import PythonState, WithAttributes
 from aotexport_runtime.submodules.submodule import (
     check_class,
-    copied_origin,
-    copy_tables,
+    copied,
     refuse_replicas,
     switch,
 )
@@ -99,7 +98,7 @@ class BundleModule(WithAttributes):
         # Bypasses `__setattr__`, which handles the user's names.
         self.__dict__["_python_state"] = PythonState(bundle.manifest.attributes, [*self.state_tensors().values()])
         self._keep_attributes()
-        self.__dict__["_origin"] = sealed(self, self.changed)
+        sealed(self, self.changed)
         self.train(bundle.manifest.training)
         add_taps(self, bundle, taps)
         if request.frozen:
@@ -112,7 +111,7 @@ class BundleModule(WithAttributes):
             path = attribute.name.rpartition(".")[0]
             owner = at(self, path.split(".") if path else [], self.changed)
             assert isinstance(owner, WithAttributes)
-            owner.keep(OwnAttributes(self.python_state, path))
+            owner.keep(self.python_state, path)
 
     @property
     def device(self) -> torch.device | None:
@@ -331,25 +330,12 @@ class BundleModule(WithAttributes):
             NotSupported: tensors that are tied in the programs no longer are in the module.
         """
         memo = {} if memo is None else memo
-        twin = nn.Module.__new__(type(self))
-        memo[id(self)] = twin
-        twin.__dict__.update({name: {} for name in (*STATE, "_modules")})
         shared = ("bundle", "_environment", "_request", "_targets", "_methods", "_fixed")
-        for name, value in self.__dict__.items():
-            if name in shared:
-                twin.__dict__[name] = value
-            elif name in ("_plans", "_served", "_loaded"):
-                twin.__dict__[name] = {}
-            elif name == "_changes":
-                twin.__dict__[name] = None
-            elif name == "_origin":
-                twin.__dict__[name] = copied_origin(value, memo)
-            elif name not in (*STATE, "_modules", *HOOKS, "_python_state", "_own_attributes"):
-                twin.__dict__[name] = copy.deepcopy(value, memo)
-        copy_tables(self, twin, memo)
-        tell(twin, twin.__dict__["_origin"])
-        twin.__dict__["_python_state"] = copy.copy(self.python_state)
-        twin.python_state.values = self.python_state.copied(memo)
+        given = {name: self.__dict__[name] for name in shared}
+        python_state = copy.copy(self.python_state)
+        given |= {"_plans": {}, "_served": {}, "_loaded": {}, "_changes": None, "_python_state": python_state}
+        twin: BundleModule = copied(self, memo, given)
+        python_state.values = self.python_state.copied(memo)
         twin._keep_attributes()
         if target is not None:
             twin.__dict__ |= {"_request": Request(target=target), "_targets": NO_TARGETS}

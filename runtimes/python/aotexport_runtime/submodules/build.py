@@ -12,13 +12,10 @@ import torch
 from torch import nn
 
 from aotexport_runtime.allowed.modules import KNOWN
-from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
 from aotexport_runtime.schema.manifest import Submodule as Record
 from aotexport_runtime.schema.trees import Constant
-from aotexport_runtime.submodules.adapter import Adapter
-from aotexport_runtime.submodules.submodule import WRAP, LoadedSubmodule, Origin, known_class
-from aotexport_runtime.submodules.tables import told
+from aotexport_runtime.submodules.submodule import LoadedSubmodule, Origin, known_class, seal
 from aotexport_runtime.values.trees import builder
 
 
@@ -97,24 +94,9 @@ def at(whole: nn.Module, path: list[str], changed: Callable[[], None]) -> nn.Mod
     return module
 
 
-def sealed(whole: nn.Module, changed: Callable[[], None]) -> Origin:
+def sealed(whole: nn.Module, changed: Callable[[], None]) -> None:
     """Record the current state of a module and its submodules as the loaded one; report every change from now on."""
+    whole.__dict__["_origin"] = Origin("", type(whole), changed)
     for module in whole.modules():
-        if isinstance(module, LoadedSubmodule):
-            module.seal()
-    origin = Origin("", type(whole), changed)
-    origin.submodules = {name: module for name, module in whole._modules.items() if module is not None}
-    tensors = {**whole._parameters, **whole._buffers}
-    origin.tensors = frozenset(name for name, tensor in tensors.items() if tensor is not None)
-    tell(whole, origin)
-    return origin
-
-
-def tell(whole: nn.Module, origin: Origin) -> None:
-    """Make the tables of the whole module report changes, and refuse submodules that were not there at export."""
-
-    def check(name: str, module: Any) -> None:
-        if name not in origin.submodules and name != "parametrizations" and not isinstance(module, Adapter):
-            raise NotSupported(f"`{name}` was not there at export, so no call would use the added submodule. {WRAP}")
-
-    told(whole, origin.changed, check)
+        if module is whole or isinstance(module, LoadedSubmodule):
+            seal(module)

@@ -15,6 +15,7 @@ from torch import nn
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.schema.manifest import ModuleAttribute
 from aotexport_runtime.schema.trees import Tree
+from aotexport_runtime.submodules.places import StateSlot
 from aotexport_runtime.values.structure import IndexOf, take_apart
 from aotexport_runtime.values.trees import builder
 
@@ -73,24 +74,6 @@ def _built(trees: dict[str, Tree], tensors: Sequence[torch.Tensor]) -> dict[str,
     }
 
 
-class OwnAttributes:
-    """The attributes of one module of a loaded bundle, by name."""
-
-    def __init__(self, state: PythonState, path: str) -> None:
-        """Read the attributes of the module at `path` from `state`; empty: those of the whole."""
-        self._state = state
-        self._prefix = f"{path}." if path else ""
-
-    def __contains__(self, name: str) -> bool:
-        return f"{self._prefix}{name}" in self._state.values
-
-    def __getitem__(self, name: str) -> Any:
-        return self._state.values[f"{self._prefix}{name}"]
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        self._state.values[f"{self._prefix}{name}"] = value
-
-
 INTERNAL = frozenset(
     (
         *("_calls_submodules", "_changes", "_constants", "_environment", "_fixed", "_own_attributes", "_methods"),
@@ -103,23 +86,25 @@ INTERNAL = frozenset(
 class WithAttributes(nn.Module):
     """A module that reads and sets attributes which calls change, as the original does."""
 
-    def keep(self, own: OwnAttributes) -> None:
-        """Take the attributes of this module from `own`."""
+    def keep(self, state: PythonState, path: str) -> None:
+        """Take the attributes of this module, at `path` of the whole, from `state`."""
         # Bypasses `__setattr__`, which handles the user's names.
-        self.__dict__["_own_attributes"] = own
+        self.__dict__["_own_attributes"] = state, f"{path}." if path else ""
+
+    def kept(self, name: str) -> StateSlot | None:
+        """Return the slot of an attribute that calls change; None: it is none of them."""
+        state, prefix = self.__dict__.get("_own_attributes", (None, ""))
+        return None if state is None or prefix + name not in state.values else (state.values, prefix + name)
 
     def __getattr__(self, name: str) -> Any:
         """Return an attribute that calls change, or a parameter, buffer or submodule."""
-        own: OwnAttributes | None = self.__dict__.get("_own_attributes")
-        return own[name] if own is not None and name in own else super().__getattr__(name)
+        slot = self.kept(name)
+        return super().__getattr__(name) if slot is None else slot[0][slot[1]]
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an attribute that calls read, for the next call; else do as any module."""
-        own: OwnAttributes | None = self.__dict__.get("_own_attributes")
-        if own is not None and name in own:
-            own[name] = value
-        else:
+        slot = self.kept(name)
+        if slot is None:
             super().__setattr__(name, value)
-
-
-__all__ = ["ARGUMENT", "OwnAttributes", "PythonState", "WithAttributes"]
+        else:
+            slot[0][slot[1]] = value

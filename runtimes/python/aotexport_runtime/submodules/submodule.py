@@ -8,10 +8,11 @@ from __future__ import annotations
 import copy
 import dataclasses
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -19,7 +20,8 @@ from torch import nn
 
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.submodules.adapter import Adapter, adapted_call
-from aotexport_runtime.submodules.python_state import OwnAttributes, WithAttributes
+from aotexport_runtime.submodules.places import named
+from aotexport_runtime.submodules.python_state import WithAttributes
 from aotexport_runtime.submodules.tables import HOOKS, STATE, former_kind, kind_in, refill, told
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.meshes import check_even
@@ -82,32 +84,9 @@ class LoadedSubmodule(WithAttributes):
         return next(base for base in cls.__mro__ if base.__module__.startswith("torch.nn.modules"))(*args, **kwargs)
 
     def __init__(self, origin: Origin) -> None:
-        """Begin without state; `seal` completes the origin."""
+        """Begin without state; see `seal`."""
         nn.Module.__init__(self)
         self.__dict__["_origin"] = origin
-
-    def seal(self) -> None:
-        """Record the current state of the submodule as the loaded one, and report changes from now on."""
-        origin: Origin = self.__dict__["_origin"]
-        origin.type = type(self)
-        tensors = {**self._parameters, **self._buffers}
-        origin.tensors = frozenset(name for name, tensor in tensors.items() if tensor is not None)
-        origin.submodules = {name: module for name, module in self._modules.items() if module is not None}
-        told(self, origin.changed, self.check_added)
-
-    def check_added(self, name: str, module: Any) -> None:
-        """Refuse a submodule that was not there at export, and that no call could use (`NotSupported`)."""
-        origin: Origin = self.__dict__["_origin"]
-        if (
-            name in origin.submodules
-            or name == "parametrizations"
-            or isinstance(module, Adapter)
-            or (origin.known and isinstance(self, nn.Sequential))
-        ):
-            return
-        raise NotSupported(
-            f"`{origin.path}.{name}` was not there at export, so no call would use the added submodule. {WRAP}"
-        )
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the original's part of the running program.
@@ -218,16 +197,15 @@ class LoadedSubmodule(WithAttributes):
     def _is_looked_at(self, name: str) -> bool:
         """Return whether calls read an attribute that is no tensor and no submodule."""
         origin: Origin = self.__dict__["_origin"]
-        own: OwnAttributes | None = self.__dict__.get("_own_attributes")
         if name in ("forward", "extra_repr") or name in origin.tensors or name in origin.attributes:
             return True
-        return (own is not None and name in own) or isinstance(getattr(type(self), name, None), property)
+        return self.kept(name) is not None or isinstance(getattr(type(self), name, None), property)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         """Return a copy: as a part of the copied whole, or alone, as a plain module of torch's class."""
         origin: Origin = self.__dict__["_origin"]
         if id(origin.changed.__self__) in memo:  # type: ignore[attr-defined] (a method of the whole)
-            return copied_submodule(self, memo)
+            return copied(self, memo)
         if not origin.known:
             raise NotSupported(
                 f"`{origin.path}` is a part of a loaded bundle and has no code of its own, so it cannot be copied "
@@ -308,31 +286,54 @@ class Sliced:
         return nn.Sequential(*modules) if isinstance(self, nn.Sequential) else nn.ModuleList(modules)
 
 
-def copied_submodule(module: LoadedSubmodule, memo: dict[int, Any]) -> nn.Module:
-    """Return a copy of a submodule for a copied whole, which `memo` holds."""
-    twin = memo[id(module)] = type(module).__new__(type(module))
+def seal(module: nn.Module) -> None:
+    """Record the current state of a module as the loaded one, and report changes from now on."""
+    origin: Origin = module.__dict__["_origin"]
+    origin.type = type(module)
+    tensors = {**module._parameters, **module._buffers}
+    origin.tensors = frozenset(name for name, tensor in tensors.items() if tensor is not None)
+    origin.submodules = {name: child for name, child in module._modules.items() if child is not None}
+    told(module, origin.changed, partial(_check_added, module))
+
+
+def _check_added(module: nn.Module, name: str, added: Any) -> None:
+    """Refuse a submodule that was not there at export, and that no call could use."""
+    origin: Origin = module.__dict__["_origin"]
+    grows = name == "parametrizations" or (origin.known and isinstance(module, nn.Sequential))
+    if name not in origin.submodules and not grows and not isinstance(added, Adapter):
+        raise NotSupported(
+            f"`{named(origin.path, name)}` was not there at export, so no call would use the added submodule. {WRAP}"
+        )
+
+
+def copied(module: nn.Module, memo: dict[int, Any], given: Mapping[str, Any] = MappingProxyType({})) -> Any:
+    """Return a copy of a loaded module, or of a submodule for a copied whole, which `memo` holds then.
+
+    Args:
+        module: the module.
+        memo: see `copy.deepcopy`.
+        given: attributes of the copy that are no copies.
+    """
+    twin = memo[id(module)] = nn.Module.__new__(type(module))
+    tables = (*STATE, "_modules", *HOOKS)
+    twin.__dict__.update({name: {} for name in tables})
     for name, value in module.__dict__.items():
         if name == "_origin":
-            twin.__dict__[name] = copied_origin(value, memo)
-        elif name not in (*STATE, "_modules", *HOOKS, "_own_attributes"):
+            twin.__dict__[name] = _copied_origin(value, memo)
+        elif name not in (*tables, *given, "_own_attributes"):
             twin.__dict__[name] = copy.deepcopy(value, memo)
-    copy_tables(module, twin, memo)
-    told(twin, twin.__dict__["_origin"].changed, twin.check_added)
-    return twin
-
-
-def copy_tables(module: nn.Module, twin: nn.Module, memo: dict[int, Any]) -> None:
-    """Give `twin` copies of the tables of `module`, which do not report changes yet."""
-    for name in (*STATE, "_modules", *HOOKS):
+    twin.__dict__.update(given)
+    for name in tables:
         table: Any = module.__dict__[name]
         twin.__dict__[name] = type(table)()
         if name in STATE:
             twin.__dict__[name].loaded, twin.__dict__[name].left = table.loaded, table.left
         twin.__dict__[name].update({key: copy.deepcopy(entry, memo) for key, entry in table.items()})
+    told(twin, twin.__dict__["_origin"].changed, partial(_check_added, twin))
+    return twin
 
 
-def copied_origin(origin: Origin, memo: dict[int, Any]) -> Origin:
-    """Return the origin of a copied submodule; `memo` holds the copied whole."""
+def _copied_origin(origin: Origin, memo: dict[int, Any]) -> Origin:
     whole = memo[id(origin.changed.__self__)]  # type: ignore[attr-defined] (a method of the whole)
     submodules = {name: copy.deepcopy(module, memo) for name, module in origin.submodules.items()}
     return dataclasses.replace(origin, changed=whole.changed, submodules=submodules)
