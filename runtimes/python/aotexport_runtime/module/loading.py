@@ -167,6 +167,7 @@ def load(
         with digests_compared(bundle) if check_digests else contextlib.nullcontext():
             return _load_models(bundle, target, device, options[target])
     check_torch(f"target `{target}`")
+    from aotexport_runtime.bundle.weights import parts_of
     from aotexport_runtime.execution.codegen import Environment
     from aotexport_runtime.execution.matmul.sizes import mode_of
     from aotexport_runtime.execution.ops import check_operators
@@ -174,8 +175,11 @@ def load(
     from aotexport_runtime.module.cast import cast_bundle, stored_state
 
     if check_digests:
-        _check_files(bundle, mapped)
-    namespaces, types = _allowed(bundle.manifest.requirements, operator_namespaces, tensor_types)
+        # Weights that are not mapped are compared when they are read.
+        weights = {part.file for entry in bundle.manifest.state for part in parts_of(entry)}
+        bundle.check_files(read_later=() if mapped else weights)
+    namespaces, types = frozenset(names_of("operator_namespaces", operator_namespaces)), TensorTypes(tensor_types)
+    _check_needs(bundle.manifest.requirements, namespaces, types)
     request = Request(target=target, trust=trust, memory_budget=memory_budget, frozen=frozen and dtype is None)
     bundle = bundle if dtype is None else cast_bundle(bundle, dtype)
     check_operators(bundle.read_graphs(), namespaces)
@@ -191,7 +195,9 @@ def load(
     module = BundleModule(bundle, tensors, environment=environment, request=request, targets=targets, taps=taps)
     if place is not None:
         module.to(place)
-    _log_refusals(bundle)
+    for name in bundle.program_names:
+        for refusal in bundle.program(name).refusals:
+            log.info("program %s runs its forward graph: no %s graph (%s)", name, refusal.graph, refusal.reason)
     return module
 
 
@@ -220,13 +226,6 @@ def _check_arguments(
         raise NotSupported(f"no memory budget {memory_budget}; it is a part of what is saved otherwise, from 0 to 1")
 
 
-def _log_refusals(bundle: Bundle) -> None:
-    """Log which programs have no functional graph, and why."""
-    for name in bundle.program_names:
-        for refusal in bundle.program(name).refusals:
-            log.info("program %s runs its forward graph: no %s graph (%s)", name, refusal.graph, refusal.reason)
-
-
 def _check_name(target: str) -> None:
     if target not in ("auto", *ENGINES) and not target.startswith("cpu-"):
         raise NotSupported(f"no target `{target}`; there are auto, {', '.join(ENGINES)}")
@@ -243,7 +242,7 @@ def _resolved(
     targets = select_targets(
         bundle,
         request,
-        device=_type_of(device),
+        device=None if device is None else str(device).partition(":")[0],
         why_unfit=lambda name: unfit(bundle.target(name).requirements),
     )
     try:
@@ -254,11 +253,6 @@ def _resolved(
     if request.target == CUDA and lowering is not None:
         lowering.check(place)
     return place, targets, lowering
-
-
-def _type_of(device: torch.device | str | None) -> str | None:
-    """Return the type of a device; None: the caller named none."""
-    return None if device is None else str(device).partition(":")[0]
 
 
 def _lowering(targets: Choice, options: CudaRuntime | None) -> LoweringEngine | None:
@@ -299,50 +293,27 @@ def _place(device: torch.device | str | None) -> torch.device | None:
         raise NotSupported(f"no device `{device}` here: {reason}") from None
 
 
-def _check_files(bundle: Bundle, mapped: bool | None) -> None:
-    """Compare files with their digests; those of weights that are not mapped are compared when they are read."""
-    from aotexport_runtime.bundle.weights import parts_of
-
-    weights = {part.file for entry in bundle.manifest.state for part in parts_of(entry)}
-    bundle.check_files(read_later=() if mapped else weights)
-
-
-def _allowed(
-    requirements: Requirements, namespaces: str | Iterable[str], types: Iterable[type] | Mapping[str, type]
-) -> tuple[frozenset[str], TensorTypes]:
-    """Return the allowed namespaces of operators and classes of tensors, where the bundle needs no others."""
-    allowed = frozenset(names_of("operator_namespaces", namespaces))
-    _check_namespaces(requirements, allowed)
-    classes = TensorTypes(types)
-    _check_types(requirements, classes)
-    return allowed, classes
-
-
-def _check_namespaces(requirements: Requirements, allowed: frozenset[str]) -> None:
+def _check_needs(requirements: Requirements, allowed: frozenset[str], types: TensorTypes) -> None:
+    """Refuse a bundle that needs other namespaces of operators, or classes of tensors, than the caller allows."""
     missing = [name for name in requirements.operator_namespaces if name not in allowed]
-    if not missing:
-        return
     listed = ", ".join(f"`{name}`" for name in missing)
-    imports = "; ".join(f"import {module}" for module in requirements.operator_modules)
-    how = f"Write `{imports}`" if imports else "Import the package that registers them"
-    raise NotSupported(
-        f"the bundle calls custom operators of {listed}, which the caller did not allow. {how} first, and pass "
-        f"`operator_namespaces={missing}` to `load`"
-    )
-
-
-def _check_types(requirements: Requirements, types: TensorTypes) -> None:
+    if missing:
+        imports = "; ".join(f"import {module}" for module in requirements.operator_modules)
+        how = f"Write `{imports}`" if imports else "Import the package that registers them"
+        raise NotSupported(
+            f"the bundle calls custom operators of {listed}, which the caller did not allow. {how} first, and pass "
+            f"`operator_namespaces={missing}` to `load`"
+        )
     missing = types.missing(requirements.tensor_types)
-    if not missing:
-        return
-    imports = "; ".join(f"from {m} import {q.partition('.')[0]}" for m, _, q in (n.partition(":") for n in missing))
-    names = ", ".join(name.partition(":")[2] for name in missing)
     listed = ", ".join(f"`{name}`" for name in missing)
-    is_all = len(missing) == len(requirements.tensor_types)
-    how = f"pass `tensor_types=[{names}]` to `load`" if is_all else f"add {names} to the `tensor_types` of `load`"
-    raise NotSupported(
-        f"the bundle holds tensors of {listed}, which the caller did not give. Write `{imports}`, and {how}"
-    )
+    if missing:
+        imports = "; ".join(f"from {m} import {q.partition('.')[0]}" for m, _, q in (n.partition(":") for n in missing))
+        names = ", ".join(name.partition(":")[2] for name in missing)
+        is_all = len(missing) == len(requirements.tensor_types)
+        how = f"pass `tensor_types=[{names}]` to `load`" if is_all else f"add {names} to the `tensor_types` of `load`"
+        raise NotSupported(
+            f"the bundle holds tensors of {listed}, which the caller did not give. Write `{imports}`, and {how}"
+        )
 
 
 KEPT_NBYTES = 256 << 20

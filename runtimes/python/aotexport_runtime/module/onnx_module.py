@@ -106,20 +106,12 @@ class OnnxModule:
         raise AttributeError(f"a bundle loaded for ONNX Runtime has no attribute {name!r}")
 
     def program(self, name: str) -> Callable[..., Any]:
-        """Return program `name` as a function of its inputs.
-
-        Raises:
-            NotSupported: the bundle has no ONNX model of it.
-        """
+        """Return program `name` as a function of its inputs; errors: see `plan`."""
         plan = self._plan(name)
         return lambda *args, **kwargs: plan(args, kwargs)
 
     def session(self, name: str) -> Any:
-        """Return the `onnxruntime.InferenceSession`, or `openvino.CompiledModel`, of program `name`.
-
-        Raises:
-            NotSupported: the bundle has no ONNX model of it.
-        """
+        """Return the `onnxruntime.InferenceSession`, or `openvino.CompiledModel`, of a program; errors: see `plan`."""
         (engine,) = self.plan(name).engines
         assert isinstance(engine, OnnxEngine)
         return engine.session.handle
@@ -139,14 +131,14 @@ class OnnxModule:
 
     def explain(self) -> Explanation:
         """Return which programs run by their models, on what, and why not the others."""
-        return Explanation(self._options.engine, tuple(map(self._explain, self.bundle.program_names)))
-
-    def _explain(self, name: str) -> ProgramExplanation:
-        try:
-            record = self.plan(name).record
-            return ProgramExplanation(name, record.device, record.serving)
-        except NotSupported as error:
-            return ProgramExplanation(name, refused=str(error))
+        found: list[ProgramExplanation] = []
+        for name in self.bundle.program_names:
+            try:
+                record = self.plan(name).record
+                found.append(ProgramExplanation(name, record.device, record.serving))
+            except NotSupported as error:
+                found.append(ProgramExplanation(name, refused=str(error)))
+        return Explanation(self._options.engine, tuple(found))
 
     def eval(self) -> OnnxModule:
         """Return the module itself, which is always in evaluation mode."""
