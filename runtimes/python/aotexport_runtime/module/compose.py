@@ -98,7 +98,11 @@ def compose(
         if choice.native is None:
             break
         try:
-            native = _prepared(choice.native, bundle, program, environment)
+            if choice.native != CUDA:
+                native = Libraries(bundle, choice.native, program, environment)
+            else:
+                assert environment.lowering is not None
+                native = environment.lowering(bundle, program, environment)
             break
         except NotSupported as error:
             failed[choice.native] = str(error)
@@ -258,14 +262,6 @@ def _prefers_onednn(environment: Environment, matmul: Matmul) -> bool:
         return False
     rows, depth, columns = sizes_of(matmul)
     return prefers_onednn(rows, depth, columns, adds=matmul.adds, is_turned=matmul.is_turned, mode=environment.matmul)
-
-
-def _prepared(engine: str, bundle: Bundle, program: Program, environment: Environment) -> Lowered | Libraries:
-    """Return the native code of an engine."""
-    if engine != CUDA:
-        return Libraries(bundle, engine, program, environment)
-    assert environment.lowering is not None
-    return environment.lowering(bundle, program, environment)
 
 
 def check_state_read(program: Program, live: LiveGraph | None, slot: Callable[[str], StateSlot]) -> None:

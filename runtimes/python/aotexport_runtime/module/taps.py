@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Sequence
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -22,17 +23,11 @@ _FOUND: ContextVar[dict[str, list[Any]] | None] = ContextVar("found", default=No
 """Results of submodules in the call that runs, by path; None: no call with taps runs."""
 
 
-class Tap:
-    """A forward hook that keeps the results of a submodule while a call with taps runs."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __call__(self, module: nn.Module, args: Any, result: Any) -> None:
-        """Keep the result of a call of the submodule."""
-        found = _FOUND.get()
-        if found is not None:
-            found.setdefault(self._path, []).append(result)
+def _keep(path: str, module: nn.Module, args: Any, result: Any) -> None:
+    """Keep the result of a submodule while a call with taps runs: a forward hook."""
+    found = _FOUND.get()
+    if found is not None:
+        found.setdefault(path, []).append(result)
 
 
 def add_taps(module: nn.Module, bundle: Bundle, paths: Sequence[str]) -> None:
@@ -62,7 +57,7 @@ def add_taps(module: nn.Module, bundle: Bundle, paths: Sequence[str]) -> None:
         )
         if why_not is not None:
             raise NotSupported(f"`taps`: the bundle does not tell what calls of `{path}` return: {why_not}")
-        submodule.register_forward_hook(Tap(path))
+        submodule.register_forward_hook(partial(_keep, path))
 
 
 def tapped(plan: Plan | Variants, paths: Sequence[str]) -> Call:

@@ -107,11 +107,11 @@ def read_request(body: bytearray, json_nbytes: int | None, signature: Signature,
     view = memoryview(body)
     end = len(body) if json_nbytes is None else json_nbytes
     if not 0 <= end <= len(body):
-        raise Refusal("invalid", f"the header tells of {end} bytes of JSON, and the body has {len(body)}")
+        raise Refusal(f"the header tells of {end} bytes of JSON, and the body has {len(body)}")
     try:
         head = _decode(view[:end])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise Refusal("invalid", f"the body is no inference request: {error}") from None
+        raise Refusal(f"the body is no inference request: {error}") from None
     inputs: dict[str, Array] = {}
     for tensor in head.inputs:
         nbytes = (tensor.parameters or {}).get("binary_data_size")
@@ -120,13 +120,11 @@ def read_request(body: bytearray, json_nbytes: int | None, signature: Signature,
             inputs[tensor.name] = from_numbers(tensor.name, tensor.datatype, tensor.shape, _data(tensor))
             continue
         if not isinstance(nbytes, int) or not 0 <= nbytes <= len(body) - end:
-            raise Refusal(
-                "invalid", f"`{tensor.name}`: `binary_data_size` is {nbytes}, and {len(body) - end} bytes are left"
-            )
+            raise Refusal(f"`{tensor.name}`: `binary_data_size` is {nbytes}, and {len(body) - end} bytes are left")
         inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, view[end : end + nbytes])
         end += nbytes
     if end != len(body):
-        raise Refusal("invalid", f"{len(body) - end} bytes of binary data belong to no input")
+        raise Refusal(f"{len(body) - end} bytes of binary data belong to no input")
     parameters = head.parameters or {}
     return Request(
         id=head.id or request_id or str(uuid.uuid4()),
@@ -139,27 +137,27 @@ def read_request(body: bytearray, json_nbytes: int | None, signature: Signature,
 
 def _adapter(name: Any) -> str | None:
     if name is not None and not isinstance(name, str):
-        raise Refusal("invalid", f"the parameter `adapter` is the name of an adapter, got {name!r:.100}")
+        raise Refusal(f"the parameter `adapter` is the name of an adapter, got {name!r:.100}")
     return name
 
 
 def _data(tensor: Tensor) -> Any:
     if not isinstance(tensor.data, list):
-        raise Refusal("invalid", f"`{tensor.name}`: it has neither `data` nor `binary_data_size`")
+        raise Refusal(f"`{tensor.name}`: it has neither `data` nor `binary_data_size`")
     return tensor.data  # pyright: ignore[reportUnknownVariableType]
 
 
 def check_input(name: str, datatype: str, shape: Sequence[int], known: Mapping[str, Any], signature: Signature) -> None:
     """Refuse an input that the model does not have so, or that came before (`Refusal`)."""
     if name in known:
-        raise Refusal("invalid", f"`{name}` is given twice")
+        raise Refusal(f"`{name}` is given twice")
     if name not in signature.inputs:
-        raise Refusal("invalid", f"`{name}`: no such input; there are {_names(signature.inputs)}")
+        raise Refusal(f"`{name}`: no such input; there are {_names(signature.inputs)}")
     expected, sizes = signature.inputs[name]
     if datatype != expected:
-        raise Refusal("invalid", f"`{name}`: expected {expected}, got {datatype}")
+        raise Refusal(f"`{name}`: expected {expected}, got {datatype}")
     if len(shape) != len(sizes) or any(want not in (-1, size) for want, size in zip(sizes, shape, strict=True)):
-        raise Refusal("invalid", f"`{name}`: expected the shape {list(sizes)}, got {list(shape)}")
+        raise Refusal(f"`{name}`: expected the shape {list(sizes)}, got {list(shape)}")
 
 
 def _wanted(outputs: list[Output] | None, binary: bool, signature: Signature) -> dict[str, bool]:
@@ -170,9 +168,7 @@ def _wanted(outputs: list[Output] | None, binary: bool, signature: Signature) ->
     check_outputs(wanted, signature)
     for name, in_bytes in wanted.items():
         if not in_bytes and signature.outputs[name][0] in WITHOUT_JSON:
-            raise Refusal(
-                "invalid", f"`{name}`: {signature.outputs[name][0]} has no form in JSON; ask for it as binary data"
-            )
+            raise Refusal(f"`{name}`: {signature.outputs[name][0]} has no form in JSON; ask for it as binary data")
     return wanted
 
 
@@ -180,7 +176,7 @@ def check_outputs(names: Mapping[str, Any], signature: Signature) -> None:
     """Refuse names that are no outputs (`Refusal`)."""
     for name in names:
         if name not in signature.outputs:
-            raise Refusal("invalid", f"`{name}`: no such output; there are {_names(signature.outputs)}")
+            raise Refusal(f"`{name}`: no such output; there are {_names(signature.outputs)}")
 
 
 def _names(names: Mapping[str, Any]) -> str:
@@ -192,7 +188,7 @@ def timeout_s(microseconds: Any) -> float | None:
     if microseconds is None:
         return None
     if not isinstance(microseconds, int) or isinstance(microseconds, bool) or microseconds <= 0:
-        raise Refusal("invalid", f"the parameter `timeout` is a number of microseconds above 0, got {microseconds!r}")
+        raise Refusal(f"the parameter `timeout` is a number of microseconds above 0, got {microseconds!r}")
     return microseconds / 1e6
 
 

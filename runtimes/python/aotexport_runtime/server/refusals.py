@@ -31,7 +31,7 @@ class Refusal(AotExportError):
         kind: why, as metrics and logs have it.
     """
 
-    def __init__(self, kind: Kind, text: str) -> None:
+    def __init__(self, text: str, kind: Kind = "invalid") -> None:
         self.kind: Kind = kind
         # One line: names that a client sends may hold others.
         super().__init__(text.replace("\n", "\\n"))
@@ -61,7 +61,7 @@ def refusal_of(error: BaseException) -> Refusal:
         return error
     for known, kind in _KINDS:
         if isinstance(error, known):
-            return Refusal(kind, " ".join(str(error).split()))
+            return Refusal(" ".join(str(error).split()), kind)
     # Operators refuse values by these: an index out of range, a shape that does not broadcast.
     kind = "invalid" if isinstance(error, IndexError | ValueError) else "internal"
-    return Refusal(kind, f"the model failed with {type(error).__name__}: {' '.join(str(error).split())[:500]}")
+    return Refusal(f"the model failed with {type(error).__name__}: {' '.join(str(error).split())[:500]}", kind)

@@ -133,7 +133,7 @@ class Repository:
         """Return the model called `name`; `Refusal`: there is none."""
         found = self.models.get(name)
         if found is None:
-            raise Refusal("not_found", f"there is no model `{name[:100]}`")
+            raise Refusal(f"there is no model `{name[:100]}`", "not_found")
         return found
 
     def current(self, name: str, version: str = "") -> Served | None:
@@ -150,12 +150,12 @@ class Repository:
         model.last_used = time.monotonic()
         served = model.served
         if model.refused:
-            raise Refusal("unavailable", f"model `{name}` is unloaded; load it first")
+            raise Refusal(f"model `{name}` is unloaded; load it first", "unavailable")
         if served is None and model.state == "UNAVAILABLE":
-            raise Refusal("unavailable", f"model `{name}` cannot be served: {model.reason}")
+            raise Refusal(f"model `{name}` cannot be served: {model.reason}", "unavailable")
         if served is not None and version not in ("", served.version):
             raise Refusal(
-                "not_found", f"model `{name}` has no version `{version[:20]}` that is served; {served.version} is"
+                f"model `{name}` has no version `{version[:20]}` that is served; {served.version} is", "not_found"
             )
         return served
 
@@ -166,7 +166,7 @@ class Repository:
             if model.served is None and not model.refused:
                 self._choose(model)
             if model.served is None:
-                raise Refusal("unavailable", f"model `{name}` cannot be served: {model.reason or 'it is gone'}")
+                raise Refusal(f"model `{name}` cannot be served: {model.reason or 'it is gone'}", "unavailable")
 
     def load(self, name: str) -> None:
         """Load the newest version of a model, also where it was unloaded or has failed before.
@@ -177,13 +177,13 @@ class Repository:
         with self._lock:
             candidates = find_models(self._root, self._name).get(name)
             if candidates is None:
-                raise Refusal("not_found", f"there is no model `{name[:100]}`")
+                raise Refusal(f"there is no model `{name[:100]}`", "not_found")
             model = self.models.setdefault(name, Model(name=name))
             model.candidates, model.refused = candidates, False
             model.failures.clear()
             self._choose(model)
             if model.reason:
-                raise Refusal("invalid", f"model `{name}` is not loaded: {model.reason}")
+                raise Refusal(f"model `{name}` is not loaded: {model.reason}")
 
     def unload(self, name: str) -> None:
         """Let a model go, until it is loaded by name; `Refusal`: there is none."""
@@ -276,7 +276,7 @@ class Repository:
             return
         if bundle.nbytes > self._most_nbytes:
             raise Refusal(
-                "unavailable", f"it takes {bundle.nbytes} bytes, more than all models may: {self._most_nbytes}"
+                f"it takes {bundle.nbytes} bytes, more than all models may: {self._most_nbytes}", "unavailable"
             )
         loaded = sorted((m for m in self.models.values() if m.served and m is not model), key=lambda m: m.last_used)
         for other in loaded:

@@ -57,13 +57,10 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arr
     dtype = _BYTES_AS[datatype]
     expected = _count(name, shape) * dtype.itemsize
     if len(data) != expected:
-        raise Refusal(
-            "invalid",
-            f"`{name}`: {datatype}{list(shape)} takes {expected} bytes, and there are {len(data)}",
-        )
+        raise Refusal(f"`{name}`: {datatype}{list(shape)} takes {expected} bytes, and there are {len(data)}")
     array = np.frombuffer(data, dtype).reshape(shape)
     if datatype == "BOOL" and array.view(np.uint8).max(initial=0) > 1:
-        raise Refusal("invalid", f"`{name}`: bytes of BOOL are 0 and 1")
+        raise Refusal(f"`{name}`: bytes of BOOL are 0 and 1")
     if not array.flags.aligned:
         array = array.copy()
     return (array.astype(np.uint32) << 16).view(np.float32) if datatype == "BF16" else array
@@ -76,27 +73,27 @@ def from_numbers(name: str, datatype: str, shape: Sequence[int], numbers: Any) -
         Refusal: they are no numbers of the datatype, or not as many as the shape has.
     """
     if datatype in WITHOUT_JSON:
-        raise Refusal("invalid", f"`{name}`: {datatype} has no form in JSON; send it as binary data")
+        raise Refusal(f"`{name}`: {datatype} has no form in JSON; send it as binary data")
     if datatype == "BYTES":
         return _array_of_strings(name, shape, numbers)
     try:
         array = np.asarray(numbers)
     except ValueError:
-        raise Refusal("invalid", f"`{name}`: the lists of its data differ in length") from None
+        raise Refusal(f"`{name}`: the lists of its data differ in length") from None
     dtype, count = _BYTES_AS[datatype], _count(name, shape)
     if array.size != count:
-        raise Refusal("invalid", f"`{name}`: {datatype}{list(shape)} takes {count} numbers, and there are {array.size}")
+        raise Refusal(f"`{name}`: {datatype}{list(shape)} takes {count} numbers, and there are {array.size}")
     if count and array.dtype.kind not in _NUMBERS.get(datatype, "iu"):
-        raise Refusal("invalid", f"`{name}`: its data are no numbers of {datatype}")
+        raise Refusal(f"`{name}`: its data are no numbers of {datatype}")
     if dtype.kind in "iu" and count:
         least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
         if int(array.min()) < least or int(array.max()) > most:
-            raise Refusal("invalid", f"`{name}`: {datatype} goes from {least} to {most}")
+            raise Refusal(f"`{name}`: {datatype} goes from {least} to {most}")
     try:
         with np.errstate(over="raise"):
             return array.astype(dtype).reshape(shape)
     except FloatingPointError:
-        raise Refusal("invalid", f"`{name}`: one of its data is beyond {datatype}") from None
+        raise Refusal(f"`{name}`: one of its data is beyond {datatype}") from None
 
 
 def _strings(name: str, data: Any) -> list[bytes]:
@@ -107,7 +104,7 @@ def _strings(name: str, data: Any) -> list[bytes]:
         begin = end + 4
         end = begin + int.from_bytes(data[end:begin], "little")
         if begin > len(data) or end > len(data):
-            raise Refusal("invalid", f"`{name}`: its data end within a string")
+            raise Refusal(f"`{name}`: its data end within a string")
         found.append(bytes(data[begin:end]))
     return found
 
@@ -115,18 +112,18 @@ def _strings(name: str, data: Any) -> list[bytes]:
 def _array_of_strings(name: str, shape: Sequence[int], strings: Sequence[Any]) -> Array:
     count = _count(name, shape)
     if len(strings) != count:
-        raise Refusal("invalid", f"`{name}`: BYTES{list(shape)} takes {count} strings, and there are {len(strings)}")
+        raise Refusal(f"`{name}`: BYTES{list(shape)} takes {count} strings, and there are {len(strings)}")
     try:
         texts = [each if isinstance(each, str) else bytes.decode(each) for each in strings]
     except (TypeError, UnicodeDecodeError):
-        raise Refusal("invalid", f"`{name}`: its data are no strings of UTF-8") from None
+        raise Refusal(f"`{name}`: its data are no strings of UTF-8") from None
     return np.array(texts, object).reshape(shape)
 
 
 def _count(name: str, shape: Sequence[int]) -> int:
     # Axes beside an empty one count as well: no array has them if they are too long.
     if len(shape) > _MOST_AXES or min(shape, default=0) < 0 or math.prod(filter(None, shape)) > _MOST_ELEMENTS:
-        raise Refusal("invalid", f"`{name}`: no tensor has the shape {list(shape)[:_MOST_AXES]}")
+        raise Refusal(f"`{name}`: no tensor has the shape {list(shape)[:_MOST_AXES]}")
     return math.prod(shape)
 
 

@@ -104,6 +104,11 @@ class Interface:
         return 0
 
 
+def is_rare(dtype: str) -> bool:
+    """Return whether numpy lacks a dtype, all of whose values float32 has: bfloat16 and float8."""
+    return dtype == "bfloat16" or dtype.startswith("float8")
+
+
 def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: Iterable[Any]) -> tuple[Hashable, int] | None:
     """Return what calls of one batch share, and the size of the batch; None: the call does not fit by itself."""
     kinds: list[Any] = []

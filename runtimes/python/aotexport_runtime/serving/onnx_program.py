@@ -15,8 +15,7 @@ from aotexport_runtime.engines.openvino.session import OpenVino
 from aotexport_runtime.errors import CallInvalid, NotSupported, first_line
 from aotexport_runtime.module.loading import load
 from aotexport_runtime.schema.manifest import VectorEntry
-from aotexport_runtime.serving.arrays import is_rare
-from aotexport_runtime.serving.interface import interface_of
+from aotexport_runtime.serving.interface import interface_of, is_rare
 from aotexport_runtime.serving.joining import AnyProgram, Values
 from aotexport_runtime.serving.recorded_arrays import TOLERANCES, check_answers, error_of, read_call
 

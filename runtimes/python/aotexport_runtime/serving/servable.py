@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -15,14 +16,16 @@ from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.engines.candidates import MODEL_ENGINES, ONNX
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported
 from aotexport_runtime.schema.limits import DEFAULT, Limits
-from aotexport_runtime.serving.arrays import as_array, is_rare, text_of, value_of
 from aotexport_runtime.serving.batcher import Answer, Batcher, Waiting
-from aotexport_runtime.serving.interface import BatchAxes, TensorSpec, TextSpec, join_key
+from aotexport_runtime.serving.interface import BatchAxes, TensorSpec, TextSpec, is_rare, join_key
 from aotexport_runtime.serving.joining import AnyProgram, Values, batch_of, run_together
 from aotexport_runtime.values.arguments import check_torch, check_type, path_of
 from aotexport_runtime.values.tensors import is_torch_tensor
 
 log = logging.getLogger("aotexport_runtime")
+
+_KINDS = "biufc"
+"""Kinds of arrays that tensors have."""
 
 
 class Servable:
@@ -154,7 +157,7 @@ class Servable:
         if entry is None:
             return None
         values = self.batcher.apply(lambda: program.values_of(entry))
-        named = {spec.name: as_array(value) for spec, value in zip(self.inputs, values, strict=True)}
+        named = {spec.name: _as_array(value) for spec, value in zip(self.inputs, values, strict=True)}
         return named | {text.name: np.array([text.values[0]], object) for text in self.texts}
 
     def infer(self, inputs: Mapping[str, Any], *, adapter: str | None = None) -> dict[str, Any]:
@@ -249,9 +252,11 @@ class Servable:
         expected = ", ".join(f"`{name}`" for name in names)
         violations = [f"`{spec.name}`: missing" for spec in self.inputs if spec.name not in inputs]
         violations += [f"`{name}`: no such input; there are {expected}" for name in inputs if name not in names]
-        values = [value_of(spec, inputs[spec.name], violations) for spec in self.inputs if spec.name in inputs]
+        values = [_value_of(spec, inputs[spec.name], violations) for spec in self.inputs if spec.name in inputs]
         named = [text.name for text in self.texts if text.name in inputs]
-        choice = program.interface.choice({name: text_of(name, inputs[name], violations) for name in named}, violations)
+        choice = program.interface.choice(
+            {name: _text_of(name, inputs[name], violations) for name in named}, violations
+        )
         if adapter is not None and adapter not in program.adapters:
             there = ", ".join(f"`{name}`" for name in program.adapters) or "none"
             violations.append(f"there is no adapter `{adapter[:100]}`; there are {there}")
@@ -267,7 +272,7 @@ class Servable:
 
     def _named(self, inputs: Mapping[str, Any], outputs: list[Any]) -> dict[str, Any]:
         """Return outputs by name, of the kind of the inputs."""
-        values = outputs if any(map(is_torch_tensor, inputs.values())) else map(as_array, outputs)
+        values = outputs if any(map(is_torch_tensor, inputs.values())) else map(_as_array, outputs)
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
 
@@ -275,3 +280,40 @@ def _check_least(name: str, value: Any, least: int, types: type | tuple[type, ..
     check_type(name, value, types, "an integer" if types is int else "a number")
     if value < least:
         raise ArgumentInvalid(f"`{name}`: expected at least {least}, got {value}")
+
+
+def _as_array(value: Any) -> np.ndarray[Any, Any]:
+    """Return an output as an array, with the tensor's memory if it can; bfloat16 and float8 as float32."""
+    if not is_torch_tensor(value):
+        return np.asarray(value, np.int64) if isinstance(value, int) else value
+    tensor = value.detach().cpu().resolve_conj().resolve_neg()
+    return (tensor.float() if is_rare(str(tensor.dtype).removeprefix("torch.")) else tensor).numpy()
+
+
+def _text_of(name: str, value: Any, violations: list[str]) -> str:
+    """Return a string of a call, which is one by itself or the element of an array; report what is none."""
+    found = np.asarray(value, object).ravel()
+    text = found[0] if found.size == 1 else value
+    if isinstance(text, bytes):
+        text = text.decode(errors="replace")
+    if not isinstance(text, str):
+        violations.append(f"`{name}`: expected a string, got {text!r:.100}")
+        return ""
+    return text
+
+
+def _value_of(spec: TensorSpec, value: Any, violations: list[str]) -> Any:
+    """Return a value of a call as an array, tensor or integer; report one that is none."""
+    if not is_torch_tensor(value):
+        value = np.asarray(value)
+        if value.dtype.kind not in _KINDS:
+            violations.append(f"`{spec.name}`: expected an array or a tensor, got an array of {value.dtype}")
+            return value
+        if not value.dtype.isnative:
+            value = value.astype(value.dtype.newbyteorder("="))
+    if spec.is_number:
+        if math.prod(value.shape) != 1 or "int" not in str(value.dtype):
+            violations.append(f"`{spec.name}`: expected an integer, got {value.dtype}{list(value.shape)}")
+            return 0
+        return int(value.item())
+    return value

@@ -108,9 +108,9 @@ def refusal_of_kserve(error: Exception) -> Refusal:
     import kserve.errors
 
     if isinstance(error, kserve.errors.ModelNotFound):
-        return Refusal("not_found", str(error))
+        return Refusal(str(error), "not_found")
     if isinstance(error, kserve.errors.ModelNotReady | kserve.errors.ServerNotReady | kserve.errors.ServerNotLive):
-        return Refusal("unavailable", str(error))
+        return Refusal(str(error), "unavailable")
     if isinstance(error, kserve.errors.InvalidInput):
-        return Refusal("invalid", str(error))
+        return Refusal(str(error))
     return refusal_of(error)

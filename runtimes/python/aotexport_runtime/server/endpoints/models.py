@@ -62,7 +62,7 @@ class BundleModel(kserve.Model):
         """The inputs and outputs of the version that is, or was last, served; `Refusal`: none was."""
         if self._model.signature is None:
             self._repository.current(self.name)
-            raise Refusal("unavailable", f"model `{self.name}` is being loaded")
+            raise Refusal(f"model `{self.name}` is being loaded", "unavailable")
         return self._model.signature
 
     async def predict(self, payload: Any, headers: Any = None, response_headers: Any = None) -> Answered:
@@ -73,9 +73,7 @@ class BundleModel(kserve.Model):
             AotExportError: see `Servable.submit`.
         """
         if not isinstance(payload, Request):
-            raise Refusal(
-                "invalid", f"model `{self.name}` speaks version 2 of the protocol: /v2/models/{self.name}/infer"
-            )
+            raise Refusal(f"model `{self.name}` speaks version 2 of the protocol: /v2/models/{self.name}/infer")
         wait_s = min(payload.timeout_s or self._most_s, self._most_s)
         served, answer = self._submit(payload, wait_s)
         return Answered(outputs=await asyncio.wrap_future(answer), version=served.version, answer=answer)
@@ -84,7 +82,7 @@ class BundleModel(kserve.Model):
         while True:
             served = self._repository.current(self.name)
             if served is None:
-                raise Refusal("unavailable", f"model `{self.name}` was let go; ask again")
+                raise Refusal(f"model `{self.name}` was let go; ask again", "unavailable")
             try:
                 return served, served.servable.submit(request.inputs, timeout_s=wait_s, adapter=request.adapter)
             except NotSupported:

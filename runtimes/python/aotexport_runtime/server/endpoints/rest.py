@@ -126,7 +126,7 @@ class Routes:
         try:
             asked = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Refusal("invalid", f"the body is no request for the index: {error}") from None
+            raise Refusal(f"the body is no request for the index: {error}") from None
         return _json(await self._extension.index(asked.get("ready") is True))
 
     async def load(self, request: Request) -> Response:
@@ -174,7 +174,7 @@ class Routes:
         """Return a file of the page."""
         found = self._files.get(request.path_params.get("name", "index.html"))
         if found is None:
-            raise Refusal("not_found", f"no route GET {request.url.path[:200]}")
+            raise Refusal(f"no route GET {request.url.path[:200]}", "not_found")
         return Response(found[0], media_type=found[1], headers=_PAGE_HEADERS)
 
     async def recorded(self, request: Request) -> Response:
@@ -183,7 +183,7 @@ class Routes:
         served = await self._plane.loaded(model)
         inputs = await asyncio.to_thread(served.servable.recorded_call)
         if inputs is None:
-            raise Refusal("not_found", f"the bundle of model `{model}` holds no recorded call")
+            raise Refusal(f"the bundle of model `{model}` holds no recorded call", "not_found")
         body, json_nbytes = write_call(inputs, served.signature)
         return Response(body, media_type="application/octet-stream", headers={JSON_NBYTES: str(json_nbytes)})
 
@@ -198,7 +198,7 @@ def _check_origin(request: Request) -> None:
     """Refuse what a page of another site lets a browser send; clients that are no browsers name no origin."""
     origin = request.headers.get("origin")
     if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        raise Refusal("forbidden", f"pages of {origin[:100]} may not load and unload models")
+        raise Refusal(f"pages of {origin[:100]} may not load and unload models", "forbidden")
 
 
 def _json_nbytes(request: Request) -> int | None:
@@ -206,7 +206,7 @@ def _json_nbytes(request: Request) -> int | None:
     if header is None:
         return None
     if not (header.isascii() and header.isdecimal() and len(header) < 19):
-        raise Refusal("invalid", f"the header `Inference-Header-Content-Length` is no length: {header[:50]!r}")
+        raise Refusal(f"the header `Inference-Header-Content-Length` is no length: {header[:50]!r}")
     return int(header)
 
 
@@ -215,8 +215,8 @@ async def read_body(request: Request, options: ServeOptions) -> bytearray:
     most = options.max_request_bytes
     encoding = request.headers.get("content-encoding", "identity")
     if encoding != "identity":
-        raise Refusal("invalid", f"the body is encoded as `{encoding[:50]}`; send it as it is")
-    too_large = Refusal("too_large", f"the request is larger than {most} bytes, see `--max-request-bytes`")
+        raise Refusal(f"the body is encoded as `{encoding[:50]}`; send it as it is")
+    too_large = Refusal(f"the request is larger than {most} bytes, see `--max-request-bytes`", "too_large")
     if int(request.headers.get("content-length", 0)) > 2 * most:
         raise too_large
     body, size = bytearray(), 0
@@ -230,8 +230,8 @@ async def read_body(request: Request, options: ServeOptions) -> bytearray:
                     break
     except TimeoutError:
         raise Refusal(
-            "too_slow",
             f"the request took longer than {options.request_timeout_s:g} s to come, see `--request-timeout-s`",
+            "too_slow",
         ) from None
     # As much again is read and dropped: a client that still sends would not see the answer.
     if size > most:
@@ -255,7 +255,7 @@ async def _refuse_body(request: Request, error: Exception) -> Response:
     found: Any = error
     first = found.errors()[0]
     where = ".".join(map(str, first["loc"]))
-    return await _refuse(request, Refusal("invalid", f"the request does not fit: {where}: {first['msg']}"))
+    return await _refuse(request, Refusal(f"the request does not fit: {where}: {first['msg']}"))
 
 
 async def _refuse_route(request: Request, error: Exception) -> Response:

@@ -89,7 +89,7 @@ def read_grpc(message: Any, signature: Signature, remaining_s: float | None) -> 
     """
     raw = message.raw_input_contents
     if raw and len(raw) != len(message.inputs):
-        raise Refusal("invalid", f"there are {len(message.inputs)} inputs, and raw contents of {len(raw)}")
+        raise Refusal(f"there are {len(message.inputs)} inputs, and raw contents of {len(raw)}")
     inputs: dict[str, Any] = {}
     for index, tensor in enumerate(message.inputs):
         shape = [*tensor.shape]
@@ -157,7 +157,7 @@ def _message(deserialize: Any, data: bytes) -> Any:
     try:
         return deserialize(data)
     except DecodeError:
-        raise Refusal("invalid", "the bytes are no message of the method") from None
+        raise Refusal("the bytes are no message of the method") from None
 
 
 _FRAME_NBYTES = 1 << 16
