@@ -90,6 +90,13 @@ class _GroupedCommand(click.Command):
     help="Serve calls under autocast to this dtype too, and loads in it (`load(dtype=)`): programs whose code casts by "
     "dtypes of values get variants.",
 )
+@click.option(
+    "--for",
+    "purpose",
+    type=click.Choice(("serving",)),
+    help="Ship what a purpose wants. serving: inference alone, with ONNX models and libraries for this machine's "
+    "processor, as far as they can be made here.",
+)
 @onnx_options
 @click.option("--onnx", is_flag=True, help="Add ONNX models of the programs that record no gradients.")
 @click.option(
@@ -143,6 +150,7 @@ def export(
     weights: Path | None,
     dtype: str | None,
     autocast: str | None,
+    purpose: str | None,
     onnx: bool,
     opset: int | None,
     onnx_state: str | None,
@@ -166,6 +174,8 @@ def export(
     A .pt2 file is one of `torch.export.save`: its example inputs and dynamic sizes are taken, and the one mode that it
     was exported in. torch reads it, pickles by `weights_only`; export files that you trust.
     """
+    programs = programs or (("infer",) if purpose == "serving" and recipe is None else ())
+    onnx = onnx or purpose == "serving"
     _check_usage(onnx or (opset, onnx_state, translations) == (None, None, None), weights, recipe)
     given = write.keywords(verification)
     with write.running(profile and profile.absolute()) as (progress, fresh):
@@ -184,6 +194,7 @@ def export(
             onnx=onnx and read_options(opset, onnx_state, translations),
             allow_untested_torch=allow_untested_torch,
             dump_passes=dump_passes,
+            serving=purpose == "serving",
             progress=progress,
         )
         here = Path.cwd()  # The model file may change it.
@@ -202,11 +213,13 @@ def export(
                 keep_operators=(*source.keep_operators, *keep_operators),
             )
             progress("import torch's compiler")
-            from aotexport.cli.summary import summarize
+            from aotexport.cli.summary import costs, summarize
             from aotexport.pipeline.export import export_as
 
             report = export_as(source.target, source.example.args, dict(source.example.kwargs), options, fresh)
             summary = summarize(report, verified=bool(options.verify))
+            if purpose is not None:
+                summary["costs"] = costs(report)
     write.show(summary, progress)
 
 

@@ -58,6 +58,20 @@ def summarize(report: ExportReport, *, verified: bool) -> dict[str, Any]:
     }
 
 
+def costs(report: ExportReport) -> dict[str, dict[str, float]]:
+    """Return bytes and seconds of what an export for serving adds: ONNX models without weights, and libraries."""
+    parts = {
+        "ONNX models": (lambda path: path.endswith(".onnx") or path.startswith("targets/onnx/"), ("ONNX",)),
+        "libraries": (lambda path: path.startswith("targets/cpu-"), (": cpu-", "compiled programs")),
+    }
+    found: dict[str, dict[str, float]] = {}
+    for name, (is_of, stages) in parts.items():
+        nbytes = sum(entry.nbytes for entry in report.manifest.files if is_of(entry.path))
+        seconds = sum(s for stage, s in report.seconds.items() if any(part in stage for part in stages))
+        found[name] = {"bytes": nbytes, "seconds": round(seconds, 3)}
+    return found
+
+
 def _fixed(program: Program) -> dict[str, list[int]]:
     """Return the shapes of inputs that have sizes, of which no call may change one."""
     shapes = {spec.path: spec.meta.shape for spec in program.inputs if isinstance(spec, ArgumentInput)}
@@ -145,6 +159,9 @@ def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
         console.print(
             f"sizes are fixed as in the example: {printable(inputs)}; `--dynamic {option}` for others", soft_wrap=True
         )
+    for name, cost in summary.get("costs", {}).items():
+        if cost["bytes"]:
+            console.print(f"for serving: {name}, {cost['bytes']:,} bytes, {cost['seconds']:.1f} s")
     seconds = sum(summary["seconds"].values())
     console.print(f"\n{seconds:.1f} s, {summary['peak_memory_bytes'] / 1e9:.1f} GB of memory at most")
     path = printable(summary["path"])

@@ -15,6 +15,7 @@ from torch import nn
 
 from aotexport.capture.passes.dump import passes_dumped
 from aotexport.capture.trace.python_operators import operators_kept
+from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.model.left_alone import left_alone
 from aotexport.model.programs import AnyExample, Program
@@ -34,11 +35,13 @@ from aotexport.process.blocks import deep_stack, only_export, searched_for_new_g
 from aotexport.process.clock import Clock, Progress
 from aotexport.vectors.eager_errors import EagerErrors
 from aotexport.vectors.thin import thin_vectors
+from aotexport.verify.comparison import Comparison
 from aotexport.verify.fresh import FreshProcess
 from aotexport.verify.report import ExportReport
 from aotexport.write.files import list_again
 from aotexport.write.weights import SHARD_NBYTES
 from aotexport_runtime.bundle.staging import staged
+from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.values.arguments import check_type
 
 
@@ -178,21 +181,7 @@ def export_as(
                 draft = complete_notes(draft, outputs())
                 manifest = write_bundle(draft, directory)
                 check_kernels(draft, directory)
-                if options.onnx is not None:
-                    left_out: list[str] = []
-                    manifest, found = add_onnx(
-                        directory,
-                        options.onnx,
-                        verify=bool(options.verify),
-                        progress=clock.stage,
-                        left_out=left_out,
-                    )
-                    notes = (*draft.target_files.notes, *left_out)
-                    draft = replace(
-                        draft,
-                        comparisons=(*draft.comparisons, *found),
-                        target_files=replace(draft.target_files, notes=notes),
-                    )
+                manifest, draft = _with_onnx(draft, manifest, directory, clock)
                 thinned = thin_vectors(directory, manifest)
                 if thinned is not manifest:
                     manifest = list_again(directory, thinned)
@@ -210,3 +199,23 @@ def _verified(
     draft = write_calls(draft, directory, clock)
     eager = EagerErrors(draft.specs, draft.state, draft.programs, draft.vectors, directory)
     return verify_graphs(draft, directory, fresh, eager, clock), eager
+
+
+def _with_onnx(draft: BundleDraft, manifest: Manifest, directory: Path, clock: Clock) -> tuple[Manifest, BundleDraft]:
+    """Write the ONNX models that the options ask for; return the manifest, and the draft with their comparisons."""
+    options = draft.options
+    left_out, found = list(options.left_out or ()), list[Comparison]()
+    if options.onnx is not None:
+        try:
+            manifest, found = add_onnx(
+                directory, options.onnx, verify=bool(options.verify), progress=clock.stage, left_out=left_out
+            )
+        except ExportFailed as error:
+            if options.left_out is None:
+                raise
+            left_out.append(f"the bundle has no ONNX models: {error}")
+            shutil.rmtree(directory / "targets" / "onnx", ignore_errors=True)
+            for file in directory.glob("*.onnx"):
+                file.unlink()
+    files = replace(draft.target_files, notes=(*draft.target_files.notes, *left_out))
+    return manifest, replace(draft, comparisons=(*draft.comparisons, *found), target_files=files)

@@ -163,6 +163,31 @@ def test_export_closes_with_a_summary_and_tells_the_stages(run: Run) -> None:
     assert lines[-1][:4] == ["next:", "`aotexport", "inspect", "bundle`;"]
 
 
+@pytest.mark.parametrize(("model", "left_out"), [(FUNCTION, ""), (NET, "returns `output['x']` as a view of `x`")])
+def test_export_for_serving_ships_what_can_be_made_and_says_why_the_rest_is_not(
+    run: Run, monkeypatch: pytest.MonkeyPatch, model: str, left_out: str
+) -> None:
+    Path("model.py").write_text(model, encoding="utf-8")
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    result = run("model.py", "-o", "bundle", "--for", "serving", "--fast")
+    assert result.exit_code == 0, result.output
+    manifest = aotexport_runtime.open_bundle("bundle").manifest
+    targets = ("portable",) if left_out else ("portable", "onnx")
+    assert [(entry.name, entry.targets) for entry in manifest.programs] == [("infer", targets)]
+    assert "the bundle has no libraries: this machine has no C++ compiler `no-such-compiler`" in result.output
+    assert left_out in result.output
+    assert ("for serving: ONNX models, " in result.output) is not bool(left_out)
+    assert bool(list(Path("bundle").glob("*.onnx"))) is not bool(left_out)
+
+
+@pytest.mark.slow
+def test_export_for_serving_compiles_libraries(run: Run) -> None:
+    Path("model.py").write_text(FUNCTION, encoding="utf-8")
+    result = run("model.py", "-o", "bundle", "--for", "serving", "--fast")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"^for serving: libraries, [\d,]+ bytes, [\d.]+ s$", result.output, re.MULTILINE)
+
+
 def test_help_of_an_export_groups_its_options(run: Run) -> None:
     titles = [line for line in run("export", "--help").output.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", line)]
     assert titles == ["Options:", "Model:", "ONNX:", "Comparison with eager:", "Contents and debugging:"]
