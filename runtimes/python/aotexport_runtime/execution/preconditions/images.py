@@ -88,6 +88,16 @@ def _columns(a: Arguments) -> None:
     require(a.get("groups", 1) > 0, "`groups` must be at least 1")
 
 
+@before("max_unpool2d")
+def _unpooled(a: Arguments) -> None:
+    require(len(a["output_size"]) == 2, "`output_size` must be 2 numbers")
+
+
+@before("pixel_shuffle")
+def _upscaled(a: Arguments) -> None:
+    require(0 < a["upscale_factor"] < _MOST_SIZE, f"`upscale_factor` must be from 1 to below {_MOST_SIZE}")
+
+
 @before(*(f"{kind}_pool{axes}d" for kind in ("adaptive_max", "adaptive_avg", "_adaptive_avg") for axes in (1, 2, 3)))
 def _places(a: Arguments) -> None:
     wanted = list(a["output_size"])

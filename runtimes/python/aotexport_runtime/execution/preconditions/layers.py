@@ -169,6 +169,13 @@ def _ctc_backward(a: Arguments) -> None:
     within(integers(a["target_lengths"]), 0, (alpha.shape[2] - 1) // 2 + 1, "`target_lengths`")
 
 
+@before("gru_cell")
+def _cell(a: Arguments) -> None:
+    rows = 3 * a["hx"].shape[-1]
+    for name in ("w_ih", "w_hh"):
+        require(a[name].shape[0] == rows, f"`{name}` must have {rows} rows")
+
+
 @before("lstm", "gru", "rnn_tanh", "rnn_relu")
 def _recurrent(a: Arguments) -> None:
     packed = "batch_sizes" in a
