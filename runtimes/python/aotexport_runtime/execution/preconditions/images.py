@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.torch_version import TorchVersion
 
 from aotexport_runtime.execution.preconditions.require import (
     OPERATOR,
@@ -79,7 +80,7 @@ def _average_backward(a: Arguments) -> None:
 
 @before("im2col", "col2im", "max_pool1d")
 # torch 2.7 divides by zero groups, and by strides that overflow; 2.11 does not.
-@before(*(("convolution", "convolution_backward") if torch.__version__ < (2, 11) else ()))
+@before(*(("convolution", "convolution_backward") if TorchVersion(torch.__version__) < "2.11" else ()))
 def _columns(a: Arguments) -> None:
     """Check that the sizes of windows have a product that kernels compute with, and that there are groups."""
     for name in ("kernel_size", "dilation", "padding", "stride", "output_padding"):
