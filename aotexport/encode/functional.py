@@ -279,11 +279,6 @@ def saved_values(graph: Graph, returned: int, inputs: int) -> tuple[str, ...]:
 
     Forward has the nodes that its outputs need, and numbers computed from inputs and such numbers, so that no tensor is
     saved for its sizes alone. Of an operator with several results, the used items are saved.
-
-    Args:
-        graph: a joint graph.
-        returned: number of outputs that the forward returns.
-        inputs: number of inputs that are the program's; the rest are tangents.
     """
     forward = _needed(graph, names_in(graph.outputs[:returned]))
     derived = descendants(graph.nodes, {value.name for value in graph.inputs[inputs:]})

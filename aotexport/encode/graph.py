@@ -294,13 +294,7 @@ class GraphEncoder:
 
 
 def with_calls(graph: Graph, forward: ForwardCapture, names: Mapping[torch.fx.Node, Argument]) -> Graph:
-    """Return the record of a forward graph with the calls of submodules.
-
-    Args:
-        graph: the record.
-        forward: the capture that it was encoded from.
-        names: name in the record per node that it has.
-    """
+    """Return the record of a captured forward graph with the calls of submodules; `names`: of its nodes."""
     times = _times(forward.graph)
     modules = {path: index for index, path in enumerate(graph.modules)}
     calls: list[ModuleCall] = []

@@ -22,12 +22,7 @@ _OF_CODE = ("branch", "number", "integer")
 
 
 def with_inherited(program: EncodedProgram, call: ExampleCall) -> EncodedProgram:
-    """Return the program with what its loaded bundles' programs of the same mode are fixed to, and their notes.
-
-    Args:
-        program: an encoded program.
-        call: the example call that it was captured from.
-    """
+    """Return the program with what its loaded bundles' programs of the same mode are fixed to, and their notes."""
     record = program.record
     for path, module in loaded_in(call):
         for own in _programs(module, record):
@@ -47,14 +42,7 @@ def with_inherited(program: EncodedProgram, call: ExampleCall) -> EncodedProgram
 
 
 def _inherited(question: Question, own: Program, path: str, record: Program) -> list[Question]:
-    """Return a loaded program's question for the inputs of a program that calls it.
-
-    Args:
-        question: of the loaded program.
-        own: the loaded program.
-        path: of its module in the whole.
-        record: the program of the whole.
-    """
+    """Return the question of a loaded program, at `path` in the whole, for the inputs of the whole's program."""
     wanted = [_named(own.inputs[index], path) for index in question.inputs]
     indices = {_named(spec, ""): index for index, spec in enumerate(record.inputs)}
     if indices.keys() >= set(wanted):
@@ -75,12 +63,7 @@ def _named(spec: InputSpec, path: str) -> tuple[str, str]:
 
 
 def without_refused(program: EncodedProgram, call: ExampleCall) -> EncodedProgram:
-    """Return the program without its functional graph where the one that it was captured from has none either.
-
-    Args:
-        program: an encoded program.
-        call: see `with_inherited`.
-    """
+    """Return the program without its functional graph where the one that it was captured from has none either."""
     if program.record.functional is None:
         return program
     kind = "joint" if program.record.grad else "inference"

@@ -31,15 +31,7 @@ _SHOWN = 3
 def trace_notes(
     call: ExampleCall, forward: ForwardCapture, known: Iterable[Dimension], root: Path | None, *, strip: bool
 ) -> tuple[Note, ...]:
-    """Return the facts that a trace fixed, as notes.
-
-    Args:
-        call: the example call.
-        forward: the traced program.
-        known: its dimensions.
-        root: directory that source files are relative to.
-        strip: leave out source lines.
-    """
+    """Return the facts that a trace with these dimensions fixed, as notes; `strip` leaves out source lines."""
     names = {dimension.symbol: dimension.name for dimension in known}
     lines = Lines(root, strip)
     found = [

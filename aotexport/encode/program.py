@@ -101,15 +101,9 @@ def _launched(graph: Graph) -> Iterator[str]:
 
 
 def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | None, strip: bool) -> EncodedProgram:
-    """Return a program with its forward graph.
+    """Return a captured program with its forward graph; `strip` leaves out provenance.
 
     Must run before the functional graph is captured: that may fix sizes which the forward graph leaves open.
-
-    Args:
-        spec: the captured program.
-        forward: its forward graph.
-        root: directory that source files are relative to.
-        strip: leave out provenance.
 
     Raises:
         ExportFailed: something that the format cannot hold.
@@ -180,15 +174,7 @@ def with_functional(
     root: Path | None,
     strip: bool,
 ) -> EncodedProgram:
-    """Return the program with its functional graph, or with the reason why it has none.
-
-    Args:
-        program: the program with its forward graph.
-        forward: the capture that it was encoded from.
-        functional: the functional graph.
-        root: directory that source files are relative to.
-        strip: leave out provenance.
-    """
+    """Return the program of a capture with its functional graph, or with the reason why it has none."""
     kind: Any = "joint" if program.record.grad else "inference"
     try:
         if isinstance(functional, Refused):

@@ -20,12 +20,7 @@ class History:
     """The entries of a run, in a file that grows with it."""
 
     def __init__(self, directory: Path, *, steps: int, tensorboard: bool) -> None:
-        """Begin after the first `steps` steps of an interrupted run, or anew.
-
-        Args:
-            directory: of the run.
-            steps: steps whose entries are kept.
-            tensorboard: write TensorBoard events too.
+        """Begin after the first `steps` steps of an interrupted run, or anew; `tensorboard`: write its events too.
 
         Raises:
             DataInvalid: the package tensorboard is missing.

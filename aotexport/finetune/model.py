@@ -36,11 +36,7 @@ class Model:
     """
 
     def __init__(self, module: BundleModule, *, validates: bool) -> None:
-        """Look at the programs.
-
-        Args:
-            module: the loaded bundle.
-            validates: whether it is called for evaluation.
+        """Look at the programs, at one for evaluation too if it `validates`.
 
         Raises:
             NotSupported: the bundle has no program for training or for evaluation, or needs numbers.

@@ -97,14 +97,7 @@ class Run:
     def __init__(
         self, module: BundleModule, table: Table, settings: Settings, tokenizer: str | None, place: Place
     ) -> None:
-        """Make examples, and go back to where an interrupted run was.
-
-        Args:
-            module: the loaded bundle, prepared; changed in place.
-            table: the data.
-            settings: what was asked for.
-            tokenizer: see `tokenizer_of`.
-            place: where the run keeps its files.
+        """Make examples for a prepared bundle, which changes in place, and go back to where an interrupted run was.
 
         Raises:
             DataInvalid: the data does not fit, or there is no such run to go on with.

@@ -74,12 +74,7 @@ class Settings:
     length: int = 128
 
     def rate(self, step: int, steps: int) -> float:
-        """Return the learning rate of a step.
-
-        Args:
-            step: number of steps before it.
-            steps: number of steps of the run.
-        """
+        """Return the learning rate after `step` of `steps` steps."""
         rising = math.ceil(self.warmup * steps)
         if step < rising:
             return self.lr * (step + 1) / rising

@@ -25,12 +25,7 @@ _NAMED = 3
 
 
 def ancestors_of(call: ExampleCall, programs: Iterable[Program]) -> tuple[Ancestor, ...]:
-    """Return the loaded bundles that an export is made of, each followed by its own ancestors.
-
-    Args:
-        call: an example call of the export.
-        programs: records of its programs.
-    """
+    """Return the loaded bundles that an export of these programs is made of, each followed by its own ancestors."""
     programs, found = [*programs], list[Ancestor]()
     for path, loaded in loaded_in(call):
         changes = tuple(change[:MAX_TEXT] for change in _changes(loaded, () if path else programs))

@@ -75,12 +75,7 @@ def containers(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any])
 def container_changes(
     call: ExampleCall, before: list[ArgumentContainer], leaf_index: LeafIndex
 ) -> list[ContainerChange]:
-    """Return the changes of the containers of a call.
-
-    Args:
-        call: the example call.
-        before: its containers, with their items before the call.
-        leaf_index: see `tree_of`; leaves are outputs of the program.
+    """Return the changes of the containers of a call since `before`, whose leaves are outputs of the program.
 
     Raises:
         ExportFailed: a change that a bundle cannot make.
@@ -98,15 +93,7 @@ def container_changes(
 
 
 def check_changes(before: list[ArgumentContainer], recorded: Iterable[ContainerChange]) -> None:
-    """Refuse a call whose changes of containers differ from those at capture.
-
-    Args:
-        before: its containers, with their items before the call.
-        recorded: the changes at capture.
-
-    Raises:
-        ExportFailed: names a container.
-    """
+    """Refuse a call whose changes of containers since `before` differ from those at capture."""
     keys = {change.path: list(map(key_of, change.keys)) for change in recorded}
     for each in before:
         now = list(range(len(each.container)) if isinstance(each.container, set) else _items(each.container))

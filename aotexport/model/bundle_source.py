@@ -63,10 +63,6 @@ def variants_under_autocast(bundle: Bundle) -> dict[str, str]:
 def programs_named(source: ModelSource, names: Iterable[str]) -> tuple[Program, ...]:
     """Return programs of a loaded bundle by name: its own, and others that it has the code for.
 
-    Args:
-        source: made of the loaded bundle.
-        names: of programs.
-
     Raises:
         ModelFileInvalid: an unknown name, or the bundle has no program of that mode.
     """

@@ -10,12 +10,7 @@ from aotexport_runtime.values.trees import keys_of
 
 
 def nested_sizes(tree: Tree, size_of: Callable[[Leaf | Constant], Any]) -> Any:
-    """Return the dimensions of the inputs of a tree, nested like it.
-
-    Args:
-        tree: structure of an argument.
-        size_of: returns the dimensions of a tensor by axis, the dimension of an integer, or None.
-    """
+    """Return what `size_of` gives for the inputs of a tree, nested like it: sizes by axis, an integer's, or None."""
     if isinstance(tree, Leaf | Constant):
         return size_of(tree)
     children = [nested_sizes(item, size_of) for item in tree.items]

@@ -24,10 +24,7 @@ from aotexport.process.patches import Patch, patched
 
 
 def exported_source(where: str) -> ModelSource:
-    """Return the model, example call and dynamic sizes of a `.pt2` file.
-
-    Args:
-        where: path of the file.
+    """Return the model, example call and dynamic sizes of the `.pt2` file at a path.
 
     Raises:
         ModelFileInvalid: there is no such file, torch cannot read it, or it has no example inputs.

@@ -58,13 +58,7 @@ def copied(memory: torch.Tensor) -> MemorySnapshot:
 
 
 def in_file(memory: torch.Tensor, file: BinaryIO, offset: int) -> MemorySnapshot:
-    """Return a snapshot of a span of bytes by a file that holds the same bytes.
-
-    Args:
-        memory: the span.
-        file: stays open as long as the result is used.
-        offset: of the first byte in the file.
-    """
+    """Return a snapshot of a span by an open file that holds the same bytes from `offset` on."""
 
     def parts() -> Iterator[torch.Tensor]:
         buffer = torch.empty(min(memory.numel(), _PART_NBYTES), dtype=torch.uint8)
@@ -101,13 +95,7 @@ def _equal(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def bytes_of(tensor: torch.Tensor, start: int, count: int) -> torch.Tensor:
-    """Return elements of a tensor's storage as bytes, without a copy.
-
-    Args:
-        tensor: a strided tensor.
-        start: the first element, counted from the beginning of the storage.
-        count: of elements.
-    """
+    """Return `count` elements of a strided tensor's storage, from element `start` on, as bytes without a copy."""
     size = tensor.element_size()
     empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     with torch.no_grad():

@@ -122,11 +122,6 @@ def _any_has_own_switches(module: nn.Module) -> bool:
 def refuse_modes_that_change_state(module: nn.Module | None, mode: Mode, state: State) -> None:
     """Refuse a module whose own `train` or `eval` changes its tensors, such as by merging weights.
 
-    Args:
-        module: the module, which is left as it was; None: a function.
-        mode: mode of a program.
-        state: its state.
-
     Raises:
         ExportFailed: names the tensor.
     """

@@ -83,12 +83,7 @@ def bugs_reported(stage: Callable[[], str]) -> Iterator[None]:
 
 
 def internal_error(stage: str, error: Exception) -> InternalError:
-    """Return the error that reports a bug to the user.
-
-    Args:
-        stage: the stage of the export.
-        error: the original error.
-    """
+    """Return the error that reports a bug in a stage of the export to the user."""
     versions = (
         f"aotexport {metadata.version('aotexport')}, torch {torch.__version__}, Python {platform.python_version()}"
     )

@@ -78,12 +78,7 @@ class StateSnapshot:
 
 @contextlib.contextmanager
 def restored(state: State, outside: Iterable[torch.Tensor] = ()) -> Iterator[StateSnapshot]:
-    """Let calls change the state in the block, whose tensors begin without gradients; put it back after the block.
-
-    Args:
-        state: a model's.
-        outside: further tensors that calls may change, whose data and metadata are put back.
-    """
+    """Let calls change the state, first without gradients, and data of tensors outside; put it back after the block."""
     snapshot = StateSnapshot(state, outside)
     try:
         snapshot.drop_gradients()
@@ -113,12 +108,7 @@ class Before:
         return cls(tensor, alias, tensor.is_leaf, tensor.requires_grad, grad)
 
     def is_equal(self, value: torch.Tensor, written: Container[int]) -> bool:
-        """Return whether `value` equals the recorded tensor.
-
-        Args:
-            value: a tensor.
-            written: addresses of storages that have changed since.
-        """
+        """Return whether a value equals the recorded tensor; `written`: addresses of storages that changed since."""
         was = self.alias
         if was is None or is_wrapper(value) or was.untyped_storage().data_ptr() in written:
             return False

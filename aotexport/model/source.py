@@ -87,14 +87,7 @@ def load_source(where: str, weights: Path | None = None) -> ModelSource:
 
 
 def load_target(where: str) -> tuple[Any, Path]:
-    """Run a model file and return its model, and the directory that its own imports are relative to.
-
-    Args:
-        where: see `load_source`.
-
-    Raises:
-        ModelFileInvalid: the file is not there, its code raises, or it has no model.
-    """
+    """Run a model file, see `load_source`; return its model, and the directory that its own imports are relative to."""
     file = open_model_file(where)
     with importable(file.root):
         return _target(file), file.root

@@ -23,12 +23,7 @@ def is_plain_class(type_: type) -> bool:
 
 
 def dress(fake: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return `fake` with the class and attributes of a state tensor, which the model's code can see.
-
-    Args:
-        fake: the fake of the tensor.
-        tensor: the tensor, or another fake of it.
-    """
+    """Give the fake of a state tensor (or of its fake) the class and attributes that the model's code can see."""
     if _SEEN in vars(tensor):
         vars(fake)[_SEEN] = vars(tensor)[_SEEN]
     elif is_plain_class(type(tensor)):

@@ -16,12 +16,7 @@ Unknowns = dict[sympy.Basic, sympy.Symbol]
 
 
 def polynomial(expression: Any, unknowns: Unknowns) -> Any:
-    """Return an expression with unknowns in place of what is neither a sum, a product, a power, nor divides evenly.
-
-    Args:
-        expression: of sizes.
-        unknowns: those so far, which grow.
-    """
+    """Return an expression of sizes with unknowns, which grow, for all but sums, products, powers, whole quotients."""
     if isinstance(expression, sympy.Number | sympy.Symbol):
         return expression
     power = isinstance(expression, sympy.Pow) and expression.args[1].is_Integer

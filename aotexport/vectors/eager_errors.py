@@ -58,15 +58,7 @@ class EagerErrors:
         vectors: Iterable[RecordedCall],
         directory: Path,
     ) -> None:
-        """Prepare to judge; nothing runs yet.
-
-        Args:
-            specs: the programs' calls.
-            state: the module's state.
-            programs: one per call.
-            vectors: the recorded calls.
-            directory: the bundle.
-        """
+        """Take the calls, a program per call, and the recorded calls of the bundle in a directory; nothing runs yet."""
         self._calls = {program.record.name: spec.call for spec, program in zip(specs, programs, strict=True)}
         self._programs = {program.record.name: program for program in programs}
         self._vectors = {(vector.record.program, vector.name): vector for vector in vectors}
@@ -76,12 +68,7 @@ class EagerErrors:
         self._known: dict[tuple[str, str], dict[str, float]] = {}
 
     def judged(self, results: Iterable[Mapping[str, Any]], rewrite: Callable[[], object]) -> list[dict[str, Any]]:
-        """Return results of the self-test, in its own form, with allowance for eager's own errors.
-
-        Args:
-            results: one per recorded call and target.
-            rewrite: writes the manifest, after records of calls have changed.
-        """
+        """Return results of the self-test, allowing for eager's own errors; `rewrite` writes a changed manifest."""
         known = len(self._known)
         judged = [dict(result) if result["agrees"] else self._judged(result) for result in results]
         if any(list(self._known.values())[known:]):
@@ -123,20 +110,11 @@ def eager_errors(
     """Return the errors of eager's float32 in a recorded call, by name of the value, on the scale of comparisons.
 
     A copy of the model runs with its tensors of float32 in float64, as the truth. Further runs have parameters changed
-    by up to their last bit; their errors count too, since one call may round well by luck. The model itself is left as
-    it is.
-
-    Args:
-        call: the example call.
-        state: the module's state.
-        program: its record.
-        forward: its forward graph.
-        vector: the recorded call.
+    by up to their last bit: one call may round well by luck. The model itself is left as it is.
 
     Returns:
         Errors that allow for more than the tolerance. Empty if float64 tells nothing: the program draws other random
-        numbers in float64 (`randn`; dropout draws the same), or also computes in 16 bits; or if the copy cannot be made
-        or does not run, as with code that asks for float32.
+        numbers in float64, or computes in 16 bits too; or if the copy cannot be made or does not run.
     """
     if has_16_bits(forward):
         return {}

@@ -27,12 +27,7 @@ def checked_programs(programs: Iterable[EncodedProgram]) -> dict[str, str]:
 
 
 def shorter_on_path(program: EncodedProgram, call: ExampleCall) -> ExampleCall | None:
-    """Return a call that takes the program's path in less time than the example; None: none is known.
-
-    Args:
-        program: serves the calls that take the path; one that checks values tells that only when it runs.
-        call: the example.
-    """
+    """Return a call that takes the program's path in less time than the example; None: none is known."""
     shorter = None if checked_programs([program]) else shorter_call(call)
     return shorter if shorter is not None and fits(program.record, shorter) else None
 
@@ -41,11 +36,6 @@ def on_path(
     directory: Path, checked: dict[str, str], vectors: Iterable[RecordedCall]
 ) -> tuple[list[RecordedCall], dict[str, list[str]]]:
     """Return the recorded calls that pass the checks of their program, and the names of the others, per program.
-
-    Args:
-        directory: the bundle, without recorded calls.
-        checked: as `checked_programs` returns them.
-        vectors: the calls.
 
     Raises:
         ExportFailed: the example itself, called again, takes another path.

@@ -126,14 +126,7 @@ def _sizes(inputs: Iterable[VectorInput]) -> tuple[Any, ...]:
 def accepted_calls(
     run: Run, program: Program, several: Iterable[RecordedArguments], errors: list[str] | None = None
 ) -> Iterator[RecordedCall]:
-    """Yield recorded calls, without those that eager refuses.
-
-    Args:
-        run: runs the model as it was traced.
-        program: the program.
-        several: arguments of the calls.
-        errors: gets a sentence per call that eager refuses.
-    """
+    """Yield recorded calls, without those that eager refuses; `errors` gets a sentence for each of these."""
     for arguments in several:
         try:
             yield _record(run, program, arguments)

@@ -40,14 +40,7 @@ def begun_at_zero(program: Program, call: ExampleCall) -> Program:
 def without_small_sizes(
     directory: Path, programs: Sequence[EncodedProgram], wrong: Iterable[str], results: Results
 ) -> list[EncodedProgram]:
-    """Return the programs; one that is wrong only for sizes of 0 or 1 begins above them.
-
-    Args:
-        directory: the bundle.
-        programs: its programs.
-        wrong: names of the programs whose forward graph disagrees.
-        results: see `small_sizes`.
-    """
+    """Return the programs; one whose forward graph is wrong only for sizes of 0 or 1 begins above them."""
     wrong = set(wrong)
     return [_beginning_above(directory, p, results) if p.record.name in wrong else p for p in programs]
 
@@ -83,16 +76,7 @@ def beyond_ranges(directory: Path, programs: Sequence[EncodedProgram]) -> set[tu
 def with_functional_of_larger_sizes(
     directory: Path, program: EncodedProgram, results: Results
 ) -> EncodedProgram | None:
-    """Return the program with its functional graph only for sizes above 1, if it agrees for these.
-
-    Args:
-        directory: the bundle.
-        program: one whose functional graph disagrees.
-        results: see `small_sizes`, of the functional graph.
-
-    Returns:
-        The program; None: the functional graph disagrees for larger sizes too.
-    """
+    """Return a program with its functional graph, which disagrees, for sizes above 1; None: there it disagrees too."""
     record = program.record
     small = _small_calls(directory, [record.name], results)
     if not small or "example" in small or record.functional is None:
@@ -107,13 +91,7 @@ def with_functional_of_larger_sizes(
 
 
 def small_sizes(directory: Path, programs: Sequence[str], results: Results) -> str | None:
-    """Return a way out if programs disagree only in calls with a dynamic size of 0 or 1, the example's too; else None.
-
-    Args:
-        directory: the bundle.
-        programs: names of programs that disagree.
-        results: of the self-test: program, name of the recorded call, whether it agrees.
-    """
+    """Return a way out if programs disagree only in calls with a dynamic size of 0 or 1, also the example's."""
     small = _small_calls(directory, programs, results)
     if not small:
         return None

@@ -39,16 +39,9 @@ Call = tuple[Vector, dict[str, torch.Tensor]]
 def thin_vectors(directory: Path, manifest: Manifest) -> Manifest:
     """Rewrite recorded calls with fewer elements of each value, until all take a tenth of the weights, or 256 kB.
 
-    At least 32 elements of a value are kept, and its norms. Arguments are kept whole; where they are what takes more,
-    calls with the user's own arguments are left out if the program has a call with other values of no special sizes
-    that stands for them.
-
-    Args:
-        directory: the bundle.
-        manifest: its manifest.
-
-    Returns:
-        The manifest with the calls that are left; the same object if no file has changed.
+    At least 32 elements of a value are kept, and its norms. Where arguments take more, calls with the user's own are
+    left out if a call with other values of no special sizes stands for them. Returns the manifest with the calls that
+    are left; the same object if no file has changed.
     """
     calls = {entry: _read(directory, entry) for entry in manifest.testvectors}
     weights = {place.file for tensor in manifest.state for place in (tensor, *tensor.parts)}

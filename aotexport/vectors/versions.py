@@ -55,12 +55,7 @@ class _Seen:
 
 
 def with_versions(run: Run, program: EncodedProgram) -> EncodedProgram:
-    """Return the program with the versions and saved tensors of a call of the eager model: they depend on its path.
-
-    Args:
-        run: runs the model as it was traced.
-        program: the program with its functional graph, if it has one.
-    """
+    """Return the program with the versions and saved tensors of a call of the eager model: they depend on its path."""
     functional = program.record.functional
     if functional is None or (functional.gradients is None and _raises_none(program)):
         return program
