@@ -42,39 +42,18 @@ from aotexport_runtime.schema.values import Argument, DeviceArgument, SubgraphAr
 from aotexport_runtime.values import meshes
 from aotexport_runtime.values.subclasses import inner_tensor
 
+_NAMED_SO: tuple[Any, ...] = (
+    *(operator.getitem, operator.add, operator.sub, operator.mul, operator.truediv, operator.floordiv, operator.mod),
+    *(operator.pow, operator.neg, operator.abs, operator.eq, operator.ne, operator.lt, operator.le, operator.gt),
+    *(operator.ge, operator.and_, operator.or_, operator.xor, operator.lshift, operator.rshift),
+    *(torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_ite, torch.sym_sum),
+    *(math.floor, math.ceil, round),
+)
+"""Functions of numbers that have the same name in the format."""
 _BUILTINS: dict[Any, str] = {
-    operator.getitem: "python::getitem",
-    operator.add: "python::add",
-    operator.sub: "python::sub",
-    operator.mul: "python::mul",
-    operator.truediv: "python::truediv",
-    operator.floordiv: "python::floordiv",
-    operator.mod: "python::mod",
-    operator.pow: "python::pow",
-    operator.neg: "python::neg",
-    operator.eq: "python::eq",
-    operator.ne: "python::ne",
-    operator.lt: "python::lt",
-    operator.le: "python::le",
-    operator.gt: "python::gt",
-    operator.ge: "python::ge",
-    operator.and_: "python::and",
-    operator.or_: "python::or",
+    **{function: f"python::{function.__name__.strip('_')}" for function in _NAMED_SO},
     math.trunc: "python::sym_int",
-    torch.sym_max: "python::sym_max",
-    torch.sym_min: "python::sym_min",
-    torch.sym_int: "python::sym_int",
-    torch.sym_float: "python::sym_float",
     torch.sym_not: "python::not",
-    torch.sym_ite: "python::sym_ite",
-    torch.sym_sum: "python::sym_sum",
-    operator.xor: "python::xor",
-    operator.lshift: "python::lshift",
-    operator.rshift: "python::rshift",
-    operator.abs: "python::abs",
-    math.floor: "python::floor",
-    math.ceil: "python::ceil",
-    round: "python::round",
     torch.sym_sqrt: "python::sqrt",
     **{getattr(torch, f"_sym_{name}"): f"python::{name}" for name in FLOAT_FUNCTIONS},
 }

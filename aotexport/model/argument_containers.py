@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections import UserDict, deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from aotexport.errors import ExportFailed
-from aotexport.model.call import BY_KEYWORD, ExampleCall
+from aotexport.model.call import BY_KEYWORD, ExampleCall, signature_of
 from aotexport.model.containers import refill, same_item
 from aotexport.model.structure import LeafIndex, dataclass_attributes, is_plain_object, object_attributes, tree_of
 from aotexport_runtime.schema.program import ContainerChange
@@ -165,11 +164,7 @@ def _passed(call: ExampleCall, args: tuple[Any, ...], kwargs: dict[str, Any]) ->
 
 
 def _defaults(callable_: Any) -> dict[str, Any]:
-    try:
-        signature = inspect.signature(getattr(callable_, "forward", callable_))
-    except (ValueError, TypeError):
-        return {}
-    return {name: parameter.default for name, parameter in signature.parameters.items()}
+    return {name: parameter.default for name, parameter in signature_of(callable_).parameters.items()}
 
 
 def _children(tree: Tree, value: Any) -> list[Any]:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from torch import nn
 from torch.export import Dim
 
 from aotexport.errors import ModelFileInvalid
@@ -104,8 +103,7 @@ def _function_of(module: BundleModule) -> Callable[..., Any]:
     return function
 
 
-def _described(module: nn.Module, name: str, examples: dict[str, Example]) -> Program:
-    assert isinstance(module, BundleModule)
+def _described(module: BundleModule, name: str, examples: dict[str, Example]) -> Program:
     record, entries = module.bundle.program(name), module.bundle.manifest.programs
     return Program(
         name=name,

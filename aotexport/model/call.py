@@ -24,7 +24,7 @@ from torch import nn
 from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.model.array_proxies import as_argument
 from aotexport.model.mode import Attribute
-from aotexport.model.structure import tree_of
+from aotexport.model.structure import flattened, tree_of
 from aotexport.model.tensor_kinds import why_not_held
 from aotexport.torch_internals.applications import called_by_class
 from aotexport.torch_internals.calls import is_dimension, is_fixed_dimension
@@ -178,8 +178,7 @@ def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
         tree = with_leaves(parameter.tree, fixed)
         is_dynamic = any(isinstance(leaf, Leaf) for _, leaf in leaves(tree))
         if is_dynamic and parameter.name not in passed:
-            fact = "is dynamic" if parameter.name in call.dynamic_shapes else "has a default that holds tensors"
-            raise ModelFileInvalid(f"`{parameter.name}` {fact}; pass it in the example call")
+            raise ModelFileInvalid(f"`{parameter.name}` is dynamic; pass it in the example call")
         optional = parameter.optional and not is_dynamic
         default = None if optional else parameter.default
         parameters.append(msgspec.structs.replace(parameter, tree=tree, optional=optional, default=default))
@@ -207,7 +206,7 @@ def _parameter(parameter: inspect.Parameter, arguments: dict[str, Any], leaf_ind
     empty: Any = {"var_positional": (), "var_keyword": {}}.get(kind, parameter.default)
     passed = parameter.name in arguments
     value = arguments[parameter.name] if passed else empty
-    if not passed and (_holds_tensor(value) or not _has_tree(value)):
+    if not passed and not _is_plain(value):
         # A constant of the programs, which calls cannot pass.
         return Parameter(name=parameter.name, kind=kind, tree=Constant(value=None), optional=True)
     tree = tree_of(value, parameter.name, leaf_index, role="input")
@@ -216,20 +215,12 @@ def _parameter(parameter: inspect.Parameter, arguments: dict[str, Any], leaf_ind
     return Parameter(name=parameter.name, kind=kind, tree=tree, optional=default_stands_in, default=default)
 
 
-def _holds_tensor(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_holds_tensor, value.values()))
-    if isinstance(value, tuple | list):
-        return any(map(_holds_tensor, value))
-    return isinstance(value, torch.Tensor | np.ndarray)
-
-
-def _has_tree(value: Any) -> bool:
+def _is_plain(value: Any) -> bool:
+    """Return whether a default is made of constants alone."""
     try:
-        tree_of(value, "", lambda leaf, path: 0, role="input")
+        return not flattened(value, "", role="input")[1]
     except ExportFailed:
         return False
-    return True
 
 
 def _same_constant(value: Any, default: Any) -> bool:

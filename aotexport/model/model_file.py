@@ -20,6 +20,7 @@ from types import ModuleType
 from aotexport.errors import AotExportError, ModelFileInvalid
 from aotexport.model.source_lines import is_user_file
 from aotexport.process.objects import file_of
+from aotexport.process.patches import Patch, patched
 
 DEFAULT_ATTRIBUTE = "model"
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
@@ -77,20 +78,11 @@ def _open_path(name: str, attribute: str) -> ModelFile:
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[module.__name__] = module
-    with importable(root), _arguments([name]), user_code(f"running `{name}`", root):
+    arguments = Patch(sys, "argv", [name], "Let code that reads the command line see its own, not that of aotexport")
+    with importable(root), patched(arguments), user_code(f"running `{name}`", root):
         # Compiled here and not by the loader, which would write bytecode beside the user's file.
         exec(compile(path.read_bytes(), str(path), "exec"), vars(module))
     return ModelFile(name, attribute, module, root)
-
-
-@contextlib.contextmanager
-def _arguments(arguments: list[str]) -> Iterator[None]:
-    """Let code that reads the command line see these arguments, not those of `aotexport`."""
-    before, sys.argv = sys.argv, arguments
-    try:
-        yield
-    finally:
-        sys.argv = before
 
 
 def _module_name(path: Path) -> str:

@@ -20,6 +20,7 @@ import torch
 from torch import nn
 
 from aotexport.errors import ModelFileInvalid
+from aotexport.model.call import signature_of
 from aotexport.model.checkpoint import give_weights, parameters_without_memory
 from aotexport.model.model_file import ModelFile, importable, open_model_file, user_code
 from aotexport.model.programs import Example, Program, as_example
@@ -106,8 +107,8 @@ def _target(file: ModelFile) -> nn.Module | Callable[..., Any]:
         raise ModelFileInvalid(f"`{file.attribute}` in `{file.name}` is a class, and no nn.Module")
     if not callable(found):
         raise ModelFileInvalid(
-            f"`{file.attribute}` in `{file.name}` is of type {_kind(found)}; it must be an nn.Module, a class or "
-            "function without required arguments that returns one, or a function of tensors"
+            f"`{file.attribute}` in `{file.name}` is of type {type(found).__name__}; it must be an nn.Module, a class "
+            "or function without required arguments that returns one, or a function of tensors"
         )
     return _made(file, found)
 
@@ -190,17 +191,14 @@ def _example(file: ModelFile, target: Any) -> tuple[tuple[Any, ...], dict[str, A
             raise ModelFileInvalid(f"`{file.name}`: `{twice[0]}` is in example_inputs and in example_kwargs")
         return (), {**_keywords("example_inputs", file, inputs), **kwargs}
     raise ModelFileInvalid(
-        f"`example_inputs` in `{file.name}` is of type {_kind(inputs)}; it must be a tuple of positional arguments, a "
-        "dict of keyword arguments, or a function that returns either. For one argument, write\n\n"
+        f"`example_inputs` in `{file.name}` is of type {type(inputs).__name__}; it must be a tuple of positional "
+        "arguments, a dict of keyword arguments, or a function that returns either. For one argument, write\n\n"
         "    example_inputs = (value,)"
     )
 
 
 def _example_line(target: Any) -> str:
-    try:
-        signature = inspect.signature(target.forward if isinstance(target, nn.Module) else target)
-    except (ValueError, TypeError):
-        return "example_inputs = (torch.randn(2, 8),)"
+    signature = signature_of(target)
     empty = inspect.Parameter.empty
     names = [p.name for p in signature.parameters.values() if p.default is empty and p.kind.name.endswith("KEYWORD")]
     names = [name for name in names if signature.parameters[name].kind.name != "VAR_KEYWORD"]
@@ -222,7 +220,7 @@ def _dynamic_shapes(file: ModelFile) -> Any:
     value = getattr(file.module, "dynamic_shapes", None)
     if value is not None and not isinstance(value, dict | tuple | list):
         raise ModelFileInvalid(
-            f"`dynamic_shapes` in `{file.name}` is of type {_kind(value)}; it must be a dict nested like the "
+            f"`dynamic_shapes` in `{file.name}` is of type {type(value).__name__}; it must be a dict nested like the "
             "arguments. For example\n\n"
             '    dynamic_shapes = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}'
         )
@@ -239,8 +237,8 @@ def _variants(file: ModelFile) -> tuple[Example, ...]:
     value = getattr(file.module, "variants", ())
     if not isinstance(value, list | tuple):
         raise ModelFileInvalid(
-            f"`variants` in `{file.name}` is of type {_kind(value)}; it must be a list of further example calls, each "
-            "a tuple of positional arguments, a dict of keyword arguments, or an `aotexport.Example`"
+            f"`variants` in `{file.name}` is of type {type(value).__name__}; it must be a list of further example "
+            "calls, each a tuple of positional arguments, a dict of keyword arguments, or an `aotexport.Example`"
         )
     return tuple(map(as_example, value))
 
@@ -259,7 +257,3 @@ def _list(file: ModelFile, name: str, kinds: tuple[type, ...], wanted: str) -> t
     if not isinstance(items, Iterable) or not all(isinstance(item, kinds) for item in items):
         raise ModelFileInvalid(f"`{name}` in `{file.name}` must be {wanted}")
     return tuple(items)
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__

@@ -1,8 +1,7 @@
 """Look at objects of any package without running their code.
 
-`isinstance`, `getattr`, `len`, `repr`, `==` and loops run code of an object's class. That code may raise (a lazy
-import, a proxy without its target), or answer everything (a mock). What the exporter walks through is not of its own
-making: globals, closures, attributes and loaded modules.
+`isinstance`, `getattr`, `len`, `repr`, `==` and loops run code of an object's class, which may raise (a lazy import)
+or answer everything (a mock). Globals, closures and loaded modules hold such objects.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -66,45 +66,31 @@ def patched(*patches: Patch) -> Iterator[None]:
         with uninterrupted():
             for patch in patches:
                 seen[patch.target] = patch
-                undo.callback(_put_back(patch))
-                _put(patch)
+                _put(patch, undo)
         yield
     finally:
         with uninterrupted():
             undo.close()
 
 
-def _put(patch: Patch) -> None:
-    replacement = patch.replacement if patch.in_all_threads else _for_this_thread(patch)
-    if isinstance(patch.owner, list):
-        for table in patch.owner:
-            table.setdefault(patch.name, replacement)
-    elif isinstance(patch.owner, MutableMapping):
-        patch.owner[patch.name] = replacement
-    else:
-        setattr(patch.owner, patch.name, replacement)
-
-
-def _put_back(patch: Patch) -> Callable[[], None]:
-    """Return a function that undoes a patch; call this before patching."""
+def _put(patch: Patch, undo: contextlib.ExitStack) -> None:
+    """Make a patch, once `undo` knows how to undo it."""
     owner, name = patch.owner, patch.name
     if isinstance(owner, list):
-        lacking = [table for table in owner if name not in table]
-        return functools.partial(_remove, lacking, name)
+        for table in owner:
+            if name not in table:
+                _put(replace(patch, owner=table), undo)
+        return
     if isinstance(owner, MutableMapping):
-        known, original = name in owner, owner.get(name)
-        put, remove = functools.partial(owner.__setitem__, name), functools.partial(owner.pop, name)
+        put, remove, before = owner.__setitem__, owner.pop, owner
     else:
-        known = name == "__code__" or name in vars(owner)
-        original = owner.__code__ if name == "__code__" else vars(owner).get(name)
-        put, remove = functools.partial(setattr, owner, name), functools.partial(delattr, owner, name)
-
-    return functools.partial(put, original) if known else remove
-
-
-def _remove(tables: list[dict[Any, Any]], name: Any) -> None:
-    for table in tables:
-        table.pop(name, None)
+        put, remove = functools.partial(setattr, owner), functools.partial(delattr, owner)
+        before = {name: owner.__code__} if name == "__code__" else vars(owner)
+    if name in before:
+        undo.callback(put, name, before[name])
+    else:
+        undo.callback(remove, name)
+    put(name, patch.replacement if patch.in_all_threads else _for_this_thread(patch))
 
 
 def _for_this_thread(patch: Patch) -> Any:
@@ -118,7 +104,7 @@ def _for_this_thread(patch: Patch) -> Any:
     if isinstance(replacement, staticmethod):
         return staticmethod(in_this_thread(replacement.__func__, getattr(patch.owner, patch.name)))
     binds = FunctionType if isinstance(patch.owner, type) else FunctionType | MethodType | functools.partial
-    if isinstance(patch.owner, MutableMapping | list) or not isinstance(replacement, binds):
+    if isinstance(patch.owner, MutableMapping) or not isinstance(replacement, binds):
         return replacement
     return in_this_thread(replacement, getattr(patch.owner, patch.name, None))
 

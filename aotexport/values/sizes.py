@@ -83,10 +83,9 @@ def encode_expression(expression: Any) -> Any:
     args: Any = expression.args
     if name in _SWAPPED:
         return SizeExpression(op=_SWAPPED[name], args=tuple(encode_expression(arg) for arg in reversed(args)))  # type: ignore[arg-type]
-    if name in ("Abs", "Identity"):
+    if name == "Abs":
         operand = encode_expression(args[0])
-        opposite = SizeExpression(op="mul", args=(-1, operand))
-        return operand if name == "Identity" else SizeExpression(op="max", args=(operand, opposite))
+        return SizeExpression(op="max", args=(operand, SizeExpression(op="mul", args=(-1, operand))))
     if name == "FloatPow":
         return SizeExpression(op="pow", args=(encode_expression(args[0]), encode_expression(args[1])))
     if isinstance(expression, sympy.Pow) or name == "PowByNatural":
