@@ -22,8 +22,7 @@ from aotexport.model.reach import reached_tensors
 from aotexport.model.restore import StateSnapshot, restored
 from aotexport.model.state import State
 from aotexport.values.subclasses import CLASSES
-from aotexport_runtime.call.flat_call import flat_outputs
-from aotexport_runtime.call.whole_result import returning_whole_result, whole_result_tree
+from aotexport_runtime.call.flat_call import flat_outputs, returning_whole_result, whole_result_tree
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment
 from aotexport_runtime.schema.program import Program, StateInput

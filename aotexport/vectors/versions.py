@@ -26,8 +26,7 @@ from aotexport.torch_internals.calls import tree_leaves
 from aotexport.torch_internals.saved_tensors import watched
 from aotexport.vectors.paths import shorter_on_path
 from aotexport_runtime.allowed.operators import VIEWS
-from aotexport_runtime.call.flat_call import flat_outputs
-from aotexport_runtime.call.whole_result import whole_result_tree
+from aotexport_runtime.call.flat_call import flat_outputs, whole_result_tree
 from aotexport_runtime.execution.preconditions.dataflow import WRITES_UNSEEN, writes_nothing
 from aotexport_runtime.rewrite.names import operands
 from aotexport_runtime.schema.gradients import Gradients, Tangent, VersionCheck

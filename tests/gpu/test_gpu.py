@@ -18,7 +18,7 @@ from aotexport_runtime.bundle.packs import TARGET, code_of, unpacked
 from aotexport_runtime.engines.cuda import engine, tuning
 from aotexport_runtime.engines.cuda.choice import choose
 from aotexport_runtime.engines.cuda.driver import Driver
-from aotexport_runtime.engines.cuda.modules import Modules
+from aotexport_runtime.engines.cuda.launch import Modules
 from aotexport_runtime.engines.cuda.packs import kernels_of
 from tests.gpu.models import SMALL, make
 

@@ -16,8 +16,7 @@ from aotexport.lower.cpu.partition import NotLowered, Piece, least_sizes, lower_
 from aotexport.model.refusals import attempt
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.rewrite.impure import impure_nodes
-from aotexport_runtime.rewrite.partition import Subgraph, partition_graph, with_tangents
-from aotexport_runtime.rewrite.saved import views_recomputed
+from aotexport_runtime.rewrite.partition import Subgraph, partition_graph, views_recomputed, with_tangents
 from aotexport_runtime.schema.compiled import CompiledProgram
 from aotexport_runtime.schema.gradients import Tangent
 from aotexport_runtime.schema.graph import Graph

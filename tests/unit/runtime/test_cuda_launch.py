@@ -14,8 +14,7 @@ from aotexport_runtime import NotSupported, load, open_bundle
 from aotexport_runtime.bundle.packs import code_of, unpacked
 from aotexport_runtime.engines.cuda.choice import architectures_for, choose
 from aotexport_runtime.engines.cuda.driver import Driver
-from aotexport_runtime.engines.cuda.launch import Launcher, grid_of, pack_number
-from aotexport_runtime.engines.cuda.modules import Modules
+from aotexport_runtime.engines.cuda.launch import Launcher, Modules, grid_of, pack_number
 from aotexport_runtime.schema.kernels import (
     Kernel,
     KernelBinary,

@@ -7,16 +7,22 @@ served by the same engine.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aotexport_runtime.engines.engine import Engine
+from aotexport_runtime.execution.source import define
 from aotexport_runtime.guards.kinds import Kind
-from aotexport_runtime.guards.quick_path import Call, bind, quick_path
-from aotexport_runtime.guards.rule import GuardSource, Row, input_name
+from aotexport_runtime.guards.rule import COSTS, GuardSource, Row, input_name
 from aotexport_runtime.guards.signature import Signature
 from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.values import sizes
+
+Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+"""`(args, kwargs) -> result of the call`."""
+
+_TURN_AWAY = "return fallback(args, kwargs)"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +58,13 @@ class FastPath:
 
         def function(kind: Kind, fallback: Call) -> Call:
             source = GuardSource(kind=kind)
-            binding = bind(source, positional, keywords)
-            return quick_path(source, binding, self.rows, self._served, fallback, f"{self.program.name} call")
+            binding = _bound(source, positional, keywords)
+            admitted = _admitted(source, self.rows)
+            if admitted is None:
+                return fallback
+            lines = [*binding, *admitted, f"return {self._served(source)}"]
+            scope = {**source.scope, "fallback": fallback}
+            return define("call", "args, kwargs", lines, scope, f"{self.program.name} call")
 
         usual, *others = self.kinds
         made: list[Call] = []
@@ -75,3 +86,49 @@ class FastPath:
             symbols = ", ".join(f"{source.constant(symbol)}: {name}" for symbol, name in source.symbols.items())
             outputs = f"{source.constant(self.engine.run)}([{inputs}], {{{symbols}}})"
         return f"{source.constant(self.returned)}({outputs})"
+
+
+def _bound(source: GuardSource, positional: Sequence[int] | None, keywords: Mapping[str, int] | None) -> list[str]:
+    """Return lines that bind the arguments of a call that passes all by position, or all by name.
+
+    Args:
+        source: gets the names.
+        positional: input per positional argument; None: calls by position go to the fallback.
+        keywords: input per name; None: calls by name go to the fallback.
+    """
+    count = -1 if positional is None else len(positional)
+    taken = [f"{', '.join(map(input_name, positional))}, = args"] if positional else []
+    if not keywords:
+        return [f"if kwargs or len(args) != {count}: {_TURN_AWAY}", *taken]
+    values = ", ".join(f"kwargs[{source.constant(name)}]" for name in keywords)
+    return [
+        "if kwargs:",
+        f"    if args or len(kwargs) != {len(keywords)}: {_TURN_AWAY}",
+        f"    try: {', '.join(map(input_name, keywords.values()))}, = {values},",
+        f"    except KeyError: {_TURN_AWAY}",
+        f"elif len(args) != {count}: {_TURN_AWAY}",
+        *(f"else: {line}" for line in taken),
+    ]
+
+
+def _admitted(source: GuardSource, rows: Sequence[Row]) -> list[str] | None:
+    """Return lines that run to their end for calls that fit, cheap predicates first; None: a row is not quick."""
+    lines: list[tuple[str, bool]] = []
+    for rule, subject, _ in sorted(rows, key=lambda row: COSTS.index(row.rule.cost)):
+        lines += [(line, False) for line in (rule.prepare(source, subject) if rule.prepare is not None else ())]
+        predicate = (rule.quick or rule.holds)(source, subject)
+        if predicate is None:
+            return None
+        if predicate != "True":
+            lines.append((f"if not ({predicate}): ", True))
+    if not source.symbols:
+        return [f"{line}{_TURN_AWAY}" if turns_away else line for line, turns_away in lines]
+    # What is turned away to may run code of the caller, whose errors are none of the predicates': it is outside.
+    return [
+        "for fits in (False,):",
+        "    try:",
+        *(f"        {line}{'break' if turns_away else ''}" for line, turns_away in lines),
+        f"    except {source.constant(sizes.UNDEFINED)}: break",
+        "    fits = True",
+        f"if not fits: {_TURN_AWAY}",
+    ]

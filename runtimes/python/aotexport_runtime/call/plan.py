@@ -17,10 +17,9 @@ from aotexport_runtime.call.fast_path import FastPath
 from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.errors import CallInvalid
-from aotexport_runtime.guards.containers import ContainerChanges
 from aotexport_runtime.guards.kinds import Kind
 from aotexport_runtime.guards.rule import Row
-from aotexport_runtime.guards.signature import Bound, Signature
+from aotexport_runtime.guards.signature import Bound, ContainerChanges, Signature
 from aotexport_runtime.guards.table import GuardTable
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Constant
@@ -70,7 +69,7 @@ class Plan:
         usual, asked = kinds[0](), sum(map(len, guards))
         last = [row._replace(number=asked + row.number) for row in engines[-1].rows]
         self._takes_arrays = not usual.has_autograd
-        self.guards = GuardTable([*guards, last], len(program.inputs), None if self._takes_arrays else usual)
+        self.guards = GuardTable([*guards, last], len(program.inputs))
         self.fast_path = FastPath(
             program=program,
             signature=self._signature,

@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.errors import CallInvalid
-from aotexport_runtime.guards.signature import Bound
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.values.trees import leaves
-
-
-class AnyPlan(Protocol):
-    """A program of any engine, ready to be called."""
-
-    def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Bound:
-        """Return the call, bound to the program."""
-        ...
-
-    def run(self, call: Bound) -> Any:
-        """Run the program on a call bound without violations."""
-        ...
 
 
 class Variants:
@@ -31,7 +19,7 @@ class Variants:
     the others as well: the model's code may ask whether two of its arguments are one.
     """
 
-    def __init__(self, programs: Sequence[Program], plan: Callable[[str], AnyPlan]) -> None:
+    def __init__(self, programs: Sequence[Program], plan: Callable[[str], Plan]) -> None:
         """Prepare the variants of a program.
 
         Args:
@@ -41,9 +29,9 @@ class Variants:
         self._names = [program.name for program in programs]
         self._order = [program.name for program in sorted(programs, key=_shared_tensors, reverse=True)]
         self._make = plan
-        self._plans: dict[str, AnyPlan] = {}
+        self._plans: dict[str, Plan] = {}
 
-    def plan(self, name: str) -> Any:
+    def plan(self, name: str) -> Plan:
         """Return the plan of variant `name`."""
         plan = self._plans.get(name)
         if plan is None:

@@ -14,8 +14,7 @@ import torch
 from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.call.explain import ProgramExplanation, kind_of
-from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
-from aotexport_runtime.call.whole_result import returning_whole_result, whole_result_tree
+from aotexport_runtime.call.flat_call import arguments_of, flat_outputs, returning_whole_result, whole_result_tree
 from aotexport_runtime.commands.onnx_calls import observed, recorded, without_orders
 from aotexport_runtime.commands.results import VectorResult, describe_failures
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, MODEL_ENGINES, ONNX, PORTABLE, is_native, is_of

@@ -5,9 +5,8 @@
     signature.py    structure of the arguments and their constants                                    every engine
     engines/*/guards.py   what one engine does not serve
 
-`table.py` generates two functions from the rows: one that only answers (`admits`; `quick_path.py` inlines it in the
-function for the usual calls), and one that explains (`violations`). Both use the same predicates. The quick form of a
-row asks the same more cheaply, or is marked `stricter`:
+Two functions are generated from the rows: `table.py` makes one that explains, `call/fast_path.py` one that serves the
+usual calls. Both use the same predicates. The quick form of a row asks the same more cheaply, or is marked `stricter`:
 
 - `tensor`: quick paths take tensors of torch's own class, parameters, or arrays; other calls may hold subclasses;
 - `strides`: quick paths compare all steps; steps along axes of at most one element do not matter;

@@ -1,6 +1,6 @@
 """A rule about the calls that a program serves: one row of a table of guards. No torch.
 
-A row holds its predicate as Python source. The answering and the explaining function are both generated from it.
+A row holds its predicate as Python source. The fast path and the function that explains are both generated from it.
 Source holds positions and integers alone; strings of the bundle go into a table of constants.
 """
 

@@ -13,6 +13,7 @@ from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.explain import Explanation, ProgramExplanation, explained
+from aotexport_runtime.call.fast_path import Call
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.candidates import AUTOGRAD, Request
@@ -20,7 +21,6 @@ from aotexport_runtime.engines.onnx.frozen import Weights
 from aotexport_runtime.engines.select import NO_TARGETS, Choice
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
-from aotexport_runtime.guards.quick_path import Call
 from aotexport_runtime.module.compose import compose, live_of, program_of
 from aotexport_runtime.module.module_class import class_of, methods_of
 from aotexport_runtime.module.taps import add_taps, tapped

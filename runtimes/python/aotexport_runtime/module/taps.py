@@ -11,12 +11,12 @@ from typing import Any
 from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.call.fast_path import Call
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.call.variants import Variants
 from aotexport_runtime.engines.forward.live_graph import UNUSED
 from aotexport_runtime.engines.forward.submodule_call import without_values
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
-from aotexport_runtime.guards.quick_path import Call
 from aotexport_runtime.submodules.places import module_at
 
 _FOUND: ContextVar[dict[str, list[Any]] | None] = ContextVar("found", default=None)

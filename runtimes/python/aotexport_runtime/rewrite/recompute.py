@@ -14,8 +14,7 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 from aotexport_runtime.rewrite.names import operands
-from aotexport_runtime.rewrite.partition import PartitionedGraph, Subgraph
-from aotexport_runtime.rewrite.saved import VIEWS
+from aotexport_runtime.rewrite.partition import VIEWS, PartitionedGraph, Subgraph
 from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import FunctionalGraph

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines.cpu.library import load_library
-from aotexport_runtime.engines.cpu.matmul import ChoosingRunner
+from aotexport_runtime.engines.cpu.library import Library
 from aotexport_runtime.errors import BundleInvalid, first_line
 from aotexport_runtime.execution.codegen import (
     Environment,
@@ -83,9 +82,7 @@ class Libraries:
         self._where = f"targets/{target}/target.json"
         libraries = [each for each in (compiled.forward, compiled.backward) if each is not None]
         paths = {library.file: bundle.intact_file(f"targets/{target}/{library.file}") for library in libraries}
-        self._runners = {
-            file: ChoosingRunner(path, load_library(path), environment.matmul) for file, path in paths.items()
-        }
+        self._libraries = {file: Library(path, environment.matmul) for file, path in paths.items()}
         gradients = program.functional.gradients
         partitions: tuple[Partition, ...] = () if gradients is None else gradients.partitions
         self.partition = next((p for p in partitions if p.name == compiled.partition), None)
@@ -136,7 +133,7 @@ class Libraries:
                 )
         inputs = [taken[name] for name in library.inputs]
         places = _places(subgraph, library, self._graph, self._where)
-        runner, symbols_taken, environment = self._runners[library.file], self._symbols, self._environment
+        runner, symbols_taken, environment = self._libraries[library.file], self._symbols, self._environment
         portable = functools.cache(fallback)
 
         def call(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:

@@ -16,8 +16,7 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.cuda.choice import Choice, architectures_for, choose
 from aotexport_runtime.engines.cuda.driver import Driver
 from aotexport_runtime.engines.cuda.graphs import Capture, GraphedProgram
-from aotexport_runtime.engines.cuda.launch import Launcher
-from aotexport_runtime.engines.cuda.modules import Modules
+from aotexport_runtime.engines.cuda.launch import Launcher, Modules
 from aotexport_runtime.engines.cuda.options import CudaRuntime
 from aotexport_runtime.engines.cuda.packs import kernels_of
 from aotexport_runtime.engines.cuda.trial import Trial

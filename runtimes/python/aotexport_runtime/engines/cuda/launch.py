@@ -1,15 +1,15 @@
-"""A kernel on a device: its parameters packed, its grid computed, its code loaded on first use."""
+"""A kernel on a device: its parameters packed, its grid computed, its code loaded on first use, once per device."""
 
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from aotexport_runtime.engines.cuda.driver import Driver, ParameterBlock
-from aotexport_runtime.engines.cuda.modules import Modules
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.kernels import (
     Kernel,
@@ -64,6 +64,36 @@ def grid_of(kernel: Kernel, candidate: KernelCandidate, arguments: Mapping[str, 
     if any(count > limit for count, limit in zip((x, y, z), MAX_GRID, strict=True)):
         raise NotSupported(f"kernel `{kernel.name}` would need {x} x {y} x {z} blocks, more than a device takes")
     return x, y, z
+
+
+class Modules:
+    """The functions of a bundle's kernels on the devices that they run on."""
+
+    def __init__(self, driver: Driver, code: Callable[[KernelBinary], bytes]) -> None:
+        """Prepare to load.
+
+        Args:
+            driver: the driver.
+            code: returns the bytes of a kernel's code, its digest compared.
+        """
+        self._driver = driver
+        self._code = code
+        self._functions: dict[tuple[int, str, str], int] = {}
+        self._lock = threading.Lock()
+
+    def function(self, kernel: Kernel, binary: KernelBinary, device_index: int) -> int:
+        """Return the handle of a kernel on a device, whose context is current to this thread.
+
+        Raises:
+            BundleInvalid: the code's digest differs from the record's.
+            NotSupported: the driver refuses it.
+        """
+        key = (device_index, kernel.name, binary.sha256)
+        with self._lock:
+            if key not in self._functions:
+                module = self._driver.load_module(self._code(binary))
+                self._functions[key] = self._driver.function(module, kernel.name, binary.shared_nbytes)
+            return self._functions[key]
 
 
 class Launcher:

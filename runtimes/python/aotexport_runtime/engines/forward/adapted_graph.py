@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -161,24 +162,20 @@ def with_adapters(
             after.update({each.name: (each.operands, adapter) for each in found if each.operands is not None})
     if not adapted:
         return graph, environment, ()
-    functions = {name: _in_weight(adapter) for _, name, adapter in before}
-    functions |= {name: _in_graph(adapter) for name, (_, adapter) in after.items()}
+    functions: dict[str, Callable[..., torch.Tensor]] = {
+        name: functools.partial(_adapted_tensor, adapter) for _, name, adapter in before
+    }
+    functions |= {name: functools.partial(_adapted_result, adapter) for name, (_, adapter) in after.items()}
     environment = dataclasses.replace(environment, submodules={**environment.submodules, **functions})
     return _rewritten(graph, before, after), environment, tuple(adapted)
 
 
-def _in_graph(adapter: Adapter) -> Callable[..., torch.Tensor]:
-    def call(symbols: Any, *values: Any) -> torch.Tensor:
-        return adapter.adapted(*values)
-
-    return call
+def _adapted_result(adapter: Adapter, symbols: Any, *values: Any) -> torch.Tensor:
+    return adapter.adapted(*values)
 
 
-def _in_weight(adapter: Adapter) -> Callable[..., torch.Tensor]:
-    def call(symbols: Any, tensor: torch.Tensor) -> torch.Tensor:
-        return adapter.adapted_tensor(tensor)
-
-    return call
+def _adapted_tensor(adapter: Adapter, symbols: Any, tensor: torch.Tensor) -> torch.Tensor:
+    return adapter.adapted_tensor(tensor)
 
 
 def _rewritten(

@@ -113,22 +113,12 @@ def live_graph(
     followed = {change.path: change for change in changes if change.path in called}
     if not followed:
         return None
-    state = {
-        value.name: names[spec.name]
-        for value, spec in zip(graph.inputs, program.inputs, strict=True)
-        if isinstance(spec, StateInput)
-    }
-    outline = _Outline(graph, followed, state, environment, _returned_leaves(program))
+    outline = _Outline(graph, followed, program, names, environment)
     nodes = outline.nodes(0, len(graph.nodes), None)
     outputs = [outline.renamed(output) for output in graph.outputs]
     live = msgspec.structs.replace(graph, nodes=tuple(nodes), outputs=outputs, calls=())
     reasons = tuple(f"`{change.path}` {change.how}" for change in followed.values())
     return whole_graph(live, outline.environment, reasons)
-
-
-def _returned_leaves(program: Program) -> Counter[int]:
-    """Return how often the caller gets each output: one tensor may be several leaves of a result."""
-    return Counter(leaf.index for _, leaf in leaves(program.output_tree) if isinstance(leaf, Leaf))
 
 
 def whole_graph(graph: Graph, environment: Environment, reasons: tuple[str, ...] = ()) -> LiveGraph:
@@ -175,13 +165,17 @@ class _Outline:
         self,
         graph: Graph,
         changes: Mapping[str, SubmoduleChange],
-        state: Mapping[str, Sequence[str]],
+        program: Program,
+        names: Mapping[str, Sequence[str]],
         environment: Environment,
-        returned: Mapping[int, int],
     ) -> None:
         self._graph = graph
         self._changes = changes
-        self._state = state
+        self._state = {
+            value.name: names[spec.name]
+            for value, spec in zip(graph.inputs, program.inputs, strict=True)
+            if isinstance(spec, StateInput)
+        }
         self._callables: dict[str, Callable[..., Any]] = dict(environment.submodules)
         self.environment = dataclasses.replace(environment, submodules=self._callables)
         self._names: dict[str, str] = {}
@@ -197,12 +191,13 @@ class _Outline:
         for index, node in enumerate(graph.nodes):
             for name in operands(node):
                 self._uses.setdefault(name, []).append(index)
+        # One tensor may be several leaves of a result.
+        returned = Counter(leaf.index for _, leaf in leaves(program.output_tree) if isinstance(leaf, Leaf))
         for index, output in enumerate(graph.outputs):
             for name in references(output):
-                self._uses.setdefault(name, []).extend([len(graph.nodes)] * max(returned.get(index, 1), 1))
+                self._uses.setdefault(name, []).extend([len(graph.nodes)] * max(returned[index], 1))
 
     def renamed(self, argument: Argument) -> Argument:
-        """Return an argument with the current names of values."""
         return rename(argument, self._names)
 
     def nodes(self, begin: int, end: int, within: int | None) -> list[Node]:
@@ -242,18 +237,18 @@ class _Outline:
             raise self._refused(change, UNUSED)
         # Read before this call's results get new names.
         inputs = {i: self.renamed(call.values[i]) for i in taken}
-        part = self._part(index, path, taken, returned, inputs) if change.runs_part else None
+        part = self._part(index, path, taken, returned) if change.runs_part else None
         results = self._results(call, change, returned)
         captured = [] if part is None else part.captured
         name = f"{CALL_SUBMODULE} {index}"
-        self._callables[name] = SubmoduleCall(path, change, call, inputs, results, part, self.environment)
+        self._callables[name] = SubmoduleCall(change, call, inputs, results, part, self.environment)
         values = [value for value in inputs.values() if isinstance(value, str)]
         meta = SequenceMeta(items=tuple(result.meta for result in results))
         yield Node(name=name, op=CALL_SUBMODULE, args=[[*values], [*captured]], meta=meta)
         for place, result in enumerate(results):
             yield Node(name=result.name, op="python::getitem", args=[name, place], meta=result.meta)
 
-    def _part(self, index: int, path: str, taken: set[int], returned: set[int], inputs: dict[int, Argument]) -> Part:
+    def _part(self, index: int, path: str, taken: set[int], returned: set[int]) -> Part:
         """Return the original's part in call `index`."""
         call = self._graph.calls[index]
         before = dict(self._names)
@@ -270,9 +265,8 @@ class _Outline:
         outside = [n for n in dict.fromkeys(needed) if n not in made and n not in arguments.values()]
         own = {name: alias for name in outside if (alias := self._own(name, path)) is not None}
         captured = [name for name in outside if name not in own]
-        metas = {i: self._metas[value] for i, value in arguments.items()}
         graph = msgspec.structs.replace(self._graph, nodes=tuple(nodes), outputs=[*outputs.values()], calls=())
-        return Part(path, call, arguments, captured, own, metas, graph, outputs, inputs)
+        return Part(arguments=arguments, captured=captured, own=own, metas=self._metas, graph=graph, outputs=[*outputs])
 
     def _own(self, name: str, path: str) -> str | None:
         """Return the name of a graph input among the state below `path`; None: it is no state of that module."""
@@ -369,16 +363,7 @@ def graph_of_calls(
 ) -> tuple[LiveGraph | None, set[str]]:
     """Return a forward graph that calls every submodule that it can, and the paths of those that it cannot.
 
-    Args:
-        whole: the loaded module.
-        graph: see `live_graph`.
-        program: see `live_graph`.
-        changes: see `live_graph`.
-        names: see `live_graph`.
-        environment: see `live_graph`.
-
-    Raises:
-        CannotFollow: see `live_graph`.
+    For other arguments than the loaded module, and errors, see `live_graph`.
     """
     changed = [change.path for change in changes]
     paths = {graph.modules[call.module] for call in graph.calls if call.refusal is None}

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,80 +50,25 @@ class Result:
     must_be: str | None
 
 
-@dataclass
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """The original's part in a call: a graph over its arguments, captured values, and the submodule's state.
 
     Attributes:
-        path: path of the submodule.
-        call: the call.
-        arguments: names of the graph's values that it takes, by leaf.
+        arguments: names of the graph's values that it takes, by leaf of the call.
         captured: names of values from around the call that it uses.
         own: name below the submodule of each graph input that is its own state.
-        metas: metadata of the arguments at capture, by leaf.
+        metas: metadata of the graph's inputs.
         graph: its nodes; outputs in the order of `outputs`.
-        outputs: its results, by leaf.
-        inputs: arguments of the call, by leaf.
-        function: the graph, compiled at its first run.
+        outputs: its results, by leaf of the call.
     """
 
-    path: str
-    call: ModuleCall
     arguments: Mapping[int, str]
     captured: Sequence[str]
     own: Mapping[str, str]
-    metas: Mapping[int, ValueMeta]
+    metas: Mapping[str, ValueMeta]
     graph: Graph
-    outputs: Mapping[int, Argument]
-    inputs: Mapping[int, Argument]
-    function: Function | None = None
-
-    def bound(
-        self, module: nn.Module, captured: Sequence[Any], symbols: dict[str, int], environment: Environment
-    ) -> Callable[..., Any]:
-        """Return a function that runs the part within a call.
-
-        Args:
-            module: the module whose state it reads.
-            captured: the values of `captured`.
-            symbols: value per symbol.
-            environment: see `compile_graph`.
-        """
-        constant = _constants(environment)
-        assert self.call.arguments is not None
-        assert self.call.result is not None
-        signature = _signature(self.call.arguments, constant)
-        result = builder(self.call.result, constant)
-
-        def run(*args: Any, **kwargs: Any) -> Any:
-            leaves: list[Any] = [None] * len(self.call.values)
-            violations = signature.flatten(args, kwargs, leaves)
-            violations += [
-                violation
-                for i, value in self.arguments.items()
-                if (violation := _why_not(leaves[i], self.metas[i], value, symbols)) is not None
-            ]
-            for i, value in self.inputs.items():
-                if isinstance(value, SizeArgument) and leaves[i] != sizes.evaluate(value.value, symbols):
-                    violations.append(f"{leaves[i]} in the place of the size {sizes.evaluate(value.value, symbols)}")
-            if violations:
-                raise NotSupported(
-                    f"`{self.path}` got other arguments by a hook than it takes in this program, which is not right "
-                    "for them:\n" + "\n".join(f"  - {violation}" for violation in violations)
-                )
-            if self.function is None:
-                names = [*self.arguments.values(), *self.captured, *self.own]
-                self.function = compile_graph(self.graph, self.graph.nodes, names, self.graph.outputs, environment)
-            state = [_tensor(module, self.path, leaf, self._meta(name)) for name, leaf in self.own.items()]
-            values = self.function([*(leaves[i] for i in self.arguments), *captured, *state], symbols)
-            for i, value in zip(self.outputs, values, strict=True):
-                leaves[i] = value
-            return result(leaves)
-
-        return run
-
-    def _meta(self, name: str) -> ValueMeta:
-        return next(value.meta for value in self.graph.inputs if value.name == name)
+    outputs: Sequence[int]
 
 
 class SubmoduleCall:
@@ -130,7 +76,6 @@ class SubmoduleCall:
 
     def __init__(
         self,
-        path: str,
         change: SubmoduleChange,
         call: ModuleCall,
         inputs: Mapping[int, Argument],
@@ -141,7 +86,6 @@ class SubmoduleCall:
         """Prepare one call.
 
         Args:
-            path: path of the submodule.
             change: the change, with the current module.
             call: the captured call of the original.
             inputs: arguments of the call, per leaf.
@@ -150,22 +94,30 @@ class SubmoduleCall:
             environment: environment of the program.
         """
         assert change.module is not None
-        assert call.arguments is not None
+        assert isinstance(call.arguments, SequenceTree)
         assert call.result is not None
-        self._path = path
-        self._how = change.how
-        self._module = change.module
-        self._call = call
+        self._change, self._module = change, change.module
+        self._count = len(call.values)
         self._inputs = inputs
         self._names = [value for value in inputs.values() if isinstance(value, str)]
         self._results = results
         self._part = part
         self._environment = environment
-        constant = _constants(environment)
-        self._build = builder(call.arguments, constant)
-        self._flatten = Signature(
-            (Parameter(name="result", kind="positional_only", tree=call.result),), constant
-        ).flatten
+        self._function: Function | None = None
+
+        def constant(leaf: Constant) -> Any:
+            return constant_value(leaf.value, environment)
+
+        args, kwargs = call.arguments.items
+        takes = (
+            Parameter(name="args", kind="var_positional", tree=args),
+            Parameter(name="kwargs", kind="var_keyword", tree=kwargs),
+        )
+        self._flatten_arguments = Signature(takes, constant).flatten
+        self._build_arguments = builder(call.arguments, constant)
+        gives = (Parameter(name="result", kind="positional_only", tree=call.result),)
+        self._flatten_result = Signature(gives, constant).flatten
+        self._build_result = builder(call.result, constant)
 
     def __call__(self, symbols: dict[str, int], values: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
         """Call the module; return the results that later nodes use.
@@ -178,29 +130,33 @@ class SubmoduleCall:
         Raises:
             NotSupported: the rest of the program is not right for the module's results.
         """
-        leaves: list[Any] = [None] * len(self._call.values)
+        leaves: list[Any] = [None] * self._count
         by_name = dict(zip(self._names, values, strict=True))
         for i, value in self._inputs.items():
-            leaves[i] = by_name[value] if isinstance(value, str) else _constant_of(value, symbols, self._environment)
-        args, kwargs = self._build(leaves)
+            leaves[i] = by_name[value] if isinstance(value, str) else self._constant(value, symbols)
+        args, kwargs = self._build_arguments(leaves)
         if self._part is None:
             returned = self._module(*args, **kwargs)
         else:
-            run = self._part.bound(self._module, captured, symbols, self._environment)
-            with running(self._module, run):
+            with running(self._module, functools.partial(self._run, self._part, captured, symbols)):
                 returned = self._module(*args, **kwargs)
-        found: list[Any] = [None] * len(self._call.values)
-        violations = self._flatten((returned,), {}, found)
+        found: list[Any] = [None] * self._count
+        violations = self._flatten_result((returned,), {}, found)
         for result in self._results if not violations else ():
             violation = self._violation(result, found[result.leaf], by_name, symbols)
             violations += [] if violation is None else [violation]
         if violations:
             raise NotSupported(
-                f"`{self._path}` {self._how}, and now returns what the rest of the program is not right for. Return "
-                "what the original did, or change the model and export it again:\n"
+                f"`{self._change.path}` {self._change.how}, and now returns what the rest of the program is not right "
+                "for. Return what the original did, or change the model and export it again:\n"
                 + "\n".join(f"  - {violation}" for violation in violations)
             )
         return [found[result.leaf] for result in self._results]
+
+    def _constant(self, value: Argument, symbols: dict[str, int]) -> Any:
+        if isinstance(value, SizeArgument):
+            return sizes.evaluate(value.value, symbols)
+        return constant_value(value, self._environment)
 
     def _violation(self, result: Result, value: Any, taken: Mapping[str, Any], symbols: dict[str, int]) -> str | None:
         if result.must_be is not None and value is not taken.get(result.must_be):
@@ -212,28 +168,29 @@ class SubmoduleCall:
             return None
         return _why_not(value, result.meta, "result", symbols, any_size=result.needs == "rank")
 
-
-def _constants(environment: Environment) -> Callable[[Constant], Any]:
-    return lambda leaf: constant_value(leaf.value, environment)
-
-
-def _constant_of(value: Argument, symbols: dict[str, int], environment: Environment) -> Any:
-    if isinstance(value, SizeArgument):
-        return sizes.evaluate(value.value, symbols)
-    return constant_value(value, environment)
-
-
-def _signature(arguments: Tree, constant: Callable[[Constant], Any]) -> Signature:
-    """Return the signature that flattens the positional and keyword arguments of a call."""
-    assert isinstance(arguments, SequenceTree)
-    args, kwargs = arguments.items
-    return Signature(
-        (
-            Parameter(name="args", kind="var_positional", tree=args),
-            Parameter(name="kwargs", kind="var_keyword", tree=kwargs),
-        ),
-        constant,
-    )
+    def _run(self, part: Part, captured: Sequence[Any], symbols: dict[str, int], *args: Any, **kwargs: Any) -> Any:
+        """Run the original's part; hooks may have put other arguments in place of those of the call."""
+        leaves: list[Any] = [None] * self._count
+        violations = self._flatten_arguments(args, kwargs, leaves)
+        for i, name in part.arguments.items():
+            violation = _why_not(leaves[i], part.metas[name], name, symbols)
+            violations += [] if violation is None else [violation]
+        for i, value in self._inputs.items():
+            if isinstance(value, SizeArgument) and leaves[i] != (size := sizes.evaluate(value.value, symbols)):
+                violations.append(f"{leaves[i]} in the place of the size {size}")
+        if violations:
+            raise NotSupported(
+                f"`{self._change.path}` got other arguments by a hook than it takes in this program, which is not "
+                "right for them:\n" + "\n".join(f"  - {violation}" for violation in violations)
+            )
+        if self._function is None:
+            names = [*part.arguments.values(), *part.captured, *part.own]
+            self._function = compile_graph(part.graph, part.graph.nodes, names, part.graph.outputs, self._environment)
+        state = [_tensor(self._module, self._change.path, leaf, part.metas[name]) for name, leaf in part.own.items()]
+        values = self._function([*(leaves[i] for i in part.arguments), *captured, *state], symbols)
+        for i, value in zip(part.outputs, values, strict=True):
+            leaves[i] = value
+        return self._build_result(leaves)
 
 
 def _why_not(value: Any, meta: ValueMeta, what: str, symbols: dict[str, int], *, any_size: bool = False) -> str | None:

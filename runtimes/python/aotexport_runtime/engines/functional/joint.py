@@ -28,7 +28,6 @@ from aotexport_runtime.execution.functional_graph import compile_functional
 from aotexport_runtime.rewrite import partition as partitions
 from aotexport_runtime.rewrite.impure import impure_nodes, random_nodes
 from aotexport_runtime.rewrite.recompute import computed_late, within_budget
-from aotexport_runtime.rewrite.saved import base_of, views_recomputed
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
 from aotexport_runtime.schema.values import SizeMeta, TensorMeta
@@ -334,7 +333,7 @@ def _partitioned(
         partition = libraries.partition
     else:
         assert gradients is not None
-        partition = views_recomputed(joint.graph, functional, gradients.partitions[0])
+        partition = partitions.views_recomputed(joint.graph, functional, gradients.partitions[0])
     if budget == 1:
         return partitions.partition_graph(joint.graph, functional, partition, needed, joint.impure)
     partition = within_budget(joint.graph, functional, partition, budget, symbols, joint.impure)
@@ -364,11 +363,11 @@ def _checks(
 ) -> list[Check]:
     """Return the version checks of a call that wants every gradient, or those of values that `partitioned` saves."""
     graph, mutations = joint.graph, len(joint.functional.mutations)
-    saved = None if partitioned is None else {base_of(graph, name) for name in partitioned.backward.inputs}
+    saved = None if partitioned is None else {partitions.base_of(graph, name) for name in partitioned.backward.inputs}
     found: list[Check] = []
     for check in joint.gradients.checks:
         value = graph.inputs[check.index].name if check.of == "input" else graph.outputs[mutations + check.index]
-        if saved is None or (isinstance(value, str) and base_of(graph, value) in saved):
+        if saved is None or (isinstance(value, str) and partitions.base_of(graph, value) in saved):
             found.append(Check(check.of == "input", check.index, [positions[index] for index in check.tangents]))
     return found
 
