@@ -20,12 +20,7 @@ class Variants:
     """
 
     def __init__(self, programs: Sequence[Program], plan: Callable[[str], Plan]) -> None:
-        """Prepare the variants of a program.
-
-        Args:
-            programs: their records, in order of preference; the first is the program's own.
-            plan: makes the plan of a variant, when a call first reaches it.
-        """
+        """Prepare variants in order of preference, the program's own first; `plan` makes the plan of one."""
         self._names = [program.name for program in programs]
         self._order = [program.name for program in sorted(programs, key=_shared_tensors, reverse=True)]
         self._make = plan

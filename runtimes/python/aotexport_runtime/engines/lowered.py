@@ -62,11 +62,7 @@ class Lease:
 
 
 class LeasedResults(tuple[Any, ...]):
-    """Results of a forward whose saved tensors lie in memory that later calls overwrite.
-
-    Attributes:
-        lease: keep it until the saved tensors are freed.
-    """
+    """Results of a forward whose saved tensors lie in memory that later calls overwrite, until `lease` is gone."""
 
     lease: Lease
 
@@ -104,15 +100,7 @@ def lowered_graphs(
     environment: Environment,
     kernels: Mapping[str, Callable[..., None]],
 ) -> Lowered:
-    """Return a program lowered to graphs of operator calls and kernel launches.
-
-    Args:
-        bundle: where it is.
-        target: name of the target.
-        program: its record.
-        environment: namespaces and device.
-        kernels: launcher of each kernel, by name.
-    """
+    """Return a program lowered to graphs of operator calls and launches, by a launcher per kernel name."""
     record = bundle.lowered(target, program.name)
     environment = dataclasses.replace(environment, kernels=kernels, unguarded=True)
 

@@ -13,12 +13,7 @@ from aotexport_runtime.schema.program import Program, SizeInput
 
 
 def device_type_of(program: Program, place: torch.device | None) -> str:
-    """Return the type of devices that a program runs on.
-
-    Args:
-        program: its record.
-        place: where its bundle was loaded to; None: where it was captured.
-    """
+    """Return the type of devices that a program runs on; `place`: where its bundle was loaded to; None: as captured."""
     if place is not None:
         return place.type
     return next((spec.meta.device for spec in program.inputs if not isinstance(spec, SizeInput)), "cpu")

@@ -27,13 +27,7 @@ ENTER, EXIT = "torch::enter_checkpoint", "torch::exit_checkpoint"
 
 
 def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -> tuple[Graph, list[Node]]:
-    """Return nodes in which each checkpointed part is one `higher_order::checkpoint`, and a graph with their subgraphs.
-
-    Args:
-        graph: a forward graph.
-        nodes: some of its nodes, in order.
-        outputs: the outputs that they compute.
-    """
+    """Return nodes, each checkpointed part one `higher_order::checkpoint`, and a graph with their subgraphs."""
     if not any(node.op == ENTER for node in nodes):
         return graph, list(nodes)
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
@@ -82,7 +76,7 @@ def checkpoint(
 
     Args:
         step: the part; takes `arguments`, then `others`.
-        arguments: arguments of the part; backward raises where one was changed in place since.
+        arguments: backward raises where one was changed in place since.
         others: other values that it reads.
         repeats_draws: whether backward draws the random numbers of this call again.
     """

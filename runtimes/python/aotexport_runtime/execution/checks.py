@@ -19,13 +19,7 @@ from aotexport_runtime.schema.values import NothingMeta, ScalarMeta, SequenceMet
 
 
 def check(condition: Any, message: str, where: str, *values: Any) -> None:
-    """Pass where `condition` holds.
-
-    Args:
-        condition: the condition.
-        message: its meaning, as the bundle says.
-        where: the user's line; empty: unknown.
-        values: the values that the condition was computed from.
+    """Pass where `condition`, computed from `values`, holds; `message` says what it means, `where` the user's line.
 
     Raises:
         CheckFailed: it does not hold.
@@ -110,12 +104,7 @@ def _found(value: Any) -> str:
 
 
 def check_declared(op: str, returns: Sequence[Any], meta: ValueMeta) -> None:
-    """Refuse metadata of another kind than the results that an operator has.
-
-    Args:
-        op: full operator name, for errors.
-        returns: returns of the operator's schema.
-        meta: metadata of the result.
+    """Refuse metadata of another kind than the results (`returns`) that operator `op` has.
 
     Raises:
         BundleInvalid: names the operator.

@@ -31,8 +31,8 @@ def compile_functional(
     Args:
         graph: where metadata, schemas and subgraphs are found.
         subgraph: inputs, nodes and outputs.
-        environment: see `compile_graph`.
-        label: see `compile_graph`.
+        environment: see `compile_graph`, as for `label`.
+        label: shown in tracebacks and profiles.
         visible: how many outputs the caller sees, from the first on; None: all.
         in_place: whether calls may write over dead operands.
         detached: whether no result may be a view.
@@ -61,13 +61,7 @@ def compile_functional(
 
 
 def of_proven_dtype(inputs: Iterable[str], nodes: Iterable[Node], metas: Mapping[str, ValueMeta]) -> set[str]:
-    """Return the values whose dtype follows from those of inputs.
-
-    Args:
-        inputs: names of values whose dtype each call checks.
-        nodes: functional operators.
-        metas: metadata of their arguments.
-    """
+    """Return the values whose dtype follows from those of `inputs`, which each call checks."""
     found = set(inputs)
     for node in nodes:
         if node.name in found:

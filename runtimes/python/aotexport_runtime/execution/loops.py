@@ -38,11 +38,6 @@ def limited(op: str, operator: Callable[..., Any], most: int) -> Callable[..., A
     """Return an operator of `higher_order.OPERATORS` that makes at most so many steps if it is a loop.
 
     One over rows refuses tensors with other numbers of rows than the first, and without any, as eager does.
-
-    Args:
-        op: its name.
-        operator: the operator; called with the symbols first.
-        most: the most steps of a call.
     """
     if op in _OVER_ROWS:
         place = _OVER_ROWS[op]
@@ -108,13 +103,7 @@ _COUNTS: dict[str, Callable[..., int]] = {
 
 
 def counted(op: str, function: Callable[..., Any], declared: int) -> Callable[..., Any]:
-    """Return an operator that gives a list of as many results as the graph says.
-
-    Args:
-        op: full name of the operator.
-        function: what runs it.
-        declared: results of the node.
-    """
+    """Return `function`, which runs an operator, with the check that it gives as many results as declared."""
     count = _COUNTS.get(op.removeprefix("aten::"), lambda *_, **__: 0)
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -34,14 +34,7 @@ _OVERLOAD = type(torch.ops.aten.add.Tensor)
 def resolve(
     name: str, captured_schema: str | None, namespaces: frozenset[str], *, proven: bool = False
 ) -> Callable[..., Any]:
-    """Return the callable of operator `name` in the running torch; it checks what its kernel trusts.
-
-    Args:
-        name: see `overload`.
-        captured_schema: see `overload`.
-        namespaces: see `overload`.
-        proven: whether the indices of the call need no look.
-    """
+    """Return an operator as `overload` does, with checks of what its kernel trusts; `proven`: indices need no look."""
     function = overload(name, captured_schema, namespaces)
     namespace, _, rest = name.partition("::")
     is_torchs = namespace == "aten" and isinstance(function, _OVERLOAD)
@@ -104,10 +97,6 @@ Others that differ by their signature alone are in `allowed/signatures.py`; all 
 def check_operators(graphs: Iterable[Graph], namespaces: frozenset[str]) -> None:
     """Refuse graphs that call operators which the running torch lacks, or has with other signatures.
 
-    Args:
-        graphs: as checked; their subgraphs are looked into.
-        namespaces: see `overload`.
-
     Raises:
         NotSupported: names every such operator, each with the reason.
     """
@@ -159,11 +148,9 @@ _BUILT_IN = (BuiltinFunctionType, MethodDescriptorType)
 
 @cache
 def direct(name: str, *, unguarded: bool = False) -> Callable[..., Any] | None:
-    """Return the function or tensor method of torch that calls operator `name`; None: there is none.
+    """Return torch's function or tensor method that calls operator `name`; None: there is none.
 
-    Args:
-        name: full operator name.
-        unguarded: whether that of an operator with preconditions is wanted, too.
+    `unguarded`: that of an operator with preconditions is wanted, too.
     """
     if name not in _DIRECT and not (unguarded and name in _DIRECT_UNGUARDED):
         return None
@@ -221,12 +208,6 @@ _KINDS: dict[str, type[Any]] = {
 
 def check_call(op: str, function: Any, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> None:
     """Refuse a call with arguments that the operator's schema lacks, or with enumerations as numbers.
-
-    Args:
-        op: full operator name, for errors.
-        function: the result of `resolve`.
-        args: positional arguments, as recorded.
-        kwargs: keyword arguments, as recorded.
 
     Raises:
         BundleInvalid: names the argument.

@@ -309,10 +309,5 @@ ARGUMENTS: tuple[GuardRule[ArgumentFacts, Any], ...] = (
 
 
 def argument_guards(program: Program, *device_types: str) -> GuardTable:
-    """Return the guards of the arguments of `program`, without those of its caller.
-
-    Args:
-        program: its record.
-        device_types: see `ArgumentFacts`.
-    """
+    """Return the guards of the arguments of `program`; for `device_types` see `ArgumentFacts`."""
     return GuardTable([rows(ARGUMENTS, ArgumentFacts(program=program, device_types=device_types))], len(program.inputs))

@@ -35,12 +35,7 @@ def input_name(index: int) -> str:
 
 
 class Call(NamedTuple):
-    """A call that violates a row, for its message.
-
-    Attributes:
-        inputs: one entry per input of the program.
-        symbols: value per symbol, as far as they are known.
-    """
+    """A call that violates a row, for its message: an entry per input of the program, the symbols as far as known."""
 
     inputs: Sequence[Any]
     symbols: Mapping[str, int]
@@ -131,13 +126,7 @@ class GuardRule(Generic[Facts, Subject]):
 
 
 class Row(NamedTuple):
-    """A rule about one subject.
-
-    Attributes:
-        rule: the rule.
-        subject: the subject.
-        number: number of the subject's first row in the table, which identifies the subject.
-    """
+    """A rule about one subject, which the `number` of its first row in the table identifies."""
 
     rule: GuardRule[Any, Any]
     subject: Any

@@ -44,13 +44,7 @@ class Signature:
     def __init__(
         self, parameters: tuple[Parameter, ...], constant: Callable[[Constant], Any], changed: Collection[str] = ()
     ) -> None:
-        """Prepare for `parameters`.
-
-        Args:
-            parameters: the program's signature.
-            constant: value of a constant leaf.
-            changed: paths of the containers that calls change.
-        """
+        """Prepare; `constant` returns the value of a leaf, `changed` are paths of containers that calls change."""
         self._changed = changed
         self._parameters = parameters
         self._constant = constant
@@ -300,12 +294,7 @@ class ContainerChanges:
         ]
 
     def apply(self, containers: dict[str, Any], outputs: Iterable[Any]) -> None:
-        """Change the containers of a call.
-
-        Args:
-            containers: the changed ones, by path.
-            outputs: results of the program's graph.
-        """
+        """Change the containers of a call, by path; `outputs` are results of the program's graph."""
         values = list(outputs)
         for path, items in self._changes:
             _fill(containers[path], [(key, build and build(values), build is None) for key, build in items])

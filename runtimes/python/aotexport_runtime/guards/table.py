@@ -74,13 +74,7 @@ class GuardTable:
 
 
 def _asked(source: GuardSource, row: Row, closing: Set[int]) -> list[str]:
-    """Return source that yields a row if its preconditions hold and it is violated.
-
-    Args:
-        source: gets its constants and symbols.
-        row: the row.
-        closing: numbers of the subjects that a violation may close.
-    """
+    """Return source that yields a row if its preconditions hold and it is violated."""
     rule, subject, number = row
     lines = rule.prepare(source, subject) if rule.prepare is not None else []
     holds = rule.holds(source, subject) if rule.message is not None else "True"

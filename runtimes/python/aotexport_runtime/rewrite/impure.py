@@ -25,13 +25,7 @@ def random_nodes(graph: Graph) -> set[str]:
 
 
 def draws(graph: Graph, node: Node, known: dict[str, bool]) -> bool:
-    """Return whether a node of `graph`, or a subgraph that it runs, draws random numbers.
-
-    Args:
-        graph: of the node.
-        node: the node.
-        known: which subgraphs of the graph do, as far as it was asked; filled, since many nodes may run one.
-    """
+    """Return whether a node of `graph`, or a subgraph that it runs, draws; `known`: by subgraph, filled."""
     if node.op.startswith("aten::"):
         return _operator_draws(node)
     subgraphs = [argument.name for argument in node.args if isinstance(argument, SubgraphArgument)]

@@ -77,12 +77,7 @@ def within_budget(
 
 @dataclass
 class _Values:
-    """The values of a joint graph: which are saved, and the cost of computing the others.
-
-    Attributes:
-        saved: names of the saved values.
-        recomputed: nodes that backward computes again.
-    """
+    """The values of a joint graph: which are saved or `recomputed`, and the cost of computing the others."""
 
     graph: Graph
     functional: FunctionalGraph

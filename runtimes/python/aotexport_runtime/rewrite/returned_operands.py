@@ -30,13 +30,7 @@ def writes_in_place(op: str) -> bool:
 
 
 def returned_operand(node: Node, made_by: Callable[[str], Node | None], metas: Mapping[str, ValueMeta]) -> str | None:
-    """Return the operand that is the result of a node; None: none is.
-
-    Args:
-        node: any node.
-        made_by: returns the node that makes a value; None: it is an input.
-        metas: metadata of every value.
-    """
+    """Return the operand that is the result of a node; None: none is. `made_by` returns the node that makes a value."""
     operand: Any = node.args[0] if node.args else None
     if isinstance(out := node.kwargs.get("out"), str):
         return out

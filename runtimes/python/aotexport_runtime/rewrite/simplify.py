@@ -29,13 +29,7 @@ ASSUMED_SHAPE = "assumed::shape"
 
 
 def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta], proven: Set[str]) -> Subgraph:
-    """Return `subgraph` without the calls that change nothing.
-
-    Args:
-        subgraph: functional operators.
-        metas: metadata of its inputs.
-        proven: values whose dtype is known to be that of their metadata.
-    """
+    """Return `subgraph` without the calls that change nothing; `metas`: of its inputs; for `proven` see `reusing`."""
     returned = set(names_in(subgraph.outputs))
     state = _State(dict(metas), proven)
     uses = Counter((*(name for node in subgraph.nodes for name in operands(node)), *names_in(subgraph.outputs)))

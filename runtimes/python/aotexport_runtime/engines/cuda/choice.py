@@ -39,13 +39,7 @@ def architectures_for(available: Collection[str], capability: tuple[int, int]) -
 
 
 def candidates_for(kernel: Kernel, architecture: str, shared_limit: int) -> list[Choice]:
-    """Return the candidates of a kernel with code for an architecture that fits the device, in order.
-
-    Args:
-        kernel: the kernel.
-        architecture: kind of code.
-        shared_limit: most shared memory per block, in bytes.
-    """
+    """Return the candidates of a kernel that fit a device with `shared_limit` bytes of shared memory per block."""
     return [
         (candidate, binary)
         for candidate in kernel.candidates
@@ -59,11 +53,7 @@ def choose(
 ) -> tuple[str, dict[str, list[Choice]]] | None:
     """Return the best kind of code that every kernel has, with the candidates of each; None: there is none.
 
-    Args:
-        kernels: kernels that must run.
-        available: kinds of code.
-        capability: see `architectures_for`.
-        shared_limit: see `candidates_for`.
+    For `capability` see `architectures_for`, for `shared_limit` `candidates_for`.
     """
     kernels = list(kernels)
     for architecture in architectures_for(available, capability):

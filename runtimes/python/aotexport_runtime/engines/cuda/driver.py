@@ -126,7 +126,7 @@ class Driver:
             threads: threads per block.
             shared_nbytes: dynamic shared memory.
             stream: handle of the stream.
-            parameters: see there.
+            parameters: see `ParameterBlock`.
             cooperative: whether all blocks must run at once.
         """
         where = (function, *grid, threads, 1, 1, shared_nbytes, stream, parameters.pointers)

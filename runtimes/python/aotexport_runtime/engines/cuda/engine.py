@@ -34,11 +34,7 @@ log = logging.getLogger("aotexport_runtime")
 
 
 class LaunchStream(threading.local):
-    """The stream that this thread launches on: torch is asked once per pass, not per launch.
-
-    Attributes:
-        handle: of the stream.
-    """
+    """The stream (`handle`) that this thread launches on: torch is asked once per pass, not per launch."""
 
     handle = 0
 

@@ -29,12 +29,8 @@ _FORMATS = {"fp16": "<e", "fp32": "<f", "fp64": "<d"}
 def pack_number(type_: str, value: Any) -> int:
     """Return a number as the driver takes it: an unsigned integer whose low bytes are the value.
 
-    Args:
-        type_: see `NumberParameter.type`.
-        value: a Python number.
-
     Raises:
-        NotSupported: the type cannot hold the value.
+        NotSupported: the type (`NumberParameter.type`) cannot hold the value.
     """
     if type_ in _FORMATS:
         return int.from_bytes(struct.pack(_FORMATS[type_], value), "little")
@@ -52,11 +48,6 @@ def pack_number(type_: str, value: Any) -> int:
 def grid_of(kernel: Kernel, candidate: KernelCandidate, arguments: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return the blocks per axis of a launch; any may be 0.
 
-    Args:
-        kernel: the kernel.
-        candidate: how it was compiled.
-        arguments: arguments by name.
-
     Raises:
         NotSupported: more blocks than a device takes.
     """
@@ -70,12 +61,7 @@ class Modules:
     """The functions of a bundle's kernels on the devices that they run on."""
 
     def __init__(self, driver: Driver, code: Callable[[KernelBinary], bytes]) -> None:
-        """Prepare to load.
-
-        Args:
-            driver: the driver.
-            code: returns the bytes of a kernel's code, its digest compared.
-        """
+        """Prepare to load what `code` returns: the bytes of a kernel's code, its digest compared."""
         self._driver = driver
         self._code = code
         self._functions: dict[tuple[int, str, str], int] = {}
@@ -109,17 +95,7 @@ class Launcher:
         device: torch.device,
         stream: Callable[[], int],
     ) -> None:
-        """Prepare a candidate.
-
-        Args:
-            kernel: the kernel.
-            candidate: how it was compiled.
-            binary: its code.
-            modules: loads the code.
-            driver: the driver.
-            device: a CUDA device with its index.
-            stream: returns the handle of the current stream.
-        """
+        """Prepare a candidate on a CUDA device with its index; `stream` returns the handle of the current stream."""
         self.kernel = kernel
         self.candidate = candidate
         self.binary = binary
@@ -145,10 +121,7 @@ class Launcher:
         return grid
 
     def __call__(self, **arguments: Any) -> None:
-        """Launch the kernel on the current stream.
-
-        Args:
-            arguments: tensors and numbers by name.
+        """Launch the kernel on the current stream; arguments are tensors and numbers by name.
 
         Raises:
             NotSupported: the code cannot take an argument, or the driver refuses the launch.

@@ -45,12 +45,7 @@ class Trial:
         self._lock = threading.Lock()
 
     def __call__(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> bool:
-        """Return whether they agree; the first call compares them.
-
-        Args:
-            inputs: of the program; left as they are.
-            symbols: value per symbol.
-        """
+        """Return whether they agree; the first call compares them, and leaves its inputs as they are."""
         if self._agrees is None:
             with self._lock:
                 if self._agrees is None:

@@ -96,13 +96,7 @@ class TunedKernel:
 
 
 def fastest(launchers: Sequence[Launcher], arguments: Mapping[str, Any], measure: Measure) -> int:
-    """Return the position of the fastest launcher; the first where none can be timed.
-
-    Args:
-        launchers: candidates of one kernel.
-        arguments: arguments of a launch; left as they are.
-        measure: times a launch.
-    """
+    """Return the position of the fastest launcher of one kernel; the first where none can be timed."""
     try:
         copies = _Copies(arguments)
     except torch.cuda.OutOfMemoryError:

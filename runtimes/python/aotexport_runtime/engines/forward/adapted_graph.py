@@ -81,12 +81,7 @@ class Readers:
     """The uses of a module's tensors in the forward graph of a program."""
 
     def __init__(self, graph: Graph, program: Program) -> None:
-        """Find the uses of every value.
-
-        Args:
-            graph: forward graph of `program`.
-            program: its record.
-        """
+        """Find the uses of every value in the forward graph of `program`."""
         self._graph = graph
         self._values = {
             spec.name: value.name
@@ -106,9 +101,7 @@ class Readers:
     def of(self, names: Sequence[str], path: str) -> list[Reader]:
         """Return the uses of a tensor as that of the module at `path`.
 
-        Args:
-            names: every name of the tensor. Where it has several, only nodes of calls of the module are returned.
-            path: path of the module.
+        `names` are all its names; where it has several, only nodes of calls of the module are returned.
         """
         value = self.value(names)
         if value is None:
@@ -139,9 +132,9 @@ def with_adapters(
     """Return a forward graph that calls adapters, its environment, and the adapted tensors' names.
 
     Args:
-        graph: the forward graph.
-        program: its program.
-        adapters: adapters, each with the path of its module.
+        graph: the forward graph of `program`.
+        program: its record.
+        adapters: each with the path of its module.
         names: every name of each state tensor, by its first.
         environment: see `compile_graph`.
     """

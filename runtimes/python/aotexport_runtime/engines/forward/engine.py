@@ -30,12 +30,7 @@ class ForwardEngine:
     ) -> None:
         """Prepare the graph; it is read and compiled by the first call.
 
-        Args:
-            bundle: where it is.
-            program: its program.
-            environment: namespaces and device.
-            engines: engines of the program; they record which passes have run.
-            live: the graph with changed submodules, which runs in its place; None: there are none.
+        `engines` records which passes have run. `live` is the graph with changed submodules, which runs in its place.
         """
         self._bundle = bundle
         self._program = program

@@ -53,11 +53,7 @@ _REDUCTIONS = frozenset(("aten::cross_entropy_loss.default",))
 
 
 class CannotFollow(NotSupported):
-    """A change of a submodule that calls cannot follow.
-
-    Attributes:
-        path: path of the submodule.
-    """
+    """A change of the submodule at `path` that calls cannot follow."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
@@ -70,7 +66,7 @@ class LiveGraph:
 
     Attributes:
         graph: its record.
-        environment: environment with the functions that call them.
+        environment: with the functions that call them.
         reads: names of the graph inputs that it reads.
         reasons: the changes, a sentence each.
         added: the adapters and submodules that it calls and that hold parameters of their own.
@@ -122,13 +118,7 @@ def live_graph(
 
 
 def whole_graph(graph: Graph, environment: Environment, reasons: tuple[str, ...] = ()) -> LiveGraph:
-    """Return a live graph of the nodes of `graph` as they are.
-
-    Args:
-        graph: the graph.
-        environment: environment with the functions that it calls.
-        reasons: see `LiveGraph`.
-    """
+    """Return a live graph of the nodes of `graph` as they are."""
     used = {name for node in graph.nodes for name in operands(node)}
     used.update(names_in(graph.outputs))
     reads = frozenset(value.name for value in graph.inputs if value.name in used)

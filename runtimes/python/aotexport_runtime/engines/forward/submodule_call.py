@@ -83,10 +83,10 @@ class SubmoduleCall:
         part: Part | None,
         environment: Environment,
     ) -> None:
-        """Prepare one call.
+        """Prepare one call of the module that `change` has put in.
 
         Args:
-            change: the change, with the current module.
+            change: the change.
             call: the captured call of the original.
             inputs: arguments of the call, per leaf.
             results: results that later nodes use.
@@ -120,12 +120,7 @@ class SubmoduleCall:
         self._build_result = builder(call.result, constant)
 
     def __call__(self, symbols: dict[str, int], values: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
-        """Call the module; return the results that later nodes use.
-
-        Args:
-            symbols: value per symbol.
-            values: tensors that the call takes.
-            captured: values that the part captures.
+        """Call the module with `values`, its tensors; return the results that later nodes use.
 
         Raises:
             NotSupported: the rest of the program is not right for the module's results.

@@ -24,11 +24,6 @@ from aotexport_runtime.schema.program import IntermediateAlias
 def run_joint(joint: JointProgram, inputs: Sequence[Any], symbols: dict[str, int]) -> Sequence[Any]:
     """Run the forward of a joint graph under autograd.
 
-    Args:
-        joint: the joint graph.
-        inputs: tensors and sizes, one per program input.
-        symbols: value per symbol.
-
     Returns:
         Mutated values, outputs and intermediate bases, in order; aliases are opaque.
     """

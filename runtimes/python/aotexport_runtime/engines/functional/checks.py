@@ -75,10 +75,6 @@ def watch(node: Any, inner: Sequence[InnerOutput], outputs: Sequence[Any]) -> No
 def refuse_unseen_gradients(node: Any, gradients: Sequence[torch.Tensor | None]) -> None:
     """Refuse a backward in which a hook or `retain_grad` would see less than the whole gradient.
 
-    Args:
-        node: the node that `watch` was called with.
-        gradients: gradient per result of the forward.
-
     Raises:
         NotSupported: names the output.
     """

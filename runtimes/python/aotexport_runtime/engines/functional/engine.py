@@ -49,16 +49,7 @@ class FunctionalEngine:
         engines: Engines,
         forward: ForwardEngine,
     ) -> None:
-        """Prepare the graph for generated code.
-
-        Args:
-            bundle: where it is.
-            program: its program.
-            functional: its calling convention.
-            environment: namespaces and device.
-            engines: engines of the program; they record which passes have run.
-            forward: the program's forward graph, for double backward.
-        """
+        """Prepare generated code; `forward` is for double backward, `engines` records which passes have run."""
         self.name = PORTABLE
         whole, program = program, taken_apart(program)
         graph = bundle.graph(program.name, functional.file)

@@ -53,11 +53,7 @@ def unwrap(value: Any) -> Any:
 
 
 class Mutations:
-    """The changes of a functional graph to its inputs: their data, metadata, storage, and versions.
-
-    Attributes:
-        count: how many updated values the graph returns.
-    """
+    """The changes of a functional graph to its inputs: their data, metadata, storage, versions; `count`: how many."""
 
     def __init__(self, functional: FunctionalGraph) -> None:
         """Prepare the mutations of `functional`."""
@@ -73,12 +69,7 @@ class Mutations:
         self._rises = [(index, by) for index, by in rises.items() if by > 0]
 
     def apply(self, inputs: Sequence[Any], updated: Sequence[Any]) -> None:
-        """Write each updated value into the input it belongs to.
-
-        Args:
-            inputs: the program's inputs; mutated in place.
-            updated: results of the graph: new values, one per mutation, then others; aliases may be opaque.
-        """
+        """Write their new values, the first of the graph's results (`updated`), into `inputs`; some are opaque."""
         for (mutation, silent), value in zip(self._writes, updated, strict=False):
             _apply(mutation, inputs[mutation.input_index], unwrap(value), silent)
         for index, by in self._rises:
@@ -124,14 +115,7 @@ Regenerate = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Any]
 def regenerators(
     program: Program, functional: FunctionalGraph, graph: Graph, environment: Environment
 ) -> list[tuple[int, Regenerate]] | None:
-    """Return the outputs that the epilogue makes, by index and in order, each with how; None: it makes none.
-
-    Args:
-        program: the program.
-        functional: its functional graph.
-        graph: the operators of `functional`.
-        environment: namespaces and device.
-    """
+    """Return the outputs that the epilogue makes, by index and in order, each with how; None: it makes none."""
     flowless = flowless_outputs(functional)
     if all(isinstance(output, FreshOutput) for output in functional.outputs) and not flowless:
         return None
@@ -245,11 +229,8 @@ def _viewer(
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return a function that makes the view `output` of `(its base, its value)`.
 
-    Args:
-        output: the view.
-        environment: namespaces and device.
-        like_base: whether the base required grad at capture. A view that required grad as its base did follows the
-            base in every call.
+    `like_base`: whether the base required grad at capture. A view that required grad as its base did follows the
+    base in every call.
     """
     like_base = like_base is output.requires_grad
     requires_grad, under_no_grad = output.requires_grad, output.under_no_grad

@@ -60,10 +60,10 @@ class JointProgram:
         parameters: Container[int] = (),
         inner: Sequence[InnerOutput] = (),
     ) -> None:
-        """Prepare `graph`.
+        """Prepare the joint `graph`.
 
         Args:
-            graph: the joint graph.
+            graph: its operators.
             functional: its calling convention.
             environment: namespaces and device.
             engines: engines of the program; they record which passes have run.
@@ -102,12 +102,7 @@ class JointProgram:
         return joint
 
     def compiled(self, needed: Pattern, symbols: dict[str, int]) -> CompiledJoint:
-        """Return the compiled forward and backward, and keep them in `found`.
-
-        Args:
-            needed: which gradients of the arguments of `apply_joint` are wanted.
-            symbols: value per symbol.
-        """
+        """Return forward and backward for the needed gradients of `apply_joint`'s arguments, kept in `found`."""
         found = self.found[needed] = CompiledJoint.build(self, needed[2:], self._native, symbols)
         self.engines.ran("forward", found.engine)
         return found
@@ -177,14 +172,7 @@ class CompiledJoint:
         native: Lowered | Libraries | None,
         symbols: dict[str, int],
     ) -> CompiledJoint:
-        """Partition and compile `joint` for calls that need these gradients.
-
-        Args:
-            joint: the joint graph.
-            needed: per gradient, whether it is wanted.
-            native: the graph as native code, if it serves.
-            symbols: value per symbol of the first such call.
-        """
+        """Partition and compile `joint` for these gradients; `symbols` are those of the first such call."""
         functional, gradients = joint.functional, joint.gradients
         lowered = native if isinstance(native, Lowered) else None
         libraries = native if isinstance(native, Libraries) else None
@@ -254,12 +242,7 @@ class CompiledJoint:
         return self._compile_backward((True,) * len(self.tangents), False)
 
     def backward(self, args: Sequence[Any], batched: bool) -> Function:
-        """Return the compiled backward.
-
-        Args:
-            args: its arguments: saved values, then tangents, of which some may be None.
-            batched: whether tangents are batches of gradients.
-        """
+        """Return the compiled backward for saved values and tangents, of which some may be None, or batches."""
         defined = tuple([tangent is not None for tangent in args[len(args) - len(self.tangents) :]])
         found = self.backwards.get((defined, batched))
         if found is None:

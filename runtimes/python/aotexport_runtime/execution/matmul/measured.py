@@ -65,13 +65,7 @@ def _processor() -> str:
 
 
 def faster_by_onednn(matmul: str, ours: Callable[[], object], torchs: Callable[[], object]) -> bool:
-    """Return whether oneDNN computes `matmul` clearly faster than torch's operator; one answer per process.
-
-    Args:
-        matmul: see `described`.
-        ours: computes it by oneDNN.
-        torchs: computes it by torch's operator.
-    """
+    """Return whether oneDNN (`ours`) computes `matmul` (see `described`) clearly faster; one answer per process."""
     global _left_s
     threads = torch.get_num_threads()
     with _lock:
@@ -106,11 +100,7 @@ _UNSTEADY = 1.5
 def clearly_faster(candidate: Callable[[], object], reference: Callable[[], object], limit_s: float) -> bool | None:
     """Return whether `candidate` is faster than `reference` beyond doubt; None: it could not be measured.
 
-    Args:
-        candidate: the computation that may be faster.
-        reference: the computation to compare with.
-        limit_s: most seconds of the whole comparison; where it would take longer, `reference` runs once and nothing
-            else.
+    Where the comparison would take longer than `limit_s` seconds, `reference` runs once and nothing else.
     """
     if limit_s <= 0 or 2 * _FEW_ROUNDS * _timed(reference, 1) > limit_s:
         return None

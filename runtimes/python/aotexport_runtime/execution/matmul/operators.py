@@ -41,12 +41,7 @@ def replacements(nodes: Iterable[Node], metas: Mapping[str, ValueMeta], mode: Mo
 def replacement(op: str, mode: Mode, is_fixed: Sequence[bool]) -> Run:
     """Return a function that computes a matmul; it chooses a library at the first call of each size.
 
-    Sizes after the first few run by torch's operator.
-
-    Args:
-        op: one of `onednn.MATMULS`.
-        mode: the matmul backend.
-        is_fixed: whether its rows, depth and columns are fixed.
+    Sizes after the first few run by torch's operator. `is_fixed`: whether its rows, depth and columns are fixed.
     """
     chosen: dict[Any, Run] = {}
     torchs, first = _torchs(op), 1 if op == "aten::addmm.default" else 0
@@ -66,12 +61,12 @@ def replacement(op: str, mode: Mode, is_fixed: Sequence[bool]) -> Run:
 
 
 def prefers_onednn(rows: int, depth: int, columns: int, *, adds: bool, is_turned: bool, mode: Mode) -> bool:
-    """Return whether oneDNN computes a matmul of such matrices on this machine, as its first call would decide.
+    """Return whether oneDNN computes a matmul, `rows` x `depth` by `depth` x `columns`, as its first call would decide.
 
     Args:
-        rows: of the first matrix.
-        depth: columns of the first matrix, rows of the second.
-        columns: of the second matrix.
+        rows: a size.
+        depth: a size.
+        columns: a size.
         adds: whether a bias is added.
         is_turned: whether the second matrix lies in memory column by column.
         mode: see `replacements`.
