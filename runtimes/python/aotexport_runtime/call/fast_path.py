@@ -13,8 +13,7 @@ from typing import Any
 
 from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.execution.source import define
-from aotexport_runtime.guards.kinds import Kind
-from aotexport_runtime.guards.rule import COSTS, GuardSource, Row, input_name
+from aotexport_runtime.guards.rule import COSTS, GuardSource, Kind, Row, input_name
 from aotexport_runtime.guards.signature import Signature
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.values import sizes

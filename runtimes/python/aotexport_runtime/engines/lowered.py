@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -71,26 +71,6 @@ class LeasedResults(tuple[Any, ...]):
         self = super().__new__(cls, results)
         self.lease = lease
         return self
-
-
-class LoweringEngine(Protocol):
-    """Returns the lowered form of programs."""
-
-    def check(self, place: torch.device | None) -> None:
-        """Refuse a device that lowered programs do not run on.
-
-        Raises:
-            NotSupported: says why.
-        """
-        ...
-
-    def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered:
-        """Return the lowered form of `program` for `environment`.
-
-        Raises:
-            NotSupported: it has none that runs here; says why.
-        """
-        ...
 
 
 def lowered_graphs(

@@ -77,7 +77,7 @@ class Environment:
         namespaces: operator namespaces that the caller allowed beside `aten`.
         device: where the bundle was loaded to; None: the device class of the capture.
         tensor_types: classes of tensors, and of objects in their contexts, that the caller gave.
-        lowering: returns the lowered form of a program (`LoweringEngine`); None: functional graphs run as they are.
+        lowering: returns the lowered form of a program (`CudaEngine`); None: functional graphs run as they are.
         kernels: launcher of each kernel, by name; of lowered graphs.
         memory_budget: the part of the saved tensors' memory that forward may save; backward recomputes the rest.
         matmul: which library computes matmuls; `torch`: the one that torch's operators call.

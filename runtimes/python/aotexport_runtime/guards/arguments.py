@@ -25,20 +25,8 @@ from aotexport_runtime.values import sizes
 from aotexport_runtime.values.tensors import is_integer, is_tensor
 
 
-def _distinct_arguments(facts: ArgumentFacts) -> list[Argument]:
-    return arguments(facts) if "identity" in facts.program.fixed else []
-
-
 def _read_in_python(facts: ArgumentFacts) -> list[Argument]:
     return arguments(facts) if {"layout", "requires_grad", "is_leaf"} & set(facts.program.fixed) else []
-
-
-def _is_static(argument: Argument) -> bool:
-    return all(isinstance(size, int) for size in argument.spec.meta.shape)
-
-
-def _has_structure(source: GuardSource, argument: Argument) -> str:
-    return f"{source.ask(argument.difference, argument.variable)} is None"
 
 
 def _distinct(_: GuardSource, argument: Argument) -> str:
@@ -104,10 +92,6 @@ def _divide(source: GuardSource, symbol: Symbol) -> list[str]:
     return [f"{symbol.name}, rest = divmod({symbol.name} - ({offset}), {factor})"]
 
 
-def _is_multiple(_: GuardSource, symbol: Symbol) -> str:
-    return "True" if symbol.record.factor == 1 else "not rest"
-
-
 def _take(source: GuardSource, symbol: Symbol) -> list[str]:
     source.symbols[symbol.record.symbol] = symbol.name
     return [f"symbols[{source.constant(symbol.record.symbol)}] = {symbol.name}"] if source.explains else []
@@ -137,7 +121,7 @@ ARGUMENTS: tuple[GuardRule[ArgumentFacts, Any], ...] = (
         name="structure",
         cost="tensor",
         of=arguments,
-        holds=_has_structure,
+        holds=lambda source, a: f"{source.ask(a.difference, a.variable)} is None",
         # Tensors of torch's own class wrap nothing.
         quick=lambda source, a: "True" if a.form is None else None,
         ends=("subject", "ranks", "symbols"),
@@ -178,7 +162,7 @@ ARGUMENTS: tuple[GuardRule[ArgumentFacts, Any], ...] = (
         of=arguments,
         holds=lambda source, a: f"{a.variable}.ndim == {len(a.spec.meta.shape)}",
         # Shapes of integers are compared whole.
-        quick=lambda source, a: "True" if _is_static(a) else f"{a.variable}.ndim == {len(a.spec.meta.shape)}",
+        quick=lambda source, a: "True" if a.is_static else f"{a.variable}.ndim == {len(a.spec.meta.shape)}",
         ends=("ranks", "symbols"),
         message=lambda a, call: (
             f"`{a.spec.path}`: expected shape {a.expected_shape}, got {list(call.inputs[a.index].shape)}"
@@ -213,7 +197,7 @@ ARGUMENTS: tuple[GuardRule[ArgumentFacts, Any], ...] = (
         cost="sizes",
         of=symbols,
         prepare=_divide,
-        holds=_is_multiple,
+        holds=lambda source, symbol: "True" if symbol.record.factor == 1 else "not rest",
         needs=("ranks",),
         ends=("subject", "symbols"),
         message=lambda symbol, call: (
@@ -265,7 +249,7 @@ ARGUMENTS: tuple[GuardRule[ArgumentFacts, Any], ...] = (
     GuardRule(
         name="identity",
         cost="tensor",
-        of=_distinct_arguments,
+        of=lambda facts: arguments(facts) if "identity" in facts.program.fixed else [],
         holds=_distinct,
         needs=("symbols",),
         message=_the_same,

@@ -80,18 +80,6 @@ def _state(caller: Caller) -> list[ModuleTensor]:
     ]
 
 
-def _passed_state(caller: Caller) -> list[ModuleTensor]:
-    return [state for state in _state(caller) if state.is_passed]
-
-
-def _sharded_state(caller: Caller) -> list[ModuleTensor]:
-    return [state for state in _state(caller) if is_sharded(state.table) and state.index not in caller.forms]
-
-
-def _subclass_state(caller: Caller) -> list[tuple[ModuleTensor, Form]]:
-    return [(state, caller.forms[state.index]) for state in _state(caller) if state.index in caller.forms]
-
-
 def _differentiated(caller: Caller) -> list[Differentiated]:
     found: list[Differentiated] = []
     for index in caller.program.differentiated:
@@ -137,10 +125,6 @@ def _name(program: Program, index: int) -> str:
 
 def _fixing(mode: str) -> Any:
     return lambda caller: [caller] if mode in caller.program.fixed else []
-
-
-def _ties(caller: Caller) -> Ties:
-    return caller.ties
 
 
 def _no_autocast(source: GuardSource, caller: Caller) -> str:
@@ -190,10 +174,6 @@ def _is_tied(source: GuardSource, tie: tuple[StateSlot, Sequence[StateSlot], Sta
     value = f"{source.constant(table)}.get({source.constant(key)})"
     same = (f"{source.constant(other)}.get({source.constant(name)}) is {value}" for other, name in others)
     return " and ".join(same)
-
-
-def _names_of_tie(tie: tuple[StateSlot, Sequence[StateSlot], StateTensor]) -> str:
-    return ", ".join(f"`{name}`" for name in (tie[2].name, *tie[2].tied))
 
 
 def records_gradients() -> bool:
@@ -249,7 +229,7 @@ STATE: tuple[GuardRule[Caller, Any], ...] = (
     GuardRule(
         name="whole",
         cost="tensor",
-        of=_sharded_state,
+        of=lambda caller: [s for s in _state(caller) if is_sharded(s.table) and s.index not in caller.forms],
         holds=lambda source, state: f"not {source.ask(is_wrapper, input_name(state.index))}",
         error=NotSupported,
         message=lambda state, call: (
@@ -261,7 +241,7 @@ STATE: tuple[GuardRule[Caller, Any], ...] = (
     GuardRule(
         name="structure of state",
         cost="tensor",
-        of=_subclass_state,
+        of=lambda caller: [(s, caller.forms[s.index]) for s in _state(caller) if s.index in caller.forms],
         holds=lambda source, pair: f"{source.ask(pair[1].why_not, input_name(pair[0].index))} is None",
         quick=lambda source, pair: None,
         error=NotSupported,
@@ -270,7 +250,7 @@ STATE: tuple[GuardRule[Caller, Any], ...] = (
     GuardRule(
         name="the module's own",
         cost="tensor",
-        of=_passed_state,
+        of=lambda caller: [state for state in _state(caller) if state.is_passed],
         holds=lambda source, state: f"p{state.index} is None or p{state.index} is {input_name(state.index)}",
         message=lambda state, call: f"an argument that was the module's own `{state.name}` at capture must be it again",
     ),
@@ -316,11 +296,12 @@ STATE: tuple[GuardRule[Caller, Any], ...] = (
     GuardRule(
         name="ties",
         cost="tensor",
-        of=_ties,
+        of=lambda caller: caller.ties,
         holds=_is_tied,
         error=NotSupported,
         message=lambda tie, call: (
-            f"{_names_of_tie(tie)} are one tensor in the programs, and no longer are in the module"
+            ", ".join(f"`{name}`" for name in (tie[2].name, *tie[2].tied))
+            + " are one tensor in the programs, and no longer are in the module"
         ),
     ),
 )

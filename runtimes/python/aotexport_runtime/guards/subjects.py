@@ -62,6 +62,11 @@ class Argument:
         return self.facts.shape(self.spec.meta.shape)
 
     @property
+    def is_static(self) -> bool:
+        """Whether all its sizes are those of the example."""
+        return all(isinstance(size, int) for size in self.spec.meta.shape)
+
+    @property
     def device_types(self) -> tuple[str, ...]:
         """Types of devices that it may be on."""
         return self.facts.device_types or (self.spec.meta.device,)
@@ -94,7 +99,7 @@ class Argument:
 
     def _way_out(self, axis: int) -> str:
         """Return how an export lets this axis vary, for a tensor whose sizes are all the example's."""
-        if not all(isinstance(size, int) for size in self.spec.meta.shape):
+        if not self.is_static:
             return ""
         option = f"--dynamic {json.dumps(f'{self.spec.path}:{axis}=NAME')}"
         return f"; its sizes are fixed as in the example, an export with {option} lets this one vary"
@@ -176,9 +181,8 @@ def arguments(facts: ArgumentFacts) -> list[Argument]:
 
 def integer_arguments(facts: ArgumentFacts) -> list[IntegerArgument]:
     """Return the dynamic integers of a call."""
-    return [
-        IntegerArgument(index, spec) for index, spec in enumerate(facts.program.inputs) if isinstance(spec, SizeInput)
-    ]
+    inputs = enumerate(facts.program.inputs)
+    return [IntegerArgument(index, spec) for index, spec in inputs if isinstance(spec, SizeInput)]
 
 
 def symbols(facts: ArgumentFacts) -> Iterator[Symbol]:

@@ -14,8 +14,7 @@ from torch import nn
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.explain import Explanation, ProgramExplanation, explained
 from aotexport_runtime.call.fast_path import Call
-from aotexport_runtime.call.plan import Plan
-from aotexport_runtime.call.variants import Variants
+from aotexport_runtime.call.plan import Plan, Variants
 from aotexport_runtime.engines.candidates import AUTOGRAD, Request
 from aotexport_runtime.engines.onnx.frozen import Weights
 from aotexport_runtime.engines.select import NO_TARGETS, Choice

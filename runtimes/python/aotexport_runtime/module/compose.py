@@ -31,8 +31,7 @@ from aotexport_runtime.execution.matmul.operators import prefers_onednn
 from aotexport_runtime.execution.matmul.sizes import Matmul
 from aotexport_runtime.guards.arguments import ARGUMENTS
 from aotexport_runtime.guards.caller import MODES, STATE, Caller, records_gradients
-from aotexport_runtime.guards.kinds import torch_tensors
-from aotexport_runtime.guards.rule import Row, rows
+from aotexport_runtime.guards.rule import Row, rows, torch_tensors
 from aotexport_runtime.guards.subjects import ArgumentFacts
 from aotexport_runtime.module.measured import fastest, is_measured
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput

@@ -25,8 +25,8 @@ from aotexport_runtime.values.subclasses import TensorTypes
 if TYPE_CHECKING:
     import torch
 
+    from aotexport_runtime.engines.cuda.engine import CudaEngine
     from aotexport_runtime.engines.cuda.options import CudaRuntime
-    from aotexport_runtime.engines.lowered import LoweringEngine
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
     from aotexport_runtime.engines.openvino.session import OpenVino
     from aotexport_runtime.module.bundle_module import BundleModule
@@ -233,7 +233,7 @@ def _check_name(target: str) -> None:
 
 def _resolved(
     bundle: Bundle, request: Request, device: torch.device | str | None, cuda: CudaRuntime | None
-) -> tuple[torch.device | None, Choice, LoweringEngine | None]:
+) -> tuple[torch.device | None, Choice, CudaEngine | None]:
     """Return the device (None: that of the capture), native code for this machine, and the engine of kernels."""
     from aotexport_runtime.engines.cpu.engine import unfit
 
@@ -255,7 +255,7 @@ def _resolved(
     return place, targets, lowering
 
 
-def _lowering(targets: Choice, options: CudaRuntime | None) -> LoweringEngine | None:
+def _lowering(targets: Choice, options: CudaRuntime | None) -> CudaEngine | None:
     """Return the engine that runs programs on kernels; None: none may run."""
     if CUDA not in targets.engines:
         return None

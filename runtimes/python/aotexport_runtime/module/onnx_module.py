@@ -9,8 +9,7 @@ from typing import Any
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.explain import Explanation, ProgramExplanation
 from aotexport_runtime.call.fast_path import Call
-from aotexport_runtime.call.plan import Plan
-from aotexport_runtime.call.variants import Variants
+from aotexport_runtime.call.plan import Plan, Variants
 from aotexport_runtime.engines.candidates import ONNX
 from aotexport_runtime.engines.onnx.engine import OnnxEngine
 from aotexport_runtime.engines.onnx.session import ModelRuntime, OnnxRuntime
@@ -19,8 +18,7 @@ from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.engines.select import Choice
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.guards.arguments import ARGUMENTS
-from aotexport_runtime.guards.kinds import ARRAYS, torch_tensors
-from aotexport_runtime.guards.rule import rows
+from aotexport_runtime.guards.rule import ARRAYS, rows, torch_tensors
 from aotexport_runtime.guards.subjects import ArgumentFacts
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program

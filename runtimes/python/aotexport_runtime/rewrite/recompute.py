@@ -11,7 +11,6 @@ import dataclasses
 import heapq
 import math
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass, field
 
 from aotexport_runtime.rewrite.names import operands
 from aotexport_runtime.rewrite.partition import VIEWS, PartitionedGraph, Subgraph
@@ -75,26 +74,25 @@ def within_budget(
     return Partition(name="within-budget", saved=saved, unchecked=partition.unchecked)
 
 
-@dataclass
 class _Values:
     """The values of a joint graph: which are saved or `recomputed`, and the cost of computing the others."""
 
-    graph: Graph
-    functional: FunctionalGraph
-    partition: Partition
-    symbols: Mapping[str, int]
-    once: Set[str]
-    saved: set[str] = field(init=False)
-    recomputed: set[str] = field(default_factory=set[str])
-
-    def __post_init__(self) -> None:
-        assert self.functional.gradients is not None
-        primals = self.graph.inputs[: len(self.functional.gradients.of_inputs)]
-        mutated = {self.graph.inputs[mutation.input_index].name for mutation in self.functional.mutations}
-        self.saved = set(self.partition.saved)
-        self.nodes = {node.name: node for node in self.graph.nodes}
+    def __init__(
+        self,
+        graph: Graph,
+        functional: FunctionalGraph,
+        partition: Partition,
+        symbols: Mapping[str, int],
+        once: Set[str],
+    ) -> None:
+        assert functional.gradients is not None
+        primals = graph.inputs[: len(functional.gradients.of_inputs)]
+        mutated = {graph.inputs[mutation.input_index].name for mutation in functional.mutations}
+        self.symbols, self.once = symbols, once
+        self.saved, self.recomputed = set(partition.saved), set[str]()
+        self.nodes = {node.name: node for node in graph.nodes}
         self.inputs = {value.name for value in primals} - mutated
-        self.metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*self.graph.inputs, *self.graph.nodes)}
+        self.metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
 
     def needed_for(self, name: str) -> set[str] | None:
         """Return the nodes that compute `name` from saved values and inputs; None: it cannot be computed again."""
