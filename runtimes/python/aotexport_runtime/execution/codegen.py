@@ -208,12 +208,12 @@ def compile_graph(
     Args:
         graph: where schemas and subgraphs are found.
         nodes: operator calls, in an order of execution.
-        inputs: names of the values that the function takes, in order.
-        outputs: the values that the function returns, in order.
+        inputs: names of the values that the function takes.
+        outputs: the values that the function returns.
         environment: see `Environment`.
         label: shown in tracebacks and profiles; None: it is a subgraph of another function.
         detached: outputs that may be views, and are detached from their bases.
-        replacements: replacements of matmuls that another library may compute, by name of the value.
+        replacements: of matmuls that another library may compute, by name of the value.
         budget: what the bodies of a call may run; None: the function begins a call.
 
     Raises:

@@ -104,11 +104,7 @@ def _reaching(results: tuple[Any, ...], operands: Sequence[Any], *, saved: bool 
 
     All of them require grad where an operand does, and every operand gets a gradient from each, zeros where no step
     used it. They are no views, and no tensors that the backward of a step saved, so that they can be changed in place.
-
-    Args:
-        results: what the subgraphs returned.
-        operands: their tensors and integers, closed-over parameters among them.
-        saved: whether eager saves the operands, and so raises in backward where one was changed in place.
+    `saved`: eager saves the operands, and so raises in backward where one was changed in place.
     """
     tracked = [operand for operand in operands if isinstance(operand, torch.Tensor) and operand.requires_grad]
     if not tracked or not torch.is_grad_enabled() or transforms.active():

@@ -29,13 +29,13 @@ def define(
     label: str,
     lines: Mapping[int, SourceLine] = MappingProxyType({}),
 ) -> Any:
-    """Return the function that the source defines.
+    """Return the function `name` that the source defines.
 
     Args:
-        name: name of the function.
+        name: its name.
         parameters: its parameters, separated by commas.
         body: its lines; made of positions, numbers and names of `scope`, never of text of a bundle.
-        scope: global names of the function, which owns the dict from now on.
+        scope: its global names, which it owns from now on.
         label: shown in tracebacks and profiles.
         lines: the original model's lines by the index of a line in `body`.
     """

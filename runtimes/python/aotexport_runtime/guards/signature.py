@@ -78,13 +78,7 @@ class Signature:
         leaves: list[Any],
         changed: dict[str, Any] | None = None,
     ) -> list[str]:
-        """Put each leaf of the call into its place in `leaves`.
-
-        Args:
-            args: positional arguments.
-            kwargs: keyword arguments.
-            leaves: as long as the program's inputs; written in place.
-            changed: gets the containers that the call changes, by path.
+        """Put each leaf of the call into its place in `leaves`, and containers that it changes into `changed`, by path.
 
         Returns:
             One sentence per violation; empty when the call has the captured structure.

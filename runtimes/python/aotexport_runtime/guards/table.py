@@ -19,8 +19,7 @@ class GuardTable:
         """Prepare rows; source is generated when it is first needed.
 
         Args:
-            stages: the rows, in the order in which they are explained; a stage is asked of calls that fit the ones
-                before it.
+            stages: the rows, as they are explained; a stage is asked of calls that fit the ones before it.
             count: number of inputs.
             known: symbols whose values are known before.
         """

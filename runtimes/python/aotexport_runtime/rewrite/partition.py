@@ -71,9 +71,8 @@ def partition_graph(
         functional: its calling convention; `gradients` is not None.
         partition: which values are saved.
         needed: per program input, whether its gradient is wanted.
-        impure: names of nodes that run even when nothing uses them: random operators advance the generator, others
-            check for errors. Of those that depend on tangents, backward runs checks of the path through the code, and
-            others if it computes their operands.
+        impure: nodes that run even when nothing uses them. Of those that depend on tangents, backward runs checks of
+            the path through the code, and others if it computes their operands.
     """
     gradients = functional.gradients
     assert gradients is not None
@@ -90,7 +89,7 @@ def partition_graph(
     backward_nodes, reached = _ancestors(graph, wanted, boundary, also=set())
     checks = _checks(graph, backward_nodes, boundary, backward_effects)
     backward_nodes, read = _ancestors(graph, wanted, boundary, also=checks)
-    saved = _ordered(read - set(tangents), graph, partition)
+    saved, counts = _ordered(read - set(tangents), graph, partition)
 
     # If all gradients of the capture are wanted, the outputs that required grad there require it here. A gradient that
     # is the same for every tangent (zeros, as of a sign) comes through any of them.
@@ -98,29 +97,19 @@ def partition_graph(
     derived = descendants(backward_nodes, set(tangents))
     constant = any(isinstance(gradient, str) and gradient not in derived for gradient in wanted)
 
-    forward_nodes, _ = _ancestors(
-        graph, [*returned, *saved.names], {*primals, *tangents}, also=impure - backward_effects
-    )
+    forward_nodes, _ = _ancestors(graph, [*returned, *saved], {*primals, *tangents}, also=impure - backward_effects)
     return PartitionedGraph(
-        forward=Subgraph(primals, forward_nodes, [*returned, *saved.names]),
-        backward=Subgraph([*saved.names, *tangents], backward_nodes, wanted),
-        saved_tensors=saved.tensors,
-        saved_unchecked=saved.unchecked,
-        saved_others=saved.others,
+        forward=Subgraph(primals, forward_nodes, [*returned, *saved]),
+        backward=Subgraph([*saved, *tangents], backward_nodes, wanted),
+        saved_tensors=counts[0],
+        saved_unchecked=counts[1],
+        saved_others=counts[2],
         reaching=tuple(complete or constant or name in reached for name in tangents),
     )
 
 
-@dataclass(frozen=True)
-class _SavedValues:
-    names: list[str]
-    tensors: int
-    unchecked: int
-    others: int
-
-
-def _ordered(names: set[str], graph: Graph, partition: Partition) -> _SavedValues:
-    """Return the saved values in graph order: checked tensors, unchecked tensors, numbers and unchecked inputs."""
+def _ordered(names: set[str], graph: Graph, partition: Partition) -> tuple[list[str], tuple[int, int, int]]:
+    """Return saved values: checked tensors, unchecked tensors, numbers and unchecked inputs; and how many of each."""
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     unchecked = set(partition.unchecked)
     in_order = [name for name in metas if name in names]
@@ -129,7 +118,7 @@ def _ordered(names: set[str], graph: Graph, partition: Partition) -> _SavedValue
     tensors = [name for name in in_order if isinstance(metas[name], TensorMeta) and name not in unchecked]
     loose = [n for n in in_order if isinstance(metas[n], TensorMeta) and n in unchecked and n not in unchecked_inputs]
     others = [name for name in in_order if not isinstance(metas[name], TensorMeta) or name in unchecked_inputs]
-    return _SavedValues([*tensors, *loose, *others], len(tensors), len(loose), len(others))
+    return [*tensors, *loose, *others], (len(tensors), len(loose), len(others))
 
 
 def _ancestors(
@@ -186,11 +175,6 @@ def with_tangents(graph: Graph, backward: Subgraph, defined: Sequence[bool]) -> 
     Backward is linear in its tangents, so a value computed from undefined ones alone is undefined too, and an
     undefined gradient is None, as in eager autograd. A sum with one undefined term is the other term. Where another
     operator needs an undefined tensor, it gets zeros.
-
-    Args:
-        graph: the joint graph, for metadata.
-        backward: its backward.
-        defined: per tangent, whether it is defined.
     """
     if all(defined):
         return backward
@@ -257,13 +241,8 @@ def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Parti
     """Return `partition` with views replaced by their bases.
 
     Backward makes the view anew, or often needs none: the transpose of a transposed weight is the weight. A saved base
-    has the version that tells of changes; a library returns a view as a tensor of its own.
-
-    Args:
-        graph: a joint graph.
-        functional: its calling convention. Views of inputs that it changes are saved themselves, since the base has
-            other values in backward.
-        partition: the saved values.
+    has the version that tells of changes; a library returns a view as a tensor of its own. Views of inputs that the
+    graph changes are saved themselves, since the base has other values in backward.
     """
     nodes = {node.name: node for node in graph.nodes}
     mutated = {graph.inputs[mutation.input_index].name for mutation in functional.mutations}

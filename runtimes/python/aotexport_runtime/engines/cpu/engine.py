@@ -57,13 +57,7 @@ class Libraries:
     """The libraries of one program."""
 
     def __init__(self, bundle: Bundle, target: str, program: Program, environment: Environment) -> None:
-        """Load the libraries of `program`, after comparing their digests.
-
-        Args:
-            bundle: whose native files the caller trusts.
-            target: name of a `cpu` target that has `program`.
-            program: its record.
-            environment: namespaces and device.
+        """Load the libraries of `program` for a `cpu` target that has it, after comparing their digests.
 
         Raises:
             BundleInvalid: the digest of the record or a library differs from the manifest's.

@@ -131,12 +131,7 @@ def with_adapters(
 ) -> tuple[Graph, Environment, tuple[str, ...]]:
     """Return a forward graph that calls adapters, its environment, and the adapted tensors' names.
 
-    Args:
-        graph: the forward graph of `program`.
-        program: its record.
-        adapters: each with the path of its module.
-        names: every name of each state tensor, by its first.
-        environment: see `compile_graph`.
+    `adapters` are given with the paths of their modules, `names` are those of each state tensor, by its first.
     """
     readers = Readers(graph, program)
     all_names = {name: group for group in names.values() for name in group}

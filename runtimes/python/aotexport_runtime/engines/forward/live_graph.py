@@ -88,12 +88,7 @@ def live_graph(
 ) -> LiveGraph | None:
     """Return a forward graph that calls the submodules that changed; None: the program calls none of them.
 
-    Args:
-        graph: the forward graph.
-        program: its program.
-        changes: the changes of submodules.
-        names: every name of each state tensor, by its first.
-        environment: see `compile_graph`.
+    `names` are those of each state tensor, by its first.
 
     Raises:
         CannotFollow: a change that calls of the program cannot follow.

@@ -85,13 +85,8 @@ class SubmoduleCall:
     ) -> None:
         """Prepare one call of the module that `change` has put in.
 
-        Args:
-            change: the change.
-            call: the captured call of the original.
-            inputs: arguments of the call, per leaf.
-            results: results that later nodes use.
-            part: the original's part; None: the module runs its own code.
-            environment: environment of the program.
+        `inputs` has its arguments per leaf of the captured `call`. Without a `part` of the original's the module runs
+        its own code.
         """
         assert change.module is not None
         assert isinstance(call.arguments, SequenceTree)

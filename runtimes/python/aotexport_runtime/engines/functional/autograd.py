@@ -9,7 +9,7 @@ Source: torch 2.13, `_functorch/_aot_autograd/runtime_wrappers.py`, `_AOTDispatc
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -44,7 +44,7 @@ class _Joint(torch.autograd.Function):
         compiled = joint.found.get(needed) or joint.compiled(needed, symbols)
         # A lowered form draws other random numbers than the reference, which would differentiate another call.
         repeats = joint.reference is not None and not (compiled.lowered is not None and joint.draws)
-        repeatable = RepeatableCall.of(joint, inputs, symbols) if repeats else None
+        repeatable = RepeatableCall(joint, inputs, symbols) if repeats else None
         ctx.call = compiled, symbols, torch.are_deterministic_algorithms_enabled(), repeatable
         ctx.set_materialize_grads(False)
         results = compiled.forward([*inputs], symbols)
@@ -170,35 +170,21 @@ def _differentiable_backward(
     return (None, None, *repeatable.gradients(grads, ctx.needs_input_grad[2:]))
 
 
-class RepeatableCall(NamedTuple):
-    """A call that the forward graph can run again, for double backward.
+class RepeatableCall:
+    """A call that the forward graph can run again, for double backward."""
 
-    Attributes:
-        joint: the program.
-        inputs: inputs with their values before the call.
-        versions: versions of the inputs `joint.steady`; empty: inference tensors have none.
-        symbols: value per symbol.
-        random_state: state of the random generator before the call; None: the call draws nothing.
-    """
-
-    joint: JointProgram
-    inputs: Sequence[Any]
-    versions: list[int]
-    symbols: dict[str, int]
-    random_state: torch.Tensor | None
-
-    @classmethod
-    def of(cls, joint: JointProgram, inputs: Sequence[Any], symbols: dict[str, int]) -> RepeatableCall:
-        """Record a call that is about to run."""
+    def __init__(self, joint: JointProgram, inputs: Sequence[Any], symbols: dict[str, int]) -> None:
+        """Record a call that is about to run: copies of inputs that it changes, versions of others."""
         if joint.mutated:
             inputs = list(inputs)
             for index in joint.mutated:
                 inputs[index] = inputs[index].clone()
         try:
-            versions = [inputs[index]._version for index in joint.steady]
+            self.versions = [inputs[index]._version for index in joint.steady]
         except RuntimeError:
-            versions = []  # Inference tensors.
-        return cls(joint, inputs, versions, symbols, torch.get_rng_state() if joint.draws else None)
+            self.versions = list[int]()  # Inference tensors have none.
+        self.joint, self.inputs, self.symbols = joint, inputs, symbols
+        self.random_state = torch.get_rng_state() if joint.draws else None
 
     def gradients(self, grads: Sequence[torch.Tensor | None], needed: Sequence[bool]) -> list[torch.Tensor | None]:
         """Return differentiable gradients of the inputs.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Container, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -15,7 +14,6 @@ from aotexport_runtime.engines.cpu.engine import Libraries
 from aotexport_runtime.engines.functional.checks import InnerOutput
 from aotexport_runtime.engines.functional.epilogue import OpaqueTensor
 from aotexport_runtime.engines.functional.tangents import (
-    LayOut,
     flowless_outputs,
     layout,
     positions_of_tangents,
@@ -47,6 +45,7 @@ class JointProgram:
         steady: tensor inputs that a call mutates by the epilogue, or whose version it leaves as it is.
         plain: tensor inputs that are no `nn.Parameter`s.
         is_sized_by_data: whether tangents have sizes that depend on the data of a call.
+        native: the graph as native code; None: generated code runs.
         found: results of `compiled` per pattern of needed gradients.
     """
 
@@ -92,18 +91,18 @@ class JointProgram:
         self.steady = [i for i in tensors if i not in risen]
         sizes_of_inputs = {size for value in graph.inputs[: len(inputs)] for size in _symbols(value.meta)}
         self.is_sized_by_data = any(_symbols(tangent.meta) - sizes_of_inputs for tangent in self.gradients.tangents)
-        self._native: Lowered | Libraries | None = None
+        self.native: Lowered | Libraries | None = None
         self.found: dict[Pattern, CompiledJoint] = {}
 
     def by_native(self, native: Lowered | Libraries) -> JointProgram:
         """Return the same graph as native code, for calls that want every gradient."""
         joint = copy.copy(self)
-        joint._native, joint.found = native, {}
+        joint.native, joint.found = native, {}
         return joint
 
     def compiled(self, needed: Pattern, symbols: dict[str, int]) -> CompiledJoint:
         """Return forward and backward for the needed gradients of `apply_joint`'s arguments, kept in `found`."""
-        found = self.found[needed] = CompiledJoint.build(self, needed[2:], self._native, symbols)
+        found = self.found[needed] = CompiledJoint(self, needed[2:], symbols)
         self.engines.ran("forward", found.engine)
         return found
 
@@ -126,14 +125,13 @@ class Check(NamedTuple):
     positions: list[int]
 
 
-@dataclass
 class CompiledJoint:
     """A compiled forward and backward, with the facts about their values that the `autograd.Function` needs.
 
     Attributes:
-        joint: the joint graph.
-        partitioned: its forward and backward.
-        lowered: native code that runs in their place; None: they run.
+        lowered: native code that runs in place of both; None: they run.
+        libraries: compiled forward and backward; None: there are none.
+        engine: name of the engine that runs the forward.
         forward: returns results, then saved values.
         returns: how many of those are results.
         checked: slice of the saved tensors whose versions autograd checks.
@@ -144,74 +142,38 @@ class CompiledJoint:
         checks: further tensors whose versions are checked, as eager checks its saved tensors.
         nondifferentiable: results without a gradient.
         tangents: per tangent the position of its result, and a function that lays it out.
-        libraries: compiled forward and backward; None: there are none.
-        backwards: compiled backward passes, by which tangents are defined and whether they are batches.
     """
 
-    joint: JointProgram
-    partitioned: partitions.PartitionedGraph
-    lowered: Lowered | None
-    forward: Function
-    returns: int
-    checked: slice
-    unchecked: slice | None
-    loose: slice | None
-    opaque: list[int]
-    views: list[int]
-    checks: list[Check]
-    nondifferentiable: list[int]
-    tangents: list[tuple[int, LayOut]]
-    libraries: Libraries | None
-    backwards: dict[tuple[Pattern, bool], Function] = field(default_factory=dict)
-
-    @classmethod
-    def build(
-        cls,
-        joint: JointProgram,
-        needed: Pattern,
-        native: Lowered | Libraries | None,
-        symbols: dict[str, int],
-    ) -> CompiledJoint:
+    def __init__(self, joint: JointProgram, needed: Pattern, symbols: dict[str, int]) -> None:
         """Partition and compile `joint` for these gradients; `symbols` are those of the first such call."""
-        functional, gradients = joint.functional, joint.gradients
-        lowered = native if isinstance(native, Lowered) else None
-        libraries = native if isinstance(native, Libraries) else None
-        partitioned = _partitioned(joint, needed, libraries, symbols)
+        functional, gradients, native = joint.functional, joint.gradients, joint.native
+        self.joint = joint
+        self.lowered = native if isinstance(native, Lowered) else None
+        self.libraries = native if isinstance(native, Libraries) else None
+        self.engine = PORTABLE if native is None else native.target
+        self._partitioned = partitioned = _partitioned(joint, needed, self.libraries, symbols)
+        self.returns = returns = partitions.forward_returns(functional)
+        self.forward = _forward(joint, partitioned, native, returns)
         checked, unchecked, loose = partitioned.saved_tensors, partitioned.saved_unchecked, partitioned.saved_others
-        if lowered is not None:
-            checked, unchecked, loose = lowered.saved, 0, 0
+        if self.lowered is not None:
+            checked, unchecked, loose = self.lowered.saved, 0, 0
         elif gradients.saves_nothing:
             # Autograd must not free anything either.
             unchecked, loose = 0, unchecked + loose
+        self.checked = slice(returns, returns + checked)
+        self.unchecked = _slice(returns + checked, unchecked)
+        self.loose = _slice(returns + checked + unchecked, loose)
         mutations, positions = len(functional.mutations), positions_of_tangents(functional)
         reached = {position for position, reaches in zip(positions, partitioned.reaching, strict=True) if reaches}
         flowless = {mutations + index for index in flowless_outputs(functional)}
-        opaque = [index for index, mutation in enumerate(functional.mutations) if not mutation.data]
-        opaque += [mutations + i for i, output in enumerate(functional.outputs) if not isinstance(output, FreshOutput)]
-        returns = partitions.forward_returns(functional)
-        return cls(
-            joint=joint,
-            partitioned=partitioned,
-            lowered=lowered,
-            forward=_forward(joint, partitioned, native, returns),
-            returns=returns,
-            checked=slice(returns, returns + checked),
-            unchecked=_slice(returns + checked, unchecked),
-            loose=_slice(returns + checked + unchecked, loose),
-            opaque=opaque,
-            views=[mutations + i for i, output in enumerate(functional.outputs) if _is_protected_view(output)],
-            checks=_checks(joint, positions, None if joint.complete(needed) else partitioned),
-            nondifferentiable=[i for i in range(returns) if i not in reached and i not in opaque and i not in flowless],
-            tangents=[(position, layout(spec)) for position, spec in zip(positions, gradients.tangents, strict=True)],
-            libraries=libraries,
-        )
-
-    @property
-    def engine(self) -> str:
-        """Name of the engine that runs the forward."""
-        if self.lowered is not None:
-            return self.lowered.target
-        return PORTABLE if self.libraries is None else self.libraries.target
+        outputs = list(enumerate(functional.outputs, mutations))
+        self.opaque = [index for index, mutation in enumerate(functional.mutations) if not mutation.data]
+        self.opaque += [index for index, output in outputs if not isinstance(output, FreshOutput)]
+        self.views = [index for index, output in outputs if _is_protected_view(output)]
+        self.checks = _checks(joint, positions, None if joint.complete(needed) else partitioned)
+        self.nondifferentiable = [i for i in range(returns) if i not in {*reached, *self.opaque, *flowless}]
+        self.tangents = [(position, layout(spec)) for position, spec in zip(positions, gradients.tangents, strict=True)]
+        self._backwards: dict[tuple[Pattern, bool], Function] = {}
 
     @cached_property
     def has_marks(self) -> bool:
@@ -244,9 +206,9 @@ class CompiledJoint:
     def backward(self, args: Sequence[Any], batched: bool) -> Function:
         """Return the compiled backward for saved values and tangents, of which some may be None, or batches."""
         defined = tuple([tangent is not None for tangent in args[len(args) - len(self.tangents) :]])
-        found = self.backwards.get((defined, batched))
+        found = self._backwards.get((defined, batched))
         if found is None:
-            found = self.backwards[defined, batched] = self._compile_backward(defined, batched)
+            found = self._backwards[defined, batched] = self._compile_backward(defined, batched)
         return found
 
     def _compile_backward(self, defined: Pattern, batched: bool) -> Function:
@@ -263,11 +225,11 @@ class CompiledJoint:
             ran("backward", PORTABLE, LIBRARY_FAILED)
             return self._graph_backward(defined, batched)
 
-        piece = partitions.with_tangents(self.joint.graph, self.partitioned.backward, defined)
+        piece = partitions.with_tangents(self.joint.graph, self._partitioned.backward, defined)
         return self.libraries.backward(piece, portable)
 
     def _graph_backward(self, defined: Pattern, batched: bool) -> Function:
-        whole = self.partitioned.backward
+        whole = self._partitioned.backward
         piece = partitions.with_tangents(self.joint.graph, whole, defined)
         if self.lowered is not None:
             assert self.lowered.backward is not None

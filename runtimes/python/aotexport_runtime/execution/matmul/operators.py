@@ -24,10 +24,7 @@ _SIZES = 16
 def replacements(nodes: Iterable[Node], metas: Mapping[str, ValueMeta], mode: Mode) -> dict[str, Run]:
     """Return the replacement of each matmul that oneDNN may compute, by the value's name.
 
-    Args:
-        nodes: functional operators that run on the processor, where nothing records gradients.
-        metas: metadata of their operands.
-        mode: the matmul backend; `torch`: there are no replacements.
+    `nodes` are functional operators that run on the processor, where nothing records gradients.
     """
     found: dict[str, Run] = {}
     for matmul in matmuls_of(nodes, metas) if mode != "torch" else ():

@@ -36,13 +36,13 @@ from aotexport_runtime.execution.preconditions.require import (
 
 
 def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., Any]:
-    """Return `function` with the check of its arguments before it, or with zeros in what it leaves as it found it.
+    """Return an operator with the check of its arguments before it, or with zeros in what it leaves as it found it.
 
     It is `function` itself if torch checks all arguments, and writes all results.
 
     Args:
-        name: of the operator, `base.overload`.
-        function: the operator's overload.
+        name: `base.overload`.
+        function: its overload.
         proven: whether its indices need no look (`dataflow`).
     """
     if name in FRESH:
