@@ -263,10 +263,10 @@ def test_native_code_that_was_asked_for_runs_or_is_refused_with_the_reason(targe
     ],
 )
 def test_native_code_serves_a_call_unless_a_guard_says_why_not(wanted, serves, reason):
-    native = record(
-        serves=lambda inputs, symbols: serves,
-        why_not=lambda symbols: f"libraries are for 2 <= rows, not {symbols['rows']}",
-    )
+    def why_not(inputs, symbols):
+        return None if serves else f"libraries are for 2 <= rows, not {symbols['rows']}"
+
+    native = record(why_not=why_not)
     table = GuardTable([rows(NATIVE_GUARDS, NativeCalls(native, (0, None), ["rows"], 2))], 2, known=["rows"])
     inputs = [torch.ones(1, requires_grad=wanted), torch.ones(1)]
     assert table.first(inputs, {"rows": 1}) == reason

@@ -43,17 +43,13 @@ class Lowered:
     guards: tuple[SizeExpression, ...] = ()
     trial: Callable[[Sequence[Any], Mapping[str, int]], bool] | None = None
 
-    def serves(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> bool:
-        """Return whether it takes a call with these inputs and sizes."""
-        if not all(sizes.evaluate(guard, symbols) for guard in self.guards):
-            return False
-        return self.trial is None or self.trial(inputs, symbols)
-
-    def why_not(self, symbols: Mapping[str, int]) -> str:
-        """Return why `serves` is False for a call with these sizes."""
+    def why_not(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> str | None:
+        """Return why it does not take a call with these inputs and sizes; None: it does."""
         unmet = [guard for guard in self.guards if not sizes.evaluate(guard, symbols)]
         if unmet:
             return f"kernels are for {' and '.join(sizes.describe(guard).strip('()') for guard in unmet)}"
+        if self.trial is None or self.trial(inputs, symbols):
+            return None
         return "kernels failed the comparison on the first call, of which the log tells"
 
 

@@ -82,12 +82,14 @@ class Libraries:
         self.partition = next((p for p in partitions if p.name == compiled.partition), None)
         """Partition of the joint graph; None: it is an inference graph."""
 
-    def why_not(self, symbols: Mapping[str, int]) -> str:
-        """Return why `serves` is False for a call with these sizes."""
+    def why_not(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> str | None:
+        """Return why the libraries are not right for a call with these sizes; None: they are."""
         if torch.are_deterministic_algorithms_enabled():
             return "deterministic algorithms were asked for"
-        names = {dimension.symbol: dimension.name for dimension in self._program.dimensions}
         unmet = [guard for guard in self._compiled.guards if not sizes.evaluate(guard, symbols)]
+        if not unmet:
+            return None
+        names = {dimension.symbol: dimension.name for dimension in self._program.dimensions}
         return f"libraries are for {' and '.join(sizes.describe(guard, names).strip('()') for guard in unmet)}"
 
     @property
@@ -100,12 +102,6 @@ class Libraries:
         """Return whether the backward library is for a pass in which these tangents are defined."""
         undefined = self._compiled.undefined_tangents
         return all(is_defined == (index not in undefined) for index, is_defined in enumerate(defined))
-
-    def serves(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> bool:
-        """Return whether the libraries are right for a call with these sizes; the inputs do not matter."""
-        if torch.are_deterministic_algorithms_enabled():
-            return False
-        return all(sizes.evaluate(guard, symbols) for guard in self._compiled.guards)
 
     def forward(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
         """Return a function that runs `subgraph`, the forward; where the library fails, `fallback` makes another."""
@@ -126,8 +122,8 @@ class Libraries:
                     check="target-malformed/library-input",
                 )
         inputs = [taken[name] for name in library.inputs]
-        places = _places(subgraph, library, self._graph, self._where)
-        runner, symbols_taken, environment = self._libraries[library.file], self._symbols, self._environment
+        outputs = _outputs(subgraph, library, self._graph, self._environment, self._where)
+        runner, symbols_taken = self._libraries[library.file], self._symbols
         portable = functools.cache(fallback)
 
         def call(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
@@ -145,47 +141,40 @@ class Libraries:
                 return portable()(args, symbols)
             results += args
             args.clear()
-            return tuple(
-                [without_base(results[p]) if type(p) is int else _computed(p, symbols, environment) for p in places]
-            )
+            return tuple([output(results, symbols) for output in outputs])
 
         return call
 
 
-class _Other:
-    """An output of a subgraph that is no tensor of the library."""
-
-    def __init__(self, argument: Argument) -> None:
-        self.argument = argument
+_Output = Callable[[Sequence[Any], Mapping[str, int]], Any]
+"""`(the library's results, then the inputs; value per symbol) -> output of the subgraph`."""
 
 
-def _computed(place: int | _Other, symbols: Mapping[str, int], environment: Environment) -> Any:
-    assert isinstance(place, _Other)
-    if isinstance(place.argument, SizeArgument):
-        return sizes.evaluate(place.argument.value, symbols)
-    return constant_value(place.argument, environment)
-
-
-def _places(subgraph: Subgraph, library: CompiledHalf, graph: Graph, where: str) -> list[int | _Other]:
-    """Return the place of each output of `subgraph` among the library's results and then the inputs, or its expression.
+def _outputs(
+    subgraph: Subgraph, library: CompiledHalf, graph: Graph, environment: Environment, where: str
+) -> list[_Output]:
+    """Return how each output of `subgraph` is made.
 
     Raises:
         BundleInvalid: the library does not return it.
     """
     places = {name: index for index, name in enumerate((*library.results, *subgraph.inputs))}
     sizes_known = {node.name: node.meta.value for node in graph.nodes if isinstance(node.meta, SizeMeta)}
-    found: list[int | _Other] = []
-    for output in subgraph.outputs:
-        if not isinstance(output, str):
-            found.append(_Other(output))
-        elif output in places:
-            found.append(places[output])
-        elif (size := sizes_known.get(output)) is not None:
-            found.append(_Other(SizeArgument(value=size)))
-        else:
+
+    def made(output: Argument) -> _Output:
+        if isinstance(output, str) and output in places:
+            place = places[output]
+            return lambda values, symbols: without_base(values[place])
+        if isinstance(output, SizeArgument) or (isinstance(output, str) and output in sizes_known):
+            size = sizes_known[output] if isinstance(output, str) else output.value
+            return lambda values, symbols: sizes.evaluate(size, symbols)
+        if isinstance(output, str):
             raise BundleInvalid(
                 f"library {library.file!r} does not return {output[:80]!r}",
                 where=where,
                 check="target-malformed/library-result",
             )
-    return found
+        value = constant_value(output, environment)
+        return lambda values, symbols: value
+
+    return [made(output) for output in subgraph.outputs]

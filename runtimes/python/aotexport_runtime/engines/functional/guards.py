@@ -345,7 +345,7 @@ def _all_require_grad(source: GuardSource, calls: NativeCalls) -> str:
 def _is_served(source: GuardSource, calls: NativeCalls) -> str:
     inputs = ", ".join(map(input_name, range(calls.count)))
     symbols = ", ".join(f"{source.constant(symbol)}: {source.symbols[symbol]}" for symbol in calls.symbols)
-    return source.ask(calls.native.serves, f"[{inputs}]", f"{{{symbols}}}")
+    return f"{source.ask(calls.native.why_not, f'[{inputs}]', f'{{{symbols}}}')} is None"
 
 
 NATIVE: tuple[GuardRule[NativeCalls, NativeCalls], ...] = (
@@ -361,7 +361,7 @@ NATIVE: tuple[GuardRule[NativeCalls, NativeCalls], ...] = (
         cost="memory",
         of=lambda calls: [calls],
         holds=_is_served,
-        message=lambda calls, call: calls.native.why_not(call.symbols),
+        message=lambda calls, call: str(calls.native.why_not(call.inputs, call.symbols)),
     ),
 )
 """Guards of the calls that native code serves; its functional graph serves the others."""
