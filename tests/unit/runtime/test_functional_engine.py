@@ -137,24 +137,6 @@ def test_outputs_stay_as_many_tensors_as_they_were():
     simplify(line(node("b", "detach.default", "x"), outputs=["b"]), ["detach.default"])
 
 
-def test_a_sum_that_keeps_an_axis_to_drop_it_is_one_sum():
-    nodes = (
-        node("a", "sum.dim_IntList", "x", [0], True, meta=ROW),
-        node("b", "view.default", "a", [3], meta=FLAT),
-    )
-    before = line(*nodes, outputs=["b"])
-    simplify(before, ["sum.dim_IntList", "assumed::shape"])
-    assert simplified(before, metas(), EVERY).nodes[0].args == ["x", [0], False]
-
-
-def test_a_kept_sum_that_is_used_elsewhere_stays():
-    nodes = (
-        node("a", "sum.dim_IntList", "x", [0], True, meta=ROW),
-        node("b", "view.default", "a", [3], meta=FLAT),
-    )
-    simplify(line(*nodes, outputs=["a", "b"]), ["sum.dim_IntList", "reshape.default"])
-
-
 # --- reusing ----------------------------------------------------------------------------------------------
 
 

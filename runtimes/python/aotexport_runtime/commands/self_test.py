@@ -13,12 +13,11 @@ import torch
 
 from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.read import Bundle, open_bundle
-from aotexport_runtime.call.explain import ProgramExplanation, kind_of
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs, returning_whole_result, whole_result_tree
 from aotexport_runtime.commands.onnx_calls import observed, recorded, without_orders
 from aotexport_runtime.commands.results import VectorResult, describe_failures
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, MODEL_ENGINES, ONNX, PORTABLE, is_native, is_of
-from aotexport_runtime.engines.runs import EngineRun, words
+from aotexport_runtime.engines.runs import EngineRun, ProgramExplanation, kind_of, words
 from aotexport_runtime.errors import NotSupported, SelfTestFailed, first_line
 from aotexport_runtime.execution.autocast import device_type_of, under_autocast
 from aotexport_runtime.module.bundle_module import BundleModule

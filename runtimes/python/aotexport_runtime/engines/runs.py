@@ -1,10 +1,10 @@
-"""The engines of a program: which serve its calls, why others do not, and which passes have run."""
+"""The engines of a program: which serve its calls, why others do not, which passes have run; for users. No torch."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aotexport_runtime.engines.candidates import is_native, is_of
 from aotexport_runtime.engines.select import Choice
@@ -45,29 +45,14 @@ def words(runs: Iterable[EngineRun]) -> str:
 
 
 class Engines:
-    """The engines of one program.
-
-    Attributes:
-        program: its name.
-        device: where it runs.
-        serving: names of the engines that serve its calls; each takes those that the ones before it do not.
-        why_not: why others do not serve, by name.
-        because: why the first engine serves where others could; empty: none could, or it was asked for.
-    """
+    """The engines of the program of a name on a device, and the passes that they have run."""
 
     def __init__(self, program: str, device: str, choice: Choice) -> None:
         """Prepare a program that has not run yet."""
         self.program = program
         self.device = device
-        self.serving = choice.engines
-        self.why_not = choice.why_not
-        self.because = choice.because
+        self.choice = choice
         self._runs: dict[tuple[str, str], EngineRun] = {}
-
-    @property
-    def runs(self) -> tuple[EngineRun, ...]:
-        """The passes that have run, in the order of their first runs."""
-        return tuple(self._runs.values())
 
     def ran(self, passes: str, engine: str, because: str = "") -> None:
         """Record that an engine runs a pass; log it the first time."""
@@ -79,11 +64,11 @@ class Engines:
         self, engines: Sequence[str], because: str, seconds: Mapping[str, float], why_not: Mapping[str, str]
     ) -> None:
         """Record which engines serve, the fastest first, by figures; see `Figures` of `module/measured.py`."""
-        self.serving, self.because = tuple(engines), because
         self._runs = {key: run for key, run in self._runs.items() if run.engine == engines[0]}
         slower = {name: f"measured: {each * 1e3:.3g} ms a call" for name, each in seconds.items()}
-        reasons = {**self.why_not, **slower, **why_not}
-        self.why_not = {name: reason for name, reason in reasons.items() if name not in engines}
+        reasons = {**self.choice.why_not, **slower, **why_not}
+        reasons = {name: reason for name, reason in reasons.items() if name not in engines}
+        self.choice = Choice(engines=tuple(engines), why_not=reasons, because=because)
 
     def demand(self, target: str) -> None:
         """Refuse the program if `target` is native code that does not serve it.
@@ -91,11 +76,83 @@ class Engines:
         Raises:
             NotSupported: says why.
         """
-        if not is_native(target) or any(is_of(engine, target) for engine in self.serving):
+        if not is_native(target) or any(is_of(engine, target) for engine in self.choice.engines):
             return
-        reasons = [f"{name}: {reason}" for name, reason in self.why_not.items() if is_of(name, target)]
+        reasons = [f"{name}: {reason}" for name, reason in self.choice.why_not.items() if is_of(name, target)]
         said = "; ".join(reasons) or f"the bundle has none of it for program `{self.program}`"
         raise NotSupported(
             f"target `{target}` was asked for and does not run program `{self.program}` on {self.device}: {said}. "
             "Target `auto` runs the fastest of those that do"
         )
+
+    def explained(self) -> ProgramExplanation:
+        """Return the current state, for a user; passes in the order of their first runs."""
+        choice, runs = self.choice, tuple(self._runs.values())
+        return ProgramExplanation(
+            self.program, self.device, choice.engines, dict(choice.why_not), runs, because=choice.because
+        )
+
+
+_KINDS = {
+    "cuda": "kernels",
+    "portable": "functional graph",
+    "autograd": "forward graph",
+    "onnx": "ONNX Runtime",
+    "openvino": "OpenVINO",
+}
+
+
+@dataclass(frozen=True)
+class ProgramExplanation:
+    """The engines of a program.
+
+    Attributes:
+        program: its name.
+        device: where it runs, for ONNX Runtime its providers; empty where it does not.
+        engines: names of the engines that serve its calls: `cuda`, compiled targets such as `cpu-x86_64-v3`,
+            `portable`, `autograd`, `onnx`, `openvino`. Each takes those calls that the ones before it do not.
+        why_not: why other engines do not serve, by name.
+        has_run: the passes that have run, in the order of their first runs; None: not recorded (ONNX Runtime).
+        refused: why no call is served; empty: calls are.
+        because: why the functional graph serves where the forward graph could; empty: it does not, or was asked for.
+    """
+
+    program: str
+    device: str = ""
+    engines: tuple[str, ...] = ()
+    why_not: dict[str, str] = field(default_factory=dict[str, str])
+    has_run: tuple[EngineRun, ...] | None = None
+    refused: str = ""
+    because: str = ""
+
+    def __str__(self) -> str:
+        if self.refused:
+            return f"program {self.program}: refused: {self.refused}"
+        engines = ", else ".join(f"{name} ({kind_of(name)})" for name in self.engines)
+        lines = [f"program {self.program} on {self.device}: {engines}"]
+        lines += [f"  {self.engines[0]}: {self.because}"] if self.because else []
+        lines += [f"  not {name}: {reason}" for name, reason in self.why_not.items()]
+        if self.has_run is not None:
+            lines.append(f"  has run: {words(self.has_run) or 'nothing'}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """The engines of a loaded bundle's programs; as text, a few lines per program.
+
+    Attributes:
+        target: target that `load` was called with.
+        programs: one per program of the bundle.
+    """
+
+    target: str
+    programs: tuple[ProgramExplanation, ...]
+
+    def __str__(self) -> str:
+        return "\n".join([f"target {self.target}", *map(str, self.programs)])
+
+
+def kind_of(engine: str) -> str:
+    """Return the kind of code that an engine runs, in words."""
+    return _KINDS.get(engine, "libraries")

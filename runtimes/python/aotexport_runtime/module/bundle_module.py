@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.call.explain import Explanation, ProgramExplanation, explained
 from aotexport_runtime.call.fast_path import Call
 from aotexport_runtime.call.plan import Plan, Variants
 from aotexport_runtime.engines.candidates import AUTOGRAD, Request
 from aotexport_runtime.engines.onnx.frozen import Weights
+from aotexport_runtime.engines.runs import Explanation, ProgramExplanation
 from aotexport_runtime.engines.select import NO_TARGETS, Choice
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
@@ -316,7 +316,7 @@ class BundleModule(WithAttributes):
         """Return the entry of `explain` for program `name`."""
         try:
             plan = self._plan(name)
-            return explained(plan.record if isinstance(plan, Plan) else plan.plan(name).record)
+            return (plan.record if isinstance(plan, Plan) else plan.plan(name).record).explained()
         except NotSupported as error:
             return ProgramExplanation(name, refused=str(error))
 

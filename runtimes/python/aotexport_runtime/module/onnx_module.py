@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.call.explain import Explanation, ProgramExplanation
 from aotexport_runtime.call.fast_path import Call
 from aotexport_runtime.call.plan import Plan, Variants
 from aotexport_runtime.engines.candidates import ONNX
 from aotexport_runtime.engines.onnx.engine import OnnxEngine
 from aotexport_runtime.engines.onnx.session import ModelRuntime, OnnxRuntime
 from aotexport_runtime.engines.openvino.session import OpenVino
-from aotexport_runtime.engines.runs import Engines
+from aotexport_runtime.engines.runs import Engines, Explanation, ProgramExplanation
 from aotexport_runtime.engines.select import Choice
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.guards.arguments import ARGUMENTS
@@ -133,7 +132,7 @@ class OnnxModule:
         for name in self.bundle.program_names:
             try:
                 record = self.plan(name).record
-                found.append(ProgramExplanation(name, record.device, record.serving))
+                found.append(ProgramExplanation(name, record.device, record.choice.engines))
             except NotSupported as error:
                 found.append(ProgramExplanation(name, refused=str(error)))
         return Explanation(self._options.engine, tuple(found))

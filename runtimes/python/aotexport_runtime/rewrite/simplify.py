@@ -7,8 +7,7 @@ left out for that, a node `assumed::shape` compares the shape when it is compute
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Set
+from collections.abc import Set
 from dataclasses import dataclass, field
 
 import msgspec
@@ -21,7 +20,6 @@ from aotexport_runtime.schema.values import Argument, NothingMeta, TensorMeta, V
 _IDENTITIES = frozenset(("aten::detach.default", "aten::alias.default"))
 _INVOLUTIONS = frozenset(("aten::t.default", "aten::transpose.int"))
 _RESHAPES = frozenset(("aten::view.default", "aten::_unsafe_view.default", "aten::expand.default"))
-_SUM = "aten::sum.dim_IntList"
 _ZEROS = "aten::new_zeros.default"
 
 ASSUMED_SHAPE = "assumed::shape"
@@ -32,7 +30,6 @@ def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta], proven: Set[str]
     """Return `subgraph` without the calls that change nothing; `metas`: of its inputs; for `proven` see `reusing`."""
     returned = set(names_in(subgraph.outputs))
     state = _State(dict(metas), proven)
-    uses = Counter((*(name for node in subgraph.nodes for name in operands(node)), *names_in(subgraph.outputs)))
     for node in subgraph.nodes:
         node = renamed(node, state.alias) if state.alias else node
         same = state.equal_value(node)
@@ -44,11 +41,7 @@ def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta], proven: Set[str]
             state.alias[node.name] = same
             state.assume(node)
             continue
-        fused = state.summed(node, uses)
-        state.add(node if fused is None else fused)
-        if fused is not None:
-            # The other sum is no longer used.
-            state.nodes.append(_assumption(str(node.args[0]), [node.name, node.args[1]]))
+        state.add(node)
     outputs = [rename(output, state.alias) for output in subgraph.outputs]
     nodes = [state.linear(node) for node in state.nodes]
     return Subgraph(subgraph.inputs, [_reshaping(node) for node in _needed(nodes, outputs)], outputs)
@@ -100,26 +93,6 @@ class _State:
             return False
         return isinstance(node.meta, TensorMeta) and (before.shape, before.dtype) == (node.meta.shape, node.meta.dtype)
 
-    def summed(self, node: Node, uses: Mapping[str, int]) -> Node | None:
-        """Return a sum that drops its axis, where `node` drops the kept axis of a sum used here alone; else None."""
-        if node.op != "aten::view.default" or node.kwargs or not isinstance(node.args[0], str):
-            return None
-        total = self.by_name.get(node.args[0])
-        if total is None or total.op != _SUM or uses[total.name] != 1 or total.kwargs or len(total.args) != 3:
-            return None
-        source, axes, keeps_axes = total.args
-        summed, dropped = total.meta, node.meta
-        if keeps_axes is not True or not isinstance(axes, list) or len(axes) != 1 or not isinstance(axes[0], int):
-            return None
-        if not isinstance(summed, TensorMeta) or not isinstance(dropped, TensorMeta):
-            return None
-        axis = axes[0] % len(summed.shape)
-        shape = summed.shape[:axis] + summed.shape[axis + 1 :]
-        stride = summed.stride[:axis] + summed.stride[axis + 1 :]
-        if (shape, stride) != (dropped.shape, dropped.stride):
-            return None
-        return msgspec.structs.replace(node, op=_SUM, args=[source, axes, False])
-
     def linear(self, node: Node) -> Node:
         """Return a linear layer in place of `node`, where that is an `addmm` by a transposed weight; else `node`."""
         if node.op != "aten::addmm.default" or node.kwargs or len(node.args) != 3:
@@ -157,9 +130,9 @@ def _same_layout(before: ValueMeta | None, after: ValueMeta) -> bool:
 
 
 def _needed(nodes: list[Node], outputs: list[Argument]) -> list[Node]:
-    """Return `nodes` without pure views, sums and zeros that nothing uses any more."""
+    """Return `nodes` without pure views and zeros that nothing uses any more."""
     wanted = set(names_in(outputs))
-    droppable = {*_IDENTITIES, *_INVOLUTIONS, *_RESHAPES, _SUM, _ZEROS}
+    droppable = {*_IDENTITIES, *_INVOLUTIONS, *_RESHAPES, _ZEROS}
     needed: list[Node] = []
     for node in reversed(nodes):
         if node.name not in wanted and node.op in droppable:

@@ -84,7 +84,7 @@ class ForwardEngine:
                 "The program is for calls without gradients: call it under `torch.no_grad()`, or export one with "
                 "gradients in eval mode too (`eval-joint`)"
             )
-        if program.functional is not None and PORTABLE not in self._engines.serving:
+        if program.functional is not None and PORTABLE not in self._engines.choice.engines:
             return "The bundle was loaded without it: load it with target='auto'"
         refusals = "; ".join(refusal.reason for refusal in program.refusals) or "the program has no joint graph"
         return f"Reason: {because or refusals}"
