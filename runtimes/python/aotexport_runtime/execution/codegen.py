@@ -248,7 +248,8 @@ def compile_graph(
     for index, node in enumerate(nodes):
         if node.source is not None and graph.sources:
             source.original_lines[len(source.lines)] = graph.sources[node.source]
-        source.lines.append(_check(source, node, shown) if node.name in shown else _statement(source, node))
+        made = _check(source, node, shown) if node.name in shown else _expression(source, node)
+        source.lines.append(f"{source.local(node.name)} = {made}")
         if not node.op.startswith(_TRUSTED):
             source.check(node.name, node.meta)
         dead = dying.get(index, [])
@@ -293,12 +294,7 @@ def _check(source: _FunctionSource, node: Node, shown: Mapping[str, list[str]]) 
     condition, message = [_argument(source, argument) for argument in node.args]
     values = ", ".join(source.local(name) for name in shown[node.name])
     function = source.constant(checks.check)
-    return f"{source.local(node.name)} = {function}({condition}, {message}, {where}, {values})"
-
-
-def _statement(source: _FunctionSource, node: Node) -> str:
-    """Return the line that computes a node."""
-    return f"{source.local(node.name)} = {_expression(source, node)}"
+    return f"{function}({condition}, {message}, {where}, {values})"
 
 
 def _expression(source: _FunctionSource, node: Node) -> str:

@@ -1,9 +1,8 @@
 """Operators by name: resolution in the running torch, and whether a call fits their schema.
 
-Threat: a bundle names an operator that reads a file, touches memory unchecked, or runs code. Defence: `aten`
-operators must be on the list in `allowed/aten.txt`; `python::` builtins must be in the table in
-`allowed/operators.py`; the caller of `load` must name other namespaces; and every argument has the kind that the
-operator's schema asks for, since torch looks up any integer as a dtype unchecked.
+Threat: a bundle names an operator that reads a file, touches memory unchecked, or runs code. Defence: lists in
+`allowed/`; namespaces that the caller of `load` names; every argument has the kind that the schema asks for, since
+torch looks up any integer as a dtype unchecked.
 """
 
 from __future__ import annotations

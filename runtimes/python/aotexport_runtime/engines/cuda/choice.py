@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary, KernelCandidate
 
-Choice = tuple[KernelCandidate, KernelBinary]
+CompiledCandidate = tuple[KernelCandidate, KernelBinary]
 """A candidate of a kernel, and its code for one architecture."""
 
 PTX = "ptx"
@@ -38,7 +38,7 @@ def architectures_for(available: Collection[str], capability: tuple[int, int]) -
     return [*ordered, PTX] if PTX in available and major >= 8 else ordered
 
 
-def candidates_for(kernel: Kernel, architecture: str, shared_limit: int) -> list[Choice]:
+def candidates_for(kernel: Kernel, architecture: str, shared_limit: int) -> list[CompiledCandidate]:
     """Return the candidates of a kernel that fit a device with `shared_limit` bytes of shared memory per block."""
     return [
         (candidate, binary)
@@ -50,7 +50,7 @@ def candidates_for(kernel: Kernel, architecture: str, shared_limit: int) -> list
 
 def choose(
     kernels: Iterable[Kernel], available: Collection[str], capability: tuple[int, int], shared_limit: int
-) -> tuple[str, dict[str, list[Choice]]] | None:
+) -> tuple[str, dict[str, list[CompiledCandidate]]] | None:
     """Return the best kind of code that every kernel has, with the candidates of each; None: there is none.
 
     For `capability` see `architectures_for`, for `shared_limit` `candidates_for`.

@@ -13,7 +13,7 @@ import torch
 
 from aotexport_runtime.bundle.packs import TARGET, code_of, unpacked
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines.cuda.choice import Choice, architectures_for, choose
+from aotexport_runtime.engines.cuda.choice import CompiledCandidate, architectures_for, choose
 from aotexport_runtime.engines.cuda.driver import Driver
 from aotexport_runtime.engines.cuda.graphs import Capture, GraphedProgram
 from aotexport_runtime.engines.cuda.launch import Launcher, Modules
@@ -125,7 +125,7 @@ class CudaEngine:
 
 def _launch(
     kernel: Kernel,
-    choices: Sequence[Choice],
+    choices: Sequence[CompiledCandidate],
     modules: Modules,
     driver: Driver,
     device: torch.device,

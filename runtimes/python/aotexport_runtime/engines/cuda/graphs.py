@@ -1,10 +1,8 @@
 """Forward and backward of a lowered program as CUDA graphs: when they are captured, and when a replay is safe.
 
-A graph reads and writes at fixed addresses. State is read where it is; other inputs are copied into memory of the
-graph before each replay, and results, gradients too, are copied out of it. Saved tensors stay in the graph's memory,
-under a lease that lives as long as autograd may read them: a forward that finds one alive runs without the graph. A
-replay raises the versions of the saved tensors, so that autograd refuses a backward that a lease did not protect. Only
-`Capture` needs a GPU; see `capture.py`.
+A graph reads and writes at fixed addresses: state where it is, other inputs and results as copies. Saved tensors stay
+in its memory, under a lease that lives as long as autograd may read them: a forward that finds one alive runs without
+the graph. A replay raises their versions, so that autograd refuses a backward that a lease did not protect.
 """
 
 from __future__ import annotations

@@ -5,9 +5,6 @@ changed, one call of its current module replaces these nodes, with the values th
 submodule that only got hooks, or whose weights are now computed, runs the nodes.
 """
 
-# The tables of a module have no public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import dataclasses

@@ -1,7 +1,6 @@
 """The joint graph as an `autograd.Function`: forward, saved values, backward.
 
-Invariant: the same gradients are None as in eager autograd. Inputs that do not require grad get none, and outputs whose
-tangent is undefined contribute nothing, rather than zeros.
+Invariant: the same gradients are None as in eager autograd, rather than zeros.
 
 Source: torch 2.13, `_functorch/_aot_autograd/runtime_wrappers.py`, `_AOTDispatchAutogradFunctionFactory`.
 """

@@ -1,8 +1,7 @@
 """Epilogues: changes of inputs, then outputs that are, or are views of, inputs, intermediates or other outputs.
 
-A view is made anew from its base, so that autograd knows it as a view of the caller's tensor: by the recorded view
-operators where there are any, else by `as_strided`. If the model made it of another view that it returns, so does the
-epilogue: gradients pass through that view, and through the caller's hooks on it.
+A view is made anew from its base, or from another view that the model made it of and returns, so that autograd knows it
+as a view of the caller's tensor: by the recorded view operators where there are any, else by `as_strided`.
 
 Source: torch 2.13, `_functorch/_aot_autograd/functional_utils.py`, `gen_alias_from_base`; `runtime_wrappers.py`,
 `_RuntimeForwardEpilogue._apply_input_mutations`.

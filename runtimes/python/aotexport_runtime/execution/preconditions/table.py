@@ -1,13 +1,9 @@
 """What operators need beyond torch's own checks, so that no argument makes their kernels leave their memory.
 
-Threat: a bundle calls an operator of the list with sizes, indices or lengths that its kernel trusts: the kernels of
-backward passes expect those of the forward kernel, others those of the Python function around them. The kernel then
-reads or writes foreign memory, or divides by zero. Defence: `guarded` checks these arguments before each call, by
-shape, and by value where memory is addressed by values.
+Kernels trust sizes, indices and lengths: those of backward passes expect what the forward kernel gave, others what the
+Python function around them did. `guarded` checks them before each call, by value where values address memory.
 
-Source: torch 2.13, aten/src/ATen/native: LossCTC.cpp, Normalization.cpp, EmbeddingBag.cpp, WeightNorm.cpp,
-Distance.cpp, BatchLinearAlgebra.cpp, SpectralOps.cpp, DilatedMaxPool2d.cpp, DilatedMaxPool3d.cpp,
-GridSampler.cpp; cpu/*Kernel.cpp.
+Source: torch 2.13, aten/src/ATen/native and cpu/*Kernel.cpp.
 """
 
 from __future__ import annotations
