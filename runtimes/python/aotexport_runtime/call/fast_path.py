@@ -78,7 +78,6 @@ class FastPath:
         return function(usual(), otherwise if others else self.fallback)
 
     def _served(self, source: GuardSource) -> str:
-        """Return the expression of a call's result."""
         outputs = self.engine.expression(source)
         if outputs is None:
             inputs = ", ".join(map(input_name, range(len(self.program.inputs))))

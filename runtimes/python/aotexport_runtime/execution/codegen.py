@@ -344,7 +344,6 @@ def _output(source: _FunctionSource, output: Argument, detached: Container[str])
 
 
 def _argument(source: _FunctionSource, argument: Argument) -> str:
-    """Return the source of an argument."""
     if isinstance(argument, str):
         return source.local(argument)
     if argument is None or isinstance(argument, int):

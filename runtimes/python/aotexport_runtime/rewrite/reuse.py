@@ -77,17 +77,11 @@ FRESH = frozenset(
                 *("gather.default", "ge.Scalar", "gt.Scalar", "index.Tensor", "index_select.default"),
                 *("max_pool2d_with_indices.default", "max_pool2d_with_indices_backward.default", "mean.dim"),
                 *("mm.default", "native_batch_norm_backward.default", "native_layer_norm.default"),
-                *(
-                    "native_layer_norm_backward.default",
-                    "pow.Scalar",
-                    "pow.Tensor_Scalar",
-                    "pow.Tensor_Tensor",
-                    "slice_backward.default",
-                ),
+                *("native_layer_norm_backward.default", "pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor"),
                 *("sum.default", "sum.dim_IntList", "var_mean.correction", "zeros.default", "zeros_like.default"),
                 *("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit_no_training.default"),
                 *("_scaled_dot_product_flash_attention_for_cpu.default", "rsub.Scalar", "select_backward.default"),
-                *("_scaled_dot_product_flash_attention_for_cpu_backward.default",),
+                *("_scaled_dot_product_flash_attention_for_cpu_backward.default", "slice_backward.default"),
             )
         ),
     )
@@ -180,7 +174,6 @@ class _Memory:
 
 
 def _remember(node: Node, memories: dict[str, _Memory], last_uses: dict[str, int]) -> None:
-    """Record the memory of the result of `node`."""
     taken = operands(node)
     if node.op == ASSUMED_SHAPE:
         return

@@ -91,7 +91,6 @@ class ForwardEngine:
 
 
 def _records(inputs: Sequence[Any]) -> bool:
-    """Return whether autograd records operations on these inputs."""
     return torch.is_grad_enabled() and any(map(_requires_grad, inputs))
 
 

@@ -231,7 +231,6 @@ class _Outline:
             yield Node(name=result.name, op="python::getitem", args=[name, place], meta=result.meta)
 
     def _part(self, index: int, path: str, taken: set[int], returned: set[int]) -> Part:
-        """Return the original's part in call `index`."""
         call = self._graph.calls[index]
         before = dict(self._names)
         # Inside the call, its arguments have their original names.

@@ -96,7 +96,6 @@ class FunctionalEngine:
         return engine
 
     def _guard(self) -> None:
-        """Make the tables of guards, and the rows of quick paths."""
         whole, apart = self._counts
         self._of_caller = GuardTable([self._caller], whole, known=self._symbols)
         self._of_inputs = GuardTable([self._own], apart, known=self._symbols)
@@ -191,7 +190,6 @@ def _inference(
 
 
 def _parameters(program: Program, state: Sequence[StateTensor]) -> set[int]:
-    """Return the inputs of `program` that are parameters."""
     names = {entry.name for entry in state if entry.role == "parameter" and entry.subclass is None}
     return {i for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput) and spec.name in names}
 

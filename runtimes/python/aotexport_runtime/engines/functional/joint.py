@@ -272,7 +272,7 @@ def _slice(start: int, count: int) -> slice | None:
 def _partitioned(
     joint: JointProgram, needed: Pattern, libraries: Libraries | None, symbols: dict[str, int]
 ) -> partitions.PartitionedGraph:
-    """Return forward and backward of a joint graph, within the memory budget; for the arguments see `build`."""
+    """Return forward and backward of a joint graph, within the memory budget."""
     functional, gradients, budget = joint.functional, joint.gradients, joint.environment.memory_budget
     if libraries is not None and libraries.partition is not None:
         partition = libraries.partition
@@ -288,7 +288,7 @@ def _partitioned(
 def _forward(
     joint: JointProgram, partitioned: partitions.PartitionedGraph, native: Lowered | Libraries | None, returns: int
 ) -> Function:
-    """Return the compiled forward, whose first `returns` results go to the caller; for the others see `build`."""
+    """Return the compiled forward, whose first `returns` results go to the caller."""
     if isinstance(native, Lowered):
         return native.forward
 
@@ -318,7 +318,6 @@ def _checks(
 
 
 def _symbols(meta: Any) -> set[str]:
-    """Return the symbols in the sizes of a value."""
     shape = meta.shape if isinstance(meta, TensorMeta) else (meta.value,) if isinstance(meta, SizeMeta) else ()
     return {symbol for size in shape if size is not None for symbol in sizes.symbols_of(size)}
 

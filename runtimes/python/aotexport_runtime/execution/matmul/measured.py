@@ -116,7 +116,6 @@ def clearly_faster(candidate: Callable[[], object], reference: Callable[[], obje
 
 
 def _timed(run: Callable[[], object], times: int) -> float:
-    """Return the seconds that one of `times` runs takes."""
     start = time.perf_counter()
     for _ in range(times):
         run()

@@ -207,7 +207,6 @@ def _recurrent(a: Arguments) -> None:
 
 
 def _steps(batch_sizes: torch.Tensor, data: torch.Tensor) -> None:
-    """Check how many of the packed sequences go on at each step."""
     require(batch_sizes.dim() == 1 and batch_sizes.dtype == torch.int64, "`batch_sizes` must be a row of int64")
     within(batch_sizes, 1, data.shape[0] + 1, "`batch_sizes`")
     require((batch_sizes[1:] <= batch_sizes[:-1]).all(), "`batch_sizes` must not rise")
