@@ -147,9 +147,8 @@ class FunctionalEngine:
             outputs = list(returned[: len(self._record.outputs)])
             for index, make in self._regenerators:
                 outputs[index] = make(inputs, returned, outputs)
-        if node is not None and self._checks:
+        if node is not None:
             remember_versions(node, inputs, outputs)
-        if node is not None and self._inner:
             watch(node, self._inner, outputs)
         if self._record.grad_mode is not None:
             torch.set_grad_enabled(self._record.grad_mode)
