@@ -32,20 +32,6 @@ class _Application:
     nondifferentiable: Sequence[int]
     materializes: bool
 
-    def gradients(self, ctx: Any, grads: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
-        subgraph, gradients = self.backwards[0], list(grads)
-        if not self.materializes:
-            skipped = set(self.nondifferentiable)
-            tangents = [grad for index, grad in enumerate(grads) if index not in skipped]
-            subgraph = self.backwards[sum(1 << place for place, grad in enumerate(tangents) if grad is not None)]
-            gradients = [grad for grad in tangents if grad is not None]
-        if subgraph is None:
-            raise NotSupported(
-                "the bundle has no backward of the model's custom autograd function for this call: it failed at export "
-                "for gradients that are undefined as here, or this derivative is of too high an order"
-            )
-        return (None, *subgraph(*gradients, *ctx.saved_tensors, *ctx.stashed, *self.additional))
-
 
 def apply_function(
     forward: Step,
@@ -91,13 +77,20 @@ class _Applied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        return ctx.application.gradients(ctx, grads)
+        application: _Application = ctx.application
+        subgraph, gradients = application.backwards[0], list(grads)
+        if not application.materializes:
+            skipped = set(application.nondifferentiable)
+            tangents = [grad for index, grad in enumerate(grads) if index not in skipped]
+            subgraph = application.backwards[sum(1 << place for place, grad in enumerate(tangents) if grad is not None)]
+            gradients = [grad for grad in tangents if grad is not None]
+        if subgraph is None:
+            raise NotSupported(
+                "the bundle has no backward of the model's custom autograd function for this call: it failed at export "
+                "for gradients that are undefined as here, or this derivative is of too high an order"
+            )
+        return (None, *subgraph(*gradients, *ctx.saved_tensors, *ctx.stashed, *application.additional))
 
 
 class _AppliedOnce(_Applied):
-    @staticmethod
-    @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator's type)
-        ctx: Any, *grads: torch.Tensor | None
-    ) -> tuple[Any, ...]:
-        return ctx.application.gradients(ctx, grads)
+    backward: Any = staticmethod(once_differentiable(_Applied.backward))

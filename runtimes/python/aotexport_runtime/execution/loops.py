@@ -75,28 +75,21 @@ def _too_many(steps: int, most: int) -> CheckFailed:
     return CheckFailed(f"a loop makes step {steps}; at most {most} are made (`Limits.iterations` of `load`)")
 
 
-def _rows(self: Any, dim: int = 0) -> int:
-    return self.shape[dim]
-
-
-def _of_size(self: Any, split_size: int, dim: int = 0) -> int:
-    return -(-self.shape[dim] // split_size) if split_size > 0 else 0
-
-
 def _parts(self: Any, chunks: int, dim: int = 0) -> int:
     rows = self.shape[dim]
     return -(-rows // -(-rows // chunks)) if rows and chunks > 0 else 0
 
 
-def _sections(self: Any, sections: int, dim: int = 0) -> int:
-    return sections
-
-
 _COUNTS: dict[str, Callable[..., int]] = {
-    **dict.fromkeys(("unbind.int", "unbind_copy.int"), _rows),
-    **dict.fromkeys(("split.Tensor", "split_copy.Tensor", "unsafe_split.Tensor"), _of_size),
+    **dict.fromkeys(("unbind.int", "unbind_copy.int"), lambda self, dim=0: self.shape[dim]),
+    **dict.fromkeys(
+        ("split.Tensor", "split_copy.Tensor", "unsafe_split.Tensor"),
+        lambda self, split_size, dim=0: -(-self.shape[dim] // split_size) if split_size > 0 else 0,
+    ),
     **dict.fromkeys(("chunk.default", "unsafe_chunk.default"), _parts),
-    **dict.fromkeys(("hsplit.int", "vsplit.int", "dsplit.int", "tensor_split.sections"), _sections),
+    **dict.fromkeys(
+        ("hsplit.int", "vsplit.int", "dsplit.int", "tensor_split.sections"), lambda self, sections, dim=0: sections
+    ),
     "tensor_split.tensor_indices_or_sections": lambda self, tensor, dim=0: 0 if tensor.dim() else int(tensor),
 }
 """Operators whose results are as many as the sizes of a tensor say, with their number."""
