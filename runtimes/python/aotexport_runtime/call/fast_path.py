@@ -26,13 +26,9 @@ _TURN_AWAY = "return fallback(args, kwargs)"
 
 @dataclass(frozen=True, kw_only=True)
 class FastPath:
-    """The guards of a fast path, and the functions that it calls.
+    """The guards of a fast path (`rows`), and the functions that it calls.
 
     Attributes:
-        program: its record.
-        signature: binds calls.
-        rows: guards of the calls that it serves.
-        engine: runs them.
         returned: makes the call's result of the program's outputs.
         kinds: return the kinds of tensors that it serves, the usual one first; others once torch is imported.
         fallback: takes the calls that the fast path does not serve.

@@ -28,12 +28,11 @@ class Lowered:
         target: its target.
         forward: takes the program's inputs; returns the functional graph's results before gradients, then the saved
             tensors; none of them a view.
-        backward: takes the saved tensors, then all tangents; returns a gradient, or None, per input. None: there is
-            none, as in an inference program.
+        backward: takes the saved tensors, then all tangents; returns a gradient, or None, per input. None: it is an
+            inference program.
         saved: how many tensors the forward saves.
         guards: truths over the symbols that it assumes.
-        trial: given inputs and symbols of the first call, says whether the program's results are right; None: nobody
-            compares them.
+        trial: says for inputs and symbols of a call whether the results are right; None: nobody compares them.
     """
 
     target: str

@@ -105,13 +105,9 @@ def torch_tensors() -> Kind:
 
 @dataclass
 class GuardSource:
-    """The names that the source of predicates refers to.
+    """The names that the source of predicates refers to: constants in `scope`, the source of symbols.
 
-    Attributes:
-        kind: kind of the tensors of a quick path.
-        explains: whether it is the source of the function that explains.
-        scope: constants by name.
-        symbols: source per symbol.
+    `kind`: kind of the tensors of a quick path. `explains`: it is the source of the function that explains.
     """
 
     kind: Kind = ARRAYS

@@ -23,13 +23,9 @@ Report = Callable[[str], None]
 
 
 class Bound(NamedTuple):
-    """A call, bound to a program.
+    """A call, bound to a program: an entry per input, a value per symbol, a sentence per violation of a guard.
 
-    Attributes:
-        inputs: one per input of the program.
-        symbols: value per symbol.
-        violations: one sentence per violation of a guard; where there are any, the call does not fit.
-        containers: those of the caller's containers that the program changes, by their path.
+    A call with violations does not fit. `containers` of the caller that the program changes are held by their path.
     """
 
     inputs: list[Any]

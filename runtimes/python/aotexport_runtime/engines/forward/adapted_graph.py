@@ -25,14 +25,7 @@ Kind = Literal["linear", "transposed", "embedding", "convolution"]
 
 @dataclass(frozen=True)
 class Operands:
-    """The places of an operator's arguments.
-
-    Attributes:
-        kind: what it does with the weight.
-        x: index of its input.
-        weight: index of the weight.
-        bias: index of the bias; None: it takes none.
-    """
+    """What an operator does with its weight; the indices of its input `x`, weight and bias; None: it takes none."""
 
     kind: Kind
     x: int
@@ -57,13 +50,9 @@ OPERATORS = {
 
 @dataclass(frozen=True)
 class Reader:
-    """A use of a tensor in a graph.
+    """A use of a tensor in a graph by a node; without one the graph returns it.
 
-    Attributes:
-        name: name of the node that reads it; empty: the graph returns it.
-        node: the node; None: the graph returns it.
-        operands: places of the node's arguments; None: no adapter can change its result.
-        returned: whether the graph returns the node's result.
+    `operands`: places of its arguments; None: no adapter can change its result. `returned`: the graph returns that.
     """
 
     name: str

@@ -25,12 +25,9 @@ from aotexport_runtime.values.trees import leaves
 
 
 class InnerOutput(NamedTuple):
-    """An output that others are computed from.
+    """An output, `name` in the call's result, that others are computed from.
 
-    Attributes:
-        output: index of the output of the program.
-        name: its path in the call's result.
-        outer: positions of the other outputs among the results of the joint graph's forward.
+    `outer`: positions of these among the results of the joint graph's forward.
     """
 
     output: int

@@ -322,13 +322,9 @@ DIRECT: tuple[GuardRule[Sequence[int], int], ...] = (
 
 @dataclass(frozen=True)
 class NativeCalls:
-    """Facts for guards of the calls that native code of a functional graph serves.
+    """Facts for guards of the calls that native code of a functional graph with `count` inputs serves.
 
-    Attributes:
-        native: the code.
-        gradients: per input of the graph the index of its gradient; None: it is no joint graph.
-        symbols: of the program.
-        count: number of inputs.
+    `gradients`: per input the index of its gradient; None: it is no joint graph.
     """
 
     native: Lowered | Libraries | FrozenModel

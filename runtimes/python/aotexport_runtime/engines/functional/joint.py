@@ -112,12 +112,9 @@ class JointProgram:
 
 
 class Check(NamedTuple):
-    """A tensor whose version backward checks.
+    """An input, or else output, whose version backward checks.
 
-    Attributes:
-        is_input: whether it is an input, else an output.
-        place: index of the input or output.
-        positions: results of the forward whose gradients make eager read the tensor.
+    `positions`: results of the forward whose gradients make eager read it.
     """
 
     is_input: bool
