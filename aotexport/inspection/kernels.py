@@ -14,7 +14,7 @@ from rich.text import Text
 from aotexport.inspection.cubin import Resources, resources
 from aotexport_runtime.bundle.packs import TARGET, code_of, unpacked
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines.cuda.packs import launches_of
+from aotexport_runtime.engines.cuda.choice import launches_of
 from aotexport_runtime.errors import printable
 from aotexport_runtime.schema.kernels import Kernel
 

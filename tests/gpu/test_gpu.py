@@ -16,10 +16,9 @@ import torch
 from aotexport_runtime import CudaRuntime, load, open_bundle, selftest
 from aotexport_runtime.bundle.packs import TARGET, code_of, unpacked
 from aotexport_runtime.engines.cuda import engine, tuning
-from aotexport_runtime.engines.cuda.choice import choose
+from aotexport_runtime.engines.cuda.choice import choose, kernels_of
 from aotexport_runtime.engines.cuda.driver import Driver
 from aotexport_runtime.engines.cuda.launch import Modules
-from aotexport_runtime.engines.cuda.packs import kernels_of
 from tests.gpu.models import SMALL, make
 
 pytestmark = [

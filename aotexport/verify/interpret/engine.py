@@ -16,8 +16,8 @@ from triton.runtime.interpreter import TensorHandle
 from aotexport.errors import VerificationFailed
 from aotexport.torch_internals.kernel_helpers import replace_device_functions
 from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.cuda.choice import TARGET, kernels_of
 from aotexport_runtime.engines.cuda.launch import grid_of, pack_number
-from aotexport_runtime.engines.cuda.packs import TARGET, kernels_of
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment

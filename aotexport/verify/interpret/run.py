@@ -12,7 +12,7 @@ from typing import Any
 
 from aotexport.errors import VerificationFailed
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines.cuda.packs import TARGET
+from aotexport_runtime.engines.cuda.choice import TARGET
 from aotexport_runtime.errors import NotSupported
 
 

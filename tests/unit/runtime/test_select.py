@@ -13,8 +13,7 @@ from aotexport_runtime.engines.functional.guards import NATIVE as NATIVE_GUARDS
 from aotexport_runtime.engines.functional.guards import NativeCalls
 from aotexport_runtime.engines.select import Choice, select_engine, select_targets
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.guards.rule import rows
-from aotexport_runtime.guards.table import GuardTable
+from aotexport_runtime.guards.rule import GuardTable, rows
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import TensorMeta
 

@@ -17,9 +17,8 @@ from aotexport_runtime.call.fast_path import FastPath
 from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.errors import CallInvalid
-from aotexport_runtime.guards.rule import Kind, Row
+from aotexport_runtime.guards.rule import GuardTable, Kind, Row
 from aotexport_runtime.guards.signature import Bound, ContainerChanges, Signature
-from aotexport_runtime.guards.table import GuardTable
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Constant, Leaf
 from aotexport_runtime.values.tensors import NumpyTensor

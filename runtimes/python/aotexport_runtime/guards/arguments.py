@@ -6,20 +6,18 @@ from collections.abc import Callable
 from typing import Any
 
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.guards.rule import Call, GuardRule, GuardSource, input_name, rows
+from aotexport_runtime.guards.rule import Call, GuardRule, GuardSource, GuardTable, input_name, rows
 from aotexport_runtime.guards.subjects import (
     Argument,
     ArgumentFacts,
     Symbol,
     arguments,
-    guards,
     integer_arguments,
     name_of,
     same_layout,
     symbols,
     value_of,
 )
-from aotexport_runtime.guards.table import GuardTable
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values import sizes
 from aotexport_runtime.values.tensors import is_integer, is_tensor
@@ -220,12 +218,12 @@ ARGUMENTS: tuple[GuardRule[ArgumentFacts, Any], ...] = (
     GuardRule(
         name="guard",
         cost="sizes",
-        of=guards,
-        holds=lambda source, guard: source.condition(guard.record),
+        of=lambda facts: [(guard, facts.names) for guard in facts.program.guards],
+        holds=lambda source, subject: source.condition(subject[0]),
         needs=("symbols",),
-        message=lambda guard, call: (
-            f"the program holds only where {sizes.describe(guard.record, guard.facts.names)}; here "
-            + ", ".join(f"{guard.facts.names[s]}={call.symbols[s]}" for s in sorted(sizes.symbols_of(guard.record)))
+        message=lambda subject, call: (
+            f"the program holds only where {sizes.describe(*subject)}; here "
+            + ", ".join(f"{subject[1][s]}={call.symbols[s]}" for s in sorted(sizes.symbols_of(subject[0])))
         ),
     ),
     GuardRule(

@@ -9,7 +9,7 @@ from typing import Any
 
 from aotexport_runtime.guards.rule import Call, input_name
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput
-from aotexport_runtime.schema.sizes import Dimension, Size, SizeExpression
+from aotexport_runtime.schema.sizes import Dimension, Size
 from aotexport_runtime.values import sizes
 from aotexport_runtime.values.subclasses import Form, is_wrapper, parts
 
@@ -145,14 +145,6 @@ class Symbol:
         return value if self.is_argument else value.shape[self.record.axis]
 
 
-@dataclass(frozen=True)
-class Guard:
-    """A truth over the symbols."""
-
-    record: SizeExpression
-    facts: ArgumentFacts
-
-
 def name_of(value: Any) -> str:
     """Return the format's name of a dtype or layout (`torch.float32`: `float32`)."""
     return str(value).removeprefix("torch.")
@@ -188,8 +180,3 @@ def integer_arguments(facts: ArgumentFacts) -> list[IntegerArgument]:
 def symbols(facts: ArgumentFacts) -> Iterator[Symbol]:
     """Return the symbols of a program."""
     return (Symbol(number, record, facts) for number, record in enumerate(facts.program.dimensions))
-
-
-def guards(facts: ArgumentFacts) -> Iterator[Guard]:
-    """Return the truths over symbols that a call must satisfy."""
-    return (Guard(guard, facts) for guard in facts.program.guards)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
 
 from aotexport_runtime.schema.graph import Node
-from aotexport_runtime.schema.values import Argument
+from aotexport_runtime.schema.values import Argument, ValueMeta
 from aotexport_runtime.validate.arguments import references
 
 CHECK = "aten::_assert_scalar.default"
@@ -36,3 +36,43 @@ def rename(argument: Any, names: Mapping[str, str]) -> Any:
     if isinstance(argument, str):
         return names.get(argument, argument)
     return [rename(item, names) for item in argument] if isinstance(argument, list) else argument
+
+
+# --- operators that return an operand itself: a trace knows that tensor by the name of their result from then on
+
+_WITH_NOTHING_TO_DO = frozenset(
+    (
+        *("alpha_dropout", "atleast_1d", "atleast_2d", "atleast_3d", "conj", "conj_physical", "feature_alpha_dropout"),
+        *("feature_dropout", "flatten", "lift", "lift_fresh", "positive", "real", "resolve_conj", "resolve_neg"),
+        *("sum_to_size", "to", "type_as"),
+    )
+)
+"""Base names of operators that return their first operand where they have nothing to do, as the metadata show."""
+
+_OF_SEVERAL = ("aten::atleast_1d.Sequence", "aten::atleast_2d.Sequence", "aten::broadcast_tensors.default")
+"""The same of a list of tensors."""
+
+_OF_THE_FIRST = "aten::native_dropout.default"
+"""The same of its operand, as the first of its results."""
+
+
+def writes_in_place(op: str) -> bool:
+    """Return whether an operator changes its first argument, and returns it."""
+    return op.startswith("aten::") and op.partition(".")[0].endswith("_")
+
+
+def returned_operand(node: Node, made_by: Callable[[str], Node | None], metas: Mapping[str, ValueMeta]) -> str | None:
+    """Return the operand that is the result of a node; None: none is. `made_by` returns the node that makes a value."""
+    operand: Any = node.args[0] if node.args else None
+    if isinstance(out := node.kwargs.get("out"), str):
+        return out
+    if writes_in_place(node.op):
+        return operand if isinstance(operand, str) else None
+    if node.op == "python::getitem" and isinstance(operand, str):
+        several, place = made_by(operand), node.args[1]
+        items: Any = several.args[0] if several is not None and several.op in (*_OF_SEVERAL, _OF_THE_FIRST) else None
+        items = [items] if isinstance(items, str) else items
+        operand = items[place] if isinstance(items, list) and isinstance(place, int) and place < len(items) else None
+    elif node.op.removeprefix("aten::").partition(".")[0] not in _WITH_NOTHING_TO_DO:
+        return None
+    return operand if isinstance(operand, str) and metas[operand] == metas[node.name] else None

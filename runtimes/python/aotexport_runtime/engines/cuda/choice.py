@@ -1,10 +1,14 @@
-"""Which compiled code runs on which device. Data only, no torch."""
+"""The kernels that programs launch, and which compiled code of them runs on a device. Data only, no torch."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable
 
+from aotexport_runtime.bundle.packs import TARGET
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary, KernelCandidate
+from aotexport_runtime.validate.lowered import KERNEL
 
 CompiledCandidate = tuple[KernelCandidate, KernelBinary]
 """A candidate of a kernel, and its code for one architecture."""
@@ -38,26 +42,40 @@ def architectures_for(available: Collection[str], capability: tuple[int, int]) -
     return [*ordered, PTX] if PTX in available and major >= 8 else ordered
 
 
-def candidates_for(kernel: Kernel, architecture: str, shared_limit: int) -> list[CompiledCandidate]:
-    """Return the candidates of a kernel that fit a device with `shared_limit` bytes of shared memory per block."""
-    return [
-        (candidate, binary)
-        for candidate in kernel.candidates
-        for binary in candidate.binaries
-        if binary.architecture == architecture and binary.shared_nbytes <= shared_limit
-    ]
-
-
 def choose(
     kernels: Iterable[Kernel], available: Collection[str], capability: tuple[int, int], shared_limit: int
 ) -> tuple[str, dict[str, list[CompiledCandidate]]] | None:
     """Return the best kind of code that every kernel has, with the candidates of each; None: there is none.
 
-    For `capability` see `architectures_for`, for `shared_limit` `candidates_for`.
+    For `capability` see `architectures_for`; `shared_limit` is the most shared memory per block, in bytes.
     """
     kernels = list(kernels)
     for architecture in architectures_for(available, capability):
-        chosen = {kernel.name: candidates_for(kernel, architecture, shared_limit) for kernel in kernels}
+        chosen = {
+            kernel.name: [
+                (candidate, binary)
+                for candidate in kernel.candidates
+                for binary in candidate.binaries
+                if binary.architecture == architecture and binary.shared_nbytes <= shared_limit
+            ]
+            for kernel in kernels
+        }
         if all(chosen.values()):
             return architecture, chosen
     return None
+
+
+def launches_of(bundle: Bundle, program: str) -> dict[str, Counter[str]]:
+    """Return how often the `forward` and the `backward` of a program launch each kernel."""
+    names = ["forward"] if bundle.lowered(TARGET, program).backward is None else ["forward", "backward"]
+    graphs = {part: bundle.lowered_graph(TARGET, program, backward=part == "backward") for part in names}
+    return {
+        part: Counter(node.op.removeprefix(KERNEL) for node in graph.nodes if node.op.startswith(KERNEL))
+        for part, graph in graphs.items()
+    }
+
+
+def kernels_of(bundle: Bundle, program: str) -> list[Kernel]:
+    """Return the kernels that the lowered form of a program launches."""
+    used = set[str]().union(*launches_of(bundle, program).values())
+    return [kernel for kernel in bundle.kernels(TARGET).kernels if kernel.name in used]

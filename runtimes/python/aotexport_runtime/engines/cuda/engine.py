@@ -12,12 +12,11 @@ import torch
 
 from aotexport_runtime.bundle.packs import TARGET, code_of, unpacked
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines.cuda.choice import CompiledCandidate, architectures_for, choose
+from aotexport_runtime.engines.cuda.choice import CompiledCandidate, architectures_for, choose, kernels_of
 from aotexport_runtime.engines.cuda.driver import Driver
 from aotexport_runtime.engines.cuda.graphs import Capture, GraphedProgram
 from aotexport_runtime.engines.cuda.launch import Launcher, Modules
 from aotexport_runtime.engines.cuda.options import CudaRuntime
-from aotexport_runtime.engines.cuda.packs import kernels_of
 from aotexport_runtime.engines.cuda.trial import Trial
 from aotexport_runtime.engines.cuda.tuning import TunedKernel, Tuner
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs

@@ -27,8 +27,7 @@ from aotexport_runtime.engines.runs import LIBRARY_FAILED, Engines
 from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, Function
 from aotexport_runtime.execution.functional_graph import compile_functional
-from aotexport_runtime.guards.rule import GuardSource, Row, input_name, rows
-from aotexport_runtime.guards.table import GuardTable
+from aotexport_runtime.guards.rule import GuardSource, GuardTable, Row, input_name, rows
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import StateTensor
