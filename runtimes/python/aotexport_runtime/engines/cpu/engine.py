@@ -159,7 +159,8 @@ def _outputs(
         BundleInvalid: the library does not return it.
     """
     places = {name: index for index, name in enumerate((*library.results, *subgraph.inputs))}
-    sizes_known = {node.name: node.meta.value for node in graph.nodes if isinstance(node.meta, SizeMeta)}
+    metas = {node.name: node.meta for node in graph.nodes if isinstance(node.meta, SizeMeta)}
+    sizes_known = {name: meta.value for name, meta in metas.items() if meta.value is not None}
 
     def made(output: Argument) -> _Output:
         if isinstance(output, str) and output in places:
