@@ -61,19 +61,14 @@ class FrozenModel:
         self._strides = [meta.stride if isinstance(meta, TensorMeta) else None for meta in program.outputs]
         self._engine = OnnxEngine(bundle, program, model, runtime, {})
 
-    def serves(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> bool:
-        """Return whether weights, threads and modes are those that the model was opened with."""
-        if torch.get_num_threads() != self._threads or torch.are_deterministic_algorithms_enabled():
-            return False
-        return all(inputs[index] is tensor and tensor._version == version for index, tensor, version in self._weights)
-
-    def why_not(self, symbols: Mapping[str, int]) -> str:
-        """Return why `serves` is False."""
+    def why_not(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> str | None:
+        """Return which of weights, threads and modes is not that which the model was opened with; None: none."""
         if torch.are_deterministic_algorithms_enabled():
             return "deterministic algorithms were asked for"
         if torch.get_num_threads() != self._threads:
             return f"the model was opened for {self._threads} threads"
-        return "weights have changed since the load"
+        same = all(inputs[index] is tensor and tensor._version == version for index, tensor, version in self._weights)
+        return None if same else "weights have changed since the load"
 
     def forward(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
         """Return a function that runs the graph; where the runtime fails, the function that `fallback` makes."""
