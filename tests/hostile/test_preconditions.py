@@ -378,6 +378,7 @@ REFUSED = [
     ("gru_cell.default", (ROWS, ROWS, ROWS, torch.ones(9, 3)), "`w_ih` must have 9 rows"),
     ("max_unpool2d.default", (POOLED, PLACES, [4]), "`output_size` must be 2 numbers"),
     ("pixel_shuffle.default", (IMAGES, 1 << 40), "`upscale_factor` must be from 1 to below 2147483648"),
+    ("reflection_pad3d.default", (IMAGES, []), "`padding` must be 6 numbers"),
     ("combinations.default", (ROWS[0], 1 << 40), "`r` must be at most 100000"),
     ("im2col.default", (IMAGES, [2, 2], [1 << 62, 1], [0, 0], [1, 1]), "`dilation` must be below 2147483648"),
     ("max_pool1d.default", (ROWS, [LEAST + (1 << 64) - 1], [2], [1]), "`kernel_size` must be below 2147483648"),

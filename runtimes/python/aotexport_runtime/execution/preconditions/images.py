@@ -117,11 +117,16 @@ def _grid_sample(a: Arguments) -> None:
     sizes(a.get("grad_output"), (*source.shape[:2], *grid.shape[1:-1]), "`grad_output`")
 
 
+@before(*(f"{kind}_pad{axes}d" for kind in ("reflection", "replication") for axes in (1, 2, 3)))
+def _padding(a: Arguments) -> None:
+    require(len(a["padding"]) == 2 * _axes(a), f"`padding` must be {2 * _axes(a)} numbers")
+
+
 @before(*(f"{kind}_pad{axes}d_backward" for kind in ("reflection", "replication") for axes in (1, 2, 3)))
 def _padding_backward(a: Arguments) -> None:
     source, grad, padding, axes = a["self"], a["grad_output"], list(a["padding"]), _axes(a)
     _of_images(a)
-    require(len(padding) == 2 * axes, f"`padding` must be {2 * axes} numbers")
+    _padding(a)
     for axis in range(1, axes + 1):
         low, high = padding[2 * axis - 2 : 2 * axis]
         size = source.shape[-axis]
