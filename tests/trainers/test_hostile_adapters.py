@@ -150,12 +150,12 @@ def test_alpha_of_a_pattern_is_that_of_the_layers_that_peft_means(pattern, path)
     from peft.utils.other import get_pattern_key
 
     expected = 3 if get_pattern_key([pattern], path) == pattern != path or pattern == path else 8
-    assert LoraConfig(alpha=8, alphas=((pattern, 3),)).scaling(path, 1) == expected
+    assert LoraConfig(alpha=8, alphas={pattern: 3}).scaling(path, 1) == expected
 
 
 def test_pattern_takes_time_by_its_length():
     pattern = ".*a" * 300
-    assert LoraConfig(alpha=8, alphas=((pattern, 3),)).scaling("a" * 4000 + "b", 1) == 8
+    assert LoraConfig(alpha=8, alphas={pattern: 3}).scaling("a" * 4000 + "b", 1) == 8
 
 
 TENSORS = {

@@ -69,7 +69,7 @@ def add_lora(
         use_rslora=use_rslora,
         use_dora=use_dora,
         bias=bias,
-        modules_to_save=tuple(modules_to_save),
+        modules_to_save=tuple(modules_to_save) or None,
     )
     weights = Weights(module)
     chosen = weights.chosen(targets, exclude)
@@ -122,7 +122,7 @@ def report(module: BundleModule) -> Report:
 def saved_paths(module: BundleModule, config: LoraConfig) -> list[str]:
     """Return the paths of modules that an adapter trains whole: with such a path or end; none: `ArgumentInvalid`."""
     found: list[str] = []
-    for wanted in config.modules_to_save:
+    for wanted in config.modules_to_save or ():
         paths = [path for path, _ in module.named_modules() if path == wanted or path.endswith(f".{wanted}")]
         if not paths:
             children = ", ".join(f"`{name}`" for name, _ in module.named_children())

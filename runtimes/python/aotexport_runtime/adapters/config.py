@@ -6,7 +6,6 @@ import fnmatch
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,22 +20,29 @@ from aotexport_runtime.schema.limits import Limits
 Bias = Literal["none", "all", "lora_only"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class LoraConfig:
-    """Settings of an adapter; see `add_lora`.
+_Name = Annotated[str, Meta(min_length=1, max_length=1024)]
+
+
+class LoraConfig(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    rename={"alpha": "lora_alpha", "dropout": "lora_dropout", "alphas": "alpha_pattern"},
+):
+    """Settings of an adapter that change what is computed, see `add_lora`; in files by the names that peft gives them.
 
     Attributes:
         alphas: `alpha` of layers of their own, by the pattern of their path; see `as_glob`.
     """
 
-    r: int = 8
-    alpha: float = 16
-    dropout: float = 0.0
-    use_rslora: bool = False
-    use_dora: bool = False
+    r: Annotated[int, Meta(ge=1, le=1 << 31)] = 8
+    alpha: Annotated[int, Meta(gt=0, le=1 << 62)] | Annotated[float, Meta(gt=0)] = 8
+    dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
+    use_rslora: bool | None = False
+    use_dora: bool | None = False
     bias: Bias = "none"
-    modules_to_save: tuple[str, ...] = ()
-    alphas: tuple[tuple[str, float], ...] = ()
+    modules_to_save: Annotated[tuple[_Name, ...], Meta(max_length=256)] | None = None
+    alphas: Annotated[dict[_Name, Annotated[float, Meta(gt=0)]], Meta(max_length=1024)] | None = None
 
     def __post_init__(self) -> None:
         """Refuse values out of their range (`ArgumentInvalid`)."""
@@ -48,12 +54,13 @@ class LoraConfig:
             raise ArgumentInvalid(f"`dropout`: expected a number from 0 to below 1, got {self.dropout!r}")
         if self.bias not in ("none", "all", "lora_only"):
             raise ArgumentInvalid(f"`bias`: expected 'none', 'all' or 'lora_only', got {self.bias!r}")
-        for pattern, _ in self.alphas:
+        for pattern in self.alphas or ():
             as_glob(pattern)
 
     def scaling(self, path: str, r: int) -> float:
         """Return the factor of the change of the layer at `path`, of rank `r`."""
-        own = (alpha for pattern, alpha in self.alphas if fnmatch.fnmatchcase(f".{path}", as_glob(pattern)))
+        alphas = (self.alphas or {}).items()
+        own = (alpha for pattern, alpha in alphas if fnmatch.fnmatchcase(f".{path}", as_glob(pattern)))
         alpha = next(own, self.alpha)
         return alpha / math.sqrt(r) if self.use_rslora else alpha / r
 
@@ -108,21 +115,6 @@ _KNOWN = frozenset(
 """Settings that say which layers an adapter is for, or how its training began: its tensors say it too."""
 _BEGUN = (True, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the weights under an adapter as they are."""
-_Name = Annotated[str, Meta(min_length=1, max_length=1024)]
-
-
-class _Settings(msgspec.Struct):
-    """Settings that change what is computed."""
-
-    peft_type: Literal["LORA"]
-    r: Annotated[int, Meta(ge=1, le=1 << 31)] = 8
-    lora_alpha: Annotated[int, Meta(gt=0, le=1 << 62)] | Annotated[float, Meta(gt=0)] = 8
-    lora_dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
-    use_rslora: bool | None = False
-    use_dora: bool | None = False
-    bias: Bias = "none"
-    modules_to_save: Annotated[list[_Name], Meta(max_length=256)] | None = None
-    alpha_pattern: Annotated[dict[_Name, Annotated[float, Meta(gt=0)]], Meta(max_length=1024)] | None = None
 
 
 def config_record(config: LoraConfig, targets: Sequence[Target], base: str) -> dict[str, Any]:
@@ -133,18 +125,12 @@ def config_record(config: LoraConfig, targets: Sequence[Target], base: str) -> d
         "task_type": None,
         "base_model_name_or_path": base,
         "inference_mode": True,
-        "r": config.r,
-        "lora_alpha": config.alpha,
-        "lora_dropout": config.dropout,
-        "use_rslora": config.use_rslora,
-        "use_dora": config.use_dora,
-        "bias": config.bias,
-        "modules_to_save": [*config.modules_to_save] or None,
+        **msgspec.to_builtins(config),
         "target_modules": [layer_of(target.name) for target in layers],
         "target_parameters": [target.name for target in targets if target.form == "weight"] or None,
         "fan_in_fan_out": bool(layers) and all(target.kind == "transposed" for target in layers),
         "init_lora_weights": True,
-        "alpha_pattern": dict(config.alphas),
+        "alpha_pattern": config.alphas or {},
         "rank_pattern": {},
     }
 
@@ -163,21 +149,11 @@ def read_config(data: bytes, path: Path) -> LoraConfig:
     found = record.get("peft_type") if isinstance(record, dict) else type(record).__name__
     if found != "LORA":
         raise NotSupported(f"{path}: expected `peft_type` LORA, got {str(found)[:80]}")
-    computed = _KNOWN.union(_Settings.__struct_fields__)
+    computed = _KNOWN.union(LoraConfig.__struct_encode_fields__, ["peft_type"])
     for name, value in record.items():
         if value and (value not in _BEGUN if name == "init_lora_weights" else name not in computed):
             raise NotSupported(f"{path}: `{name[:80]}` is {str(value)[:80]}, which loaded bundles do not compute")
     try:
-        settings = msgspec.convert(record, _Settings)
-        return LoraConfig(
-            r=settings.r,
-            alpha=settings.lora_alpha,
-            dropout=settings.lora_dropout,
-            use_rslora=bool(settings.use_rslora),
-            use_dora=bool(settings.use_dora),
-            bias=settings.bias,
-            modules_to_save=tuple(settings.modules_to_save or ()),
-            alphas=tuple((settings.alpha_pattern or {}).items()),
-        )
-    except (msgspec.ValidationError, ArgumentInvalid) as error:
+        return msgspec.convert(record, LoraConfig)
+    except msgspec.ValidationError as error:
         raise ArgumentInvalid(f"{path}: {str(error)[:300]}") from None

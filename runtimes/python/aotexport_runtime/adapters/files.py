@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import errno
 import json
 import os
@@ -12,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from safetensors.torch import save
 
@@ -168,8 +168,8 @@ def load_adapter(
     twice = (".modules_to_save.", ".original_module.")
     keys = {key.removeprefix(_PREFIX): t for key, t in tensors.items() if not any(part in key for part in twice)}
     # peft lists names that heads of classifiers often have, whether the model has them or not.
-    saved = tuple(path for path in config.modules_to_save if any(f".{path}." in f".{key}" for key in keys))
-    config = dataclasses.replace(config, modules_to_save=saved)
+    saved = tuple(path for path in config.modules_to_save or () if any(f".{path}." in f".{key}" for key in keys))
+    config = msgspec.structs.replace(config, modules_to_save=saved or None)
     if not any_base:
         check_base(module, metadata, saved_paths(module, config), directory)
     ranks = [*_ranks(module, keys, directory)]
