@@ -24,6 +24,7 @@ from aotexport_runtime.adapters.targets import Report, Target, Weights
 from aotexport_runtime.bundle.directory import MAX_HOLE_NBYTES, BundleDirectory, hole_nbytes, open_regular, read_most
 from aotexport_runtime.bundle.staging import staged
 from aotexport_runtime.bundle.weights import read_tensors
+from aotexport_runtime.commands.saving import link
 from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, NotSupported, NotWritten
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.codec import decode_plain
@@ -101,7 +102,7 @@ def _write(output: Path, record: dict[str, Any], tensors: dict[str, torch.Tensor
     }
     if (output / CONFIG_FILE).exists():
         with staged(output, force=True, marker=CONFIG_FILE) as stage:
-            shutil.copytree(output, stage, symlinks=True, copy_function=_linked, dirs_exist_ok=True)
+            shutil.copytree(output, stage, symlinks=True, copy_function=link, dirs_exist_ok=True)
             for name, data in files.items():
                 (stage / name).unlink(missing_ok=True)  # The file that it is linked to stays.
                 (stage / name).write_bytes(data)
@@ -115,14 +116,6 @@ def _write(output: Path, record: dict[str, Any], tensors: dict[str, torch.Tensor
                 (Path(beside) / name).replace(output / name)
     except OSError as error:
         raise NotWritten(f"an adapter cannot be written to {str(output)!r}: {error}", error.errno or 0) from error
-
-
-def _linked(source: str, target: str) -> str:
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:  # The file system has no links.
-        shutil.copy2(source, target)
-    return target
 
 
 def _in_order(file: bytes) -> bytes:

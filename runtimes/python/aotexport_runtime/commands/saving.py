@@ -244,7 +244,7 @@ def _copy_files(
             # Readers of ONNX models refuse external data that are hard links.
             shutil.copyfile(bundle.file(entry.path), target)
         elif entry.path not in rewritten:
-            _link(bundle.file(entry.path), target)
+            link(bundle.file(entry.path), target)
 
 
 def _parts(entry: StateTensor, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -282,11 +282,13 @@ def _write_as_before(tensors: Iterable[tuple[str, torch.Tensor]], before: Path, 
             target.write(stored.reshape(-1).view(torch.uint8).numpy().data)
 
 
-def _link(source: Path, target: Path) -> None:
+def link(source: str | Path, target: str | Path) -> Any:
+    """Make `target` the same file as `source`, or a copy where the file system has no links; return it."""
     try:
-        os.link(source, target)
+        os.link(source, target, follow_symlinks=False)
     except OSError:
-        shutil.copyfile(source, target)
+        shutil.copy2(source, target)
+    return target
 
 
 def _entry(path: str, stage: Path) -> FileEntry:

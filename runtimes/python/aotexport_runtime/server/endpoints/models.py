@@ -153,7 +153,6 @@ class BundlePlane(DataPlane):
         return served
 
     async def model_metadata(self, model_name: str, version: str = "") -> dict[str, Any]:
-        """Return name, version, inputs and outputs of a model; errors: see `loaded`."""
         if self.repository.model(model_name).signature is None:
             await self.loaded(model_name, version)
         served = self.repository.current(model_name, version)
@@ -163,7 +162,6 @@ class BundlePlane(DataPlane):
         return found | {"platform": "aotexport", "versions": [current]}
 
     async def model_ready(self, model_name: str, disable_predictor_health_check: bool = False) -> bool:
-        """Return whether calls of a model are answered; `Refusal`: there is none."""
         return self.repository.model(model_name).state == "READY"
 
 

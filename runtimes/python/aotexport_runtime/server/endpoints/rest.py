@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import kserve.errors
 import msgspec
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from kserve.protocol.rest.server import RESTServer
 from starlette.exceptions import HTTPException
@@ -41,7 +40,7 @@ _PAGE_HEADERS = {
 
 
 class RestServer(RESTServer):
-    """KServe's HTTP server at a socket that other workers listen at as well."""
+    """KServe's HTTP server, at a socket that other workers listen at as well, with our routes."""
 
     def __init__(
         self, plane: BundlePlane, extension: BundleExtension, inference: Inference, options: ServeOptions
@@ -58,7 +57,13 @@ class RestServer(RESTServer):
         self.config.host = options.host
         self.config.access_log = False
         self.config.ws = "none"
-        self._routes = Routes(plane, extension, inference, options)
+        self._plane = plane
+        self._extension = extension
+        self._inference = inference
+        self._options = options
+        self._files = {
+            path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in _PAGE.iterdir() if path.suffix in _TYPES
+        }
 
     async def serve(self, listening: socket.socket) -> None:
         """Answer requests until the process is told to end, and the last one is answered."""
@@ -66,7 +71,27 @@ class RestServer(RESTServer):
         await self._server.serve(sockets=[listening])
 
     def _register_endpoints(self, app: FastAPI) -> None:
-        app.include_router(self._routes.router())
+        """Add inference, versions, index, metrics, and the page `/ui`, which tries models in a browser."""
+        model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+        routes = [
+            ("GET", "/metrics", self.metrics),
+            ("POST", "/v2/repository/index", self.index),
+            ("POST", "/v2/repository/models/{model}/load", self.load),
+            ("POST", "/v2/repository/models/{model}/unload", self.unload),
+            ("POST", f"{model}/infer", self.infer),
+            ("POST", f"{version}/infer", self.infer),
+            ("GET", f"{version}/ready", self.version_ready),
+            ("GET", model, self.version_metadata),
+            ("GET", version, self.version_metadata),
+        ]
+        pages = [
+            ("GET", "/ui", self.file),
+            ("GET", "/ui/models/{model}/recorded", self.recorded),
+            ("GET", "/ui/models/{model}/joining", self.joining),
+            ("GET", "/ui/{name}", self.file),
+        ]
+        for method, path, answer in [*routes, *(pages if self._options.ui else ())]:
+            app.add_route(path, answer, methods=[method], include_in_schema=False)
         super()._register_endpoints(app)
 
     def _add_middlewares(self, app: FastAPI) -> None:
@@ -78,42 +103,6 @@ class RestServer(RESTServer):
             app.add_exception_handler(error, _refuse)
         app.add_exception_handler(RequestValidationError, _refuse_body)
         app.add_exception_handler(HTTPException, _refuse_route)
-
-
-class Routes:
-    """Our routes: inference, versions, index, metrics, and the page `/ui`, which tries models in a browser."""
-
-    def __init__(
-        self, plane: BundlePlane, extension: BundleExtension, inference: Inference, options: ServeOptions
-    ) -> None:
-        self._plane = plane
-        self._extension = extension
-        self._inference = inference
-        self._options = options
-        self._files = {
-            path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in _PAGE.iterdir() if path.suffix in _TYPES
-        }
-
-    def router(self) -> APIRouter:
-        """Return the routes."""
-        router = APIRouter(include_in_schema=False)
-        add: Callable[..., Any] = router.add_route
-        add("/metrics", self.metrics, methods=["GET"])
-        add("/v2/repository/index", self.index, methods=["POST"])
-        add("/v2/repository/models/{model}/load", self.load, methods=["POST"])
-        add("/v2/repository/models/{model}/unload", self.unload, methods=["POST"])
-        model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
-        add(f"{model}/infer", self.infer, methods=["POST"])
-        add(f"{version}/infer", self.infer, methods=["POST"])
-        add(f"{version}/ready", self.version_ready, methods=["GET"])
-        add(model, self.version_metadata, methods=["GET"])
-        add(version, self.version_metadata, methods=["GET"])
-        if self._options.ui:
-            add("/ui", self.file, methods=["GET"])
-            add("/ui/models/{model}/recorded", self.recorded, methods=["GET"])
-            add("/ui/models/{model}/joining", self.joining, methods=["GET"])
-            add("/ui/{name}", self.file, methods=["GET"])
-        return router
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics of every worker."""

@@ -49,19 +49,15 @@ class Service(InferenceServicer):
         return pb.ModelReadyResponse(ready=ready)
 
     async def ModelMetadata(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
-        """Return the inputs and outputs of a model."""
         return pb.ModelMetadataResponse(**await self._data_plane.model_metadata(request.name, request.version))
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
-        """Load the newest version of a model."""
         return await super().RepositoryModelLoad(_named(request), context)
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
-        """Let a model go."""
         return await super().RepositoryModelUnload(_named(request), context)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
-        """Answer an inference request."""
         remaining = context.time_remaining()
 
         async def read(signature: Signature) -> Request:
