@@ -143,25 +143,19 @@ def _check_module(module: Any) -> None:
 
 def _check_tensor(entry: StateTensor, tensor: torch.Tensor, module: BundleModule, *, in_parts: bool) -> None:
     reason = None
-    if in_parts and entry.subclass is None:
-        _check_part(entry.name, entry, tensor)
-        return
     if entry.subclass is not None:
         reason = module.form(entry.subclass).why_not(tensor)
-    elif is_wrapper(tensor):
+    elif is_wrapper(tensor) and not in_parts:
         reason = f"expected a plain tensor, got a `{type(tensor).__name__}`"
     if reason is not None:
         raise NotSupported(f"`{entry.name}`: {reason}. Save with what the programs were captured with, or export again")
-    for record, part in zip(parts_of(entry), parts(tensor), strict=True):
-        _check_part(entry.name, record, part)
-
-
-def _check_part(name: str, entry: StateTensor | StoredPart, tensor: torch.Tensor) -> None:
-    if dtypes.name_of(tensor.dtype) != entry.dtype or tuple(tensor.shape) != entry.shape:
-        raise NotSupported(
-            f"`{name}` is {dtypes.name_of(tensor.dtype)}{list(tensor.shape)}, and the programs were captured "
-            f"with {entry.dtype}{list(entry.shape)}. Save with the original dtypes and shapes, or export again"
-        )
+    for record, part in zip(parts_of(entry), _parts(entry, tensor), strict=True):
+        dtype, shape = dtypes.name_of(part.dtype), tuple(part.shape)
+        if (dtype, shape) != (record.dtype, record.shape):
+            raise NotSupported(
+                f"`{entry.name}` is {dtype}{list(shape)}, and the programs were captured with "
+                f"{record.dtype}{list(record.shape)}. Save with the original dtypes and shapes, or export again"
+            )
 
 
 def _write(

@@ -1,11 +1,7 @@
-"""Joins waiting calls to batches. No torch.
+"""Joins waiting calls to batches, in one thread that runs all operators of a servable. No torch.
 
-One thread runs calls, in the order in which they came. While it runs one batch, the next gathers: an idle servable
-answers at once, a busy one in batches as large as its load.
-
-No other thread runs operators of the servable. Each that does has a pool of OpenMP threads. While pools have more
-threads than there are processors, GNU's OpenMP lets them sleep between operators, and small models take 2 to 4 times as
-long. For the same reason the thread ends when it has had nothing to do for some seconds.
+Each thread that runs operators has a pool of OpenMP threads. While pools have more threads than there are processors,
+GNU's OpenMP lets them sleep between operators, and small models take 2 to 4 times as long. The thread ends when idle.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.submodules.adapter import Adapter, adapted_call
 from aotexport_runtime.submodules.places import named
 from aotexport_runtime.submodules.python_state import WithAttributes
-from aotexport_runtime.submodules.tables import HOOKS, STATE, former_kind, kind_in, refill, told
+from aotexport_runtime.submodules.tables import HOOKS, STATE, former_kind, kind_in, refill, watch_tables
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.meshes import check_even
 
@@ -293,7 +293,7 @@ def seal(module: nn.Module) -> None:
     tensors = {**module._parameters, **module._buffers}
     origin.tensors = frozenset(name for name, tensor in tensors.items() if tensor is not None)
     origin.submodules = {name: child for name, child in module._modules.items() if child is not None}
-    told(module, origin.changed, partial(_check_added, module))
+    watch_tables(module, origin.changed, partial(_check_added, module))
 
 
 def _check_added(module: nn.Module, name: str, added: Any) -> None:
@@ -329,7 +329,7 @@ def copied(module: nn.Module, memo: dict[int, Any], given: Mapping[str, Any] = M
         if name in STATE:
             twin.__dict__[name].loaded, twin.__dict__[name].left = table.loaded, table.left
         twin.__dict__[name].update({key: copy.deepcopy(entry, memo) for key, entry in table.items()})
-    told(twin, twin.__dict__["_origin"].changed, partial(_check_added, twin))
+    watch_tables(twin, twin.__dict__["_origin"].changed, partial(_check_added, twin))
     return twin
 
 

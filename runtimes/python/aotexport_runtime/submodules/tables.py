@@ -23,7 +23,7 @@ STATE = ("_parameters", "_buffers")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
-class _Telling:
+class _ObservedTable:
     """Mixed into the dicts that hold a module's tensors, submodules and hooks.
 
     Replacing a tensor by one of the same kind is no change: calls read the current one. Nor is what calls put there
@@ -65,11 +65,11 @@ class _Telling:
         return self
 
 
-class ModuleTable(_Telling, dict[str, Any]):  # type: ignore[misc]
+class ModuleTable(_ObservedTable, dict[str, Any]):  # type: ignore[misc]
     """Parameters, buffers or submodules of a module."""
 
 
-class HookTable(_Telling, OrderedDict[int, Any]):  # type: ignore[misc]
+class HookTable(_ObservedTable, OrderedDict[int, Any]):  # type: ignore[misc]
     """Hooks of a module."""
 
 
@@ -116,7 +116,9 @@ def refill(module: nn.Module, name: str, entries: Any) -> None:
     table.update(new_entries)
 
 
-def told(module: nn.Module, changed: Callable[[], None], check: Callable[[str, Any], None] | None = None) -> None:
+def watch_tables(
+    module: nn.Module, changed: Callable[[], None], check: Callable[[str, Any], None] | None = None
+) -> None:
     """Make the tables of a module report changes.
 
     Args:
