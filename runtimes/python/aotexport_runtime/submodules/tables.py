@@ -116,9 +116,7 @@ def refill(module: nn.Module, name: str, entries: Any) -> None:
     table.update(new_entries)
 
 
-def watch_tables(
-    module: nn.Module, changed: Callable[[], None], check: Callable[[str, Any], None] | None = None
-) -> None:
+def watch_tables(module: nn.Module, changed: Callable[[], None], check: Callable[[str, Any], None]) -> None:
     """Make the tables of a module report changes.
 
     Args:
