@@ -31,9 +31,7 @@ _KNOWN: Any = WeakTensorKeyDictionary()
 def weight_digests(module: BundleModule, without: Iterable[str] = ()) -> dict[str, str]:
     """Return a digest of the values of each parameter as it is now, by name; computed once per version.
 
-    Args:
-        module: the loaded bundle; none of its parameters is in parts over processes.
-        without: paths of modules to leave out. Adapters are left out always.
+    Adapters are left out, and modules at the paths `without`. No parameter may be in parts over processes.
     """
     skipped = [*without, *(path for path, each in module.named_modules() if isinstance(each, Adapter))]
     found = {
@@ -97,13 +95,9 @@ def check_unchanged(name: str, then: dict[str, str], now: Mapping[str, str]) -> 
 
 
 def check_base(module: BundleModule, metadata: Mapping[str, str], without: Iterable[str], directory: Path) -> None:
-    """Refuse an adapter that was trained over other weights than those that a module has now.
+    """Refuse an adapter of a `directory` that was trained over other weights than a module has now.
 
-    Args:
-        module: the loaded bundle.
-        metadata: of the adapter's file. A file of peft names no base, and is taken.
-        without: paths of modules that the adapter replaces.
-        directory: of the adapter, for messages.
+    Modules at the paths `without`, which it replaces, do not count. A file of peft names no base, and is taken.
 
     Raises:
         ArgumentInvalid: names a weight that differs, or a digest cannot be read.

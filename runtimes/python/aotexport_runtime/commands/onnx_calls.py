@@ -29,11 +29,9 @@ _AFTER, _STATE = " afterwards", "state "
 
 @dataclass(frozen=True, kw_only=True)
 class Calls:
-    """Consecutive calls with the same arguments.
+    """Consecutive calls with the same flat arguments.
 
     Attributes:
-        name: name of the calls.
-        values: flat arguments.
         count: number of calls.
         expected: outputs and changes.
         refused: why there is nothing to compare with; empty: there is.

@@ -287,13 +287,7 @@ def why_values_differ(bundle: Bundle, name: str, device: str) -> str:
 
 
 def least_tolerance(bundle: Bundle, program: str, *, exact: bool) -> float:
-    """Return the least tolerance of results of `program`; autocast rounds values that all of them come from.
-
-    Args:
-        bundle: an open bundle.
-        program: name of the program.
-        exact: whether what runs rounds at the places where eager does.
-    """
+    """Return the least tolerance of results: 0 where a program rounds as eager does (`exact`), but under autocast."""
     return 0.0 if exact and bundle.program(program).autocast is None else rounding(bundle, program)
 
 

@@ -341,13 +341,7 @@ class BundleModule(WithAttributes):
         return twin
 
     def over(self, manifest: Manifest, tensors: dict[str, torch.Tensor], *, target: str | None = None) -> BundleModule:
-        """Return a module of the same programs over other state.
-
-        Args:
-            manifest: the bundle's manifest with other state and attributes.
-            tensors: its state, by name, detached; shared.
-            target: engine of the module; None: the same.
-        """
+        """Return a module of the same programs over the state of another manifest: detached tensors, shared."""
         bundle = Bundle(self.bundle.directory, manifest)
         request = self._request if target is None else Request(target=target)
         other = BundleModule(bundle, tensors, environment=self._environment, request=request)

@@ -41,14 +41,9 @@ def methods_of(bundle: Bundle, *, variants: bool = False) -> dict[str, list[Prog
 def class_of(base: type[Any], bundle: Bundle, environment: Environment, call: Callable[..., Any]) -> type[Any]:
     """Return a subclass of `base` that looks like the class of the model that the bundle was exported from.
 
-    Its name is the model's, where that is an identifier. It has every method that the bundle has programs of, and every
-    attribute with a value in the bundle, unless `base` has it; `forward` is the code of `base` with another signature.
-
-    Args:
-        base: class of loaded modules.
-        bundle: an open bundle.
-        environment: environment for the values of defaults.
-        call: `call(module, method, *args, **kwargs)`, which the methods call.
+    Its name is the model's, where that is an identifier. It has every method that the bundle has programs of, which
+    calls `call(module, method, *args, **kwargs)`, and every attribute with a value in the bundle, unless `base` has it;
+    `forward` is the code of `base` with another signature.
     """
     namespace: dict[str, Any] = {"__module__": base.__module__, "__doc__": base.__doc__}
 

@@ -166,12 +166,7 @@ def openmp_settings(options: ServeOptions, processors: int, given: Mapping[str, 
 
     Where one worker has every processor, each thread of an operator keeps its own, and all else that the worker does
     shares the first one's: otherwise a request can wake two threads of an operator on one processor, where they wait
-    for each other until the kernel moves one.
-
-    Args:
-        options: `threads` is a number.
-        processors: how many this process may run on.
-        given: the environment; what it sets stays.
+    for each other until the kernel moves one. What the given environment sets stays.
     """
     settings: dict[str, str] = {}
     if not given.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:

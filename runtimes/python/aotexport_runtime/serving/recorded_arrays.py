@@ -37,13 +37,7 @@ _SAMPLE = 4096
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedCall:
-    """A recorded call.
-
-    Attributes:
-        vector: its record.
-        values: an array or integer per argument.
-        stored: arrays that were observed, by their names.
-    """
+    """A recorded call: its record, an array or integer per argument, and the arrays that were observed, by name."""
 
     vector: Vector
     values: Values
@@ -144,10 +138,7 @@ def kept_elements(flat: Array, sample: int | None) -> Array:
 def error_of(expected: Array, got: Array, greatest: float | None = None) -> float:
     """Return the largest difference of two arrays, relative to the greatest magnitude that is expected.
 
-    Args:
-        expected: floats, or others, which have to be equal.
-        got: as large.
-        greatest: the greatest magnitude; None: that of `expected`.
+    Values that are no floats have to be equal. The greatest magnitude is that of `expected`, unless it is given.
     """
     if expected.dtype.kind != "f":
         return 0.0 if bool((expected == got).all()) else math.inf

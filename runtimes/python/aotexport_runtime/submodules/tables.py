@@ -117,13 +117,7 @@ def refill(module: nn.Module, name: str, entries: Any) -> None:
 
 
 def watch_tables(module: nn.Module, changed: Callable[[], None], check: Callable[[str, Any], None]) -> None:
-    """Make the tables of a module report changes.
-
-    Args:
-        module: changed in place.
-        changed: called after each change.
-        check: called with name and module before a submodule is added; may refuse.
-    """
+    """Make the tables of a module call `changed` after a change, and `check` before a new submodule is added."""
     for name in (*STATE, "_modules", *HOOKS):
         table = (HookTable if name in HOOKS else ModuleTable)(module.__dict__[name])
         table.changed, table.owner = changed, module.__dict__

@@ -37,14 +37,7 @@ class Inference:
         read: Callable[[Signature], Awaitable[Request]],
         write: Callable[[Request, Answered, Signature], Reply],
     ) -> Reply:
-        """Return the reply to a request.
-
-        Args:
-            protocol: its name in logs and metrics.
-            model: name of the model.
-            version: that the client asks for; empty: any.
-            read: returns the request, given what the model takes.
-            write: returns the reply.
+        """Return the reply to a request, which `read` reads by the signature of the model, and `write` writes.
 
         Raises:
             Refusal: the request is not answered; says why.

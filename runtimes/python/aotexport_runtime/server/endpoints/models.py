@@ -23,13 +23,7 @@ from aotexport_runtime.serving.batcher import Answer
 
 @dataclass(frozen=True, kw_only=True)
 class Answered:
-    """What a model answered.
-
-    Attributes:
-        outputs: array by name.
-        version: of the model.
-        answer: tells how long the call waited and ran.
-    """
+    """What a model answered: an array by name, its version, and how long the call waited and ran."""
 
     outputs: dict[str, Array]
     version: str

@@ -34,14 +34,9 @@ _CLOSING_S = 3.0
 
 
 def work(options: ServeOptions, http: socket.socket, grpc_port: int, marks: Path, life: Connection) -> None:
-    """Serve until SIGTERM, or until the parent is gone.
+    """Serve until SIGTERM, or until the parent is gone, at a listening socket and a port for gRPC that processes share.
 
-    Args:
-        options: of the server.
-        http: a socket that listens.
-        grpc_port: port for gRPC, which this user's processes share.
-        marks: directory of `Marks`.
-        life: gets a sign of life every `BEAT_S`, unless a batch runs for longer than a request may take.
+    `life` gets a sign of life every `BEAT_S`, unless a batch runs for longer than a request may take.
     """
     log_as_json()
     # uvicorn ends by these signals, and raises them again when it is done.
