@@ -14,11 +14,7 @@ class DataInvalid(AotExportError):
 
 
 class ExportFailed(AotExportError):
-    """The model cannot be exported: an operator or construct, named with the user's source line and a way out.
-
-    Attributes:
-        error: the original error: this one, or torch's or the model's for an `AttemptFailed`.
-    """
+    """The model cannot be exported: an operator or construct, named with the user's source line and a way out."""
 
     @property
     def error(self) -> Exception:

@@ -20,12 +20,10 @@ from typing import Any
 import click
 
 import aotexport
-from aotexport.cli.bom import bom
 from aotexport.cli.derive import derive
-from aotexport.cli.diff import diff
 from aotexport.cli.export import export
 from aotexport.cli.finetune import finetune
-from aotexport.cli.inspect import inspect
+from aotexport.cli.inspect import bom, diff, inspect
 from aotexport.cli.onnx import onnx
 from aotexport.cli.sign import sign, verify_signature_command
 from aotexport.cli.verify import verify

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from aotexport.cli.output import DTYPES
+from aotexport.cli.output import BUNDLE, DIRECTORY, DTYPES
 from aotexport.cli.written import WriteOptions, write_options
 
 _EXAMPLE = """\b
@@ -16,14 +17,14 @@ Example: the encoder takes no gradients anymore, and needs no memory for them.
 
 
 @click.command(short_help="Make a bundle of a bundle, without the model's code.", epilog=_EXAMPLE)
-@click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@BUNDLE
 @write_options
 @click.option(
     "--freeze", multiple=True, metavar="PATTERN", help="Parameters that take no gradient, by name; repeatable."
 )
 @click.option(
     "--lora",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=DIRECTORY,
     metavar="ADAPTER",
     help="Adapter of BUNDLE, in peft's files, to have in the new bundle beside frozen weights.",
 )
@@ -42,16 +43,7 @@ Example: the encoder takes no gradients anymore, and needs no memory for them.
     metavar="NAME",
     help="Program to capture: one of the bundle's, or train, infer, eval-joint; repeatable. [default: the bundle's]",
 )
-def derive(
-    bundle: Path,
-    freeze: tuple[str, ...],
-    lora: Path | None,
-    merge: bool,
-    dtype: str | None,
-    dynamic: tuple[str, ...],
-    programs: tuple[str, ...],
-    write: WriteOptions,
-) -> None:
+def derive(bundle: Path, write: WriteOptions, dtype: str | None, programs: tuple[str, ...], **changes: Any) -> None:
     """Make a bundle of BUNDLE: with an adapter, frozen weights, another dtype, narrower sizes, programs or targets.
 
     No model code is needed: the forward graphs are captured again, with the recorded calls as examples, and the new
@@ -67,13 +59,6 @@ def derive(
 
         options = ExportOptions.checked(**given, label_free=False, progress=progress)
         progress(f"load {bundle}")
-        changes = Changes(
-            freeze=freeze,
-            lora=lora,
-            merge=merge,
-            dtype=None if dtype is None else getattr(torch, dtype),
-            dynamic=dynamic,
-            programs=programs or None,
-        )
-        report = derive_as(bundle, options, changes, fresh)
+        narrow = None if dtype is None else getattr(torch, dtype)
+        report = derive_as(bundle, options, Changes(dtype=narrow, programs=programs or None, **changes), fresh)
     write.show(summarize(report, verified=not write.no_verify), progress)

@@ -149,20 +149,16 @@ def export(
     recipe: str | None,
     weights: Path | None,
     dtype: str | None,
-    autocast: str | None,
     purpose: str | None,
     onnx: bool,
     opset: int | None,
     onnx_state: str | None,
     translations: str | None,
-    label_free: bool,
     verification: str | None,
-    kernel_sources: bool,
     keep_operators: tuple[str, ...],
-    allow_untested_torch: bool,
-    dump_passes: Path | None,
     profile: Path | None,
     write: WriteOptions,
+    **others: Any,
 ) -> None:
     """Export MODEL (model.py, model.py:attr, package.module:attr or file.pt2) to a bundle, and verify it against eager.
 
@@ -176,9 +172,15 @@ def export(
     """
     programs = programs or (("infer",) if purpose == "serving" and recipe is None else ())
     onnx = onnx or purpose == "serving"
-    _check_usage(onnx or (opset, onnx_state, translations) == (None, None, None), weights, recipe)
+    if not onnx and (opset, onnx_state, translations) != (None, None, None):
+        raise click.UsageError("--opset, --onnx-state and --onnx-translations are for --onnx; give both")
+    if recipe is not None and weights is not None:
+        raise click.UsageError("--weights is for a model file, and a recipe reads the weights of its directory")
     given = write.keywords(verification)
     with write.running(profile and profile.absolute()) as (progress, fresh):
+        import torch
+
+        from aotexport.model.cast import cast
         from aotexport.model.dynamic_option import merge_dynamic
         from aotexport.model.model_file import importable
         from aotexport.model.recipes import load_recipe
@@ -188,12 +190,8 @@ def export(
         # Checked before the model is built, which may take long.
         options = ExportOptions.checked(
             **given,
-            label_free=label_free,
-            kernel_sources=kernel_sources,
-            autocast=autocast,
+            **others,
             onnx=onnx and read_options(opset, onnx_state, translations),
-            allow_untested_torch=allow_untested_torch,
-            dump_passes=dump_passes,
             serving=purpose == "serving",
             progress=progress,
         )
@@ -201,7 +199,7 @@ def export(
         progress(f"load {model}")
         source = load_source(model, weights) if recipe is None else load_recipe(recipe, model)
         with importable(source.root):
-            source = source if dtype is None else _cast(source, dtype)
+            source = source if dtype is None else cast(source, getattr(torch, dtype))
             options = replace(
                 options,
                 output=here / options.output,
@@ -221,21 +219,6 @@ def export(
             if purpose is not None:
                 summary["costs"] = costs(report)
     write.show(summary, progress)
-
-
-def _cast(source: ModelSource, dtype: str) -> ModelSource:
-    import torch
-
-    from aotexport.model.cast import cast
-
-    return cast(source, getattr(torch, dtype))
-
-
-def _check_usage(onnx_is_clear: bool, weights: Path | None, recipe: str | None) -> None:
-    if not onnx_is_clear:
-        raise click.UsageError("--opset, --onnx-state and --onnx-translations are for --onnx; give both")
-    if recipe is not None and weights is not None:
-        raise click.UsageError("--weights is for a model file, and a recipe reads the weights of its directory")
 
 
 def _named(names: tuple[str, ...], source: ModelSource) -> list[str | Program]:

@@ -1,24 +1,34 @@
-"""`aotexport inspect bundle/`: show what a bundle is."""
+"""`aotexport inspect bundle/`, `aotexport diff a/ b/` and `aotexport bom bundle/`: show what bundles are."""
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
+import json
 from pathlib import Path
+from typing import IO
 
 import click
+from rich.table import Table
 
-from aotexport.cli.output import print_json, stdout
+from aotexport.cli.output import BUNDLE, DIRECTORY, print_json, stdout
+from aotexport.inspection.bom import bill_of_materials
+from aotexport.inspection.diff import BundleDifference, diff_bundles
 from aotexport.inspection.inspect import render
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.commands.describe import summary
+from aotexport_runtime.errors import printable
 
 _EXAMPLE = """\b
-Example:
+Examples:
   aotexport inspect bundle/ --program train --graph
+  aotexport diff bundle/ tuned/
+  aotexport bom bundle/ -o bundle.cdx.json
 """
 
 
 @click.command(short_help="Show what a bundle is.", epilog=_EXAMPLE)
-@click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@BUNDLE
 @click.option("--program", metavar="NAME", help="Show one program.")
 @click.option("--graph", is_flag=True, help="Show the graphs, one line per operator call.")
 @click.option("--files", is_flag=True, help="Show the files, with their sizes and digests.")
@@ -46,8 +56,56 @@ def _show_kernels(bundle: Bundle, program: str | None, *, as_json: bool) -> None
 
     facts = kernels.kernel_facts(bundle, program)
     if as_json:
-        print_json(kernels.as_json(facts))
+        print_json([dataclasses.asdict(kernel) for kernel in facts])
         return
     console = stdout()
     for piece in kernels.render(facts):
         console.print(piece, soft_wrap=not console.is_terminal)
+
+
+@click.command(short_help="Show what differs between two bundles.", epilog=_EXAMPLE)
+@click.argument("a", type=DIRECTORY)
+@click.argument("b", type=DIRECTORY)
+@click.option("--json", "as_json", is_flag=True, help="Print the differences as JSON.")
+@click.pass_context
+def diff(context: click.Context, a: Path, b: Path, as_json: bool) -> None:
+    """Show what differs between the bundles A and B.
+
+    Compared are format, programs, inputs and outputs, operators per graph, weights by name and value, and files. The
+    exit code is 1 when anything differs.
+    """
+    changes = diff_bundles(open_bundle(a), open_bundle(b))
+    if as_json:
+        print_json({"differ": bool(changes), "changes": [dataclasses.asdict(change) for change in changes]})
+    else:
+        _print_changes(changes)
+    context.exit(1 if changes else 0)
+
+
+def _print_changes(changes: list[BundleDifference]) -> None:
+    console = stdout()
+    if not changes:
+        console.print("the bundles are the same")
+    for section, items in itertools.groupby(changes, key=lambda change: change.section):
+        console.print(printable(section), style="bold")
+        table = Table.grid(padding=(0, 2))
+        for change in items:
+            table.add_row(f"  {printable(change.name)}", printable(_what(change)))
+        console.print(table)
+
+
+def _what(change: BundleDifference) -> str:
+    if change.max_abs is not None:
+        return f"{change.after}: {change.unequal:,} elements differ, by at most {change.max_abs:.3g}"
+    return f"{change.before or 'absent'} -> {change.after or 'absent'}"
+
+
+@click.command(short_help="Write a bundle's bill of materials.", epilog=_EXAMPLE)
+@BUNDLE
+@click.option("-o", "--output", type=click.File("w", atomic=True), default="-", help="File to write (default: print).")
+def bom(bundle: Path, output: IO[str]) -> None:
+    """Write what BUNDLE is made of as CycloneDX 1.6 (JSON): files with digests, operators, packages, parents.
+
+    Every file is compared with its digest. Nothing of the bundle is run, and torch is not needed.
+    """
+    output.write(json.dumps(bill_of_materials(open_bundle(bundle)), indent=2) + "\n")

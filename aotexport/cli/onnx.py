@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotexport.cli.output import print_json, stdout
+from aotexport.cli.output import BUNDLE, print_json, stdout
 from aotexport.cli.progress import Progress
 from aotexport.errors import ModelFileInvalid
 from aotexport_runtime.errors import printable
@@ -72,7 +72,7 @@ def _read_translations(where: str) -> Mapping[Any, Any]:
 
 
 @click.command(short_help="Add ONNX models to a bundle.", epilog=_EXAMPLE)
-@click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@BUNDLE
 @click.option(
     "--program",
     "programs",

@@ -1,15 +1,18 @@
-"""Standard output of all commands, as a console for people or as one JSON document."""
+"""What commands share: the argument of a bundle, and standard output for people or as one JSON document."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
 
+DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
+BUNDLE = click.argument("bundle", type=DIRECTORY)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 """The values of `--dtype`."""
 

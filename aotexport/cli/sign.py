@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import click
 
+from aotexport.cli.output import BUNDLE
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.bundle.signature import SIGNATURE_NAME, Signed, moment, signing_library, verify_signature
 
@@ -18,12 +20,11 @@ Example:
   aotexport sign bundle/ --key key.pem
   aotexport verify-signature bundle/ --key key.pub
 """
-_BUNDLE = click.Path(exists=True, file_okay=False, path_type=Path)
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 @click.command(short_help="Sign a bundle.", epilog=_EXAMPLE)
-@click.argument("bundle", type=_BUNDLE)
+@BUNDLE
 @click.option("--key", type=_FILE, help="Private key (PEM, elliptic curve).")
 @click.option("--password", envvar="AOTEXPORT_KEY_PASSWORD", help="Password of the key.")
 @click.option("--certificate", type=_FILE, help="Certificate of the key.")
@@ -67,35 +68,21 @@ def sign(
 
 
 @click.command("verify-signature", short_help="Verify who signed a bundle.", epilog=_EXAMPLE)
-@click.argument("bundle", type=_BUNDLE)
-@click.option("--key", type=_FILE, help="Public key of the signer.")
+@BUNDLE
+@click.option("--key", "public_key", type=_FILE, help="Public key of the signer.")
 @click.option(
-    "--certificate", type=_FILE, multiple=True, help="Certificate of an authority; may be given several times."
+    "--certificate",
+    "certificate_chain",
+    type=_FILE,
+    multiple=True,
+    help="Certificate of an authority; may be given several times.",
 )
 @click.option("--identity", metavar="NAME", help="Identity of the signer at --issuer.")
 @click.option("--issuer", metavar="URL", help="OpenID provider.")
 @click.option("--trust-config", type=_FILE, help="Trust of a Sigstore of one's own.")
 @click.option("--signature", type=_FILE, help="The signature (default: model.sig in the bundle).")
 @click.option("--at", metavar="TIME", help="When certificates must be valid (default: now), for archives.")
-def verify_signature_command(
-    bundle: Path,
-    key: Path | None,
-    certificate: tuple[Path, ...],
-    identity: str | None,
-    issuer: str | None,
-    trust_config: Path | None,
-    signature: Path | None,
-    at: str | None,
-) -> None:
+def verify_signature_command(bundle: Path, at: str | None, **given: Any) -> None:
     """Verify that BUNDLE is as its signer left it: no file was changed, added, removed or renamed."""
-    signed = Signed(
-        public_key=key,
-        certificate_chain=certificate,
-        identity=identity,
-        issuer=issuer,
-        trust_config=trust_config,
-        signature=signature,
-        at=None if at is None else moment(at),
-    )
-    verify_signature(open_bundle(bundle), signed)
+    verify_signature(open_bundle(bundle), Signed(**given, at=None if at is None else moment(at)))
     click.echo(f"{bundle}: signed by this signer, and as it was signed")

@@ -6,19 +6,16 @@ import contextlib
 import dataclasses
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from rich.table import Table
 
-from aotexport.cli.output import DTYPES, print_json, stdout
+from aotexport.cli.output import BUNDLE, DTYPES, print_json, stdout
 from aotexport.cli.progress import Progress
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.errors import printable
 from aotexport_runtime.values.arguments import imported
-
-if TYPE_CHECKING:
-    from aotexport.verify.comparison import Comparison
 
 _SHOWN_PER_CALL = 5
 _EXAMPLE = """\b
@@ -29,7 +26,7 @@ Example:
 
 
 @click.command(short_help="Compare a bundle with eager execution.", epilog=_EXAMPLE)
-@click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@BUNDLE
 @click.option("--against", metavar="MODEL", help="Model file to compare with; it is given the bundle's weights.")
 @click.option("--kernels", is_flag=True, help="Run the GPU kernels, from their sources, on the CPU; slow.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="With --against: cast the model first, as at the export.")
@@ -78,7 +75,9 @@ def verify(
             results = _run_kernels(opened)
         elif against is None:
             progress("run recorded calls in a fresh process")
-            results = _run_recorded(bundle, imports, namespaces, types)
+            from aotexport.verify.bundles import TARGETS, allowing, run_selftest
+
+            results = run_selftest(bundle, TARGETS, allowing(imports, namespaces, types))
         else:
             progress(f"compare with {against}")
             results = _run_against(opened, against, dtype, imports, namespaces)
@@ -88,17 +87,6 @@ def verify(
     else:
         _print(results)
     context.exit(0 if results and all(result["agrees"] for result in results) else 1)
-
-
-def _run_recorded(
-    bundle: Path, imports: tuple[str, ...], namespaces: tuple[str, ...], types: tuple[str, ...]
-) -> list[dict[str, Any]]:
-    from aotexport.verify.bundles import TARGETS, run_selftest
-
-    options = [option for name in imports for option in ("--import", name)]
-    options += [option for name in namespaces for option in ("--operator-namespace", name)]
-    options += [option for name in types for option in ("--tensor-type", name)]
-    return run_selftest(bundle, TARGETS, options)
 
 
 def _run_kernels(bundle: Bundle) -> list[dict[str, Any]]:
@@ -139,7 +127,7 @@ def _counts(bundle: Bundle, result: dict[str, Any]) -> bool:
 
 
 def _print(results: list[dict[str, Any]]) -> None:
-    from aotexport.verify.comparison import comparisons
+    from aotexport.verify.comparison import comparisons, failures
 
     console = stdout()
     if not results:
@@ -152,18 +140,7 @@ def _print(results: list[dict[str, Any]]) -> None:
         row = [result["program"], result["vector"], result["target"], "ok" if result["agrees"] else "DIFFERS"]
         error = [f"{found[0].error:.1e}", found[0].name if found[0].error else ""] if found else ["", ""]
         table.add_row(*(printable(cell) for cell in row + error))
-        wrong += _differences([comparison for comparison in found if not comparison.agrees])
+        wrong += failures([result])[:_SHOWN_PER_CALL]
     console.print(table)
     for line in wrong:
-        console.print(printable(line), style="red", soft_wrap=True)
-
-
-def _differences(wrong: list[Comparison]) -> list[str]:
-    """Return a line for each of the largest differences of one call."""
-    lines: list[str] = []
-    for comparison in wrong[:_SHOWN_PER_CALL]:
-        where = f"{comparison.program}/{comparison.vector} ({comparison.target}): {comparison.name}: "
-        lines.append(where + (comparison.detail or f"relative error {comparison.error:.1e}"))
-    if len(wrong) > _SHOWN_PER_CALL:
-        lines.append(f"  and {len(wrong) - _SHOWN_PER_CALL} more of this call")
-    return lines
+        console.print(printable(line.strip()), style="red", soft_wrap=True)

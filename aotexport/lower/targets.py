@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from aotexport.errors import ModelFileInvalid
@@ -39,7 +39,7 @@ def check_targets(targets: Iterable[str]) -> Targets:
     Raises:
         ModelFileInvalid: names an unknown target or architecture with the known ones, or a missing package.
     """
-    cuda: list[str] = []
+    cuda: set[str] = set()
     cpu: set[str] = set()
     for target in targets:
         name, _, options = target.partition(":")
@@ -49,12 +49,13 @@ def check_targets(targets: Iterable[str]) -> Targets:
         if name == "cpu":
             cpu.update(options.split(",") if options else [_own_level()])
         if name == "cuda":
-            cuda += _architectures(options, CUDA_ARCHITECTURES)
+            cuda.update(options.split(",") if options else CUDA_ARCHITECTURES)
+    for name in sorted(cuda - {*CUDA_ARCHITECTURES}):
+        raise ModelFileInvalid(f"no architecture `{name}`; there are {', '.join(CUDA_ARCHITECTURES)}")
     if cuda and importlib.util.find_spec("triton") is None:
         raise ModelFileInvalid("the target `cuda` needs Triton: pip install 'aotexport[cuda]'")
-    unknown = sorted(cpu - set(LEVELS))
-    if unknown:
-        raise ModelFileInvalid(f"no level `{unknown[0]}` of target `cpu`; there are {', '.join(LEVELS)}")
+    for name in sorted(cpu - {*LEVELS}):
+        raise ModelFileInvalid(f"no level `{name}` of target `cpu`; there are {', '.join(LEVELS)}")
     return Targets(
         cuda=tuple(name for name in CUDA_ARCHITECTURES if name in cuda),
         cpu=tuple(level for name, level in LEVELS.items() if name in cpu),
@@ -66,11 +67,3 @@ def _own_level() -> str:
     if own is None:
         raise ModelFileInvalid("this machine has no level of target `cpu`; name some, as in `cpu:v3,v4`")
     return next(name for name, level in LEVELS.items() if level == own)
-
-
-def _architectures(options: str, known: Sequence[str]) -> Sequence[str]:
-    names = options.split(",") if options else known
-    for name in names:
-        if name not in known:
-            raise ModelFileInvalid(f"no architecture `{name}`; there are {', '.join(known)}")
-    return names

@@ -55,7 +55,7 @@ def export_onnx(
         ExportFailed: a program has no ONNX form; names the operator or construct, with the user's line.
         InternalError: aotexport has a bug; the bundle is as it was.
         ModelFileInvalid: an option is wrong, or a package is missing.
-        VerificationFailed: ONNX Runtime disagrees; names the first value that differs.
+        VerificationFailed: ONNX Runtime disagrees.
     """
     options = options or OnnxOptions()
     check_options(options)
@@ -99,7 +99,7 @@ def add_onnx(
     Raises:
         ExportFailed: a program has no ONNX form; names the operator or construct, with the user's line.
         ModelFileInvalid: an option is wrong, or a package is missing.
-        VerificationFailed: ONNX Runtime disagrees; names the first value that differs.
+        VerificationFailed: ONNX Runtime disagrees.
     """
     bundle = open_bundle(root, check_digests=False)
     programs = choose(bundle, options)
@@ -125,12 +125,12 @@ def add_onnx(
         for program, model in zip(programs, tuple(models), strict=True):
             progress(f"{program.name}: verify in ONNX Runtime")
             try:
-                comparisons += check_model(written, program, model, options)
+                comparisons += check_model(written, program, model)
             except VerificationFailed as error:
                 if left_out is None:
                     raise
                 first, *rest = [line.strip() for line in str(error).splitlines()]
-                reason = f"{rest[0]}; {rest[-1]}" if rest else first
+                reason = "; ".join(dict.fromkeys((rest[0], rest[-1]))) if rest else first
                 left_out.append(f"program {program.name} has no ONNX model: {reason}")
                 (root / model.file).unlink()
                 constants_file(root, program.name).unlink(missing_ok=True)
@@ -180,8 +180,7 @@ def _changing(bundle: Bundle, traces: Iterable[Trace]) -> frozenset[str]:
 def _write_model(bundle: Bundle, trace: Trace, file: str, changing: Collection[str], options: OnnxOptions) -> OnnxModel:
     import onnx_ir as ir
 
-    from aotexport.lower.onnx.finish import finish
-    from aotexport.lower.onnx.names import check_names, input_names, output_names, update_names
+    from aotexport.lower.onnx.names import check_names, finish, input_names, output_names, update_names
     from aotexport.lower.onnx.translate import translate
     from aotexport.lower.onnx.weights import attach_constants, attach_state
 

@@ -18,16 +18,7 @@ from torch.export.dynamic_shapes import _DimHint, _DimHintType, _StaticDim
 # Containers that torch's tree utilities know and this package does not (caches of model libraries).
 from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 
-__all__ = [
-    "SUPPORTED_NODES",
-    "FakeTensor",
-    "FakeTensorMode",
-    "is_dimension",
-    "is_fixed_dimension",
-    "is_required_dimension",
-    "tree_leaves",
-    "tree_map",
-]
+__all__ = ["SUPPORTED_NODES", "FakeTensor", "FakeTensorMode", "tree_leaves", "tree_map"]
 
 
 def is_dimension(spec: Any) -> bool:

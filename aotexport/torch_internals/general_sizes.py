@@ -211,11 +211,6 @@ def _overlap(original: Callable[[torch.Tensor], int]) -> Callable[[torch.Tensor]
     return overlap
 
 
-def sizes_of_any_value() -> contextlib.AbstractContextManager[Any]:
-    """Return a context in which a traced size of 0 or 1 is not fixed, as in torch's ONNX exporter."""
-    return torch.fx.experimental._config.patch(backed_size_oblivious=True)  # type: ignore[attr-defined]
-
-
 def sizes_from_zero() -> Patch:
     """Return a patch that lets fake kernels make results with no or one element by torch's old name for sizes of data.
 

@@ -46,7 +46,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.corrections import pools_by_torch, wide_negative_integers
-from aotexport.torch_internals.launches import DeviceModel, triton_target
+from aotexport.torch_internals.launches import DEVICE, triton_target
 
 with warnings.catch_warnings():
     # This import uses names that torch itself has deprecated.
@@ -65,16 +65,9 @@ __all__ = [
     "SymbolicCallArg",
     "WrapperFxCodegen",
     "WrapperLine",
-    "compile_for_gpu",
     "convert_to_symint",
     "get_constexprs",
-    "joint_passes",
-    "offline_gpu",
-    "partitioned",
-    "retraced",
-    "rounding_as_eager",
 ]
-
 
 SETTINGS: dict[str, Any] = {
     "fx_wrapper": True,
@@ -101,11 +94,10 @@ SETTINGS: dict[str, Any] = {
 
 
 @contextlib.contextmanager
-def offline_gpu(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> Iterator[None]:
+def offline_gpu(wrapper: type[WrapperFxCodegen]) -> Iterator[None]:
     """Let torch's compiler generate code for a CUDA device on a machine without one; kernels are not compiled.
 
     Args:
-        device: the device that heuristics see.
         wrapper: turns the compiler's program into a graph.
     """
     codegen_common.init_backend_registration()
@@ -114,11 +106,11 @@ def offline_gpu(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> Iterato
     with contextlib.ExitStack() as stack:
         stack.callback(_forget_devices)
         for name in ("cuda", "cuda:0"):
-            device_interface.register_interface_for_device(name, _interface(device))
+            device_interface.register_interface_for_device(name, _interface())
         stack.callback(device_interface.device_interfaces.update, interfaces)
         stack.callback(device_interface.device_interfaces.clear)
-        stack.enter_context(patched(*_device_answers(device, wrapper)))
-        stack.enter_context(triton_target(device))
+        stack.enter_context(patched(*_device_answers(wrapper)))
+        stack.enter_context(triton_target())
         stack.enter_context(cuda_guard())
         stack.enter_context(inductor_config.patch(SETTINGS))
         stack.enter_context(pools_by_torch())
@@ -130,11 +122,11 @@ def offline_gpu(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> Iterato
         yield
 
 
-def _device_answers(device: DeviceModel, wrapper: type[WrapperFxCodegen]) -> list[Patch]:
+def _device_answers(wrapper: type[WrapperFxCodegen]) -> list[Patch]:
     """Return patches of torch's queries to a device and its driver."""
     answers: list[tuple[Any, str, Any]] = [
-        (torch.cuda, "get_device_properties", constant(device)),
-        (torch.cuda, "get_device_capability", constant((device.major, device.minor))),
+        (torch.cuda, "get_device_properties", constant(DEVICE)),
+        (torch.cuda, "get_device_capability", constant((DEVICE.major, DEVICE.minor))),
         (torch.cuda, "current_device", constant(0)),
         (torch.cuda, "device_count", constant(1)),
         # With NVML's check, which Lightning asks for, it would be told from the count, and the driver be called.
@@ -157,8 +149,8 @@ def constant(value: Any) -> Callable[..., Any]:
     return lambda *args, **kwargs: value
 
 
-def _interface(device: DeviceModel) -> type[device_interface.DeviceInterface]:
-    """Return a device interface for torch's compiler that answers its queries for `device`."""
+def _interface() -> type[device_interface.DeviceInterface]:
+    """Return a device interface for torch's compiler that answers its queries for `DEVICE`."""
     answers = {
         "current_device": 0,
         "set_device": None,
@@ -166,8 +158,8 @@ def _interface(device: DeviceModel) -> type[device_interface.DeviceInterface]:
         "exchange_device": 0,
         "maybe_exchange_device": 0,
         "is_available": True,
-        "get_device_properties": device,
-        "get_compute_capability": device.major * 10 + device.minor,
+        "get_device_properties": DEVICE,
+        "get_compute_capability": DEVICE.major * 10 + DEVICE.minor,
         "is_triton_capable": True,
         "raise_if_triton_unavailable": None,
         "get_raw_stream": 0,

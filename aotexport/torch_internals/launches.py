@@ -6,7 +6,6 @@ import contextlib
 import os
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,55 +13,49 @@ from torch._higher_order_ops import triton_kernel_wrap
 
 from aotexport.process.patches import Patch, patched
 
-__all__ = [
-    "DeviceModel",
-    "is_launch",
-    "kernel_of",
-    "launch_operands",
-    "launch_recorded",
-    "launches_checked",
-    "triton_target",
-    "written_operands",
-]
-
-
-@dataclass(frozen=True)
-class DeviceModel:
-    """The device for heuristics of the compiler; its fields have the names of torch's device properties.
-
-    Kernels are correct on every device; block sizes and splits are chosen for this one, an A100.
-    """
-
-    name: str = "NVIDIA A100"
-    major: int = 8
-    minor: int = 0
-    multi_processor_count: int = 108
-    regs_per_multiprocessor: int = 65536
-    max_threads_per_multi_processor: int = 2048
-    max_threads_per_block: int = 1024
-    warp_size: int = 32
-    total_memory: int = 40 << 30
-    L2_cache_size: int = 40 << 20
+DEVICE = types.SimpleNamespace(
+    name="NVIDIA A100",
+    major=8,
+    minor=0,
+    multi_processor_count=108,
+    regs_per_multiprocessor=65536,
+    max_threads_per_multi_processor=2048,
+    max_threads_per_block=1024,
+    warp_size=32,
+    total_memory=40 << 30,
+    L2_cache_size=40 << 20,
     # The least opt-in limit of sm_80 to sm_120, so that every chosen block fits all of them.
-    shared_memory_per_block: int = 49152
-    shared_memory_per_block_optin: int = 99 << 10
-    shared_memory_per_multiprocessor: int = 100 << 10
-    gcnArchName: str = ""  # noqa: N815
+    shared_memory_per_block=49152,
+    shared_memory_per_block_optin=99 << 10,
+    shared_memory_per_multiprocessor=100 << 10,
+    gcnArchName="",
+)
+"""The device for heuristics of the compiler, with the names of torch's device properties: an A100.
+
+Kernels are correct on every device; block sizes and splits are chosen for this one.
+"""
 
 
 @contextlib.contextmanager
-def triton_target(device: DeviceModel) -> Iterator[None]:
-    """Let Triton compile for this device."""
+def triton_target() -> Iterator[None]:
+    """Let Triton compile for `DEVICE`."""
     from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
 
-    target = GPUTarget("cuda", device.major * 10 + device.minor, device.warp_size)
+    target = GPUTarget("cuda", DEVICE.major * 10 + DEVICE.minor, DEVICE.warp_size)
     answering = types.SimpleNamespace(get_current_target=lambda: target)
     with patched(
         Patch(driver, "_active", answering, "Name the device that Triton compiles for"),
         Patch(os.environ, "TRITON_DEFAULT_FP_FUSION", "1", "Set the option whose absence Triton 3.9 warns of"),
     ):
         yield
+
+
+def replace_device_functions(functions: Any) -> None:
+    """Replace NVIDIA's functions in torch's library for Triton, which the sources of kernels import."""
+    from torch._inductor.runtime import triton_helpers
+
+    triton_helpers.__dict__["libdevice"] = functions
 
 
 def launch_recorded(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -51,34 +51,22 @@ from torch.utils._sympy.numbers import int_oo
 from aotexport.process.objects import namespace_of
 
 __all__ = [
-    "ENTER_AUTOCAST",
-    "EXIT_AUTOCAST",
-    "MATH_FUNCTIONS",
-    "REFERENCES",
-    "SET_GRAD_ENABLED",
     "AutogradFunctionApply",
     "ConstraintViolationError",
     "GuardOnDataDependentSymNode",
-    "HigherOrderOperator",
     "InputAliasInfo",
     "MemoryFormatMeta",
     "MutationType",
-    "OpOverload",
     "OutputAliasInfo",
     "OutputType",
     "PlainTensorMeta",
     "ShapeEnv",
     "SubclassCreationMeta",
     "ViewAndMutationMeta",
-    "custom_operator_module",
     "export_to_torch_operators",
-    "has_sizes_of_data",
     "int_oo",
     "make_fake_inputs",
-    "runs_triton",
     "statically_known_true",
-    "tensor_of_numbers",
-    "triton_runs_on_cpu",
 ]
 
 # The function transforms that are active.

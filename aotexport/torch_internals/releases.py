@@ -16,25 +16,21 @@ class Release:
     Attributes:
         asynchronous_inputs: field of `ViewAndMutationMeta` that lists inputs of asynchronous collectives.
         checkpoint_generator: function of `torch.utils.checkpoint` around a checkpoint without reentrance.
-        absent_fields: fields of `ViewAndMutationMeta` that other releases have.
     """
 
     asynchronous_inputs: str
     checkpoint_generator: str
-    absent_fields: frozenset[str]
 
 
 _FROM_2_14 = Release(
     asynchronous_inputs="act_input_paths",
     checkpoint_generator="_checkpoint_without_reentrant_generator_impl",
-    absent_fields=frozenset(("act_input_indices",)),
 )
 
 RELEASES = {
     "2.13": Release(
         asynchronous_inputs="act_input_indices",
         checkpoint_generator="_checkpoint_without_reentrant_generator",
-        absent_fields=frozenset(("act_input_paths", "saved_tensor_is_graph_input")),
     ),
     "2.14": _FROM_2_14,
     "2.15": _FROM_2_14,

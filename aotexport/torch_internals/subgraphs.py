@@ -28,15 +28,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from aotexport.process.patches import Patch
 
-__all__ = [
-    "CheckpointFunction",
-    "Print",
-    "bodies_compiled_without",
-    "checkpoints",
-    "functionalised_calls",
-    "marks_inlined",
-    "trace_function",
-]
+__all__ = ["CheckpointFunction", "Print", "checkpoints"]
 
 
 def marks_inlined() -> list[Patch]:

@@ -16,7 +16,7 @@ from torch.fx.experimental.const_fold import FoldedGraphModule
 
 from aotexport.torch_internals.names import TRANSFORMS
 
-__all__ = ["FoldedGraphModule", "has_transforms", "load_forward_mode", "raised_in_transform", "transforms_left"]
+__all__ = ["FoldedGraphModule"]
 
 
 def load_forward_mode() -> None:

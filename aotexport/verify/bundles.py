@@ -7,7 +7,7 @@ import functools
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -187,11 +187,15 @@ def _run(
             for target in targets
         ]
         return [{**dataclasses.asdict(r), "agrees": r.agrees} for results in found for r in results]
-    options = [option for name in namespaces for option in ("--operator-namespace", name)]
-    options += [option for name in modules for option in ("--import", name)]
-    options += [option for name in types for option in ("--tensor-type", name)]
     # Nobody else knows the directory that is being written.
-    return run_selftest(directory, targets, [*options, "--trust", "native", "--mapped"], fresh)
+    options = [*allowing(modules, namespaces, types), "--trust", "native", "--mapped"]
+    return run_selftest(directory, targets, options, fresh)
+
+
+def allowing(modules: Iterable[str], namespaces: Iterable[str], types: Iterable[str]) -> list[str]:
+    """Return the options of a self-test that import modules, and allow operators and classes of tensors."""
+    given = {"--import": modules, "--operator-namespace": namespaces, "--tensor-type": types}
+    return [argument for option, names in given.items() for name in names for argument in (option, name)]
 
 
 def run_selftest(

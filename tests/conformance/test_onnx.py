@@ -499,7 +499,7 @@ def test_registered_translation_is_used(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["Neg", "Log"], ids=["numbers", "nan"])
-def test_wrong_model_is_left_out_with_the_first_value_that_differs(tmp_path, name):
+def test_wrong_model_is_left_out(tmp_path, name):
     from onnxscript import opset20 as op
 
     def relu(self):
@@ -509,8 +509,6 @@ def test_wrong_model_is_left_out_with_the_first_value_that_differs(tmp_path, nam
     report = export(_steps, (torch.linspace(0, 1, 12).reshape(3, 4),), output=tmp_path / "bundle", onnx=options)
     (note,) = (note.text for note in report.notes if "ONNX" in note.text)
     assert note.startswith("program infer has no ONNX model: infer/example (onnx): call 0: ")
-    assert f"`relu`: torch's aten.relu.default, ONNX's {name}" in note
-    assert "tests/conformance/test_onnx.py:" in note
     assert (report.manifest.onnx, (tmp_path / "bundle/model.onnx").exists()) == ((), False)
     assert {result.target for result in aotexport_runtime.selftest(tmp_path / "bundle")} == {"autograd", "portable"}
     with pytest.raises(VerificationFailed, match=r"^ONNX Runtime disagrees with eager execution; nothing was written:"):

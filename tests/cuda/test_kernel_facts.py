@@ -15,8 +15,7 @@ from torch import nn
 
 import aotexport
 from aotexport.cli.inspect import inspect
-from aotexport.inspection.cubin import resources
-from aotexport.inspection.kernels import kernel_facts
+from aotexport.inspection.kernels import kernel_facts, resources
 from aotexport.lower.cuda import compile as compilation
 from aotexport.lower.cuda.compile import compile_kernels
 from aotexport.lower.targets import CUDA_ARCHITECTURES

@@ -14,7 +14,6 @@ import msgspec
 import pytest
 
 import aotexport_runtime
-from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.verify.onnx.check import check_model
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands import self_test
@@ -106,7 +105,7 @@ def test_golden_that_saves_no_more_than_it_must_gives_what_eager_gave(golden, mo
 def test_golden_run_by_onnx_runtime_gives_what_eager_gave(golden):
     bundle = aotexport_runtime.open_bundle(golden / "bundle")
     for model in bundle.manifest.onnx:
-        comparisons = check_model(bundle, bundle.program(model.program), model, OnnxOptions())
+        comparisons = check_model(bundle, bundle.program(model.program), model)
         assert {"call 0: output", "call 1: output"} <= {comparison.name for comparison in comparisons}
 
 

@@ -32,7 +32,7 @@ from aotexport.model.state import swapped
 from aotexport.process.patches import patched
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
-from aotexport.torch_internals.launches import DeviceModel, triton_target
+from aotexport.torch_internals.launches import triton_target
 from aotexport.torch_internals.names import OpOverload, statically_known_true
 from aotexport.torch_internals.patches import dropout_between_layers, onednn_disabled
 from aotexport.torch_internals.tracing import current_tracer, is_of_backward, node_meta_preserved
@@ -73,7 +73,7 @@ def capture_functional_graph(
         # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.
         kernels = onednn_disabled() if grad else contextlib.nullcontext()
         # Triton finds the arguments that a kernel writes to by compiling it for a device.
-        target = triton_target(DeviceModel()) if launched_kernels(forward) else contextlib.nullcontext()
+        target = triton_target() if launched_kernels(forward) else contextlib.nullcontext()
         with (
             attempt("functional graph"),
             forward.fakes.tracing(),

@@ -152,7 +152,7 @@ def flash_for_cpu_backward(
     factor = factor_of(query, scale)
     kind = fused_kind(query, key, value, attn_mask, is_causal)
     if kind is None:
-        return attend_backward(grad_out, query, key, value, out, logsumexp, attn_mask, is_causal, factor)[:3]
+        return attend_backward(grad_out, query, key, value, out, logsumexp, attn_mask, is_causal, factor)
     heads = (key, value) if kind == "flash" else for_all_heads(query, key, value)
     operands = [fitted(tensor) for tensor in (query, *heads)]
     # The kernels read these two by rows, and ignore their strides.
@@ -232,7 +232,6 @@ def attend(
     mask: torch.Tensor | None,
     is_causal: bool,
     factor: float,
-    dropout_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return results, and the logarithm of each row's sum of exponentials.
 
@@ -243,13 +242,11 @@ def attend(
         mask: truths, or a tensor to add to scores; None: there is none.
         is_causal: whether scores above the diagonal are left out.
         factor: see `factor_of`.
-        dropout_mask: factors of the weights under dropout; None: there is no dropout.
     """
     key, value = for_all_heads(query, key, value)
     scores = _scores(query, key, mask, is_causal, factor)
     logsumexp = torch.logsumexp(scores, -1)
     weights = _weights(scores, logsumexp)
-    weights = weights if dropout_mask is None else weights * dropout_mask
     return torch.matmul(weights, _wide(value)).to(query.dtype), logsumexp
 
 
@@ -268,23 +265,19 @@ def attend_backward(
     mask: torch.Tensor | None,
     is_causal: bool,
     factor: float,
-    dropout_mask: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of query, key, value and the added mask; arguments are those of `attend`."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of query, key and value; arguments are those of `attend`."""
     keys, values = for_all_heads(query, key, value)
     weights = _weights(_scores(query, keys, mask, is_causal, factor), logsumexp)
     grad = _wide(grad_out)
     grad_weights = torch.matmul(grad, _wide(values).transpose(-2, -1))
-    used = weights
-    if dropout_mask is not None:
-        used, grad_weights = weights * dropout_mask, grad_weights * dropout_mask
     inner = (grad * _wide(out)).sum(-1, keepdim=True)
     grad_scores = weights * (grad_weights - inner)
     grad_query = torch.matmul(grad_scores, _wide(keys)) * factor
     grad_key = torch.matmul(grad_scores.transpose(-2, -1), _wide(query)) * factor
-    grad_value = torch.matmul(used.transpose(-2, -1), grad)
+    grad_value = torch.matmul(weights.transpose(-2, -1), grad)
     grad_keys = summed_heads(grad_key.to(key.dtype), key), summed_heads(grad_value.to(value.dtype), value)
-    return grad_query.to(query.dtype), *grad_keys, grad_scores
+    return grad_query.to(query.dtype), *grad_keys
 
 
 def added_by(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

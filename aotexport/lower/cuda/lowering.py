@@ -23,7 +23,6 @@ from aotexport.torch_internals.inductor import (
     partitioned,
     rounding_as_eager,
 )
-from aotexport.torch_internals.launches import DeviceModel
 from aotexport.torch_internals.patches import fake_kernels
 
 
@@ -78,7 +77,7 @@ def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, 
             rounding_as_eager(_dtypes(module)),
         ):
             graph = retarget(module, tangents or 0, mode)
-            with offline_gpu(DeviceModel(), capturing(modules.append)):
+            with offline_gpu(capturing(modules.append)):
                 joint_passes(graph, mode)
                 backward = None
                 if tangents is None:

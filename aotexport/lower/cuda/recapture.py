@@ -22,7 +22,7 @@ from aotexport.lower.cuda.layout import laid_out_in
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.process.blocks import quiet
 from aotexport.torch_internals.functional import FunctionalCapture
-from aotexport.torch_internals.launches import DeviceModel, triton_target
+from aotexport.torch_internals.launches import triton_target
 from aotexport.torch_internals.names import runs_triton
 
 aten: Any = torch.ops.aten
@@ -47,7 +47,7 @@ def captured_for_gpu(forward: ForwardCapture, functional: FunctionalCapture, *, 
     launches = any(runs_triton(node.target) or node.target in (launched, call_subgraph) for node in nodes)
     if not launches and not _has_attention_by_definition(forward, functional):
         return functional
-    with triton_target(DeviceModel()), quiet("torch._higher_order_ops"):
+    with triton_target(), quiet("torch._higher_order_ops"):
         captured = capture_functional_graph(forward, grad=grad, instead={ATTENTION: _attention}, launches=launches)
     if not isinstance(captured, Refused) and list(_interface(captured.module)) == list(_interface(functional.module)):
         return captured

@@ -4,16 +4,29 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 
-from aotexport.lower.onnx.form import Call, Form, Metas, NoForm
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.values.sizes import UNDEFINED, evaluate, symbols_of
+
+Call = Callable[..., fx.Node]
+"""Adds a call of a function to a graph; returns its node."""
+
+Metas = Sequence[TensorMeta | None]
+"""Metadata per positional argument; None: it is no tensor."""
+
+Form = Callable[[Call, list[Any], Mapping[str, Any], Metas], Any]
+"""Adds nodes to a graph that compute an operator on arguments; returns its node, or a node per result. May raise
+`NoForm`."""
+
+
+class NoForm(Exception):
+    """An operator has no form for these arguments; says why."""
 
 
 def as_strided(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> fx.Node:

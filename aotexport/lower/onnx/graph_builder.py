@@ -11,8 +11,7 @@ import torch
 from torch import fx, nn
 
 from aotexport.errors import ExportFailed
-from aotexport.lower.onnx.form import Call, NoForm
-from aotexport.lower.onnx.forms import FORMS
+from aotexport.lower.onnx.forms import FORMS, Call, NoForm
 from aotexport.lower.onnx.provenance import location, trace, where
 from aotexport_runtime.execution import checkpoint, ops
 from aotexport_runtime.execution.codegen import Environment, constant_value
@@ -229,8 +228,7 @@ class GraphBuilder:
         return self._closed(inner, results)
 
     def _inner(self, subgraph: SubgraphArgument) -> GraphBuilder:
-        inner = GraphBuilder(self.record.subgraphs[subgraph.name], nn.Module(), self.namespaces)
-        return inner
+        return GraphBuilder(self.record.subgraphs[subgraph.name], nn.Module(), self.namespaces)
 
     def _opened(self, subgraph: Argument) -> tuple[GraphBuilder, list[Any]]:
         """Return the builder of a subgraph and its results; `_closed` completes it."""

@@ -1,10 +1,13 @@
-"""Names of an ONNX model: those of the program's calling convention, as far as one name space allows."""
+"""Names of an ONNX model, those of the program's calling convention, and the provenance of its nodes."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
+import onnx_ir as ir
+
+from aotexport.lower.onnx.provenance import provenance
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.values.trees import leaves
@@ -45,6 +48,54 @@ def update_names(updates: Iterable[str], taken: Iterable[str]) -> list[str]:
 def check_names(count: int, taken: Iterable[str]) -> list[str]:
     """Return a name per output that says whether a check holds."""
     return _unique((f"check.{index}" for index in range(count)), taken)
+
+
+def finish(
+    model: ir.Model,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    *,
+    reserved: Collection[str],
+    state: Mapping[str, str],
+) -> None:
+    """Name inputs and outputs, keep other values from having such names, and reduce metadata to provenance.
+
+    Args:
+        model: changed in place.
+        inputs: names of the inputs that are no state, in order.
+        outputs: names of the outputs, in order.
+        reserved: names of state tensors.
+        state: names of the inputs for state tensors; they keep their names.
+    """
+    graph = model.graph
+    graph.name = "main"
+    own = {*inputs, *outputs, *reserved}
+    for node in graph.all_nodes():
+        _keep_provenance(node)
+        for value in node.outputs:
+            _clear(value, own)
+    for value in [*graph.inputs, *graph.initializers.values()]:
+        if value.name not in state:
+            _clear(value, own)
+    arguments = [value for value in graph.inputs if value.name not in state]
+    for value, name in zip(arguments, inputs, strict=True):
+        value.name = name
+    for value, name in zip(graph.outputs, outputs, strict=True):
+        value.name = name
+    graph.metadata_props.clear()
+
+
+def _clear(value: ir.Value, own: Collection[str]) -> None:
+    value.metadata_props.clear()
+    if value.name in own:
+        value.name = f"{value.name}:value"
+
+
+def _keep_provenance(node: ir.Node) -> None:
+    found = provenance(node.metadata_props.get("pkg.torch.onnx.stack_trace"))
+    node.doc_string = None
+    node.metadata_props.clear()
+    node.metadata_props.update({f"aotexport.{key}": value for key, value in found.items()})
 
 
 def _dotted(path: str) -> str:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import onnx_ir as ir
@@ -15,7 +16,7 @@ from aotexport.lower.onnx.provenance import provenance
 from aotexport.lower.onnx.rebuild import Rebuilt
 from aotexport.model.refusals import attempt
 from aotexport.process.blocks import quiet
-from aotexport.torch_internals.general_sizes import sizes_of_any_value
+from aotexport.torch_internals.general_sizes import zero_and_one_symbolic
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.onnx_translations import translations_read_once
 from aotexport_runtime.errors import first_line
@@ -62,7 +63,7 @@ def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
             args.append(symbols[spec.symbol])
             shapes.append(Dim.DYNAMIC)
     try:
-        with attempt("trace for ONNX"), torch.no_grad(), sizes_of_any_value(), quiet(*_LOGGERS):
+        with attempt("trace for ONNX"), _untouched_sizes():
             return torch.export.export(
                 rebuilt.module,
                 tuple(args),
@@ -87,7 +88,12 @@ def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
         ExportFailed: torch cannot express it: the program changes sizes or strides of its inputs.
     """
     try:
-        with attempt("functional form for ONNX"), torch.no_grad(), sizes_of_any_value(), quiet(*_LOGGERS):
+        with (
+            attempt("functional form for ONNX"),
+            torch.no_grad(),
+            zero_and_one_symbolic(symbolic=True),
+            quiet(*_LOGGERS),
+        ):
             return exported.run_decompositions({})
     except AttemptFailed as refusal:
         raise ExportFailed(
@@ -95,6 +101,13 @@ def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
             f"storage, or memory that they share ({first_line(refusal.error)}). Give it tensors of their own, and let "
             "it write values alone"
         ) from refusal.error
+
+
+@contextlib.contextmanager
+def _untouched_sizes() -> Iterator[None]:
+    """Fix no size of 0 or 1, as torch's own ONNX exporter; record no gradients, and let libraries be quiet."""
+    with torch.no_grad(), zero_and_one_symbolic(symbolic=True), quiet(*_LOGGERS):
+        yield
 
 
 def example_sizes(program: Program) -> dict[str, int]:
@@ -144,7 +157,18 @@ def translate(
     Raises:
         ExportFailed: an operator has no translation; names it with the user's line.
     """
-    converted = to_onnx(program, exported, opset=opset, translations=translations)
+    try:
+        with quiet(*_LOGGERS), torch.no_grad(), translations_read_once():
+            converted: Any = torch.onnx.export(
+                exported,
+                dynamo=True,
+                verbose=False,
+                optimize=False,
+                opset_version=opset,
+                custom_translation_table=dict(translations),
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise ExportFailed(_untranslated(program, error)) from error
     _name_sizes(program, exported, converted)
     graph = converted.model.graph
     for name in list(graph.initializers):
@@ -166,26 +190,6 @@ def translate(
             f"{model.opset_imports.get('')}. Choose --opset {model.opset_imports.get('')}"
         )
     return model
-
-
-def to_onnx(program: Program, exported: ExportedProgram, *, opset: int, translations: Translations) -> Any:
-    """Return torch's `ONNXProgram`, not optimised.
-
-    Raises:
-        ExportFailed: an operator has no translation.
-    """
-    try:
-        with quiet(*_LOGGERS), torch.no_grad(), translations_read_once():
-            return torch.onnx.export(
-                exported,
-                dynamo=True,
-                verbose=False,
-                optimize=False,
-                opset_version=opset,
-                custom_translation_table=dict(translations),
-            )
-    except torch.onnx.errors.OnnxExporterError as error:
-        raise ExportFailed(_untranslated(program, error)) from error
 
 
 def _untranslated(program: Program, error: BaseException) -> str:

@@ -14,7 +14,7 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from aotexport.errors import VerificationFailed
-from aotexport.torch_internals.kernel_helpers import replace_device_functions
+from aotexport.torch_internals.launches import replace_device_functions
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.cuda.choice import TARGET, kernels_of
 from aotexport_runtime.engines.cuda.launch import grid_of, pack_number

@@ -13,17 +13,17 @@ from typing import Any
 
 import msgspec
 import numpy as np
+import onnx
 import onnx_ir as ir
 import torch
 
 from aotexport.errors import ExportFailed, VerificationFailed
-from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.lower.onnx.plain import plain
 from aotexport.lower.onnx.rebuild import rebuild
 from aotexport.model.refusals import attempt
 from aotexport.verify.comparison import Comparison
 from aotexport.verify.comparison import comparisons as compared
-from aotexport.verify.onnx.calls import random_calls
+from aotexport.verify.onnx.calls import own_errors, random_calls
 from aotexport.write.files import list_again
 from aotexport_runtime import OnnxRuntime
 from aotexport_runtime.bundle.directory import BundleDirectory
@@ -47,24 +47,24 @@ from aotexport_runtime.values.trees import leaves
 TARGET = "onnx"
 
 
-def check_model(bundle: Bundle, program: Program, model: OnnxModel, options: OnnxOptions) -> list[Comparison]:
+def check_model(bundle: Bundle, program: Program, model: OnnxModel) -> list[Comparison]:
     """Compare an ONNX model with the recorded calls, and with the forward graph on random calls of other sizes.
 
     Args:
         bundle: with the model in it.
         program: its program.
         model: its entry in the manifest.
-        options: the options that it was made with.
 
     Returns:
         Every compared output.
 
     Raises:
-        VerificationFailed: it disagrees, or ONNX Runtime does not run it; names the first value that differs.
+        VerificationFailed: it disagrees, or ONNX Runtime does not run it.
     """
     with tempfile.TemporaryDirectory() as directory:
         subject = _opened(bundle, program, model, Path(directory))
-        return _check(bundle, program, model, options, subject)
+        calls = [*recorded(bundle, program, model), *random_calls(bundle, program, model)]
+        return [found for each in calls for found in _checked(bundle, program, model, subject, each)]
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,7 @@ def _opened(bundle: Bundle, program: Program, model: OnnxModel, directory: Path)
                 wide = write_wide(bundle.file(model.file), directory)
                 replaced = _Replaced(bundle.directory, bundle.manifest, model.file, wide)
                 return _Subject(compose_onnx(replaced, program, model, OnnxRuntime(), state), state)
-        from aotexport.verify.onnx.locate import origin
-
-        found = origin(bundle.file(model.file), str(error))
+        found = _origin(bundle.file(model.file), str(error))
         where = f". {found}" if found else ""
         raise VerificationFailed(
             f"program `{program.name}`: {error}{where}. `--no-verify` writes the model as it is", [str(error)]
@@ -109,31 +107,29 @@ class _Replaced(Bundle):
         return self._other if path == self._file else super().intact_file(path)
 
 
-def _check(
-    bundle: Bundle, program: Program, model: OnnxModel, options: OnnxOptions, subject: _Subject
-) -> list[Comparison]:
-    found: list[Comparison] = []
-    for calls in [*recorded(bundle, program, model), *random_calls(bundle, program, model)]:
-        comparisons = _compare(bundle, program, model, subject, calls)
-        if any(not each.agrees and math.isfinite(each.error) for each in comparisons):
-            from aotexport.verify.onnx.own_errors import own_errors
+def _checked(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subject, calls: Calls) -> list[Comparison]:
+    comparisons = _compare(bundle, program, model, subject, calls)
+    if any(not each.agrees and math.isfinite(each.error) for each in comparisons):
+        errors = calls.eager_errors | own_errors(bundle, program, model, calls)
+        comparisons = _compare(bundle, program, model, subject, replace(calls, eager_errors=errors))
+        if errors != calls.eager_errors and all(comparison.agrees for comparison in comparisons):
+            _record(bundle, program, calls.name, errors)
+    if lines := [_line(comparison) for comparison in comparisons if not comparison.agrees]:
+        told = ["ONNX Runtime disagrees with eager execution; nothing was written:", *lines]
+        if found := _origin(bundle.file(model.file), lines[0]):
+            told.append(f"  {found}")
+        raise VerificationFailed("\n".join(told), lines)
+    return comparisons
 
-            errors = calls.eager_errors | own_errors(bundle, program, model, calls)
-            comparisons = _compare(bundle, program, model, subject, replace(calls, eager_errors=errors))
-            if errors != calls.eager_errors and all(comparison.agrees for comparison in comparisons):
-                _record(bundle, program, calls.name, errors)
-        if not all(comparison.agrees for comparison in comparisons):
-            from aotexport.verify.onnx.locate import first_difference, origin
 
-            lines = [_line(comparison) for comparison in comparisons if not comparison.agrees]
-            raised = origin(bundle.file(model.file), lines[0])
-            where = f"  {raised}" if raised else first_difference(bundle, program, model, options, calls.values)
-            raise VerificationFailed(
-                "ONNX Runtime disagrees with eager execution; nothing was written:\n" + "\n".join([*lines, where]),
-                lines,
-            )
-        found += comparisons
-    return found
+def _origin(path: Path, reason: str) -> str:
+    """Return operator and line of the user behind a node that ONNX Runtime names in `reason`; empty: unknown."""
+    for node in onnx.load(path, load_external_data=False).graph.node:
+        if f"({node.name})" in reason or f"'{node.name}'" in reason:
+            found = {prop.key: prop.value for prop in node.metadata_props}
+            where = f" ({found['aotexport.source']})" if "aotexport.source" in found else ""
+            return f"`{node.name}` is torch's `{found.get('aotexport.operator', '')}`{where}"
+    return ""
 
 
 def _record(bundle: Bundle, program: Program, call: str, errors: dict[str, float]) -> None:
