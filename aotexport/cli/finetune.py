@@ -278,11 +278,7 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 
 def _check_place(output: Path, place: Place, *, force: bool, kind: str) -> None:
-    """Refuse before the work what could not be written after it.
-
-    Raises:
-        OutputExists: something is at the output, or the run was interrupted before.
-    """
+    """Refuse before the work what could not be written after it."""
     from aotexport.errors import OutputExists
     from aotexport.finetune.checkpoint import FILE
     from aotexport_runtime.adapters.config import CONFIG_FILE

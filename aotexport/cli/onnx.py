@@ -49,11 +49,7 @@ def onnx_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def read_options(
     opset: int | None, state: str | None, translations: str | None, programs: tuple[str, ...] = ()
 ) -> OnnxOptions:
-    """Return the options of a command.
-
-    Raises:
-        ModelFileInvalid: the file of the translations does not run, or holds none.
-    """
+    """Return the options of a command."""
     from aotexport.lower.onnx.options import OnnxOptions
 
     chosen: dict[str, Any] = {"opset": opset, "state": state, "programs": programs}

@@ -22,9 +22,7 @@ class Progress:
     def __init__(self, *, quiet: bool = False, profile: Path | None = None) -> None:
         """Begin with no stage.
 
-        Args:
-            quiet: show nothing.
-            profile: file to write the stages to when the command ends, however it ends; see `write_profile`.
+        The stages are written to the file `profile` when the command ends, however it ends; see `write_profile`.
         """
         self._clock = Clock()
         self._quiet = quiet

@@ -25,12 +25,7 @@ _CALL = re.compile(r"call \d+: ")
 
 
 def summarize(report: ExportReport, *, verified: bool) -> dict[str, Any]:
-    """Return what the document for `--json` says of a bundle.
-
-    Args:
-        report: a finished export.
-        verified: whether the bundle was compared with eager execution.
-    """
+    """Return what the document for `--json` says of a bundle, and whether it was compared with eager execution."""
     manifest = report.manifest
     parameters = [entry for entry in manifest.state if entry.role == "parameter"]
     targets = {entry.name: list(entry.targets) for entry in manifest.programs}
@@ -85,11 +80,7 @@ def _fixed(program: Program) -> dict[str, list[int]]:
 def of_command(summary: Mapping[str, Any], path: Path, seconds: Mapping[str, float], own_nbytes: int) -> dict[str, Any]:
     """Return the document for `--json`: what it says of the bundle, where that is, and what the command took.
 
-    Args:
-        summary: see `summarize`.
-        path: of the bundle.
-        seconds: wall time per stage.
-        own_nbytes: the most memory without mapped files at the end of a stage; 0: the system does not tell.
+    `seconds` is wall time per stage. `own_nbytes` is the most memory without mapped files; 0: the system does not tell.
     """
     rounded = {stage: round(value, 3) for stage, value in seconds.items()}
     memory = {"peak_memory_bytes": peak_memory_nbytes(), "memory_without_files_bytes": own_nbytes or None}

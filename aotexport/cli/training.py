@@ -26,14 +26,7 @@ class TrainingProgress:
     """Shows the entries of a run as they come."""
 
     def __init__(self, *, quiet: bool, steps: int, epochs: int, done: int) -> None:
-        """Show nothing yet.
-
-        Args:
-            quiet: show nothing at all.
-            steps: number of steps of the run.
-            epochs: number of epochs.
-            done: steps that an interrupted run has done.
-        """
+        """Show nothing yet, of `steps` in `epochs`, of which an interrupted run has `done` some."""
         self._console = Console(file=sys.stderr, highlight=False, markup=False)
         self._quiet = quiet
         self._steps, self._epochs, self._done = steps, epochs, done

@@ -57,10 +57,7 @@ class WriteOptions:
     as_json: bool
 
     def keywords(self, verification: str | None = None) -> dict[str, Any]:
-        """Return the keywords of `ExportOptions.checked` that the options say.
-
-        Args:
-            verification: of `--verify`, where the command has it.
+        """Return the keywords of `ExportOptions.checked` that the options say; `verification` is of `--verify`.
 
         Raises:
             UsageError: more than one option says how the bundle is compared.

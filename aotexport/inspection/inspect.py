@@ -35,13 +35,7 @@ _SHOWN_OPERATORS = 8
 def render(
     bundle: Bundle, *, program: str | None = None, graph: bool = False, files: bool = False
 ) -> Iterator[RenderableType]:
-    """Yield the output of `inspect`, piece by piece.
-
-    Args:
-        bundle: an open bundle.
-        program: only this program.
-        graph: with the graphs, one line per operator call.
-        files: with the files and their digests.
+    """Yield the output of `inspect`, piece by piece, of one program or all.
 
     Raises:
         BundleInvalid: no such program, or a record of the bundle is invalid.

@@ -24,12 +24,7 @@ _SIZED = 0x04
 
 @dataclass(frozen=True, kw_only=True)
 class Resources:
-    """Resources of a thread.
-
-    Attributes:
-        registers: registers of 32 bits.
-        stack_nbytes: memory for spilled registers, and for arrays with computed indices.
-    """
+    """Resources of a thread: registers of 32 bits, and memory for spilled ones and for arrays with computed indices."""
 
     registers: int
     stack_nbytes: int
@@ -37,13 +32,9 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True)
 class CodeFacts:
-    """Compiled code of a kernel for one architecture.
+    """Compiled code of a kernel for one architecture: bytes of all candidates, the rest of the first candidate.
 
-    Attributes:
-        architecture: see `KernelBinary.architecture`.
-        nbytes: of all candidates.
-        shared_nbytes: shared memory of a block, of the first candidate.
-        resources: of a thread, of the first candidate; None: of text, which a driver has still to compile.
+    Text, which a driver has still to compile, has no resources.
     """
 
     architecture: str
@@ -54,15 +45,9 @@ class CodeFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelFacts:
-    """A kernel.
+    """A kernel: the operators fused in it, `file:line` of the user's code that it came from, and its code.
 
-    Attributes:
-        name: its name.
-        operators: the operators fused in it.
-        lines: `file:line` of the user's code that it came from.
-        launches: number of launches, per `program/forward` or `program/backward`.
-        candidates: number of candidates.
-        code: per architecture.
+    `launches` has the number of launches, per `program/forward` or `program/backward`.
     """
 
     name: str

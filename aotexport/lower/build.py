@@ -28,14 +28,7 @@ CUDA = "cuda"
 def with_lowered(
     program: EncodedProgram, forward: ForwardCapture, functional: FunctionalCapture | Refused, targets: Targets
 ) -> EncodedProgram:
-    """Return a program with its lowered forms, or with a note why it has none.
-
-    Args:
-        program: the program with its functional graph.
-        forward: its captured forward graph.
-        functional: its functional graph.
-        targets: the targets of the export.
-    """
+    """Return a program with its lowered forms, or with a note why it has none."""
     if not targets.cuda:
         return program
     if isinstance(functional, Refused) or program.record.functional is None:
@@ -70,12 +63,7 @@ def _noted(program: EncodedProgram, reason: str) -> EncodedProgram:
 
 @dataclasses.dataclass(frozen=True)
 class TargetFiles:
-    """Files that the programs of a target share.
-
-    Attributes:
-        files: contents by path below `targets/`.
-        notes: sentences for the user about failures of the compiler.
-    """
+    """Files that the programs of a target share, by path below `targets/`, and sentences on failures."""
 
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -91,12 +79,8 @@ def compile_targets(
 ) -> TargetFiles:
     """Compile the kernels that lowered programs launch.
 
-    Args:
-        programs: the programs of the export.
-        targets: the targets of the export.
-        progress: called with the number of finished compilations and of all.
-        kernel_sources: keep the kernels' sources.
-        root: directory that source files of the user are relative to; None: kernels do not record the user's lines.
+    `progress` is called with the number of finished compilations and of all. `root` is the directory that source files
+    of the user are relative to; without it, kernels do not record the user's lines.
     """
     lowered = [program.lowered[CUDA] for program in programs if program.lowered]
     if not lowered:
@@ -144,14 +128,10 @@ _SHARING = VIEWS | {"chunk", "contiguous", "getitem", "split", "split_with_sizes
 def unshared(graph: Graph, functional: Graph, convention: FunctionalGraph) -> Graph:
     """Return a lowered forward with copies of results that must not share memory with an input.
 
-    These are fresh outputs and intermediate bases, unless the functional graph returns memory of that input, too: views
-    that one operator makes together, or a custom autograd function. And they are saved tensors and new contents of
-    inputs, where the call changes the input that they share memory with, unless these are its new metadata.
-
-    Args:
-        graph: a lowered forward.
-        functional: the functional graph that it stands for.
-        convention: its calling convention, with the versions that the call raises.
+    These are fresh outputs and intermediate bases, unless `functional`, the graph that it stands for, returns memory of
+    that input, too: views that one operator makes together, or a custom autograd function. And they are saved tensors
+    and new contents of inputs, where the call changes the input that they share memory with, unless these are its new
+    metadata.
     """
     bases, shared = _bases(graph), _bases(functional)
     changed = {change.input_index for change in (*convention.mutations, *convention.version_rises)}

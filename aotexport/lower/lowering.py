@@ -29,17 +29,10 @@ def lower_programs(
     directory: Path,
     progress: Callable[[str], None],
 ) -> list[EncodedProgram]:
-    """Compile programs for processors; write the libraries and records below `directory`.
+    """Compile captured and verified programs for processors; write libraries and records below the bundle's directory.
 
-    Args:
-        programs: captured and verified.
-        levels: instruction sets to compile for.
-        vectors: the recorded calls, with each program's example.
-        directory: of the bundle.
-        progress: called with the name of each stage as it begins.
-
-    Returns:
-        The programs, with the targets that have them.
+    `vectors` are the recorded calls, with each program's example. Returns the programs, with the targets that have
+    them.
     """
     examples = {vector.record.program: vector.record for vector in vectors if vector.name == "example"}
     prepared = [with_partition(program) for program in programs] if levels else list(programs)

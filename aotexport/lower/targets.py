@@ -22,12 +22,7 @@ CUDA_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 
 @dataclass(frozen=True)
 class Targets:
-    """The targets of an export beside the portable form.
-
-    Attributes:
-        cuda: architectures of the target `cuda`; empty: without it.
-        cpu: levels of the target `cpu`, lowest first; empty: without it.
-    """
+    """Targets beside the portable form: architectures of `cuda`, levels of `cpu` with the lowest first."""
 
     cuda: tuple[str, ...] = ()
     cpu: tuple[Level, ...] = ()

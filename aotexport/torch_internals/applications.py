@@ -1,7 +1,7 @@
-"""Watch where custom autograd functions are applied.
+"""Watch where custom autograd functions are applied; models bind the method (`apply = F.apply`).
 
-Models bind the method (`apply = F.apply`). To torch 2.13 it is a method of Python, whose code can be replaced. From
-torch 2.14 on it is native: the attribute is replaced, and what modules have bound; other uses of it are refused.
+To torch 2.13 it is a method of Python, whose code can be replaced. From torch 2.14 on it is native: the attribute is
+replaced, and what modules have bound; other uses of it are refused.
 """
 
 from __future__ import annotations
@@ -31,12 +31,10 @@ _WATCH = "_aotexport_applied"
 def applied_functions(
     apply_instead: Instead, refuse: Callable[[type], None], tables: Iterable[dict[str, Any]] = ()
 ) -> Iterator[None]:
-    """Call `apply_instead` for applications of custom autograd functions.
+    """Call `apply_instead` for applications of custom autograd functions, with class, arguments and torch's `apply`.
 
-    Args:
-        apply_instead: takes class, arguments and torch's `apply`.
-        refuse: raises an error for a class whose `apply` the model has bound where it cannot be replaced.
-        tables: attributes of objects that may hold a bound `apply`, beside modules'.
+    `refuse` raises an error for a class whose `apply` the model has bound where it cannot be replaced. `tables` are
+    attributes of objects that may hold a bound `apply`, beside modules'.
     """
     apply: Any = vars(torch.autograd.Function)["apply"]
     if isinstance(apply, classmethod):

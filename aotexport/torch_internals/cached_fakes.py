@@ -1,7 +1,6 @@
 """Results of operators that a fake tensor mode knows from an earlier call, made with little symbolic arithmetic.
 
-Torch makes such a result with `empty_strided`, and a view with `set_` after it. Both compute the size of the memory and
-its bounds from symbolic sizes: a tenth of the time of an export with dynamic sizes.
+Torch computes the size of their memory and its bounds from symbolic sizes: a quarter of an export with dynamic sizes.
 """
 
 from __future__ import annotations
@@ -23,11 +22,7 @@ from aotexport.process.patches import Patch, patched
 
 @contextmanager
 def made_quickly(environment: ShapeEnv) -> Iterator[None]:
-    """Make a view from the tensor that it views, and another result from the size of its memory.
-
-    An entry of the cache has these, and the sizes and strides. Modes with another environment than `environment` are
-    left to torch.
-    """
+    """Make a view from the tensor that it views, and another result from the size of its memory, in one environment."""
     plain = FakeTensorMode._get_output_tensor_from_cache_entry
 
     def made(self: FakeTensorMode, state: Any, entry: Any, key: Any, *call: Any) -> Any:

@@ -102,14 +102,10 @@ class _Answers(dict[Any, Any]):
 def branches_follow(
     shape_env: ShapeEnv, get: Callable[[Any], Any], decided: Callable[[Any, Any], None]
 ) -> Iterator[None]:
-    """Let code that branches on data-dependent numbers follow their values.
+    """Let code that branches on data-dependent numbers follow their values, which `get` returns by symbol.
 
-    Torch would insert checks where the numbers are computed; `decided` inserts them instead.
-
-    Args:
-        shape_env: of the trace.
-        get: returns the value of a data-dependent symbol, or None.
-        decided: called with each expression that code branched on, and its value.
+    Torch would insert checks where the numbers are computed; `decided` inserts them instead. It is called with each
+    expression that code branched on, and its value.
     """
     defer, ranges = shape_env.guard_or_defer_runtime_assert, shape_env.var_to_range
     narrowed: dict[Any, tuple[Any, Any]] = {}
@@ -162,12 +158,8 @@ def is_float_of_tensors(expression: Any, value: Any) -> bool:
 def add_check(graph: torch.fx.Graph, expression: Any, value: Any, message: str, stack_trace: str) -> None:
     """Append the check that an expression of data-dependent symbols has this value.
 
-    Args:
-        graph: of the current trace; it defines the symbols.
-        expression: comparison or integer.
-        value: the required value.
-        message: for the error of a call with another value.
-        stack_trace: of the code that depends on it.
+    `graph` is of the current trace, and defines the symbols. `message` is for the error of a call with another value,
+    `stack_trace` of the code that depends on it.
     """
     tracer = GraphAppendingTracer(graph)
     before = set(graph.nodes)
@@ -196,11 +188,7 @@ def _truth_values(graph: torch.fx.Graph) -> Iterator[tuple[Any, torch.fx.Node]]:
 
 
 def _number(graph: torch.fx.Graph, symbol: Any) -> torch.fx.Node:
-    """Return a node whose result is a symbol; append one if the graph has none.
-
-    Raises:
-        LookupError: no result of the graph has the symbol, and no input has it as a size.
-    """
+    """Return a node whose result is a symbol, new if need be; a `LookupError` tells that none has it."""
     found = find_symbol(graph, symbol)
     if found is None:
         for node in graph.find_nodes(op="placeholder"):
@@ -216,13 +204,8 @@ def unchecked_assumption(
 ) -> Any | None:
     """Return an assumption about data-dependent numbers that only the trace of the functional graph made.
 
-    Args:
-        forward: the forward graph, with checks of its own trace's assumptions.
-        functional: traced from it; has its checks, and nodes that tell their origin in it.
-        shape_env: of both traces.
-
-    Returns:
-        An expression over the forward graph's symbols; None: there is none.
+    It is an expression over the forward graph's symbols; None: there is none. The functional graph is traced from the
+    forward graph: it has the checks of that, and its nodes tell their origin.
     """
     symbols = {(node.name, str(path)): s for node in forward.graph.nodes for s, path in _bindings(node).items()}
     same = {

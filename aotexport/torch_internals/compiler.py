@@ -30,10 +30,9 @@ random operators stay whole, so that they draw eager's numbers."""
 
 
 def symbolic_sizes(sizes: Mapping[str, tuple[int, int | None]]) -> tuple[FakeTensorMode, dict[str, torch.SymInt]]:
-    """Return a fake mode with fresh symbolic integers.
+    """Return a fake mode with fresh symbolic integers, each by its current value and its greatest one (None: any).
 
-    Args:
-        sizes: per name, the current value and the greatest one, which may be None; the least is 2.
+    The least value is 2.
     """
     from torch._dynamo.source import ConstantSource
 
@@ -52,13 +51,7 @@ def symbolic_sizes(sizes: Mapping[str, tuple[int, int | None]]) -> tuple[FakeTen
 def trace_decomposed(
     function: Callable[..., Any], fakes: Sequence[torch.Tensor], fake_mode: FakeTensorMode
 ) -> torch.fx.GraphModule:
-    """Trace a function of tensors to the operators that torch's compiler fuses.
-
-    Args:
-        function: functional; takes and returns flat tensors.
-        fakes: fake tensors of `fake_mode`, one per input.
-        fake_mode: the mode under which the trace runs.
-    """
+    """Trace a functional function of flat tensors, on fakes, to the operators that torch's compiler fuses."""
     # The decomposition of max pooling needs `lowering`, and does not import it.
     from torch._inductor import config, lowering  # noqa: F401
     from torch._inductor.decomposition import select_decomp_table
@@ -79,12 +72,13 @@ def compile_library(
     ordered: bool,
     header: str,
 ) -> None:
-    """Compile a graph to a shared library for processors, by AOTInductor.
+    """Compile a graph of `trace_decomposed` to a shared library for processors, by AOTInductor.
 
-    Indices are not checked against bounds: see `lower/cpu/indices.py`.
+    The graph is changed in place; its results keep the strides that they were traced with. Indices are not checked
+    against bounds: see `hold_indices`.
 
     Args:
-        module: of `trace_decomposed`; changed in place. Its results keep the strides that they were traced with.
+        module: the graph.
         fakes: the fake inputs that it was traced with.
         fake_mode: their fake mode.
         path: the library; nothing else is written beside it.

@@ -59,12 +59,7 @@ def python_operators() -> dict[OpOverload, PythonOperator]:
 
 @functools.lru_cache(maxsize=1)
 def _with_registered_kernels(kernels: frozenset[str], definitions: frozenset[str]) -> dict[OpOverload, PythonOperator]:
-    """Return the custom operators whose kernels were registered with `torch.library`.
-
-    Args:
-        kernels: the registered ones: `namespace/operator/key`.
-        definitions: names of operators to leave out.
-    """
+    """Return custom operators with kernels of `torch.library` (`namespace/operator/key`), without `definitions`."""
     found: dict[OpOverload, PythonOperator] = {}
     keys: dict[str, set[str]] = {}
     for kernel in kernels:

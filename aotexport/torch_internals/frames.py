@@ -22,8 +22,7 @@ from aotexport.process.patches import Patch, patched
 def frames_kept(keeps: Callable[[FrameType], bool]) -> Iterator[None]:
     """Record the frames below the call of the model for which `keeps` is true; torch records functions `forward`.
 
-    Torch looks up the source of every frame of every node before it chooses among them, which takes as long as the rest
-    of a trace.
+    Torch looks up the source of every frame of every node first, which takes as long as the rest of a trace.
     """
     original = PythonKeyTracer.create_node
     text_of = functools.cache(_stack_trace)

@@ -33,12 +33,7 @@ from aotexport.torch_internals.tracing import layouts_unnoted
 
 @dataclass(frozen=True)
 class FunctionalCapture:
-    """A functional graph with AOTAutograd's metadata of it.
-
-    Attributes:
-        module: the joint or inference graph; functional.
-        metadata: mutations and aliases.
-    """
+    """A functional graph, joint or for inference, with AOTAutograd's metadata of mutations and aliases."""
 
     module: torch.fx.GraphModule
     metadata: ViewAndMutationMeta
@@ -62,16 +57,15 @@ def capture_functional(
     grad: bool,
     launches: bool = False,
 ) -> FunctionalCapture:
-    """Capture `function` as a functional graph through AOTAutograd.
+    """Capture `function`, of flat tensors, as a functional graph through AOTAutograd.
 
     Args:
-        function: takes and returns flat tensors.
+        function: the function.
         fakes: fake tensors of `fake_mode`, one per input.
         fake_mode: their mode; its shape environment is used further.
         kernels: see `fake_kernels`.
         grad: capture forward and backward; False: forward alone.
-        launches: decompose operators of `torch.library.triton_op` to launches of their kernels; False: leave them
-            whole.
+        launches: decompose operators of `torch.library.triton_op` to launches of their kernels.
     """
     with (
         _random_state_untracked(),

@@ -33,12 +33,9 @@ from aotexport.process.patches import Patch, patched
 
 @contextlib.contextmanager
 def fixed_symbols(shape_env: ShapeEnv, seen: Callable[[Any, bool], None], line: Callable[[], str]) -> Iterator[None]:
-    """Let a shape environment tell when it fixes sizes.
+    """Call `seen` with each symbol that a shape environment fixes to a number, and whether something asked for it.
 
-    Args:
-        shape_env: of the trace.
-        seen: called with every symbol when it is fixed to a number, and whether something asked for that number.
-        line: returns the user's running line, which guards record, see `line_of`.
+    `line` returns the user's running line, which guards record, see `line_of`.
     """
     replace = shape_env._set_replacement
 
@@ -85,9 +82,8 @@ def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
     default (`guard_or_false`, `guard_or_true`); for sizes that have an example value they guard on it nevertheless.
     Here they guard only if the example takes a special path, but not because a size of it happens to be 0 or 1.
 
-    Args:
-        assumed: called with each condition (a sympy expression) that a trace assumed without a guard. Operators are
-            right without it; the layouts and aliases of a trace may differ.
+    `assumed` is called with each condition that a trace assumed without a guard. Operators are right without it; the
+    layouts and aliases of a trace may differ.
     """
     original = symbolic_shapes._guard_or
     reshapes = _Reshapes()
@@ -117,10 +113,7 @@ def general_sizes_kept(assumed: Callable[[Any], None]) -> Iterator[None]:
 class _Reshapes:
     """Lets reshapes copy where not all sizes let them be views, and views of contiguous tensors ask for no sizes.
 
-    Attributes:
-        running: whether a reshape runs, which may copy.
-        viewing: whether a view is made.
-        squeezing: whether an axis must go for it, so that its size is held to 1.
+    A view holds a size to 1 where its axis must go (`squeezing`).
 
     Source: torch 2.13, `torch/_refs/__init__.py`, `_reshape_view_helper`; `aten/src/ATen/TensorUtils.cpp`,
     `computeStride`.
@@ -132,11 +125,7 @@ class _Reshapes:
         self.running = self.viewing = self.squeezing = False
 
     def patches(self, general: Callable[[Any, bool], bool]) -> list[Patch]:
-        """Return the patches.
-
-        Args:
-            general: answers a condition with its default, see `general_sizes_kept`.
-        """
+        """Return the patches; `general` answers a condition with its default, see `general_sizes_kept`."""
         view, call, guard = _refs._reshape_view_helper, proxy_tensor.proxy_call, SymNode.guard_bool
         drop = _refs.squeeze
 

@@ -1,8 +1,6 @@
 """The private names of torch's compiler that lowering to GPU kernels uses; written for torch 2.13.
 
 Importing torch's compiler takes seconds, so this file is imported only when a bundle is lowered.
-
-`offline_gpu` makes torch believe in a GPU that is not there. Every change is undone when the block ends.
 """
 
 from __future__ import annotations
@@ -95,10 +93,9 @@ SETTINGS: dict[str, Any] = {
 
 @contextlib.contextmanager
 def offline_gpu(wrapper: type[WrapperFxCodegen]) -> Iterator[None]:
-    """Let torch's compiler generate code for a CUDA device on a machine without one; kernels are not compiled.
+    """Let torch's compiler generate code for `DEVICE` on a machine without one; kernels are not compiled.
 
-    Args:
-        wrapper: turns the compiler's program into a graph.
+    `wrapper` turns the compiler's program into a graph.
     """
     codegen_common.init_backend_registration()
     device_interface.init_device_reg()
@@ -240,13 +237,10 @@ def _normal(mean: Any, std: Any, generator: Any = None) -> torch.Tensor:
 
 
 def rounding_as_eager(dtypes: Iterable[torch.dtype]) -> contextlib.AbstractContextManager[None]:
-    """Round fused values as eager does while they are traced and lowered, if any is of 16 bits.
+    """Round fused values as eager does while they are traced and lowered, if any of `dtypes` is of 16 bits.
 
     A backward that recomputes a maximum's operand, to find the place of the maximum, must find it to the bit. Programs
     of wider values stay as they are: this setting also keeps products and sums apart, which is slower.
-
-    Args:
-        dtypes: of the values.
     """
     return inductor_config.patch(emulate_precision_casts=any(dtype in _NARROW for dtype in dtypes))
 
@@ -255,13 +249,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 
 def retraced(function: Callable[..., Any], fakes: Sequence[Any], fake_mode: FakeTensorMode) -> torch.fx.GraphModule:
-    """Trace `function` on fake CUDA tensors, with the decompositions of torch's compiler.
-
-    Args:
-        function: takes and returns flat values.
-        fakes: fake tensors of `fake_mode`.
-        fake_mode: their mode; its shape environment is used further.
-    """
+    """Trace a function of flat values on fake CUDA tensors, with the decompositions of torch's compiler."""
     decompositions = {**select_decomp_table(), **dict.fromkeys(_NORMAL, _normal)}
     with (
         cuda_guard(),
@@ -299,10 +287,7 @@ def partitioned(
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """Return forward and backward of a joint graph, cut where the least has to be saved.
 
-    Args:
-        module: a joint graph; the names of its tangents contain `tangents`.
-        returned: number of outputs that the forward returns.
-        fake_mode: of its values.
+    The names of its tangents contain `tangents`; the forward returns the first `returned` outputs.
     """
     with tracing(TracingContext(fake_mode)):
         return min_cut_rematerialization_partition(
@@ -315,12 +300,7 @@ def compile_for_gpu(
 ) -> None:
     """Run the compiler on a forward or backward graph; the wrapper class in force gets the result.
 
-    Args:
-        module: changed in place.
-        fake_mode: of its values.
-        visible: number of leading outputs that must keep the layout that they were traced with.
-        is_backward: whether it is a backward graph.
-        is_inference: whether there is no backward.
+    The graph is changed in place. Its first `visible` outputs keep the layout that they were traced with.
     """
     output = module.graph.output_node()
     values = output.args[0]

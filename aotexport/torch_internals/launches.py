@@ -59,12 +59,9 @@ def replace_device_functions(functions: Any) -> None:
 
 
 def launch_recorded(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Record the launch of a kernel in the current trace; nothing is run.
+    """Record the launch of a kernel of `triton.jit` in the current trace; nothing is run.
 
-    Args:
-        kernel: a function of `triton.jit`, tuned or not.
-        args: positional arguments of its `run`.
-        kwargs: keyword arguments, with `grid`.
+    `args` and `kwargs` are those of its `run`, with `grid`.
 
     Raises:
         RuntimeError: torch cannot record it; says why.

@@ -17,8 +17,7 @@ from aotexport.torch_internals import releases
 def translations_read_once() -> AbstractContextManager[None]:
     """Have torch's exporter read its translations of operators at the first model alone, which takes 0.6 s.
 
-    In the block, it asks the dispatcher for the composite operators once, instead of once per namespace. A release of
-    torch that the tests were not run with reads them for each model.
+    A release of torch that the tests were not run with reads them for each model.
     """
     if not releases.is_tested():
         return contextlib.nullcontext()

@@ -48,11 +48,7 @@ def is_tested() -> bool:
 
 
 def check_release() -> None:
-    """Refuse a torch that the tests were not run with.
-
-    Raises:
-        ExportFailed: names the releases, and the option that tries another one.
-    """
+    """Refuse a torch that the tests were not run with; name the releases, and the option that tries another one."""
     if not is_tested():
         raise unfit_release("or try this one with --allow-untested-torch (allow_untested_torch=True)")
 

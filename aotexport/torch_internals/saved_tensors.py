@@ -47,10 +47,7 @@ class SavedTensors:
         """Return, per list of roots, the addresses that a backward pass from them reads.
 
         Saved tensors that no node shows (those of views that were written to, and of operators in C++) count for all.
-
-        Args:
-            roots: tensors that a backward pass begins at.
-            left: all tensors that the call left, whose nodes show saved tensors, too.
+        `left` are all tensors that the call left, whose nodes show saved tensors, too.
         """
         bits: dict[Any, int] = {}
         found: list[set[int]] = [set() for _ in roots]

@@ -53,8 +53,8 @@ def subclasses_tracked() -> Iterator[None]:
     """Let a trace follow tensors into wrapper subclasses and out of them.
 
     Operators on a tensor subclass are recorded whole, and run by its own code at run time. The code of a model, or of
-    the class above operators (`__torch_function__`), may read the inner tensors, and make such tensors of others: both
-    get nodes.
+    the class above operators (`__torch_function__`), may read inner tensors, and make such tensors of others: both get
+    nodes.
     """
     track, call = proxy_tensor.track_tensor, proxy_tensor.proxy_call
 

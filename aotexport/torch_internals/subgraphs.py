@@ -79,9 +79,8 @@ def functionalised_calls(
 ) -> Iterator[tuple[torch.fx.Node, Callable[..., Any], list[torch.fx.Node]]]:
     """Yield the calls in a functional graph that replace operators which write to their arguments.
 
-    Yields:
-        The node; a function that copies written arguments, calls the operator and returns its results and the copies;
-        and the nodes whose values the function takes.
+    Each is the node; a function that copies written arguments, calls the operator and returns its results and the
+    copies; and the nodes whose values the function takes.
     """
     for node in module.graph.find_nodes(op="call_function", target=auto_functionalized_v2):
         arguments = torch.fx.map_arg((node.args, node.kwargs), lambda arg: _attribute(module, arg))

@@ -64,8 +64,8 @@ def node_annotations() -> dict[str, Any]:
 def node_meta_preserved() -> Iterator[None]:
     """Let traced nodes take metadata over, and leave none behind.
 
-    Torch 2.13 restores the outer metadata, but not the annotations in it, which are changed in place: a model's
-    annotations (as by flexible attention) would stay, and later compilations would use them.
+    Torch 2.13 restores the outer metadata, but not the annotations in it, which are changed in place: those of a model
+    (as by flexible attention) would stay, and later compilations would use them.
     """
     with torch.fx.traceback.preserve_node_meta():
         meta = torch.fx.traceback.get_current_meta()
@@ -76,8 +76,8 @@ def node_meta_preserved() -> Iterator[None]:
 class _TensorsByMemory(WeakTensorKeyDictionary):
     """The tracer's tensors, found by their memory if the object is another.
 
-    Autograd saves the results of operators for backward, and returns them as new tensors of the same memory. A model
-    that computes gradients itself reads these.
+    Autograd returns saved results as new tensors of the same memory; a model that computes gradients itself reads
+    these.
     """
 
     def __init__(self) -> None:
@@ -216,9 +216,6 @@ def trace_forward(
         above_autograd: False: trace below autograd and function transforms, which then get no nodes: composite
             operators are decomposed, and grad-mode changes do not show.
         whole_composites: False: decompose composite operators, so that no tensor that autograd saves is inside them.
-
-    Returns:
-        The graph, each node with `meta['val']` and, where known, `stack_trace` and `custom`.
     """
     load_forward_mode()
     with (
@@ -288,14 +285,9 @@ def tracing_paused() -> Iterator[PythonKeyTracer]:
 def trace_subgraph(
     function: Callable[..., Any], operands: Sequence[Any], *, keeps_frame: Callable[[FrameType], bool]
 ) -> torch.fx.GraphModule:
-    """Trace the subgraph of an operator, while the trace around it is paused.
+    """Trace the subgraph of an operator, while the trace around it is paused; it returns a list of values.
 
     Tensors from outside of `function` become attributes of the graph; `lift_tensors` makes them inputs.
-
-    Args:
-        function: takes the operands and returns a list of values.
-        operands: fake tensors and sizes.
-        keeps_frame: see `trace_forward`.
     """
     current = proxy_tensor._CURRENT_MAKE_FX_TRACER
     assert current is not None
@@ -335,14 +327,7 @@ def lift_tensors(subgraphs: Sequence[torch.fx.GraphModule]) -> list[torch.Tensor
 def record_call(
     tracer: PythonKeyTracer, target: Callable[..., Any], args: tuple[Any, ...], results: Any, **kwargs: Any
 ) -> None:
-    """Record a call with results, which may have subgraphs among its arguments.
-
-    Args:
-        tracer: of the trace.
-        target: the called function.
-        args: its positional arguments.
-        results: a tensor or several.
-        kwargs: its keyword arguments; no tensors.
+    """Record a call with results, which may have subgraphs among its arguments; keyword arguments hold no tensors.
 
     Raises:
         LookupError: an argument is a tensor that the trace does not know.
@@ -375,9 +360,7 @@ def traced_value(value: Any) -> Any:
 def record_mark(target: Callable[..., Any], *args: Any) -> torch.fx.Proxy:
     """Record a call without a result in the trace of a forward graph; return its proxy, an argument for later marks.
 
-    Args:
-        target: the called function.
-        args: its arguments; of lists of tensors, those that the trace knows are recorded.
+    Of lists of tensors, those that the trace knows are recorded.
     """
     tracer = current_tracer()
     known = [

@@ -22,8 +22,8 @@ __all__ = ["FoldedGraphModule"]
 def load_forward_mode() -> None:
     """Compile torch's rules of forward-mode differentiation that are made of other operators.
 
-    Torch does so when the first dual tensor is made, and cannot during a trace: it reads the source of functions that
-    are patched then.
+    Torch does so at the first dual tensor, and cannot during a trace: it reads the source of functions that are
+    patched.
     """
     forward_ad._maybe_load_decompositions()
 

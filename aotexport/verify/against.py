@@ -37,15 +37,8 @@ def compare_with_model(
 ) -> list[VectorResult]:
     """Compare the bundle with the model of a model file, after giving the model the bundle's weights.
 
-    Args:
-        bundle: an open bundle.
-        source: the model file; its module gets the weights of the bundle.
-        targets: engines to run the bundle with.
-        operator_namespaces: see `aotexport_runtime.load`.
-
-    Returns:
-        One result per program, recorded call and target. Calls are recorded anew: the file's example inputs, random
-        values of the same kind, and other sizes of dynamic dimensions.
+    Calls are recorded anew: the file's example inputs, random values of the same kind, and other sizes of dynamic
+    dimensions. There is one result per program, recorded call and target.
 
     Raises:
         VerificationFailed: the model has other parameters, buffers or inputs than the bundle.

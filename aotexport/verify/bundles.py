@@ -107,17 +107,8 @@ def verify_targets(
 ) -> tuple[list[EncodedProgram], list[Comparison]]:
     """Compare compiled programs with their recorded calls, for each level that this machine has.
 
-    A program that disagrees is dropped from the target, with the reason in the target's record.
-
-    Args:
-        directory: the bundle.
-        programs: its programs, lowered.
-        levels: the levels that they were lowered for.
-        rewrite: writes programs and manifest to the directory.
-        eager: judges differences by eager's own errors.
-
-    Returns:
-        The programs, possibly with fewer targets, and every comparison of the remaining ones.
+    A program that disagrees is dropped from the target, with the reason in the target's record. Arguments are those of
+    `verify_bundle`. Returns the programs, possibly with fewer targets, and every comparison of the remaining ones.
     """
     found: list[Comparison] = []
     for level in levels:
@@ -144,10 +135,7 @@ def verify_targets(
 
 
 def _verdict(program: EncodedProgram, results: list[dict[str, Any]]) -> Literal["functional", "forward", "wrong"]:
-    """Return the graph that serves the program.
-
-    The forward graph must agree if it can be run: it serves the calls that the functional graph does not.
-    """
+    """Return the graph that serves the program; the forward one must agree, for calls that the other does not."""
     record = program.record
 
     def agrees(target: str) -> bool:
@@ -202,12 +190,6 @@ def run_selftest(
     directory: Path, targets: Sequence[str], options: Sequence[str] = (), fresh: FreshProcess | None = None
 ) -> list[dict[str, Any]]:
     """Run the bundle's self-test in a fresh process that has only the runtime; return its results as JSON.
-
-    Args:
-        directory: the bundle.
-        targets: engines to run it with.
-        options: further options of the self-test.
-        fresh: the process to use, if one is waiting.
 
     Raises:
         VerificationFailed: the process failed.

@@ -59,11 +59,8 @@ class FreshProcess:
 
         Args:
             arguments: of the command.
-            timeout_s: time to wait.
+            timeout_s: time to wait; `subprocess.TimeoutExpired`: it takes longer.
             path: search path for modules; empty: the default.
-
-        Raises:
-            subprocess.TimeoutExpired: it takes longer.
         """
         # Model files set variables that the modules of their operators read.
         request = json.dumps({"path": list(path), "environment": dict(os.environ), "arguments": list(arguments)})

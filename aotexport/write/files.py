@@ -51,11 +51,7 @@ def write_manifest(
 ) -> Manifest:
     """Write a manifest with the files below `directory`, and with what a load of them needs; return it.
 
-    Args:
-        manifest: its other fields.
-        programs: of the bundle; written.
-        directory: of the bundle.
-        known: entries of files that have not changed since, whose digests need not be computed again.
+    `known` are entries of files that have not changed since, whose digests need not be computed again.
     """
     everything = _with_casts(programs)
     manifest = msgspec.structs.replace(
@@ -93,12 +89,7 @@ def list_again(directory: Path, manifest: Manifest) -> Manifest:
 
 
 def list_files(directory: Path, known: Iterable[FileEntry] = ()) -> tuple[FileEntry, ...]:
-    """Return an entry for every file below `directory` but the manifest, sorted by path.
-
-    Args:
-        directory: of a bundle.
-        known: entries of files that have not changed since.
-    """
+    """Return an entry for every file below `directory` but the manifest, sorted by path; `known` ones are unchanged."""
     entries = {entry.path: entry for entry in known}
     paths = [path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST_NAME]
     found = [entries.get(path.relative_to(directory).as_posix()) or _entry(path, directory) for path in paths]

@@ -39,12 +39,7 @@ def write_weights(state: State, directory: Path, *, shard_nbytes: int = SHARD_NB
     """Write the state below `directory` and return its manifest entries.
 
     Persistent tensors go to `weights/model.safetensors` (or shards with an index), the rest to
-    `weights/constants.safetensors`.
-
-    Args:
-        state: the state to write.
-        directory: the bundle's.
-        shard_nbytes: size of one file at most, in bytes; a single larger tensor has a file of its own.
+    `weights/constants.safetensors`. A file has at most `shard_nbytes`; a single larger tensor has a file of its own.
     """
     entries: list[tuple[StateEntry, _StoredTensor, bool, int]] = []
     apart = State([part for entry in state.entries for part in _apart(entry)])

@@ -24,12 +24,8 @@ _LENGTH_NBYTES = 8
 def weights_as_snapshots(state: State, records: Iterable[StateTensor], directory: Path) -> Iterator[None]:
     """Set `state.snapshots` to the contents of the files, for the block.
 
-    Memory whose bytes differ from the file's (the values of a conjugated view) gets a copy instead.
-
-    Args:
-        state: the written state, unchanged since.
-        records: its records, from `write_weights`.
-        directory: the bundle's.
+    Memory whose bytes differ from the file's (the values of a conjugated view) gets a copy instead. `records` are from
+    `write_weights`, and the state is unchanged since.
     """
     tensors = [part for entry in state.entries for part in parts(entry.tensor)]
     places = [place for record in records for place in parts_of(record)]

@@ -12,13 +12,7 @@ LevelName = Literal["x86_64-v3", "x86_64-v4"]
 
 @dataclass(frozen=True)
 class Level:
-    """A level.
-
-    Attributes:
-        name: its name in the bundle.
-        march: its name for the C++ compiler.
-        vector_nbits: width of its vector registers.
-    """
+    """A level: its name in the bundle and for the C++ compiler (`march`), and the width of its vector registers."""
 
     name: LevelName
     march: str

@@ -36,14 +36,9 @@ class NotLowered(ExportFailed):
 
 @dataclass(frozen=True)
 class Piece:
-    """A subgraph to compile.
+    """A subgraph to compile: the whole functional graph, its forward or its backward.
 
-    Attributes:
-        graph: the functional graph.
-        subgraph: the whole graph, its forward or its backward.
-        program: whose graph it is.
-        sizes: value per symbol in the example call.
-        namespaces: namespaces of custom operators.
+    `sizes` are the values of symbols in the example call, `namespaces` those of custom operators.
     """
 
     graph: Graph
@@ -59,13 +54,7 @@ class Piece:
 
 
 def lower_subgraph(piece: Piece, level: Level, file: str, directory: Path) -> tuple[CompiledHalf, list[SizeExpression]]:
-    """Compile `piece` to the library `file` in `directory`.
-
-    Args:
-        piece: the subgraph.
-        level: instruction set.
-        file: name of the library.
-        directory: gets the library and no other file.
+    """Compile `piece` to the library `file` in `directory`, which gets no other file.
 
     Returns:
         Its record, and the compiler's assumptions about the symbols.
@@ -132,11 +121,7 @@ def _check_effects(piece: Piece) -> None:
 
 
 def _results(piece: Piece) -> list[str]:
-    """Return the tensors that the library returns.
-
-    Raises:
-        NotLowered: the subgraph returns something that only the library would know, and that is no tensor.
-    """
+    """Return the tensors that the library returns; refuse results that only it would know, and that are no tensors."""
     metas = piece.metas
     computed = {node.name for node in piece.subgraph.nodes}
     found: dict[str, None] = {}
@@ -174,15 +159,7 @@ def _size(name: str, piece: Piece, symbols: Mapping[str, Any]) -> Any:
 
 
 def _assumptions(environment: ShapeEnv | None, names: Mapping[Any, sympy.Symbol]) -> list[SizeExpression]:
-    """Return the assumptions of a trace and the compiler about the symbols.
-
-    Args:
-        environment: shape environment of the trace.
-        names: the program's symbol per symbol of the trace.
-
-    Raises:
-        NotLowered: the format cannot express an assumption.
-    """
+    """Return what a trace and the compiler assume, over `names` of symbols; refuse what the format cannot hold."""
     if environment is None:
         return []
     found: list[SizeExpression] = []
@@ -225,12 +202,7 @@ _BY_SEVERAL = (aten.index.Tensor, aten.index_put.default)
 def hold_indices(module: torch.fx.GraphModule, fake_mode: FakeTensorMode) -> bool:
     """Clamp the indices in a traced graph, and return one more result that says whether any was outside of its bounds.
 
-    Args:
-        module: result of `trace_decomposed`; changed.
-        fake_mode: fake mode of its values.
-
-    Returns:
-        Whether it has such indices; if not, there is no further result.
+    The module is changed. Returns whether it has such indices; if not, there is no further result.
     """
     outside_bounds: list[torch.fx.Node] = []
     for node in list(module.graph.nodes):

@@ -27,14 +27,9 @@ from aotexport_runtime.schema.sizes import SizeExpression
 def lower_program(
     program: EncodedProgram, level: Level, sizes: Mapping[str, int], namespaces: frozenset[str], directory: Path
 ) -> CompiledProgram:
-    """Compile the functional graph of `program` to libraries in `directory`.
+    """Compile the functional graph of `program`, prepared by `with_partition`, to libraries in `directory`.
 
-    Args:
-        program: prepared by `with_partition`.
-        level: instruction set.
-        sizes: value per symbol in the example call.
-        namespaces: namespaces of custom operators that it calls.
-        directory: where to.
+    `sizes` are the values of symbols in the example call, `namespaces` those of the custom operators that it calls.
 
     Raises:
         NotLowered: it cannot be compiled; says why.

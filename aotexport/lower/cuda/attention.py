@@ -1,7 +1,7 @@
 """Fused attention of CPUs on CUDA devices, by flash or efficient attention, or by the definition.
 
-A replacement has the signature of its operator, but for the layout of results. Invariant: forward and backward choose
-by shapes and dtypes alone, so that they choose the same.
+A replacement has the signature of its operator, but for the layout of results. Forward and backward choose by shapes
+and dtypes alone, so that they choose the same.
 """
 
 from __future__ import annotations
@@ -235,13 +235,7 @@ def attend(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return results, and the logarithm of each row's sum of exponentials.
 
-    Args:
-        query: `[batch, heads, rows, width]`.
-        key: `[batch, heads, columns, width]`; several heads of queries may share one.
-        value: `[batch, heads, columns, width of values]`, with as many heads as keys.
-        mask: truths, or a tensor to add to scores; None: there is none.
-        is_causal: whether scores above the diagonal are left out.
-        factor: see `factor_of`.
+    The shapes are those of `fused_kind`. A mask is truths, or a tensor to add to scores.
     """
     key, value = for_all_heads(query, key, value)
     scores = _scores(query, key, mask, is_causal, factor)

@@ -31,15 +31,7 @@ MAX_WORKERS = 8
 
 @dataclass(frozen=True)
 class Binary:
-    """Compiled code of one candidate of one kernel.
-
-    Attributes:
-        code: machine code.
-        ptx: text that it was made from; empty for AMD's devices.
-        shared_nbytes: dynamic shared memory.
-        global_scratch_nbytes: scratch memory per block.
-        global_scratch_alignment: alignment of that.
-    """
+    """Machine code of one candidate of one kernel, the PTX that it was made from, and the memory that it needs."""
 
     code: bytes
     ptx: bytes
@@ -59,12 +51,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Compiled:
-    """Results of compilations.
-
-    Attributes:
-        binaries: compiled code per job.
-        failures: why, per job that failed.
-    """
+    """Code per compilation, and reasons for those that failed."""
 
     binaries: dict[Job, Binary]
     failures: dict[Job, str]
@@ -84,14 +71,8 @@ def compile_kernels(
 ) -> Compiled:
     """Compile every candidate of every kernel for every architecture.
 
-    Args:
-        kernels: the kernels.
-        architectures: `sm_80`, ...
-        cache: directory of earlier results; None: `kernels` in the user's cache directory.
-        progress: called with the number of finished compilations and of all.
-
-    Returns:
-        Code per compilation, and reasons for those that failed: the compiler refused, or its process died.
+    Earlier results are read from `cache`, by default `kernels` in the user's cache directory. `progress` is called with
+    the number of finished compilations and of all. A compilation fails where the compiler refuses, or its process dies.
 
     Raises:
         InternalError: aotexport has a bug.

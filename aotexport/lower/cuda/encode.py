@@ -51,7 +51,7 @@ def encode_lowered(
         lowered: the graph.
         inputs: name in the record per name among `LoweredGraph.inputs`, in the record's order; sizes are left out.
         outputs: which outputs to return, in order; None: nothing.
-        namespaces: namespaces of the program's custom operators.
+        namespaces: those of the program's custom operators.
 
     Raises:
         CannotLower: the format cannot express it.

@@ -77,12 +77,8 @@ def library_files(
 ) -> dict[str, bytes]:
     """Return the files of a target that hold its kernels, by name.
 
-    Args:
-        kernels: the kernels.
-        compiled: their code.
-        architectures: architectures that it was compiled for.
-        sources: keep the kernels' sources.
-        root: directory that source files of the user are relative to; None: kernels do not record the user's lines.
+    `root` is the directory that source files of the user are relative to; without it, kernels do not record the user's
+    lines.
     """
     ordered = sorted(kernels, key=lambda kernel: kernel.name)
     kinds = [*architectures, PTX] if PTX_ARCHITECTURE in architectures else list(architectures)

@@ -43,12 +43,10 @@ class LoweredGraph:
 
 @dataclass
 class LoweredGraphs:
-    """A program's lowered graphs.
+    """A program's lowered graphs, with every kernel of both.
 
-    Attributes:
-        forward: takes the program's inputs, returns the results of the functional graph's forward, then saved values.
-        backward: takes saved values by name and tangents, returns a gradient per input; None: an inference program.
-        kernels: every kernel of both.
+    The forward takes the program's inputs, and returns the results of the functional graph's forward, then saved
+    values. The backward takes saved values by name and tangents, and returns a gradient per input; inference has none.
     """
 
     forward: LoweredGraph

@@ -30,13 +30,7 @@ UNROLLED_FACTOR, UNROLLED_NODES = 10, 500
 
 @dataclass(frozen=True)
 class CudaProgram:
-    """A program lowered for CUDA devices.
-
-    Attributes:
-        record: its record.
-        graphs: its graphs by file name.
-        kernels: kernels that they launch.
-    """
+    """A program lowered for CUDA devices: its record, its graphs by file name, and the kernels that they launch."""
 
     record: LoweredProgram
     graphs: dict[str, Graph]
@@ -44,12 +38,7 @@ class CudaProgram:
 
 
 def lower_program(program: Program, forward: ForwardCapture, functional: FunctionalCapture) -> CudaProgram:
-    """Lower a captured program.
-
-    Args:
-        program: its record; it has a functional graph.
-        forward: the program before autograd.
-        functional: the functional graph; left as it is.
+    """Lower a captured program with a functional graph, which is left as it is.
 
     Raises:
         CannotLower: says why.

@@ -34,10 +34,7 @@ _FUSED_ON_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 def captured_for_gpu(forward: ForwardCapture, functional: FunctionalCapture, *, grad: bool) -> FunctionalCapture:
     """Return a program's functional graph with the operators of GPUs and launches of Triton kernels.
 
-    Args:
-        forward: the program before autograd.
-        functional: its functional graph, returned where another capture would make the same.
-        grad: whether it is a joint graph.
+    It is `functional`, where another capture would make the same.
 
     Raises:
         CannotLower: the program has Triton kernels, or custom operators that write to their arguments, and cannot be

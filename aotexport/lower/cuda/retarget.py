@@ -26,10 +26,7 @@ class CannotLower(ExportFailed):
 def retarget(module: torch.fx.GraphModule, tangents: int, mode: FakeTensorMode) -> torch.fx.GraphModule:
     """Return `module` on CUDA tensors, its operators decomposed for the compiler.
 
-    Args:
-        module: a functional graph on CPU tensors; left as it is.
-        tangents: how many of its inputs, at the end, are incoming gradients.
-        mode: the fake mode of its values.
+    The last `tangents` of its inputs are incoming gradients; `mode` is the fake mode of its values.
 
     Raises:
         CannotLower: it has operators that only CPUs have, or changes values in place.
@@ -60,11 +57,7 @@ def _moved(value: Any) -> Any:
 
 
 def check_on_gpu(operator: OpOverload) -> None:
-    """Refuse an operator that only CPUs have.
-
-    Raises:
-        CannotLower: names it.
-    """
+    """Refuse an operator that only CPUs have."""
     name = operator._schema.name
     if any(part in name for part in _CPU_ONLY):
         raise CannotLower(f"operator `{name}` runs on CPUs only")

@@ -1,7 +1,7 @@
 """Sources of kernels, as modules that need neither the compiler that wrote them nor a GPU.
 
-Invariant: the text of a kernel depends on its computation alone. Its name ends in a digest of the rest, so kernels that
-several graphs share are one kernel.
+The text of a kernel depends on its computation alone. Its name ends in a digest of the rest, so kernels that several
+graphs share are one kernel.
 """
 
 from __future__ import annotations
@@ -30,13 +30,7 @@ _NAME_LENGTH = 80
 
 @dataclass(frozen=True)
 class Candidate:
-    """One configuration of a kernel.
-
-    Attributes:
-        constants: every parameter of the source that is fixed.
-        options: options of the compiler.
-        grid: blocks per axis.
-    """
+    """One configuration of a kernel: fixed parameters, options of the compiler, and blocks per axis."""
 
     constants: dict[str, Any]
     options: dict[str, Any]
@@ -88,11 +82,7 @@ def joined(kernels: Iterable[KernelSource]) -> dict[str, KernelSource]:
 
 
 def kernel_source(tuner: CachingAutotuner, origins: Iterable[torch.fx.Node] = ()) -> KernelSource:
-    """Return a kernel by the compiler's description for its autotuner.
-
-    Args:
-        tuner: the description.
-        origins: nodes that were fused in it.
+    """Return a kernel by the compiler's description for its autotuner, and by the nodes that were fused in it.
 
     Raises:
         CannotLower: it needs a feature that a bundle cannot hold; names it.
@@ -190,10 +180,7 @@ _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le"}
 def grid_of(tuner: CachingAutotuner, config: object, constants: Mapping[str, object]) -> tuple[Size, Size, Size]:
     """Return the blocks per axis of a kernel under one configuration, over the names of its arguments.
 
-    Args:
-        tuner: the kernel.
-        config: the configuration.
-        constants: fixed arguments, which no launch takes.
+    `constants` are fixed arguments, which no launch takes.
 
     Raises:
         CannotLower: the format cannot express it.
@@ -208,14 +195,10 @@ def grid_of(tuner: CachingAutotuner, config: object, constants: Mapping[str, obj
 
 
 def parse(source: str, known: dict[str, Size] | None = None) -> Size:
-    """Return the size that Python source computes.
-
-    Args:
-        source: an expression of integers.
-        known: values of names; other names are symbols.
+    """Return the size that Python source computes; names without a value in `known` are symbols.
 
     Raises:
-        CannotLower: it is not arithmetic alone.
+        CannotLower: it is not arithmetic of integers alone.
     """
     return _size(ast.parse(source.strip(), mode="eval").body, known or {}, source)
 

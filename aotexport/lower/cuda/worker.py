@@ -1,7 +1,6 @@
-"""Compiles kernels on request: `python -m aotexport.lower.cuda.worker DIRECTORY`.
+"""Compiles kernels on request: `python -m aotexport.lower.cuda.worker DIRECTORY` answers each line with a line.
 
-Reads a job per line of standard input, writes a line when it is done. It is a process of its own, because the code
-generator aborts its process on unknown constructs.
+It is a process of its own, because the code generator aborts its process on unknown constructs.
 """
 
 from __future__ import annotations

@@ -42,9 +42,7 @@ def as_strided(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Me
 
 
 def _memory(meta: TensorMeta) -> tuple[list[int], list[int]]:
-    """Return the axes along which a tensor repeats its memory, and the order of the other axes in memory.
-
-    The others are counted without the repeating ones.
+    """Return the axes along which a tensor repeats its memory, and the order of the others, counted without these.
 
     Raises:
         NoForm: there are gaps in its memory, or other overlaps.
@@ -178,9 +176,7 @@ def _roll(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) 
 def _with_axes(function: Any, like: int = 0) -> Form:
     """Return the form of an operator along an axis for operands without axes, which ONNX does not allow.
 
-    Args:
-        function: the operator.
-        like: position of the operand with as many axes as the result.
+    The operand at position `like` has as many axes as the result.
     """
 
     def form(call: Call, args: list[Any], kwargs: Mapping[str, Any], metas: Metas) -> Any:

@@ -42,9 +42,7 @@ class GraphBuilder:
     """An FX graph under construction from a recorded graph.
 
     Attributes:
-        record: the recorded graph.
         root: holds tensors and subgraphs that the graph refers to.
-        graph: the graph under construction.
         values: value in the graph per name in the record.
         symbols: values of its sizes.
         checks: conditions in words, each with the node of its truth.
@@ -214,11 +212,7 @@ class GraphBuilder:
         return constant_value(argument, Environment(self.namespaces))
 
     def _subgraph(self, subgraph: SubgraphArgument) -> fx.Node:
-        """Return the subgraph of a loop as a module.
-
-        Raises:
-            ExportFailed: torch's exporters cannot take it.
-        """
+        """Return the subgraph of a loop as a module."""
         inner, results = self._opened(subgraph)
         if inner.checks:
             raise ExportFailed(
@@ -277,11 +271,7 @@ class Symbols:
                 self._values[size] = self._call(torch.ops.aten.sym_size.int, value, axis)
 
     def value(self, size: Size | float) -> Any:
-        """Return the value of a size.
-
-        Raises:
-            ExportFailed: ONNX cannot compute it.
-        """
+        """Return the value of a size; refuse one that ONNX cannot compute."""
         if isinstance(size, int | float):
             return size
         if isinstance(size, str):

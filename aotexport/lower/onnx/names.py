@@ -23,9 +23,7 @@ def input_names(program: Program) -> list[str]:
 def output_names(program: Program, taken: Iterable[str]) -> list[str]:
     """Return a name per entry of `program.outputs`: its path in the returned value, or the state that it replaces.
 
-    Args:
-        program: the program of the outputs.
-        taken: names of inputs, which no output may have.
+    No output may have a name that is `taken` by an input.
     """
     paths: dict[int, str] = {}
     for path, leaf in leaves(program.output_tree, "output"):
@@ -60,12 +58,8 @@ def finish(
 ) -> None:
     """Name inputs and outputs, keep other values from having such names, and reduce metadata to provenance.
 
-    Args:
-        model: changed in place.
-        inputs: names of the inputs that are no state, in order.
-        outputs: names of the outputs, in order.
-        reserved: names of state tensors.
-        state: names of the inputs for state tensors; they keep their names.
+    The model is changed. `inputs` are those that are no state; `reserved` are names of state tensors; `state` are names
+    of the inputs for state tensors, which keep their names.
     """
     graph = model.graph
     graph.name = "main"

@@ -1,7 +1,7 @@
 """A program with its graph in plain tensors; ONNX has no others.
 
-The graph is the forward graph. If the program's state has tensors of wrapper subclasses, such as quantised weights, it
-is the inference graph, with these taken apart: their parts are state tensors of their own, `<name>.<attribute>`.
+The graph is the forward graph; where state has tensors of wrapper subclasses (quantised weights), the inference graph
+with these taken apart: their parts are state tensors of their own, `<name>.<attribute>`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,9 @@ from aotexport_runtime.schema.subclasses import Subclass
 
 @dataclass(frozen=True)
 class Plain:
-    """A program in plain tensors.
+    """A program in plain tensors, and its graph: indices of inputs and dimensions are those of the graph.
 
-    Attributes:
-        program: its record; inputs are those of `graph`, and indices of dimensions count them.
-        graph: computes its outputs.
-        tensors: its state by name, mapped from the bundle's files.
+    `tensors` is its state by name, mapped from the bundle's files.
     """
 
     program: Program

@@ -1,7 +1,6 @@
-"""A program's forward graph as a module of torch again, so that torch's exporters can take it.
+"""A program's forward graph as a module of torch again, made of the bundle alone, for torch's exporters.
 
-Needs the bundle alone, not the model's code. The module is functional: tensors that the program writes to are copied
-first, and returned after its outputs.
+The module is functional: tensors that the program writes to are copied first, and returned after its outputs.
 """
 
 from __future__ import annotations
@@ -50,12 +49,8 @@ def rebuild(
 ) -> Rebuilt:
     """Return the forward graph of `program` as a module.
 
-    Args:
-        program: its record.
-        graph: its forward graph.
-        tensors: its state by name; borrowed.
-        namespaces: namespaces of custom operators that the graph may call.
-        updated: names of state tensors and paths of arguments that the graph writes to.
+    `tensors` is its state by name, borrowed. The graph writes to `updated`, names of state tensors and paths of
+    arguments, and may call custom operators of `namespaces`.
 
     Raises:
         ExportFailed: torch's exporters cannot take the graph.
@@ -101,11 +96,7 @@ class _Traced(nn.Module):
 
 
 class _ProgramBuilder(GraphBuilder):
-    """The graph of a program.
-
-    Attributes:
-        inputs: current values of inputs and state tensors, by path or name.
-    """
+    """The graph of a program, with the current values of inputs and state tensors, by path or name."""
 
     def __init__(self, record: Graph, root: nn.Module, namespaces: frozenset[str]) -> None:
         super().__init__(record, root, namespaces)

@@ -40,11 +40,7 @@ _LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
 
 
 def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
-    """Return the module traced by `torch.export`, dynamic sizes as the program has them.
-
-    Raises:
-        ExportFailed: `torch.export` refuses it.
-    """
+    """Return the module traced by `torch.export`, dynamic sizes as the program has them."""
     symbols = example_sizes(program)
     # Torch's `Dim` cannot have a single size, nor a name that is no identifier, as that of an item of a list.
     dims = {
@@ -82,11 +78,7 @@ def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
 
 
 def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
-    """Return a traced program without writes; its signature names the changed tensors.
-
-    Raises:
-        ExportFailed: torch cannot express it: the program changes sizes or strides of its inputs.
-    """
+    """Return a traced program without writes; its signature names the changed tensors."""
     try:
         with (
             attempt("functional form for ONNX"),
@@ -146,13 +138,6 @@ def translate(
 
     The state tensors are inputs of the model, after those of the program and with the names in `rebuilt.state`, so that
     they are not folded into constants.
-
-    Args:
-        program: the program.
-        exported: the result of `capture`.
-        rebuilt: the module that was traced.
-        opset: operator set to use.
-        translations: further translations, by operator.
 
     Raises:
         ExportFailed: an operator has no translation; names it with the user's line.

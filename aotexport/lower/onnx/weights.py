@@ -25,14 +25,10 @@ def attach_state(
     *,
     changing: Collection[str] = (),
 ) -> dict[str, str]:
-    """Turn the inputs for state tensors into initialisers that lie in the bundle's files.
+    """Turn the inputs for state tensors into initialisers that lie in the bundle's files below `root`.
 
-    Args:
-        model: changed in place.
-        state: name of the state tensor per input.
-        entries: the manifest's entries and their parts, by name.
-        root: directory of the bundle.
-        changing: names of state tensors whose initialisers stay inputs too, so that a caller may give other values.
+    The model is changed. `state` has the name of the state tensor per input, `entries` the manifest's entries and their
+    parts by name. Initialisers of the tensors in `changing` stay inputs too, so that a caller may give other values.
 
     Returns:
         The names of these inputs, by state tensor.
@@ -80,13 +76,7 @@ def _external(value: ir.Value, entry: StateTensor | StoredPart, where: tuple[int
 
 
 def attach_constants(model: ir.Model, file: str, root: Path) -> None:
-    """Move constants above `INLINE_NBYTES` to the safetensors file `file`; it is written if there are any.
-
-    Args:
-        model: changed in place.
-        file: path of the file in the bundle.
-        root: directory of the bundle.
-    """
+    """Move constants above `INLINE_NBYTES` to the safetensors file `file` of the bundle at `root`, if there are any."""
     large: dict[str, ir.Value] = {}
     for value in model.graph.initializers.values():
         constant = value.const_value

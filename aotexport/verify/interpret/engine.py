@@ -26,13 +26,9 @@ from aotexport_runtime.schema.program import Program
 
 
 class InterpreterEngine:
-    """Makes lowered programs whose kernels are interpreted.
+    """Makes lowered programs whose kernels are interpreted, by one candidate; the last, if a kernel has fewer.
 
-    Args:
-        candidate: configuration of each kernel to run; the last one, if a kernel has fewer.
-
-    Attributes:
-        launches: number of launches of each kernel, by `name/candidate`.
+    `launches` is the number of launches of each kernel, by `name/candidate`.
     """
 
     def __init__(self, candidate: int) -> None:
@@ -44,11 +40,7 @@ class InterpreterEngine:
         """Accept every device."""
 
     def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered:
-        """Return `program` on interpreted kernels.
-
-        Raises:
-            NotSupported: it has none.
-        """
+        """Return `program` on interpreted kernels."""
         if not bundle.has_target(TARGET, program.name):
             raise NotSupported("the bundle has no kernels of this program")
         kernels = {kernel.name: self._launcher(bundle, kernel) for kernel in kernels_of(bundle, program.name)}
@@ -73,11 +65,7 @@ class InterpreterEngine:
 
 
 def _check_assumptions(kernel: Kernel, arguments: dict[str, Any]) -> None:
-    """Check the assumptions of compiled code about its arguments, which interpreted code does not need.
-
-    Raises:
-        VerificationFailed: compiled code could not take an argument.
-    """
+    """Check what compiled code assumes of its arguments, which interpreted code does not need."""
     for parameter in kernel.parameters:
         value = arguments[parameter.name]
         if isinstance(parameter, PointerParameter):

@@ -34,11 +34,8 @@ class Interpreted:
 def interpret(bundle: Bundle, candidate: int = 0) -> Interpreted:
     """Run the recorded calls of a bundle with its kernels interpreted: slow, and without a GPU.
 
-    This runs Python code of the bundle, the sources of its kernels.
-
-    Args:
-        bundle: an open bundle.
-        candidate: configuration of each kernel to run; the last one, if a kernel has fewer.
+    This runs Python code of the bundle, the sources of its kernels. `candidate` is the configuration of each kernel to
+    run; the last one, if a kernel has fewer.
 
     Raises:
         NotSupported: the bundle has no kernels, or lacks their sources, or Triton is not installed.

@@ -138,16 +138,7 @@ def own_errors(bundle: Bundle, program: Program, model: OnnxModel, calls: Calls)
     """Return the errors of float32 in calls by name of the value, as `Vector.eager_errors` has them.
 
     The forward graph runs in float32 and in float64; `vectors.eager_errors` does so with the model's own code, which is
-    not here.
-
-    Args:
-        bundle: of the program.
-        program: its record.
-        model: its entry in the manifest.
-        calls: with expected values of float32.
-
-    Returns:
-        Errors that allow for more than the tolerance; empty if float64 tells nothing.
+    not here. Only errors that allow for more than the tolerance are returned; none, if float64 tells nothing.
     """
     if has_16_bits(bundle.graph(program.name, program.forward.file)):
         return {}

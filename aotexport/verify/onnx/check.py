@@ -50,13 +50,7 @@ TARGET = "onnx"
 def check_model(bundle: Bundle, program: Program, model: OnnxModel) -> list[Comparison]:
     """Compare an ONNX model with the recorded calls, and with the forward graph on random calls of other sizes.
 
-    Args:
-        bundle: with the model in it.
-        program: its program.
-        model: its entry in the manifest.
-
-    Returns:
-        Every compared output.
+    `bundle` has the model in it. Returns every compared output.
 
     Raises:
         VerificationFailed: it disagrees, or ONNX Runtime does not run it.
@@ -195,12 +189,8 @@ class _Order:
 def is_tie(bundle: Bundle, program: Program, values: Sequence[Any], path: str, got: Any) -> bool:
     """Return whether an output is indices in an order that differs from torch's only for exactly equal values.
 
-    Args:
-        bundle: of the program.
-        program: its record; changes nothing.
-        values: flat arguments of the call.
-        path: of the output.
-        got: ONNX Runtime's output.
+    `values` are the flat arguments of the call, `path` and `got` the output by ONNX Runtime. The program changes
+    nothing.
     """
     taken = plain(bundle, program)
     places = {at: leaf.index for at, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)}
@@ -255,14 +245,9 @@ def is_narrow(path: Path) -> bool:
 
 
 def write_wide(path: Path, directory: Path) -> Path:
-    """Write the model at `path` with float32 in place of bfloat16; its inputs and outputs stay as they are.
+    """Write the model at `path` with float32 in place of bfloat16 to `directory`; return its path.
 
-    Args:
-        path: of the model.
-        directory: to write to.
-
-    Returns:
-        The path of the new model.
+    Its inputs and outputs stay as they are.
     """
     # A copy: a file may have further hard links, which readers of external data refuse.
     copied = shutil.copytree(path.parent, directory / "bundle", copy_function=shutil.copyfile)
