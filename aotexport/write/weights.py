@@ -218,6 +218,15 @@ def _apart_in_place(tensor: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(array).view(tensor.dtype).reshape(tensor.shape)
 
 
+def tensor_ranges(path: Path) -> dict[str, tuple[int, int]]:
+    """Return the range of bytes of each tensor in a safetensors file, by key."""
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        header = json.loads(stream.read(length))
+    ranges = {key: entry["data_offsets"] for key, entry in header.items() if key != "__metadata__"}
+    return {key: (8 + length + begin, 8 + length + end) for key, (begin, end) in ranges.items()}
+
+
 def _write_index(shards: list[list[_StoredTensor]], files: dict[str, str], directory: Path) -> None:
     weight_map = {item.key: files[item.key] for shard in shards for item in shard}
     total = sum(item.tensor.nbytes for shard in shards for item in shard)

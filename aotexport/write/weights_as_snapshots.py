@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import BinaryIO
 
 import torch
 
 from aotexport.model.memory_snapshots import MemorySnapshot, bytes_of, copied, in_file, spans_of
 from aotexport.model.state import State
+from aotexport.write.weights import tensor_ranges
 from aotexport_runtime.bundle.weights import parts_of
-from aotexport_runtime.schema.manifest import StateTensor, StoredPart
+from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.values.subclasses import parts
-
-_LENGTH_NBYTES = 8
-"""A safetensors file begins with the length of its header."""
 
 
 @contextlib.contextmanager
@@ -30,13 +26,18 @@ def weights_as_snapshots(state: State, records: Iterable[StateTensor], directory
     tensors = [part for entry in state.entries for part in parts(entry.tensor)]
     places = [place for record in records for place in parts_of(record)]
     with contextlib.ExitStack() as opened:
-        files = {name: _File(opened.enter_context((directory / name).open("rb"))) for name in {p.file for p in places}}
+        names = {place.file for place in places}
+        files = {name: opened.enter_context((directory / name).open("rb")) for name in names}
+        ranges = {name: tensor_ranges(directory / name) for name in names}
         snapshots: dict[tuple[str, str], MemorySnapshot] = {}
         others: list[torch.Tensor] = []
         for tensor, place in zip(tensors, places, strict=True):
             if not tensor.numel() or (place.file, place.key) in snapshots:
                 continue
-            memory = files[place.file].snapshot(tensor, place)
+            start, end = ranges[place.file][place.key]
+            first = int(tensor.storage_offset()) - place.offset
+            stored = bytes_of(tensor, first, (end - start) // tensor.element_size())
+            memory = in_file(stored, files[place.file], start)
             if memory.is_unchanged():
                 snapshots[place.file, place.key] = memory
             else:
@@ -46,24 +47,3 @@ def weights_as_snapshots(state: State, records: Iterable[StateTensor], directory
             yield
         finally:
             state.snapshots = None
-
-
-class _File:
-    """An open safetensors file, with the places of its tensors."""
-
-    def __init__(self, stream: BinaryIO) -> None:
-        length = int.from_bytes(stream.read(_LENGTH_NBYTES), "little")
-        header = json.loads(stream.read(length))
-        self._stream = stream
-        self._places: dict[str, list[int]] = {
-            key: [_LENGTH_NBYTES + length + offset for offset in entry["data_offsets"]]
-            for key, entry in header.items()
-            if key != "__metadata__"
-        }
-
-    def snapshot(self, tensor: torch.Tensor, place: StateTensor | StoredPart) -> MemorySnapshot:
-        """Return a snapshot of the memory stored under the key of `place`, of which `tensor` is a part."""
-        start, end = self._places[place.key]
-        first = int(tensor.storage_offset()) - place.offset
-        memory = bytes_of(tensor, first, (end - start) // tensor.element_size())
-        return in_file(memory, self._stream, start)

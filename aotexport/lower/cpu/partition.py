@@ -52,6 +52,12 @@ class Piece:
         """Metadata of every value of the graph."""
         return {value.name: value.meta for value in (*self.graph.inputs, *self.graph.nodes)}
 
+    @property
+    def operands(self) -> set[str]:
+        """Values that operators of the subgraph take."""
+        nodes = self.subgraph.nodes
+        return {name for node in nodes for a in (*node.args, *node.kwargs.values()) for name in references(a)}
+
 
 def lower_subgraph(piece: Piece, level: Level, file: str, directory: Path) -> tuple[CompiledHalf, list[SizeExpression]]:
     """Compile `piece` to the library `file` in `directory`, which gets no other file.
@@ -64,7 +70,7 @@ def lower_subgraph(piece: Piece, level: Level, file: str, directory: Path) -> tu
     """
     _check_effects(piece)
     metas, subgraph = piece.metas, piece.subgraph
-    used = {name for node in subgraph.nodes for a in (*node.args, *node.kwargs.values()) for name in references(a)}
+    used = piece.operands
     inputs = [name for name in subgraph.inputs if name in used and isinstance(metas[name], TensorMeta)]
     results = _results(piece)
     dimensions = piece.program.dimensions
@@ -108,10 +114,7 @@ def lower_subgraph(piece: Piece, level: Level, file: str, directory: Path) -> tu
 
 
 def _check_effects(piece: Piece) -> None:
-    uses = {
-        name for node in piece.subgraph.nodes for a in (*node.args, *node.kwargs.values()) for name in references(a)
-    }
-    uses |= {name for output in piece.subgraph.outputs for name in references(output)}
+    uses = piece.operands.union(*map(references, piece.subgraph.outputs))
     random = random_nodes(piece.graph)
     for node in piece.subgraph.nodes:
         if isinstance(node.meta, NothingMeta):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -85,30 +85,30 @@ def compile_kernels(
     }
     directory = _cache_directory() if cache is None else cache
     directory.mkdir(parents=True, exist_ok=True)
-    binaries: dict[Job, Binary] = {}
+    compiled = Compiled({}, {})
     waiting: queue.SimpleQueue[tuple[Job, dict[str, Any]]] = queue.SimpleQueue()
-    missing = 0
     for job, description in described.items():
         found = _cached(directory, description["key"])
         if found is not None:
-            binaries[job] = found
+            compiled.binaries[job] = found
         else:
             waiting.put((job, description))
-            missing += 1
-    failures: dict[Job, str] = {}
     bugs: list[str] = []
-    if missing:
-        report = lambda: progress(len(binaries) + len(failures), len(described))  # noqa: E731
-        count = min(missing, os.cpu_count() or 1, MAX_WORKERS)
-        threads = [_Worker(waiting, directory, binaries, failures, bugs, report) for _ in range(count)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+
+    def work() -> None:
+        for _ in _compile_waiting(waiting, directory, compiled, bugs):
+            progress(len(compiled.binaries) + len(compiled.failures), len(described))
+
+    count = min(waiting.qsize(), os.cpu_count() or 1, MAX_WORKERS)
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     if bugs:
         error = RuntimeError(bugs[0])
         raise internal_error("compile kernels", error) from error
-    return Compiled(binaries, failures)
+    return compiled
 
 
 def _description(kernel: KernelSource, index: int, architecture: str) -> dict[str, Any]:
@@ -147,59 +147,42 @@ def _cached(directory: Path, key: str) -> Binary | None:
     return Binary(code, ptx, facts["shared"], facts["global_scratch"], facts["global_scratch_align"])
 
 
-class _Worker(threading.Thread):
-    """A thread with a process that compiles; the process is replaced when it dies."""
+def _compile_waiting(
+    waiting: queue.SimpleQueue[tuple[Job, dict[str, Any]]], cache: Path, compiled: Compiled, bugs: list[str]
+) -> Iterator[Job]:
+    """Yield jobs that a process has compiled, or failed at; the process is replaced when it dies."""
+    with tempfile.TemporaryDirectory(prefix="aotexport-kernels-") as scratch, contextlib.ExitStack() as stack:
+        process = None
+        while True:
+            try:
+                job, description = waiting.get_nowait()
+            except queue.Empty:
+                return
+            if process is None:
+                process = _start(Path(scratch))
+                stack.callback(_stop, process)
+            answer = _ask(process, description)
+            if answer is None:
+                compiled.failures[job] = f"the compiler's process died (exit code {process.wait()})"
+                process = None
+            elif "bug" in answer:
+                bugs.append(f"{answer['error']}\n{answer['bug']}")
+            elif "error" in answer:
+                compiled.failures[job] = answer["error"]
+            else:
+                compiled.binaries[job] = _keep(Path(scratch), cache, description["key"], answer)
+            yield job
 
-    def __init__(
-        self,
-        waiting: queue.SimpleQueue[tuple[Job, dict[str, Any]]],
-        cache: Path,
-        binaries: dict[Job, Binary],
-        failures: dict[Job, str],
-        bugs: list[str],
-        report: Callable[[], None],
-    ) -> None:
-        super().__init__(daemon=True)
-        self._waiting = waiting
-        self._cache = cache
-        self._binaries = binaries
-        self._failures = failures
-        self._bugs = bugs
-        self._report = report
 
-    def run(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="aotexport-kernels-") as scratch, contextlib.ExitStack() as stack:
-            process = None
-            while True:
-                try:
-                    job, description = self._waiting.get_nowait()
-                except queue.Empty:
-                    break
-                if process is None:
-                    process = _start(Path(scratch))
-                    stack.callback(_stop, process)
-                answer = _ask(process, description)
-                if answer is None:
-                    code = process.wait()
-                    self._failures[job] = f"the compiler's process died (exit code {code})"
-                    process = None
-                elif "bug" in answer:
-                    self._bugs.append(f"{answer['error']}\n{answer['bug']}")
-                elif "error" in answer:
-                    self._failures[job] = answer["error"]
-                else:
-                    self._binaries[job] = self._keep(Path(scratch), description["key"], answer)
-                self._report()
-
-    def _keep(self, scratch: Path, key: str, facts: dict[str, Any]) -> Binary:
-        code, ptx = (scratch / f"{key}.cubin").read_bytes(), (scratch / f"{key}.ptx").read_bytes()
-        facts = {**facts, "sha256": hashlib.sha256(code + ptx).hexdigest()}
-        contents = {"cubin": code, "ptx": ptx, "json": json.dumps(facts).encode()}
-        for suffix, data in contents.items():
-            with tempfile.NamedTemporaryFile(dir=self._cache, delete=False) as file:
-                file.write(data)
-            os.replace(file.name, self._cache / f"{key}.{suffix}")
-        return Binary(code, ptx, facts["shared"], facts["global_scratch"], facts["global_scratch_align"])
+def _keep(scratch: Path, cache: Path, key: str, facts: dict[str, Any]) -> Binary:
+    code, ptx = (scratch / f"{key}.cubin").read_bytes(), (scratch / f"{key}.ptx").read_bytes()
+    facts = {**facts, "sha256": hashlib.sha256(code + ptx).hexdigest()}
+    contents = {"cubin": code, "ptx": ptx, "json": json.dumps(facts).encode()}
+    for suffix, data in contents.items():
+        with tempfile.NamedTemporaryFile(dir=cache, delete=False) as file:
+            file.write(data)
+        os.replace(file.name, cache / f"{key}.{suffix}")
+    return Binary(code, ptx, facts["shared"], facts["global_scratch"], facts["global_scratch_align"])
 
 
 def _start(scratch: Path) -> subprocess.Popen[str]:

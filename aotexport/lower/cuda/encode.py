@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import torch
 
 from aotexport.encode.values import encode_argument, encode_meta
@@ -24,8 +25,10 @@ from aotexport_runtime.schema.values import (
     DeviceArgument,
     MemoryFormatArgument,
     NothingMeta,
+    SequenceMeta,
     SizeArgument,
     StringArgument,
+    TensorMeta,
     ValueMeta,
 )
 
@@ -83,8 +86,7 @@ class _Encoder:
             if node.op == "get_attr":
                 raise CannotLower(f"the graph closes over `{node.target}`")
             if isinstance(node.meta.get("val"), torch.SymInt) and node not in self.names:
-                size = encode_size(node.meta["val"])
-                self.names[node] = size if isinstance(size, int) else SizeArgument(value=size)
+                self.names[node] = _size(node.meta["val"])
             elif node.op == "call_function":
                 self._call(node)
         returned: Any = graph.output_node().args[0]
@@ -213,19 +215,15 @@ class _Encoder:
         """Add the empty tensor that begins `distance` elements after `base`, for views of it; return its name."""
         if isinstance(distance, int) and distance < 0:
             raise CannotLower("a view begins before its base")
-        start = self._size(distance)
+        start = _size(distance)
         meta = _on_gpu(encode_meta(base.meta["val"]))
         before, place = f"{node.name}_before", f"{node.name}_place"
-        before_meta = replaced(meta, shape=(_plain(start),), stride=(1,))
+        before_meta = replaced(meta, shape=(encode_size(distance),), stride=(1,))
         before_args: list[Argument] = [self.names[base], [start], [1]]
         self.nodes.append(Node(name=before, op="aten::as_strided.default", args=before_args, meta=before_meta))
         place_meta = replaced(meta, shape=(0,), stride=(1,))
         self.nodes.append(Node(name=place, op="aten::slice.Tensor", args=[before, 0, start, start], meta=place_meta))
         return place
-
-    def _size(self, value: Any) -> Any:
-        size = encode_size(value)
-        return size if isinstance(size, int) else SizeArgument(value=size)
 
     def _add(self, node: torch.fx.Node, op: str, args: list[Argument], kwargs: dict[str, Argument]) -> None:
         meta = NothingMeta() if op.startswith(KERNEL) else _on_gpu(encode_meta(node.meta.get("val")))
@@ -247,18 +245,15 @@ def _is_allocated(node: torch.fx.Node) -> bool:
 
 def replaced(meta: ValueMeta, **changes: Any) -> Any:
     """Return tensor metadata with changes."""
-    import msgspec
-
     return msgspec.structs.replace(meta, **changes)
 
 
-def _plain(argument: Any) -> Any:
-    return argument.value if isinstance(argument, SizeArgument) else argument
+def _size(value: Any) -> Any:
+    size = encode_size(value)
+    return size if isinstance(size, int) else SizeArgument(value=size)
 
 
 def _on_gpu(meta: ValueMeta) -> ValueMeta:
-    from aotexport_runtime.schema.values import SequenceMeta, TensorMeta
-
     if isinstance(meta, TensorMeta):
         return replaced(meta, device="cuda", requires_grad=False)
     if isinstance(meta, SequenceMeta):

@@ -54,7 +54,6 @@ _NUMBERS = ("i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp16", 
 
 @dataclass
 class _Pack:
-    architecture: str
     data: bytearray
     found: dict[str, int]
 
@@ -82,7 +81,7 @@ def library_files(
     """
     ordered = sorted(kernels, key=lambda kernel: kernel.name)
     kinds = [*architectures, PTX] if PTX_ARCHITECTURE in architectures else list(architectures)
-    packs = {kind: _Pack(kind, bytearray(), {}) for kind in kinds}
+    packs = {kind: _Pack(bytearray(), {}) for kind in kinds}
     records = tuple(_kernel(kernel, compiled, packs, sources, root) for kernel in ordered)
     library = KernelLibrary(
         compiler=compiler_version(),

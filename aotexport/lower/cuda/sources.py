@@ -63,21 +63,17 @@ class KernelSource:
     operators: tuple[str, ...] = ()
     stack_traces: tuple[str, ...] = ()
 
-    def joined(self, other: KernelSource) -> KernelSource:
-        """Return the kernel with the operators fused in it here and in `other`, which has the same code."""
-        return dataclasses.replace(
-            self,
-            operators=tuple(sorted({*self.operators, *other.operators})),
-            stack_traces=tuple(dict.fromkeys((*self.stack_traces, *other.stack_traces))),
-        )
-
 
 def joined(kernels: Iterable[KernelSource]) -> dict[str, KernelSource]:
-    """Return kernels by name, equal ones joined."""
+    """Return kernels by name, equal ones joined: with the operators fused in each of them."""
     found: dict[str, KernelSource] = {}
     for kernel in kernels:
-        known = found.get(kernel.name)
-        found[kernel.name] = kernel if known is None else known.joined(kernel)
+        known = found.setdefault(kernel.name, kernel)
+        found[kernel.name] = dataclasses.replace(
+            known,
+            operators=tuple(sorted({*known.operators, *kernel.operators})),
+            stack_traces=tuple(dict.fromkeys((*known.stack_traces, *kernel.stack_traces))),
+        )
     return found
 
 

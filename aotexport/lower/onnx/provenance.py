@@ -28,6 +28,12 @@ def trace(graph: Graph, node: Node) -> str:
     return f'  File "{line.file}", line {line.line}, in {line.function}\n    {node.op}{module}'
 
 
+def origin(text: str | None) -> tuple[str, str]:
+    """Return operator and ` (model.py:12)` of what `trace` wrote; each empty if it is unknown."""
+    found = provenance(text)
+    return found.get("operator", ""), f" ({found['source']})" if "source" in found else ""
+
+
 def provenance(text: str | None) -> dict[str, str]:
     """Return the facts that `trace` wrote: user's `source` line, `operator`, `module`, as far as they are known."""
     lines = [line for line in (text or "").splitlines() if line.strip()]

@@ -12,7 +12,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, LiftSubgraphI
 from torch.export import Dim, ExportedProgram
 
 from aotexport.errors import AttemptFailed, ExportFailed
-from aotexport.lower.onnx.provenance import provenance
+from aotexport.lower.onnx.provenance import origin
 from aotexport.lower.onnx.rebuild import Rebuilt
 from aotexport.model.refusals import attempt
 from aotexport.process.blocks import quiet
@@ -69,9 +69,8 @@ def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
             )
     except AttemptFailed as refusal:
         node, reason = failing_node(refusal.error)
-        found = provenance(node.meta.get("stack_trace")) if node is not None else {}
-        at = f" at `{found['operator']}`" if found else ""
-        where = f" ({found['source']})" if "source" in found else ""
+        operator, where = origin(node.meta.get("stack_trace")) if node is not None else ("", "")
+        at = f" at `{operator}`" if operator else ""
         raise ExportFailed(
             f"program `{program.name}` has no ONNX form: torch.export refuses its graph{at}{where}: {reason}"
         ) from refusal.error
@@ -182,8 +181,7 @@ def _untranslated(program: Program, error: BaseException) -> str:
     node, reason = failing_node(error)
     if node is None:
         return f"program `{program.name}` has no ONNX form: {reason}"
-    found = provenance(node.meta.get("stack_trace"))
-    where = f" ({found['source']})" if "source" in found else ""
+    operator, where = origin(node.meta.get("stack_trace"))
     if str(node.target).startswith("auto_functionalized"):
         written = next(arg for arg in node.args if isinstance(arg, OpOverload))
         return (
@@ -191,10 +189,10 @@ def _untranslated(program: Program, error: BaseException) -> str:
             "of ONNX does. Give the model one that returns new values"
         )
     if not isinstance(node.target, OpOverload):
-        name = found.get("operator", str(node.target))
+        name = operator or node.target
         return f"operator `{name}`{where} of program `{program.name}` has no translation to ONNX: {reason}"
     if torch.Tag.nondeterministic_seeded in node.target.tags:
-        return _draws(found.get("operator", _shown(node.target)), where, program)
+        return _draws(operator or _shown(node.target), where, program)
     return (
         f"operator `{_shown(node.target)}`{where} of program `{program.name}` has no translation to ONNX: {reason}. "
         "Give one with `--onnx-translations FILE.py:NAME` (`OnnxOptions(translations=...)`): a dict from "
@@ -246,9 +244,8 @@ def _refuse_random(program: Program, model: ir.Model) -> None:
     for node in model.graph.all_nodes():
         # `Dropout` draws if it has a third input.
         if node.op_type in _RANDOM or (node.op_type == "Dropout" and len(node.inputs) == 3):
-            found = provenance(node.metadata_props.get("pkg.torch.onnx.stack_trace"))
-            where = f" ({found['source']})" if "source" in found else ""
-            raise ExportFailed(_draws(found.get("operator", node.op_type), where, program))
+            operator, where = origin(node.metadata_props.get("pkg.torch.onnx.stack_trace"))
+            raise ExportFailed(_draws(operator or node.op_type, where, program))
 
 
 def _draws(operator: str, where: str, program: Program) -> str:

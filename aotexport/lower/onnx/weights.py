@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import struct
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +12,7 @@ import onnx_ir as ir
 from safetensors.numpy import save_file
 
 from aotexport.lower.onnx.translate import INLINE_NBYTES
+from aotexport.write.weights import tensor_ranges
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
 
 
@@ -108,16 +107,3 @@ def _padded(value: ir.Value) -> np.ndarray[Any, Any]:
     assert value.const_value is not None
     data = value.const_value.tobytes()
     return np.frombuffer(data + bytes(-len(data) % 8), np.uint8)
-
-
-def tensor_ranges(path: Path) -> dict[str, tuple[int, int]]:
-    """Return the range of bytes of each tensor in a safetensors file, by key."""
-    with path.open("rb") as stream:
-        (length,) = struct.unpack("<Q", stream.read(8))
-        header = json.loads(stream.read(length))
-    begin = 8 + length
-    return {
-        key: (begin + value["data_offsets"][0], begin + value["data_offsets"][1])
-        for key, value in header.items()
-        if key != "__metadata__"
-    }
