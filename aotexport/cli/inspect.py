@@ -12,12 +12,11 @@ import click
 from rich.table import Table
 
 from aotexport.cli.output import BUNDLE, DIRECTORY, print_json, stdout
-from aotexport.inspection.bom import bill_of_materials
 from aotexport.inspection.diff import BundleDifference, diff_bundles
 from aotexport.inspection.inspect import render
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.commands.describe import summary
-from aotexport_runtime.errors import printable
+from aotexport_runtime.errors import NotSupported, printable
 
 _EXAMPLE = """\b
 Examples:
@@ -108,4 +107,10 @@ def bom(bundle: Path, output: IO[str]) -> None:
 
     Every file is compared with its digest. Nothing of the bundle is run, and torch is not needed.
     """
+    try:
+        from aotexport.inspection.bom import bill_of_materials
+    except ImportError as error:
+        raise NotSupported(
+            f"bills of materials need the packages of the extra `bom` ({error}): pip install 'aotexport[bom]'"
+        ) from None
     output.write(json.dumps(bill_of_materials(open_bundle(bundle)), indent=2) + "\n")

@@ -10,10 +10,15 @@ from collections.abc import Iterable, Iterator
 from itertools import starmap
 from typing import Any
 
+from cyclonedx.model import HashAlgorithm, HashType, Property
+from cyclonedx.model.bom import Bom
+from cyclonedx.model.component import Component, ComponentType, Pedigree
+from cyclonedx.output.json import JsonV1Dot6
+from packageurl import PackageURL
+
 from aotexport.inspection.inspect import graph_files, operator_counts
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.describe import describe_inputs, describe_outputs, trust_needed
-from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import Ancestor, Manifest
 
 _MODEL = "bundle"
@@ -27,15 +32,7 @@ def bill_of_materials(bundle: Bundle) -> dict[str, Any]:
 
     Raises:
         BundleInvalid: a record of the bundle is invalid.
-        NotSupported: `cyclonedx-python-lib` is not installed.
     """
-    try:
-        from cyclonedx.model.bom import Bom
-        from cyclonedx.output.json import JsonV1Dot6
-    except ImportError as error:
-        raise NotSupported(
-            f"bills of materials need the packages of the extra `bom` ({error}): pip install 'aotexport[bom]'"
-        ) from None
     model, parts = _model(bundle), [*_files(bundle.manifest), *_packages(bundle.manifest)]
     bom = Bom(components=parts)
     bom.metadata.component = model
@@ -48,8 +45,6 @@ def bill_of_materials(bundle: Bundle) -> dict[str, Any]:
 
 
 def _model(bundle: Bundle) -> Any:
-    from cyclonedx.model.component import Component, ComponentType, Pedigree
-
     manifest = bundle.manifest
     return Component(
         name=manifest.name,
@@ -93,8 +88,6 @@ def _operators(bundle: Bundle) -> collections.Counter[str]:
 
 def _ancestor(index: int, ancestor: Ancestor) -> Any:
     """Return a parent; parents of a parent stand in the same list, and name it as their child."""
-    from cyclonedx.model.component import Component, ComponentType
-
     facts = [("path", ancestor.path)] if ancestor.path else []
     facts += [] if ancestor.child is None else [("child", f"ancestor:{ancestor.child}")]
     facts += [("change", change) for change in ancestor.changes]
@@ -108,8 +101,6 @@ def _ancestor(index: int, ancestor: Ancestor) -> Any:
 
 
 def _files(manifest: Manifest) -> Iterator[Any]:
-    from cyclonedx.model.component import Component, ComponentType
-
     for entry in manifest.files:
         yield Component(
             name=entry.path,
@@ -131,17 +122,12 @@ def _packages(manifest: Manifest) -> Iterator[Any]:
 
 
 def _package(name: str, version: str) -> Any:
-    from cyclonedx.model.component import Component, ComponentType
-    from packageurl import PackageURL
-
     url = PackageURL("pypi", name=name, version=version)
     return Component(name=name, version=version, type=ComponentType.LIBRARY, bom_ref=f"package:{name}", purl=url)
 
 
 def _module(name: str) -> Any:
     """Return a package of which only the module's name is known."""
-    from cyclonedx.model.component import Component, ComponentType
-
     return Component(name=name, type=ComponentType.LIBRARY, bom_ref=f"module:{name}")
 
 
@@ -158,12 +144,8 @@ def _model_card(bundle: Bundle) -> dict[str, Any]:
 
 
 def _sha256(digest: str) -> Any:
-    from cyclonedx.model import HashAlgorithm, HashType
-
     return HashType(alg=HashAlgorithm.SHA_256, content=digest)
 
 
 def _properties(facts: Iterable[tuple[str, str]]) -> list[Any]:
-    from cyclonedx.model import Property
-
     return [Property(name=f"aotexport:{name}", value=value) for name, value in facts]

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aotexport.lower.build import compile_targets
-from aotexport.lower.lowering import lower_programs
+from aotexport.lower.cpu.program import lower_programs
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.process.clock import Clock
 

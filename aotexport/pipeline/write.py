@@ -15,8 +15,7 @@ from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.process.blocks import collected_rarely
 from aotexport.process.clock import Clock
 from aotexport.write import weights
-from aotexport.write.files import write_manifest, write_programs
-from aotexport.write.readme import write_readme
+from aotexport.write.files import write_manifest, write_programs, write_readme
 from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION
 from aotexport_runtime.schema.manifest import Manifest, ModuleAttribute, Producer, ProgramEntry
 from aotexport_runtime.schema.versions import format_version

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from aotexport.errors import VerificationFailed
-from aotexport.lower.lowering import without_program, write_target
+from aotexport.lower.cpu.program import without_program, write_target
 from aotexport.vectors.small_sizes import (
     beyond_ranges,
     small_sizes,

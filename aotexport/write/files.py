@@ -14,6 +14,7 @@ from aotexport.torch_internals.names import custom_operator_module
 from aotexport.values.subclasses import types_of
 from aotexport_runtime.allowed.operators import NAMESPACES
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
+from aotexport_runtime.commands.describe import describe_inputs, describe_outputs
 from aotexport_runtime.schema import decode_record, encode_record
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.codec import as_written
@@ -25,7 +26,7 @@ from aotexport_runtime.schema.manifest import (
     StateTensor,
     VectorEntry,
 )
-from aotexport_runtime.schema.program import ArgumentInput
+from aotexport_runtime.schema.program import ArgumentInput, Program
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.schema.versions import format_version, min_reader
@@ -133,3 +134,29 @@ def _requirements(programs: Sequence[EncodedProgram], state: tuple[StateTensor, 
         operator_modules=tuple(sorted(modules)),
         tensor_types=tuple(sorted(_tensor_types(programs, state))),
     )
+
+
+def write_readme(directory: Path, name: str, programs: Sequence[EncodedProgram]) -> None:
+    """Write `README.md` below `directory`: purpose, inputs and outputs of a bundle, and the lines that load it."""
+    lines = [f"# {name}", "", "A bundle: a PyTorch model as data, runnable without the model's code.", ""]
+    lines += ["```python", "import aotexport_runtime", "", 'module = aotexport_runtime.load("path/to/this/directory")']
+    lines += [f"outputs = module({_arguments_of(programs[0].record)})", "```", ""]
+    for encoded in programs:
+        program, forward = encoded.record, encoded.graphs[encoded.record.forward.file]
+        lines += [f"## Program `{program.name}`", "", "Inputs:", ""]
+        lines += [f"- {line}" for line in describe_inputs(program)] or ["- none"]
+        lines += ["", "Outputs:", ""]
+        lines += [f"- {line}" for line in describe_outputs(program, forward)] or ["- none"]
+        lines.append("")
+    lines += [
+        "`python -m aotexport_runtime inspect .` shows more; `python -m aotexport_runtime selftest .` compares it with",
+        "recorded results of the original.",
+        "",
+    ]
+    (directory / "README.md").write_text("\n".join(lines), encoding="utf-8")
+
+
+def _arguments_of(program: Program) -> str:
+    required = [parameter for parameter in program.parameters if not parameter.optional]
+    positional = [p.name for p in required if p.kind in ("positional_only", "positional_or_keyword")]
+    return ", ".join(positional + [f"{p.name}={p.name}" for p in required if p.kind == "keyword_only"])

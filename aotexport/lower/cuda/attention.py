@@ -107,6 +107,30 @@ def bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> t
     return added.expand(query.shape[0], query.shape[1], query.shape[2], columns)
 
 
+def fused(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    factor: float,
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Return results, and the logarithm of each row's sum of exponentials, by an operator of GPUs; None: none fits."""
+    kind = fused_kind(query, key, value, mask, is_causal)
+    if kind is None:
+        return None
+    if kind != "flash":
+        key, value = for_all_heads(query, key, value)
+    fit = [fitted(tensor) for tensor in (query, key, value)]
+    if kind == "flash":
+        results = aten._scaled_dot_product_flash_attention(*fit, dropout_p, is_causal, False, scale=factor)
+    else:
+        added = bias(mask, query, key)
+        results = aten._scaled_dot_product_efficient_attention(*fit, added, True, dropout_p, is_causal, scale=factor)
+    return results[0][..., : value.shape[3]], results[1]
+
+
 def flash_for_cpu(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -120,18 +144,8 @@ def flash_for_cpu(
     """Stand for `aten::_scaled_dot_product_flash_attention_for_cpu`."""
     _without_dropout(dropout_p)
     factor = factor_of(query, scale)
-    kind = fused_kind(query, key, value, attn_mask, is_causal)
-    if kind is None:
-        return attend(query, key, value, attn_mask, is_causal, factor)
-    if kind != "flash":
-        key, value = for_all_heads(query, key, value)
-    fit = [fitted(tensor) for tensor in (query, key, value)]
-    if kind == "flash":
-        results = aten._scaled_dot_product_flash_attention(*fit, 0.0, is_causal, False, scale=factor)
-    else:
-        added = bias(attn_mask, query, key)
-        results = aten._scaled_dot_product_efficient_attention(*fit, added, True, 0.0, is_causal, scale=factor)
-    return results[0][..., : value.shape[3]], results[1]
+    found = fused(query, key, value, attn_mask, 0.0, is_causal, factor)
+    return attend(query, key, value, attn_mask, is_causal, factor) if found is None else found
 
 
 def flash_for_cpu_backward(

@@ -12,9 +12,8 @@ import torch
 
 from aotexport.encode.values import encode_argument, encode_meta
 from aotexport.errors import ExportFailed
-from aotexport.lower.cuda.layout import inverse, memory_order
 from aotexport.lower.cuda.lowering import LoweredGraph
-from aotexport.lower.cuda.retarget import CannotLower, check_on_gpu
+from aotexport.lower.cuda.retarget import CannotLower, check_on_gpu, inverse, memory_order
 from aotexport.lower.cuda.wrapper import launch
 from aotexport.torch_internals.names import OpOverload
 from aotexport.values.sizes import encode_size

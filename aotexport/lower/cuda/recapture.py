@@ -17,9 +17,8 @@ from aotexport.capture.forward import ForwardCapture
 from aotexport.capture.functional.capture import Refused, capture_functional_graph
 from aotexport.capture.functional.mutating_operators import call_subgraph
 from aotexport.capture.passes.launches import launched
-from aotexport.lower.cuda.attention import bias, factor_of, fitted, for_all_heads, fused_kind
-from aotexport.lower.cuda.layout import laid_out_in
-from aotexport.lower.cuda.retarget import CannotLower
+from aotexport.lower.cuda.attention import factor_of, fused
+from aotexport.lower.cuda.retarget import CannotLower, laid_out_in
 from aotexport.process.blocks import quiet
 from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport.torch_internals.launches import triton_target
@@ -86,18 +85,11 @@ def _attention(
     enable_gqa: bool = False,
 ) -> torch.Tensor:
     """Return attention by an operator of GPUs, laid out as `like`; by torch's function where they have none."""
-    kind = fused_kind(query, key, value, attn_mask, is_causal)
     factor = factor_of(query, scale)
-    if kind is None or (not enable_gqa and query.shape[1] != key.shape[1]):
+    is_served = enable_gqa or query.shape[1] == key.shape[1]
+    found = fused(query, key, value, attn_mask, dropout_p, is_causal, factor) if is_served else None
+    if found is None:
         return functional.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, factor, enable_gqa
         )
-    if kind != "flash":
-        key, value = for_all_heads(query, key, value)
-    fit = [fitted(tensor) for tensor in (query, key, value)]
-    if kind == "flash":
-        results = aten._scaled_dot_product_flash_attention(*fit, dropout_p, is_causal, False, scale=factor)
-    else:
-        added = bias(attn_mask, query, key)
-        results = aten._scaled_dot_product_efficient_attention(*fit, added, True, dropout_p, is_causal, scale=factor)
-    return laid_out_in(results[0][..., : value.shape[3]], like)
+    return laid_out_in(found[0], like)

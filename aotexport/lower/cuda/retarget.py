@@ -9,7 +9,6 @@ import torch
 
 from aotexport.errors import ExportFailed
 from aotexport.lower.cuda.attention import MOVED
-from aotexport.lower.cuda.layout import laid_out_in
 from aotexport.torch_internals.calls import FakeTensor, FakeTensorMode
 from aotexport.torch_internals.inductor import retraced
 from aotexport.torch_internals.names import OpOverload
@@ -61,6 +60,23 @@ def check_on_gpu(operator: OpOverload) -> None:
     name = operator._schema.name
     if any(part in name for part in _CPU_ONLY):
         raise CannotLower(f"operator `{name}` runs on CPUs only")
+
+
+def memory_order(value: torch.Tensor) -> list[int]:
+    """Return the axes of a tensor by their steps in memory, the longest first."""
+    steps = [step if isinstance(step, int) else step.node.hint for step in value.stride()]
+    return sorted(range(value.dim()), key=lambda axis: (-steps[axis], axis))
+
+
+def laid_out_in(value: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return `value`, dense, with its axes in memory in the order of those of `like`."""
+    order = memory_order(like)
+    return value.permute(order).contiguous().permute(inverse(order))
+
+
+def inverse(order: list[int]) -> list[int]:
+    """Return the order that undoes one."""
+    return sorted(range(len(order)), key=lambda place: order[place])
 
 
 class _Retargeting(torch.fx.Interpreter):
