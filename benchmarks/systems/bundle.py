@@ -50,6 +50,12 @@ def _load_onnx(model: Model, directory: Path, mode: Mode) -> Callable[..., Any]:
     return aotexport_runtime.load(directory, target="onnx", onnx=threads)
 
 
+def _load_openvino(model: Model, directory: Path, mode: Mode) -> Callable[..., Any]:
+    import aotexport_runtime
+
+    return aotexport_runtime.load(directory, target="openvino")
+
+
 PORTABLE = System(
     "portable",
     "a bundle, its functional graphs as operator calls of torch",
@@ -86,5 +92,21 @@ ONNX = System(
     artefact="bundle-onnx",
     prepare=partial(_prepare, onnx=True),
     load=_load_onnx,
+    modes=frozenset({"infer"}),
+)
+OPENVINO = System(
+    "openvino",
+    "a bundle with ONNX models, on OpenVINO",
+    artefact="bundle-onnx",
+    prepare=partial(_prepare, onnx=True),
+    load=_load_openvino,
+    modes=frozenset({"infer"}),
+)
+FROZEN = System(
+    "frozen",
+    "a bundle with ONNX models and libraries, by the engine that is measured to be the fastest",
+    artefact="bundle-serving",
+    prepare=partial(_prepare, onnx=True, targets=("portable", "cpu")),
+    load=partial(_load, target="auto", trust="native", frozen=True),
     modes=frozenset({"infer"}),
 )

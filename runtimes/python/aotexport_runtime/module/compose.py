@@ -133,7 +133,7 @@ def compose(
     )
     if graph is None or not measures:
         return plan(engines)
-    first = fastest(bundle, plan(engines), [*engines, graph], graph, environment, request, loaded)
+    first = fastest(bundle, plan(engines), graph, environment, request, loaded)
     if first is None:
         return compose(bundle, program, slot, environment, request, targets, live, loaded, measures=False)
     return plan(first)

@@ -47,12 +47,7 @@ _CLEARLY = 0.97
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was measured of a program.
-
-    Attributes:
-        seconds: median time of a call, by engine.
-        why_not: why others have none, by name.
-    """
+    """What was measured of a program: the median time of a call by engine, and why others have none."""
 
     seconds: dict[str, float]
     why_not: dict[str, str]
@@ -60,15 +55,8 @@ class Figures:
     def best(self, usual: str) -> str:
         """Return the fastest engine; `usual`, that which rules choose, unless another is clearly faster."""
         fastest = min(self.seconds, key=self.seconds.__getitem__)
-        if usual in self.seconds and self.seconds[fastest] > _CLEARLY * self.seconds[usual]:
-            return usual
-        return fastest
-
-    def in_words(self, engine: str) -> str:
-        """Return why an engine is chosen."""
-        others = sorted((seconds, name) for name, seconds in self.seconds.items() if name != engine)
-        listed = ", ".join(f"{name} {seconds * 1e3:.3g} ms" for seconds, name in others)
-        return f"measured here: {self.seconds[engine] * 1e3:.3g} ms a call; {listed or 'no other engine serves it'}"
+        is_clear = usual not in self.seconds or self.seconds[fastest] <= _CLEARLY * self.seconds[usual]
+        return fastest if is_clear else usual
 
 
 def is_measured(bundle: Bundle, program: Program, request: Request, device_type: str) -> bool:
@@ -89,57 +77,49 @@ def is_measured(bundle: Bundle, program: Program, request: Request, device_type:
 def fastest(
     bundle: Bundle,
     plan: Plan,
-    engines: Sequence[Engine],
     graph: FunctionalEngine,
     environment: Environment,
     request: Request,
     loaded: Weights,
 ) -> list[Engine] | None:
-    """Return the engines of a program, the fastest first; its record tells the figures.
+    """Return the engines of the program of `plan`, the fastest first; None: no recorded call can be measured.
 
     Args:
         bundle: its bundle.
-        plan: the plan by rules.
-        engines: those of the plan, and others that may take their place; the first is the one that rules choose.
+        plan: by rules; its record tells the figures.
         graph: the functional graph, which ONNX models stand for.
         environment: namespaces and device.
         request: of the caller of `load`.
         loaded: state as it was loaded.
-
-    Returns:
-        The engines; None: no recorded call can be measured.
     """
-    program, record = plan.program, plan.record
-    known = {engine.name: engine for engine in engines}
+    program, known = plan.program, {engine.name: engine for engine in (*plan.engines, graph)}
     models: dict[str, FrozenModel] = {}
     refused: dict[str, str] = {}
 
-    def opened(name: str) -> Engine | None:
+    def open_model(name: str) -> None:
         try:
             models[name] = FrozenModel(bundle, program, runtime_of(name), loaded)
+            known[name] = graph.by_native(models[name])
         except NotSupported as error:
             refused[name] = str(error)
-            return None
-        return graph.by_native(models[name])
 
-    cache = kept_figures(bundle, request)
-    figures, usual = _read(cache, program.name), engines[0].name
-    best = None if figures is None else figures.best(usual)
-    first = None if best is None else known.get(best) or opened(best)
-    if figures is None or first is None:
-        if request.frozen:
-            known |= {name: engine for name in MODEL_ENGINES if (engine := opened(name)) is not None}
-        figures = measure(bundle, plan, known, models, environment)
+    cache, usual = kept_figures(bundle, request), plan.engines[0].name
+    figures = _read(cache, program.name)
+    if figures is not None and (best := figures.best(usual)) in MODEL_ENGINES:
+        open_model(best)
+    if figures is None or figures.best(usual) not in known:
+        for name in MODEL_ENGINES if request.frozen else ():
+            open_model(name)
+        figures = _measure(bundle, plan, known, models, environment)
         if figures is None:
             return None
         figures = Figures(seconds=figures.seconds, why_not=figures.why_not | refused)
-        first = known[figures.best(usual)]
         cache.add(program.name, msgspec.to_builtins(figures))
-    rest = [engine for engine in plan.engines if engine is not first]
-    chosen = [first, *(rest if first.name not in (PORTABLE, AUTOGRAD) else [*plan.engines[-1:]])]
-    chosen = list({engine.name: engine for engine in chosen}.values())
-    record.measured([engine.name for engine in chosen], figures.in_words(first.name), figures.seconds, figures.why_not)
-    return chosen
+    first = known[figures.best(usual)]
+    others = plan.engines[-1:] if first.name in (PORTABLE, AUTOGRAD) else plan.engines
+    chosen = {engine.name: engine for engine in (first, *others)}
+    plan.record.measured(list(chosen), figures.seconds, figures.why_not)
+    return list(chosen.values())
 
 
 def kept_figures(bundle: Bundle, request: Request) -> Measurements:
@@ -159,32 +139,21 @@ def _read(cache: Measurements, program: str) -> Figures | None:
     return figures if figures.seconds else None
 
 
-def measure(
+def _measure(
     bundle: Bundle,
     plan: Plan,
     engines: Mapping[str, Engine],
     models: Mapping[str, FrozenModel],
     environment: Environment,
 ) -> Figures | None:
-    """Return the time of the first recorded call of a program by each engine that gives the forward graph's results.
-
-    Args:
-        bundle: its bundle.
-        plan: binds its calls.
-        engines: by name; AUTOGRAD is among them.
-        models: those of `MODEL_ENGINES`, whose failures count.
-        environment: namespaces and device.
-
-    Returns:
-        The figures; None: the call is none that the program takes here.
-    """
+    """Return the times of the first recorded call by engines that give the results of the forward graph."""
     calls: list[Bound] = []
     with torch.no_grad():
         for entry in bundle.manifest.testvectors:
             if entry.program == plan.program.name:
                 vector, stored = read_vector(bundle, entry)
                 values = make_inputs(vector.inputs, stored, environment.device, environment.form).values
-                calls.append(plan.bind_flat([_detached(value) for value in values]))
+                calls.append(plan.bind_flat(values))
         if any(call.violations for call in calls):
             return None
         start, expected = time.perf_counter(), [_observed(_run_of(engines[AUTOGRAD], calls[0])())]
@@ -231,10 +200,6 @@ def _medians(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
         if time.perf_counter() >= end:
             break
     return {name: statistics.median(each) for name, each in times.items()}
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
 def _version(package: str) -> str | None:

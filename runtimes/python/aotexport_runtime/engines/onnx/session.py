@@ -37,21 +37,12 @@ class Session:
 
 
 class ModelRuntime(Protocol):
-    """How a runtime of ONNX models runs those of a bundle.
-
-    Attributes:
-        engine: name of the engine.
-    """
+    """How the runtime of an engine of this name runs a bundle's ONNX models."""
 
     engine: ClassVar[str]
 
     def open(self, bundle: Bundle, model: OnnxModel) -> Session:
-        """Open a model.
-
-        Raises:
-            BundleInvalid: the file is damaged, or its inputs and outputs are not those in the manifest.
-            NotSupported: the runtime is missing, or cannot run the model.
-        """
+        """Open a model; raise as `open_session` does."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""Where OpenVINO computes otherwise than the model says: wide numbers, integers of other widths, and indices.
+"""Where OpenVINO computes otherwise than the model says: wide numbers, integers, and indices.
 
 Its plugin for processors has no float64 and no int64. It computes integers in 32 bits or in float32, and keeps those of
 fewer bits in their range where eager wraps around. Not all of its operators check indices, and a model with one that
@@ -7,50 +7,31 @@ does is not to be called again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
-LARGEST = 1 << 20
-"""Least integer that is refused as an argument."""
+LARGEST = 1 << 24
+"""Least integer that float32 may round; none of that size is taken."""
 
-_EXACT_BITS = 24
-"""Bits of integers that float32 has too."""
+_INTEGERS = ("i8", "u8", "i16", "u16", "i32", "u32", "i64", "u64")
+_INDEXED = {"Gather": 2, "GatherElements": 0, "GatherND": 0, "ScatterElementsUpdate": 3, "ScatterNDUpdate": 0}
+_INDEXED["ScatterUpdate"] = 3
+"""Operators with indices as second input, and the input that says their axis; 0: an attribute, or none."""
 
-_SUM_BITS = 16
-"""Bits that a sum may add: it is one of at most 65,536 integers."""
-
-_WIDTHS = {"i8": 7, "u8": 8, "i16": 15, "u16": 16, "i32": _EXACT_BITS, "u32": _EXACT_BITS, "i64": _EXACT_BITS}
-_WIDTHS["u64"] = _EXACT_BITS
-
-_MOVES_FIRST = {
-    *(
-        "Identity",
-        "Reshape",
-        "Transpose",
-        "Squeeze",
-        "Unsqueeze",
-        "Broadcast",
-        "Tile",
-        "Slice",
-        "StridedSlice",
-        "Split",
-    ),
-    *("VariadicSplit", "Gather", "GatherElements", "GatherND", "ReduceMax", "ReduceMin", "Clamp", "Abs", "Reverse"),
-    *("ReverseSequence", "Roll", "TopK", "Negative", "DepthToSpace", "SpaceToDepth"),
+_SLICES = {
+    *("Reshape", "Squeeze", "Unsqueeze", "Broadcast", "Tile", "Slice", "StridedSlice", "Split", "VariadicSplit"),
+    *("Transpose", "TopK"),
 }
-"""Operators whose integers are no larger than those of the first input."""
+"""Operators whose other inputs than the first are sizes and places."""
 
-_MOVES_ALL = {
-    *("Concat", "Select", "Minimum", "Maximum", "ScatterElementsUpdate", "ScatterNDUpdate", "ScatterUpdate", "Pad"),
+_MOVES = {
+    *_SLICES,
+    *("Parameter", "Identity", "Concat", "Select", "Gather", "GatherElements", "GatherND", "ScatterElementsUpdate"),
+    *("ScatterNDUpdate", "ScatterUpdate", "ReduceMax", "ReduceMin", "Minimum", "Maximum", "Reverse", "Roll", "Pad"),
+    *("ReverseSequence", "NonZero", "Range"),
 }
-"""The same of all inputs."""
-
-_BY_SIZES = {"NonZero", "Range", "ShapeOf"}
-"""Operators whose integers are sizes, or less than sizes."""
-
-_BODIES = {"If", "Loop", "TensorIterator"}
+"""Operators that compute no integers other than those of their inputs, and sizes."""
 
 
 def why_inexact(model: Any) -> str | None:
@@ -59,64 +40,42 @@ def why_inexact(model: Any) -> str | None:
     Args:
         model: an `openvino.Model`, as read.
     """
-    bits: dict[tuple[str, int], int] = {}
+    given: set[tuple[str, int]] = set()  # Outputs that depend on values of arguments, not on their sizes alone.
     for op in model.get_ordered_ops():
-        kind = op.get_type_name()
-        if kind in _BODIES:
+        kind, sources = op.get_type_name(), op.input_values()
+        if kind in ("If", "Loop", "TensorIterator"):
             return f"it has a branch or a loop (`{kind}`), whose indices and integers are not checked"
-        if kind in ("Constant", "ShapeOf", "Result"):
+        depends = kind == "Parameter" or any(
+            (s.get_node().get_friendly_name(), s.get_index()) in given for s in sources
+        )
+        if not depends or kind in ("ShapeOf", "Result"):
             continue
-        sources = [(s.get_node().get_friendly_name(), s.get_index(), s.get_node()) for s in op.input_values()]
-        if kind != "Parameter" and not any((name, index) in bits for name, index, _ in sources):
-            continue
-        inputs = [bits.get((name, index), _of_constant(node)) for name, index, node in sources]
-        for index, output in enumerate(op.outputs()):
-            if not output.get_target_inputs():
-                continue
+        if any(map(_is_large, sources[:1] if kind in _SLICES else sources)):
+            return (
+                f"it has integers of {LARGEST:,} or more (`{kind}`), and OpenVINO computes with fewer bits than eager"
+            )
+        for output in (each for each in op.outputs() if each.get_target_inputs()):
             dtype = output.element_type.get_type_name()
             if dtype in ("f64", "bf16") or dtype.startswith("f8"):
                 return f"it computes in {dtype}, and OpenVINO in another dtype"
-            found = _bits_of(kind, dtype, op, inputs) if dtype in _WIDTHS else 0
-            if found is None or found > _WIDTHS.get(dtype, _EXACT_BITS):
+            if dtype in _INTEGERS and kind not in _MOVES and not _widens(op, dtype):
                 return f"it computes integers ({dtype}) by `{kind}`, which OpenVINO does with fewer bits than eager"
-            bits[op.get_friendly_name(), index] = found
-        if any(value > _EXACT_BITS for value in inputs) and kind not in _MOVES_FIRST:
-            return f"it compares or adds integers (`{kind}`) of more bits than OpenVINO has"
+            given.add((op.get_friendly_name(), output.get_index()))
     return None
 
 
-def _of_constant(node: Any) -> int:
-    """Return the bits of the largest integer of a constant; those of sizes fit."""
-    if node.get_type_name() != "Constant" or node.output(0).element_type.get_type_name() not in _WIDTHS:
-        return 0
-    values = node.data
-    return max(int(values.max()).bit_length(), int(values.min()).bit_length()) if values.size else 0
+def _is_large(source: Any) -> bool:
+    """Return whether an input is a constant with an integer of more bits than OpenVINO has."""
+    node = source.get_node()
+    if node.get_type_name() != "Constant" or source.get_element_type().get_type_name() not in _INTEGERS:
+        return False
+    return node.data.size > 0 and bool(node.data.max() >= LARGEST or node.data.min() <= -LARGEST)
 
 
-def _bits_of(kind: str, dtype: str, op: Any, inputs: Sequence[int]) -> int | None:
-    """Return the bits of an operator's integers, given those of its inputs; None: nobody knows."""
-    if kind == "Parameter":
-        return min(_WIDTHS[dtype], LARGEST.bit_length() - 1)
-    if kind in ("Subtract", "Negative") and dtype.startswith("u"):
-        return None
-    if kind == "Convert":
-        source = op.input(0).get_element_type().get_type_name()
-        return 1 if source == "boolean" else inputs[0] if source in _WIDTHS else None
-    if kind == "TopK" and inputs[0] == 0:
-        return LARGEST.bit_length() - 1
-    if kind in _BY_SIZES:
-        return LARGEST.bit_length() - 1
-    if kind in _MOVES_FIRST:
-        return inputs[0]
-    if kind in _MOVES_ALL:
-        return max(inputs)
-    if kind in ("Add", "Subtract"):
-        return max(inputs) + 1
-    if kind == "Multiply":
-        return sum(inputs)
-    if kind in ("CumSum", "ReduceSum"):
-        return inputs[0] + _SUM_BITS
-    return None
+def _widens(op: Any, dtype: str) -> bool:
+    """Return whether an operator converts truths or integers to integers of as many bits or of 32 and more."""
+    source = op.input_value(0).get_element_type().get_type_name() if op.get_type_name() == "Convert" else ""
+    return source == "boolean" or (source in _INTEGERS and dtype in (source, "i32", "i64"))
 
 
 def indices_in_bounds(model: Any) -> bool:
@@ -130,7 +89,8 @@ def indices_in_bounds(model: Any) -> bool:
     """
     from openvino import opset13 as ops
 
-    holds = [check for op in model.get_ordered_ops() for check in _checks(op, ops)]
+    indexed = [op for op in model.get_ordered_ops() if op.get_type_name() in _INDEXED]
+    holds = [_checked(op, ops) for op in indexed if op.input_value(1).get_node().get_type_name() != "Constant"]
     if not holds:
         return False
     whole = holds[0]
@@ -140,40 +100,22 @@ def indices_in_bounds(model: Any) -> bool:
     return True
 
 
-def _checks(op: Any, ops: Any) -> list[Any]:
-    """Return truths of an operator's indices being in bounds."""
-    kind = op.get_type_name()
-    if kind not in (
-        "Gather",
-        "GatherElements",
-        "GatherND",
-        "ScatterElementsUpdate",
-        "ScatterNDUpdate",
-        "ScatterUpdate",
-    ):
-        return []
-    data, indices = op.input_value(0), op.input_value(1)
-    if indices.get_node().get_type_name() == "Constant":
-        return []
-    sizes = ops.shape_of(data, "i64")
+def _checked(op: Any, ops: Any) -> Any:
+    """Return the truth that an operator's indices are in bounds; replace others by 0."""
+    kind, data, indices = op.get_type_name(), op.input_value(0), op.input_value(1)
     if kind.endswith(("ND", "NDUpdate")):
         first = op.get_attributes().get("batch_dims", 0)
-        depth = indices.get_partial_shape()[-1].get_length()
-        size = ops.gather(sizes, _constant(ops, range(first, first + depth)), _constant(ops, 0))
+        axes = range(first, first + indices.get_partial_shape()[-1].get_length())
+    elif _INDEXED[kind]:
+        axes = int(op.input_value(_INDEXED[kind]).get_node().data) % len(data.get_partial_shape())
     else:
-        rank = len(data.get_partial_shape())
-        axis = op.get_attributes().get("axis") if kind == "GatherElements" else _axis(op)
-        size = ops.gather(sizes, _constant(ops, axis % rank), _constant(ops, 0))
+        axes = op.get_attributes()["axis"] % len(data.get_partial_shape())
+    size = ops.gather(ops.shape_of(data, "i64"), _constant(ops, axes), _constant(ops, 0))
     wide = ops.convert(indices, "i64")
     inside = ops.logical_and(ops.less(wide, size), ops.greater_equal(wide, ops.negative(size)))
-    axes = _constant(ops, range(len(indices.get_partial_shape())))
     zero = ops.convert(_constant(ops, 0), indices.get_element_type())
     op.input(1).replace_source_output(ops.select(inside, indices, zero).output(0))
-    return [ops.reduce_logical_and(inside, axes, False)]
-
-
-def _axis(op: Any) -> int:
-    return int(op.input_value(2 if op.get_type_name() == "Gather" else 3).get_node().data)
+    return ops.reduce_logical_and(inside, _constant(ops, range(len(indices.get_partial_shape()))), False)
 
 
 def _constant(ops: Any, value: Any) -> Any:

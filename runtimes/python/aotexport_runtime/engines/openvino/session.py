@@ -42,32 +42,30 @@ class OpenVino:
 
     def open(self, bundle: Bundle, model: OnnxModel) -> Session:
         """Open a model; see `ModelRuntime`."""
-        return _open(bundle, model, self)
-
-
-def _open(bundle: Bundle, model: OnnxModel, options: OpenVino) -> Session:
-    try:
-        import openvino
-    except ImportError:
-        raise NotSupported("target `openvino` needs OpenVINO: `pip install 'aotexport-runtime[openvino]'`") from None
-    file, core = bundle.intact_file(model.file), openvino.Core()
-    try:
-        read = core.read_model(file)
-        defaults = _state_as_inputs(read, model)
-        ports = [port.get_any_name() for port in read.inputs]
-        names = list(model.inputs), list(model.state_inputs.values())
-        check_names(model, [n for n in ports if n not in names[1]], _outputs(read, model), [*defaults])
-        reason, infer = why_inexact(read), None
-        if reason is None:
-            is_checked = indices_in_bounds(read)
-            compiled = partial(core.compile_model, read, "CPU", _properties(bundle, options))
-            infer = Infer(compiled, defaults, is_checked=is_checked)
-    except RuntimeError as error:
-        reason, infer = _cause(error), None
-    if infer is None:
-        version = openvino.__version__.partition("-")[0]
-        raise NotSupported(f"OpenVINO {version} does not run `{model.file}`: {reason}. {_WAY_OUT}")
-    return Session(handle=infer.request.get_compiled_model(), device="CPU", infer=infer, run=partial(_run, infer))
+        try:
+            import openvino
+        except ImportError:
+            raise NotSupported(
+                "target `openvino` needs OpenVINO: `pip install 'aotexport-runtime[openvino]'`"
+            ) from None
+        file, core = bundle.intact_file(model.file), openvino.Core()
+        try:
+            read = core.read_model(file)
+            defaults = _state_as_inputs(read, model)
+            ports = [port.get_any_name() for port in read.inputs]
+            names = list(model.inputs), list(model.state_inputs.values())
+            check_names(model, [n for n in ports if n not in names[1]], _outputs(read, model), [*defaults])
+            reason, infer = why_inexact(read), None
+            if reason is None:
+                is_checked = indices_in_bounds(read)
+                compiled = partial(core.compile_model, read, "CPU", _properties(bundle, self))
+                infer = Infer(compiled, defaults, is_checked=is_checked)
+        except RuntimeError as error:
+            reason, infer = _cause(error), None
+        if infer is None:
+            version = openvino.__version__.partition("-")[0]
+            raise NotSupported(f"OpenVINO {version} does not run `{model.file}`: {reason}. {_WAY_OUT}")
+        return Session(handle=infer.request.get_compiled_model(), device="CPU", infer=infer, run=partial(_run, infer))
 
 
 def _cause(error: RuntimeError) -> str:
