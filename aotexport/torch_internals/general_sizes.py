@@ -8,13 +8,14 @@ import gc
 import math
 import traceback
 from collections import UserDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import sympy
 import torch
 from torch import _debug_has_internal_overlap as internal_overlap  # type: ignore[attr-defined]
 from torch import _refs
+from torch._dynamo.source import ConstantSource
 from torch._guards import SLoc
 from torch._library.fake_impl import FakeImplCtx
 from torch._prims_common import (
@@ -23,10 +24,11 @@ from torch._prims_common import (
     is_contiguous_or_false,
     make_contiguous_strides_for,
 )
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import _config as shape_config
 from torch.fx.experimental import proxy_tensor, symbolic_shapes
 from torch.fx.experimental.sym_node import SymNode
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from aotexport.process.patches import Patch, patched
 
@@ -171,6 +173,16 @@ class _Reshapes:
             yield
         finally:
             vars(self).update(before)
+
+
+def symbolic_fake(mode: FakeTensorMode, tensor: torch.Tensor, dynamic: Sequence[bool], name: str) -> torch.Tensor:
+    """Return the fake of a contiguous tensor, with a symbol for each size that is `dynamic`, per axis.
+
+    No other tensor of the mode has the name.
+    """
+    kinds = [DimDynamic.DYNAMIC if is_dynamic else DimDynamic.STATIC for is_dynamic in dynamic]
+    context = StatelessSymbolicContext(dynamic_sizes=kinds)
+    return mode.from_tensor(tensor, source=ConstantSource(name), symbolic_context=context)
 
 
 def is_row_major(tensor: torch.Tensor) -> bool:

@@ -13,13 +13,9 @@ _CALL = re.compile(r"^call \d+: ")
 
 @dataclass(frozen=True)
 class Comparison:
-    """One compared quantity of one recorded call.
+    """One compared quantity of one recorded call, by the engine `target`.
 
     Attributes:
-        program: name of the program.
-        vector: name of the recorded call.
-        target: engine that ran it.
-        name: name of the quantity.
         error: largest difference, relative to the largest expected magnitude.
         absolute: largest absolute difference.
         agrees: whether it is within tolerance.

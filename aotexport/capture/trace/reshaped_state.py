@@ -11,8 +11,8 @@ from torch import nn
 from aotexport.capture.trace.fakes import FakeInputs
 from aotexport.errors import ExportFailed
 from aotexport.model.state import State, StateEntry
+from aotexport.torch_internals.general_sizes import symbolic_fake
 from aotexport.torch_internals.names import statically_known_true
-from aotexport.torch_internals.symbolic_fakes import symbolic_fake
 from aotexport_runtime.values.subclasses import is_wrapper
 
 Reshaped = Sequence[tuple[StateEntry, torch.Tensor]]

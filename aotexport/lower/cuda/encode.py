@@ -49,11 +49,8 @@ def encode_lowered(
 ) -> Graph:
     """Return the record of a lowered graph.
 
-    Args:
-        lowered: the graph.
-        inputs: name in the record per name among `LoweredGraph.inputs`, in the record's order; sizes are left out.
-        outputs: which outputs to return, in order; None: nothing.
-        namespaces: those of the program's custom operators.
+    `inputs` has the name in the record per name among `LoweredGraph.inputs`, in the record's order, without sizes. Of
+    `outputs`, which to return, None is nothing. `namespaces` are those of the program's custom operators.
 
     Raises:
         CannotLower: the format cannot express it.

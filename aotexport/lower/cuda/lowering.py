@@ -55,13 +55,10 @@ class LoweredGraphs:
 
 
 def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, tangents: int | None) -> LoweredGraphs:
-    """Lower a functional graph for CUDA devices.
+    """Return the lowered graphs of a functional graph, which is left as it is.
 
-    Args:
-        module: a joint or inference graph; left as it is.
-        mode: the fake mode of its values; its shape environment may gain guards.
-        returned: how many of the graph's outputs the forward returns.
-        tangents: number of incoming gradients; None: an inference graph.
+    The shape environment of `mode` may gain guards. The forward returns the first `returned` outputs; of `tangents`, an
+    inference graph has None.
 
     Raises:
         CannotLower: says why.
