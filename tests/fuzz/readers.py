@@ -44,7 +44,7 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import FileEntry, Manifest
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.validate import check_graph, check_vector
+from aotexport_runtime.validate import check_graph
 from aotexport_runtime.validate.containers import check_values
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.values.structure import take_apart
@@ -155,7 +155,7 @@ class _Documents(Bundle):
         return self._documents[path]
 
 
-class _DocumentsCheck(_Check):
+class _DocumentsCheck(_Check, _Documents):
     """The check of a bundle without its tensors."""
 
     def stored(self, vector: Vector, index: int) -> None:
@@ -165,15 +165,15 @@ class _DocumentsCheck(_Check):
 def _documents(data: bytes) -> None:
     bundle = _Documents({path: msgspec.json.encode(document) for path, document in _plain(data).items()})
     faults: list[BundleInvalid] = []
-    check = _DocumentsCheck(_Documents(bundle._documents), faults)
+    check = _DocumentsCheck(bundle._documents)
+    check.faults = faults
     check.programs_and_calls(bundle.program_names)
     for name in bundle.target_names:
-        check.target(name)
+        check.target_programs(name)
     with contextlib.suppress(AotExportError):
         bundle.read_graphs()
         for entry in bundle.manifest.testvectors:
-            vector = bundle.record(entry.record, Vector)
-            check_vector(vector, bundle.program(entry.program), where=Place(entry.record))
+            bundle.vector(entry)
         for name, program in itertools.product(bundle.target_names, bundle.program_names):
             bundle.compiled(name, program)
         assert not faults, f"refused by the check alone: {faults[0]}"

@@ -5,9 +5,10 @@ A document that is no record of its type is not looked into further, and neither
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import TypeVar
 
 import msgspec
@@ -20,31 +21,15 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import BundleInvalid, NotSupported, Place
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.codec import decode_record
-from aotexport_runtime.schema.compiled import Target
 from aotexport_runtime.schema.faults import structure_faults
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.kernels import KernelBinary, KernelLibrary
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Program
-from aotexport_runtime.schema.targets import LoweredProgram
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.schema.versions import pending
-from aotexport_runtime.validate import (
-    check_compiled,
-    check_forward_graph,
-    check_functional_graph,
-    check_graph,
-    check_kernels,
-    check_lowered,
-    check_lowered_graph,
-    check_manifest,
-    check_onnx,
-    check_program,
-    check_stored,
-    check_target,
-    check_vector,
-)
+from aotexport_runtime.schema.versions import Version, pending
+from aotexport_runtime.validate import check_manifest, check_onnx, check_stored
 
 T = TypeVar("T", bound=Record)
 
@@ -65,181 +50,136 @@ def faults_of(path: str | os.PathLike[str], *, limits: Limits = DEFAULT) -> list
     except BundleInvalid as error:
         return [error]
     faults: list[BundleInvalid] = []
-    manifest = _decoded(data, Manifest, "bundle.json", written, limits, faults)
-    if manifest is not None:
-        check_manifest(manifest, Place("bundle.json", (), faults), limits=limits)
-    # Paths and names are not safe to follow before.
-    if manifest is not None and not faults:
-        bundle = Bundle(directory, manifest, limits)
-        _Check(bundle, faults).run()
-        for dtype in cast_dtypes(manifest):
-            cast = CastPrograms(bundle, dtype)
-            _Check(cast, faults).programs_and_calls(sorted(cast.own))
+    with contextlib.suppress(_Faulty):
+        place = Place("bundle.json", (), faults)
+        manifest = _decoded(data, Manifest, place, written, limits)
+        check_manifest(manifest, place, limits=limits)
+        # Paths and names are not safe to follow before.
+        if not faults:
+            check = _Check(directory, manifest, limits)
+            check.faults = faults
+            check.run()
+            for dtype in cast_dtypes(manifest):
+                cast = _CastCheck(check, dtype)
+                cast.faults = faults
+                cast.programs_and_calls(sorted(cast.own))
     return faults
 
 
-def _decoded(
-    data: bytes, type_: type[T], where: str, written: tuple[int, int], limits: Limits, faults: list[BundleInvalid]
-) -> T | None:
-    """Return a record, or None after its faults were noted."""
-    try:
-        return decode_record(data, type_, where=where, written=written, limits=limits)
-    except BundleInvalid as error:
-        plain = error.code == "json-record" and not pending(type_.__name__, written)
-        found = structure_faults(msgspec.json.decode(data), type_, Place(where)) if plain else []
-        faults += found or [error]
-        return None
+class _Faulty(Exception):
+    """A document is faulty, which was noted; nothing that depends on it is looked at."""
 
 
-class _Check:
-    """The documents of one bundle with a valid manifest."""
+class _Check(Bundle):
+    """A bundle with a valid manifest, whose faults are noted where a bundle raises the first.
 
-    def __init__(self, bundle: Bundle, faults: list[BundleInvalid]) -> None:
-        self.bundle = bundle
-        self.faults = faults
-        self.programs: dict[str, Program] = {}
-        self.graphs: dict[tuple[str, str], Graph] = {}
-        self.namespaces = set(bundle.manifest.requirements.operator_namespaces)
+    Attributes:
+        faults: what was found so far, also of other bundles with the same files.
+    """
+
+    faults: list[BundleInvalid]
 
     def run(self) -> None:
-        for entry in self.bundle.manifest.files:
-            with self.place(entry.path):
-                self.bundle.intact_file(entry.path)
-        self.programs_and_calls(self.bundle.program_names)
-        for target in self.bundle.target_names:
-            self.target(target)
-        for entry in self.bundle.manifest.programs:
+        for entry in self.manifest.files:
+            with self.noted(entry.path):
+                self.intact_file(entry.path)
+        self.programs_and_calls(self.program_names)
+        for target in self.target_names:
+            self.target_programs(target)
+        for entry in self.manifest.programs:
             for target in entry.targets:
-                if entry.name in self.programs and target not in ("portable", "onnx", *self.bundle.target_names):
-                    self.lowered(target, self.programs[entry.name])
-        for index, model in enumerate(self.bundle.manifest.onnx):
-            if model.program in self.programs:
-                with self.place("bundle.json").at("onnx", index) as here:
-                    check_onnx(model, self.programs[model.program], where=here)
+                is_lowered = target not in ("portable", "onnx", *self.target_names)
+                if is_lowered and self.sound(self.record_path(entry.name)):
+                    self.lowered_program(target, entry.name)
+        for index, model in enumerate(self.manifest.onnx):
+            if self.sound(self.record_path(model.program)):
+                with self.noted("bundle.json") as here:
+                    check_onnx(model, self.program(model.program), where=here.at("onnx", index))
         self.packs()
         self.weights()
-
-    def programs_and_calls(self, names: Iterable[str]) -> None:
-        for name in names:
-            self.program(name)
-        for index, entry in enumerate(self.bundle.manifest.testvectors):
-            vector = self.document(entry.record, Vector)
-            if vector is not None and entry.program in self.programs:
-                faults = len(self.faults)
-                check_vector(vector, self.programs[entry.program], where=self.place(entry.record))
-                if len(self.faults) == faults:
-                    self.stored(vector, index)
 
     def place(self, path: str) -> Place:
         return Place(path, (), self.faults)
 
-    def broken(self, path: str) -> bool:
-        """Return whether a file has a fault."""
-        return any(fault.where == path for fault in self.faults)
+    @contextlib.contextmanager
+    def noted(self, path: str) -> Generator[Place, None, None]:
+        """Note a fault of a file where a block that looks at it raises one."""
+        with contextlib.suppress(_Faulty), self.place(path) as here:
+            yield here
 
-    def document(self, path: str, type_: type[T]) -> T | None:
-        """Return a record of the bundle; None: it is not there, or faulty, which was noted."""
-        if self.broken(path):
-            return None
-        with self.place(path):
-            written = self.bundle.written
-            return _decoded(self.bundle.read(path), type_, path, written, self.bundle.limits, self.faults)
-        return None
+    def sound(self, *paths: str) -> bool:
+        """Return whether no fault of these files was found."""
+        return not any(fault.where in paths for fault in self.faults)
 
-    def program(self, name: str) -> None:
-        path, before = self.bundle.record_path(name), len(self.faults)
-        program = self.document(path, Program)
-        if program is None:
-            return
-        check_program(program, self.bundle.manifest, name=name, where=self.place(path))
-        if len(self.faults) == before:
-            self.programs[name] = program
-        listed = {entry.path for entry in self.bundle.manifest.files}
-        functional = program.functional
-        for file in [program.forward.file] + ([] if functional is None else [functional.file]):
-            # A faulty record may name what is nowhere.
-            if name in self.programs or f"programs/{name}/{file}" in listed:
-                self.graph(name, program, file)
+    def checked(self, path: str, type_: type[T], check: Callable[..., None]) -> T:
+        if path not in self._checked and self.sound(path):
+            with self.place(path) as here:
+                self._checked[path] = _decoded(self.read(path), type_, here, self.written, self.limits)
+                check(self._checked[path], where=here)
+        if path not in self._checked:
+            raise _Faulty
+        return self._checked[path]
 
-    def graph(self, name: str, program: Program, file: str) -> None:
-        path, before = f"programs/{name}/{file}", len(self.faults)
-        graph = self.document(path, Graph)
-        if graph is None:
-            return
-        symbols = {dimension.symbol for dimension in program.dimensions}
-        place = self.place(path)
-        is_cast = program.autocast is not None
-        check_graph(graph, symbols, self.namespaces, where=place, limits=self.bundle.limits, is_cast=is_cast)
-        if name not in self.programs or len(self.faults) > before:
-            return
-        self.graphs[name, file] = graph
-        if file == program.forward.file:
-            check_forward_graph(graph, program, where=place)
-        elif program.functional is not None:
-            record = self.place(self.bundle.record_path(name))
-            check_functional_graph(graph, program, program.functional, where=place, record=record)
+    def programs_and_calls(self, names: Iterable[str]) -> None:
+        for name in names:
+            record = self.record_path(name)
+            with self.noted(record):
+                program = self.program(name)
+                for graph in filter(None, (program.forward, program.functional)):
+                    path = f"programs/{name}/{graph.file}"
+                    # A faulty record may name what is nowhere.
+                    if self.sound(record) or path in self._entries:
+                        with self.noted(path):
+                            self.graph(name, graph.file)
+        for index, entry in enumerate(self.manifest.testvectors):
+            if self.sound(self.record_path(entry.program)):
+                with self.noted(entry.record):
+                    vector = self.vector(entry)
+                    if self.sound(entry.record):
+                        self.stored(vector, index)
 
-    def target(self, name: str) -> None:
-        path = f"targets/{name}/target.json"
-        target = self.document(path, Target)
-        if target is None:
-            return
-        with self.place(path) as here:
-            check_target(target, self.bundle.manifest, name=name, where=here)
-        for index, compiled in enumerate(() if self.broken(path) else target.programs):
-            program = self.programs.get(compiled.program)
-            if program is not None:
-                graph = program.functional and self.graphs.get((program.name, program.functional.file))
-                with self.place(path).at("programs", index) as here:
-                    check_compiled(compiled, program, graph, where=here)
+    def _check_interface(self, graph: Graph, program: Program, file: str, where: Place) -> None:
+        if self.sound(self.record_path(program.name)):
+            super()._check_interface(graph, program, file, where)
 
-    def lowered(self, target: str, program: Program) -> None:
-        folder = f"targets/{target}/programs/{program.name}"
-        library = self.document(f"targets/{target}/kernels/kernels.json", KernelLibrary)
-        record, before = self.document(f"{folder}/lowered.json", LoweredProgram), len(self.faults)
-        if record is None or library is None:
-            return
-        with self.place(f"targets/{target}/kernels/kernels.json") as here:
-            check_kernels(library, where=here)
-        with self.place(f"{folder}/lowered.json") as here:
-            check_lowered(record, program, where=here)
-        if len(self.faults) > before:
-            return
-        kernels = {kernel.name: kernel for kernel in library.kernels}
-        for file in (record.forward, record.backward):
-            graph = None if file is None else self.document(f"{folder}/{file}", Graph)
-            if graph is None:
-                continue
-            with self.place(f"{folder}/{file}") as here:
-                check_lowered_graph(
-                    graph,
-                    record,
-                    program,
-                    kernels,
-                    self.namespaces,
-                    backward=file == record.backward,
-                    where=here,
-                    limits=self.bundle.limits,
-                )
+    def target_programs(self, target: str) -> None:
+        path = f"targets/{target}/target.json"
+        with self.noted(path):
+            self.target(target)
+        for name in self.program_names:
+            if self.sound(path, self.record_path(name)):
+                with self.noted(path):
+                    self.compiled(target, name)
+
+    def lowered_program(self, target: str, name: str) -> None:
+        kernels, record = f"targets/{target}/kernels/kernels.json", f"targets/{target}/programs/{name}/lowered.json"
+        with self.noted(kernels):
+            self.kernels(target)
+        with self.noted(record):
+            lowered = self.lowered(target, name)
+            for backward, file in enumerate((lowered.forward, lowered.backward)):
+                if file is not None and self.sound(kernels, record):
+                    with self.noted(f"targets/{target}/programs/{name}/{file}"):
+                        self.lowered_graph(target, name, backward=bool(backward))
 
     def stored(self, vector: Vector, index: int) -> None:
         """Compare the stored tensors of a recorded call with its record."""
-        entry = self.bundle.manifest.testvectors[index]
+        entry = self.manifest.testvectors[index]
         with self.place("bundle.json").at("testvectors", index) as here:
             try:
-                tensors = safetensors.deserialize(self.bundle.bytes_of(entry.tensors))
+                tensors = safetensors.deserialize(self.bytes_of(entry.tensors))
             except safetensors.SafetensorError as error:
                 raise here.invalid(f"not a safetensors file: {error}", "tensor-stored/safetensors") from None
             check_stored(vector, {key: each["shape"] for key, each in tensors}, self.place(entry.record))
 
     def packs(self) -> None:
         """Compare the compiled code of kernels with their record."""
-        if KERNELS not in {entry.path for entry in self.bundle.manifest.files} or self.broken(KERNELS):
+        if KERNELS not in {entry.path for entry in self.manifest.files} or not self.sound(KERNELS):
             return
-        library, where = self.bundle.kernels(TARGET), self.place(str(KERNELS))
+        library, where = self.kernels(TARGET), self.place(str(KERNELS))
         for pack in library.packs:
             with where:
-                code = unpacked(self.bundle, pack.architecture)
+                code = unpacked(self, pack.architecture)
                 for steps, binary in _binaries(library):
                     if binary.architecture == pack.architecture:
                         code_of(binary, code, where.at(*steps))
@@ -251,11 +191,11 @@ class _Check:
         from aotexport_runtime.bundle.weights import load_parts, parts_of
 
         broken = {fault.where for fault in self.faults}
-        for index, entry in enumerate(self.bundle.manifest.state):
+        for index, entry in enumerate(self.manifest.state):
             for part in parts_of(entry):
                 if part.file not in broken:
                     try:
-                        load_parts(self.bundle, [part], mapped=True)
+                        load_parts(self, [part], mapped=True)
                     except BundleInvalid as error:
                         if error.check == "tensor-stored/safetensors":
                             broken.add(part.file)
@@ -264,6 +204,22 @@ class _Check:
                     except NotSupported:
                         # A dtype that this torch lacks is no fault of the bundle.
                         continue
+
+
+class _CastCheck(_Check, CastPrograms):
+    """The programs that the bundle holds of a cast model."""
+
+
+def _decoded(data: bytes, type_: type[T], where: Place, written: Version, limits: Limits) -> T:
+    """Return a record; note what is wrong with its structure."""
+    try:
+        return decode_record(data, type_, where=where, written=written, limits=limits)
+    except BundleInvalid as error:
+        is_whole = error.code == "json-record" and not pending(type_.__name__, written)
+        found = structure_faults(msgspec.json.decode(data), type_, Place(str(where))) if is_whole else []
+        assert where.faults is not None
+        where.faults.extend(found or [error])
+        raise _Faulty from None
 
 
 def _binaries(library: KernelLibrary) -> Iterator[tuple[tuple[str | int, ...], KernelBinary]]:

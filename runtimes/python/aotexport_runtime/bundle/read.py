@@ -10,8 +10,8 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Generator, Iterable
-from functools import cached_property
+from collections.abc import Callable, Generator, Iterable
+from functools import cached_property, partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,9 +26,10 @@ from aotexport_runtime.schema.compiled import CompiledProgram, Target
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.kernels import KernelLibrary
 from aotexport_runtime.schema.limits import DEFAULT, Limits
-from aotexport_runtime.schema.manifest import FileEntry, Manifest
+from aotexport_runtime.schema.manifest import FileEntry, Manifest, VectorEntry
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import LoweredProgram
+from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.validate import (
     check_compiled,
     check_forward_graph,
@@ -39,6 +40,7 @@ from aotexport_runtime.validate import (
     check_lowered_graph,
     check_program,
     check_target,
+    check_vector,
 )
 
 T = TypeVar("T", bound=Record)
@@ -85,10 +87,7 @@ class Bundle:
         self.limits = limits
         self._compared: dict[str, tuple[int, ...]] = {}
         self._compared_when_read: frozenset[str] = frozenset()
-        self._programs: dict[str, Program] = {}
-        self._graphs: dict[str, Graph] = {}
-        self._kernels: dict[str, KernelLibrary] = {}
-        self._targets: dict[str, Target] = {}
+        self._checked: dict[str, Any] = {}
 
     @property
     def root(self) -> Path:
@@ -186,6 +185,16 @@ class Bundle:
                 self._check_digest(entry.path, hashlib.file_digest(stream, "sha256").hexdigest())
                 self._compared[entry.path] = _identity(stream)
 
+    def intact_file(self, path: str) -> Path:
+        """Return the absolute path of a listed file, its digest compared now.
+
+        Raises:
+            BundleInvalid: see `file`; or the digest differs.
+        """
+        with self.stream(path) as stream:
+            self._check_digest(path, hashlib.file_digest(stream, "sha256").hexdigest())
+        return self._place(path)
+
     @contextlib.contextmanager
     def opened(self, path: str) -> Generator[Path, None, None]:
         """Yield where a listed file is read while the block runs: the same file, whatever its path leads to meanwhile.
@@ -217,10 +226,30 @@ class Bundle:
         if found != self._entries[path].sha256:
             raise BundleInvalid(TAMPERED, where=path, check="file-differs/digest")
 
+    def place(self, path: str) -> Place:
+        """Return the place of a file, for errors."""
+        return Place(path)
+
+    def checked(self, path: str, type_: type[T], check: Callable[..., None]) -> T:
+        """Return the record in a listed JSON file, which is read and checked once.
+
+        Raises:
+            BundleInvalid: see `record`; or `check` refuses it.
+        """
+        if path not in self._checked:
+            record = self.record(path, type_)
+            check(record, where=self.place(path))
+            self._checked[path] = record
+        return self._checked[path]
+
     @property
     def program_names(self) -> tuple[str, ...]:
         """Names of the programs, in order of preference."""
         return tuple(entry.name for entry in self.manifest.programs)
+
+    def record_path(self, program: str) -> str:
+        """Return the path of the record of a program."""
+        return f"programs/{program}/program.json"
 
     def program(self, name: str) -> Program:
         """Return the record of program `name`, checked.
@@ -229,18 +258,9 @@ class Bundle:
             ArgumentInvalid: no such program.
             BundleInvalid: its record is invalid.
         """
-        if name not in self._programs:
-            if name not in self.program_names:
-                raise ArgumentInvalid(f"no program {str(name)[:80]!r}; the bundle has {', '.join(self.program_names)}")
-            where = self.record_path(name)
-            program = self.record(where, Program)
-            check_program(program, self.manifest, name=name, where=Place(where))
-            self._programs[name] = program
-        return self._programs[name]
-
-    def record_path(self, program: str) -> str:
-        """Return the path of the record of a program."""
-        return f"programs/{program}/program.json"
+        if name not in self.program_names:
+            raise ArgumentInvalid(f"no program {str(name)[:80]!r}; the bundle has {', '.join(self.program_names)}")
+        return self.checked(self.record_path(name), Program, partial(check_program, manifest=self.manifest, name=name))
 
     def graph(self, program: str, file: str) -> Graph:
         """Return graph `file` of `program`, checked.
@@ -248,12 +268,43 @@ class Bundle:
         Raises:
             BundleInvalid: missing or invalid.
         """
-        where = f"programs/{program}/{file}"
-        if where not in self._graphs:
-            graph = self.record(where, Graph)
-            self._check_graph(graph, self.program(program), file, Place(where))
-            self._graphs[where] = graph
-        return self._graphs[where]
+        check = partial(self._check_graph, program=self.program(program), file=file)
+        return self.checked(f"programs/{program}/{file}", Graph, check)
+
+    def read_graphs(self) -> list[Graph]:
+        """Read and check every program, and return its graphs, which are kept.
+
+        Raises:
+            BundleInvalid: one is missing or invalid.
+        """
+        programs = map(self.program, self.program_names)
+        files = [(p.name, each.file) for p in programs for each in (p.forward, p.functional) if each is not None]
+        return [self.graph(name, file) for name, file in files]
+
+    def _check_graph(self, graph: Graph, program: Program, file: str, where: Place) -> None:
+        faults, symbols = where.found, {dimension.symbol for dimension in program.dimensions}
+        namespaces = set(self.manifest.requirements.operator_namespaces)
+        is_cast = program.autocast is not None
+        check_graph(graph, symbols, namespaces, where=where, limits=self.limits, is_cast=is_cast)
+        if where.found == faults:
+            self._check_interface(graph, program, file, where)
+
+    def _check_interface(self, graph: Graph, program: Program, file: str, where: Place) -> None:
+        if file == program.forward.file:
+            check_forward_graph(graph, program, where=where)
+        if program.functional is not None and file == program.functional.file:
+            record = self.place(self.record_path(program.name))
+            check_functional_graph(graph, program, program.functional, where=where, record=record)
+
+    def vector(self, entry: VectorEntry) -> Vector:
+        """Return the record of a recorded call, checked.
+
+        Raises:
+            BundleInvalid: it, or its program, is invalid.
+        """
+        return self.checked(entry.record, Vector, partial(check_vector, program=self.program(entry.program)))
+
+    # --- targets ------------------------------------------------------------------------------------------
 
     @property
     def target_names(self) -> tuple[str, ...]:
@@ -267,12 +318,8 @@ class Bundle:
         Raises:
             BundleInvalid: no such target, or its record is invalid.
         """
-        if name not in self._targets:
-            where = f"targets/{name}/target.json"
-            target = self.record(where, Target)
-            check_target(target, self.manifest, name=name, where=Place(where))
-            self._targets[name] = target
-        return self._targets[name]
+        check = partial(check_target, manifest=self.manifest, name=name)
+        return self.checked(f"targets/{name}/target.json", Target, check)
 
     def compiled(self, target: str, program: str) -> CompiledProgram | None:
         """Return the record of `program` compiled for `target`, checked; None: there is none.
@@ -284,33 +331,10 @@ class Bundle:
         for index, found in enumerate(self.target(target).programs):
             if found.program == program:
                 graph = None if record.functional is None else self.graph(program, record.functional.file)
-                where = Place(f"targets/{target}/target.json").at("programs", index)
+                where = self.place(f"targets/{target}/target.json").at("programs", index)
                 check_compiled(found, record, graph, where=where)
                 return found
         return None
-
-    def intact_file(self, path: str) -> Path:
-        """Return the absolute path of a listed file, its digest compared now.
-
-        Raises:
-            BundleInvalid: see `file`; or the digest differs.
-        """
-        with self.stream(path) as stream:
-            self._check_digest(path, hashlib.file_digest(stream, "sha256").hexdigest())
-        return self._place(path)
-
-    def _check_graph(self, graph: Graph, program: Program, file: str, where: Place) -> None:
-        symbols = {dimension.symbol for dimension in program.dimensions}
-        namespaces = set(self.manifest.requirements.operator_namespaces)
-        is_cast = program.autocast is not None
-        check_graph(graph, symbols, namespaces, where=where, limits=self.limits, is_cast=is_cast)
-        if file == program.forward.file:
-            check_forward_graph(graph, program, where=where)
-        if program.functional is not None and file == program.functional.file:
-            record = Place(self.record_path(program.name))
-            check_functional_graph(graph, program, program.functional, where=where, record=record)
-
-    # --- targets ------------------------------------------------------------------------------------------
 
     def has_target(self, target: str, program: str) -> bool:
         """Return whether the bundle holds `program` lowered for `target`."""
@@ -322,10 +346,8 @@ class Bundle:
         Raises:
             BundleInvalid: there is none, or it is invalid.
         """
-        where = f"targets/{target}/programs/{program}/lowered.json"
-        record = self.record(where, LoweredProgram)
-        check_lowered(record, self.program(program), where=Place(where))
-        return record
+        check = partial(check_lowered, program=self.program(program))
+        return self.checked(f"targets/{target}/programs/{program}/lowered.json", LoweredProgram, check)
 
     def lowered_graph(self, target: str, program: str, *, backward: bool) -> Graph:
         """Return the forward or backward graph of `program` lowered for `target`, checked.
@@ -333,33 +355,18 @@ class Bundle:
         Raises:
             BundleInvalid: there is none, or it is invalid.
         """
-        record = self.lowered(target, program)
-        file = record.backward if backward else record.forward
-        where = f"targets/{target}/programs/{program}/{file}"
-        graph = self.record(where, Graph)
-        kernels = {kernel.name: kernel for kernel in self.kernels(target).kernels}
-        namespaces = self.manifest.requirements.operator_namespaces
-        check_lowered_graph(
-            graph,
-            record,
-            self.program(program),
-            kernels,
-            namespaces,
+        lowered = self.lowered(target, program)
+        check = partial(
+            check_lowered_graph,
+            lowered=lowered,
+            program=self.program(program),
+            kernels={kernel.name: kernel for kernel in self.kernels(target).kernels},
+            namespaces=self.manifest.requirements.operator_namespaces,
             backward=backward,
-            where=Place(where),
             limits=self.limits,
         )
-        return graph
-
-    def read_graphs(self) -> list[Graph]:
-        """Read and check every program, and return its graphs, which are kept.
-
-        Raises:
-            BundleInvalid: one is missing or invalid.
-        """
-        programs = map(self.program, self.program_names)
-        files = [(p.name, each.file) for p in programs for each in (p.forward, p.functional) if each is not None]
-        return [self.graph(name, file) for name, file in files]
+        file = lowered.backward if backward else lowered.forward
+        return self.checked(f"targets/{target}/programs/{program}/{file}", Graph, check)
 
     def kernels(self, target: str) -> KernelLibrary:
         """Return the kernels of `target`, checked; their code is not read.
@@ -367,12 +374,7 @@ class Bundle:
         Raises:
             BundleInvalid: there are none, or their record is invalid.
         """
-        if target not in self._kernels:
-            where = f"targets/{target}/kernels/kernels.json"
-            library = self.record(where, KernelLibrary)
-            check_kernels(library, where=Place(where))
-            self._kernels[target] = library
-        return self._kernels[target]
+        return self.checked(f"targets/{target}/kernels/kernels.json", KernelLibrary, check_kernels)
 
 
 def _identity(stream: BufferedReader) -> tuple[int, ...]:

@@ -74,8 +74,8 @@ class CastBundle(CastPrograms):
             file = program.forward.file
             graph = bundle.graph(program.name, file)
             _check_program(program, graph, before, constants)
-            self._programs[program.name] = _program(program, before)
-            self._graphs[f"programs/{program.name}/{file}"] = _graph(graph, before)
+            self._checked[self.record_path(program.name)] = _program(program, before)
+            self._checked[f"programs/{program.name}/{file}"] = _graph(graph, before)
 
 
 def cast_bundle(bundle: Bundle, dtype: torch.dtype) -> CastBundle:

@@ -12,7 +12,7 @@ from aotexport_runtime.bundle.weights import read_tensors
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.vectors import Vector, spans
-from aotexport_runtime.validate import check_stored, check_vector
+from aotexport_runtime.validate import check_stored
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.observe import Observation
 
@@ -28,8 +28,7 @@ def read_vector(bundle: Bundle, entry: VectorEntry) -> tuple[Vector, dict[str, t
     Raises:
         BundleInvalid: the record is invalid, or does not fit the stored tensors.
     """
-    vector = bundle.record(entry.record, Vector)
-    check_vector(vector, bundle.program(entry.program), where=Place(entry.record))
+    vector = bundle.vector(entry)
     stored = read_tensors(bundle.bytes_of(entry.tensors), where=entry.tensors)
     check_stored(vector, {key: tensor.shape for key, tensor in stored.items()}, Place(entry.record))
     for spec, dtype, made in generated_inputs(vector, bundle.program(entry.program)):

@@ -22,7 +22,7 @@ from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.serving.joining import Values
-from aotexport_runtime.validate import check_stored, check_vector
+from aotexport_runtime.validate import check_stored
 from aotexport_runtime.values.trees import leaves
 
 Array = np.ndarray[Any, Any]
@@ -51,8 +51,7 @@ def read_call(bundle: Bundle, entry: VectorEntry) -> RecordedCall:
         BundleInvalid: the record is invalid, or does not fit the stored arrays.
         NotSupported: numpy lacks a dtype.
     """
-    vector = bundle.record(entry.record, Vector)
-    check_vector(vector, bundle.program(entry.program), where=Place(entry.record))
+    vector = bundle.vector(entry)
     try:
         arrays = load(bundle.bytes_of(entry.tensors))
     except SafetensorError as error:
