@@ -45,8 +45,8 @@ from aotexport_runtime.schema.manifest import FileEntry, Manifest
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.validate import check_graph
-from aotexport_runtime.validate.containers import check_values
 from aotexport_runtime.validate.declared import check_declared
+from aotexport_runtime.validate.trees import check_tree
 from aotexport_runtime.values.structure import take_apart
 from aotexport_runtime.values.trees import builder, leaves
 from tests.fuzz import requests
@@ -122,7 +122,7 @@ class _Held(Record, kw_only=True):
 def _tree(data: bytes) -> None:
     held, where = schema.decode_record(data, _Held, where="tree.json"), Place("tree.json")
     check_declared(held, where)
-    check_values(held.tree, 8, where)
+    check_tree(held.tree, 8, where)
     assert all(isinstance(path, str) for path, _ in leaves(held.tree))
     # Sizes are made of them too.
     tensors = [*torch.arange(8).unbind()]

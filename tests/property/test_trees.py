@@ -11,7 +11,8 @@ from aotexport_runtime.errors import Place
 from aotexport_runtime.guards.signature import Signature
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.values.trees import builder, check_tree, leaves
+from aotexport_runtime.validate.trees import check_tree
+from aotexport_runtime.values.trees import builder, leaves
 from tests.property.profile import quick
 
 names = st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True).map(lambda name: f"f_{name}")

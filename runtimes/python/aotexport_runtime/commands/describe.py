@@ -42,10 +42,9 @@ from aotexport_runtime.schema.values import (
     ValueMeta,
 )
 from aotexport_runtime.validate.subclasses import taken_apart
-from aotexport_runtime.values.python_values import python_value
 from aotexport_runtime.values.sizes import describe as describe_size
 from aotexport_runtime.values.sizes import describe_range, type_of
-from aotexport_runtime.values.trees import leaves
+from aotexport_runtime.values.trees import leaves, python_value
 
 
 def describe(bundle: Bundle, *, program: str | None = None, graph: bool = False) -> str:

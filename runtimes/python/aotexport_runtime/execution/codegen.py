@@ -44,10 +44,10 @@ from aotexport_runtime.schema.values import (
     SubgraphArgument,
     ValueMeta,
 )
-from aotexport_runtime.validate.lowered import KERNEL
+from aotexport_runtime.validate.targets import KERNEL
 from aotexport_runtime.values import dtypes, meshes, sizes
-from aotexport_runtime.values.python_values import python_value
 from aotexport_runtime.values.subclasses import Form, TensorTypes, inner_tensor
+from aotexport_runtime.values.trees import python_value
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **higher_order.EFFECTS,

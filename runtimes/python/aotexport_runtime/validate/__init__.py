@@ -1,18 +1,21 @@
 """Consistency of decoded records: rules that the types of the schema cannot express. No torch.
 
-One file per record, each rule with a crafted bundle in `tests/hostile`. No record of a bundle is used before it has
-passed here, and nothing here runs code of the bundle.
+No record of a bundle is used before it has passed here, and nothing here runs code of the bundle. Each `check_*`
+refuses a fault by `BundleInvalid`: it raises the first, or notes all where its `Place` collects them.
 """
 
 from aotexport_runtime.validate.arguments import descendants, references
 from aotexport_runtime.validate.graph import check_graph
 from aotexport_runtime.validate.interface import check_forward_graph, check_functional_graph
-from aotexport_runtime.validate.kernels import check_kernels
-from aotexport_runtime.validate.lowered import check_lowered, check_lowered_graph
-from aotexport_runtime.validate.manifest import check_manifest
-from aotexport_runtime.validate.onnx import check_onnx
+from aotexport_runtime.validate.manifest import check_manifest, check_onnx
 from aotexport_runtime.validate.program import check_program
-from aotexport_runtime.validate.target import check_compiled, check_target
+from aotexport_runtime.validate.targets import (
+    check_compiled,
+    check_kernels,
+    check_lowered,
+    check_lowered_graph,
+    check_target,
+)
 from aotexport_runtime.validate.vector import check_stored, check_vector
 
 __all__ = [

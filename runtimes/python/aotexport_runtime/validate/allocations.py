@@ -30,9 +30,6 @@ def check_allocations(graph: Graph, limits: Limits, where: Place) -> None:
     """Refuse a graph whose values take more memory at once than the limit, or one of whose operators does.
 
     Sizes of symbols are not known yet, and count as nothing; views take no memory of their own.
-
-    Raises:
-        BundleInvalid: says how much.
     """
     used = [_used(node) for node in graph.nodes]
     last = {name: index for index, names in enumerate(used) for name in names}

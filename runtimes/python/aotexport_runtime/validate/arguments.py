@@ -54,9 +54,6 @@ def check_argument(
         subgraphs: names of the subgraphs that it may refer to.
         symbols: symbols of the program.
         where: for errors.
-
-    Raises:
-        BundleInvalid: names the fault.
     """
     if isinstance(argument, str):
         if argument not in defined:
@@ -77,11 +74,7 @@ def check_argument(
 
 
 def check_constant(argument: Argument, subject: str, where: Place) -> None:
-    """Refuse an argument that is no constant: it refers to a value, a symbol or a subgraph.
-
-    Raises:
-        BundleInvalid: names `subject`.
-    """
+    """Refuse an argument that is no constant: it refers to a value, a symbol or a subgraph."""
     if isinstance(argument, list):
         for item in argument:
             check_constant(item, subject, where)
@@ -95,11 +88,7 @@ def check_constant(argument: Argument, subject: str, where: Place) -> None:
 
 
 def check_meta(meta: ValueMeta, symbols: set[str], where: Place) -> None:
-    """Refuse metadata with malformed sizes or unknown symbols.
-
-    Raises:
-        BundleInvalid: names the fault.
-    """
+    """Refuse metadata with malformed sizes or unknown symbols."""
     if isinstance(meta, TensorMeta):
         if len(meta.shape) != len(meta.stride) or len(meta.shape) > MAX_AXES:
             raise where.invalid(

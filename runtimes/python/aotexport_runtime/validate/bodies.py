@@ -46,9 +46,6 @@ def check_bodies(
         values: metadata of its operands.
         where: of the node, for errors.
         typed: whether dtypes of operands are those that the graph says: no autocast changes them.
-
-    Raises:
-        BundleInvalid: names the fault.
     """
     if node.op == "higher_order::register_hook":
         _check_taken(node, node.args[0], 1 + _count(node.args[2]), subgraphs, where)

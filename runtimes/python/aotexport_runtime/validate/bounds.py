@@ -19,20 +19,13 @@ def check_index(index: int, count: int, subject: str, check: str, where: Place) 
         subject: for the message.
         check: its name.
         where: for errors.
-
-    Raises:
-        BundleInvalid: names `subject`.
     """
     if not 0 <= index < count:
         raise where.invalid(f"{subject} is {index}, out of range({count})", check)
 
 
 def check_unique(names: Iterable[object], subject: str, check: str, where: Place) -> None:
-    """Refuse a name that occurs twice.
-
-    Raises:
-        BundleInvalid: names `subject`.
-    """
+    """Refuse a name that occurs twice."""
     twice = first_twice(names)
     if twice is not None:
         raise where.invalid(f"{subject} {twice[:80]!r} occurs twice", check)
@@ -44,22 +37,14 @@ def first_twice(names: Iterable[object]) -> str | None:
 
 
 def check_form(text: str, type_: Any, subject: str, check: str, where: Place) -> None:
-    """Refuse text that is not of a type of `schema/bounded.py`.
-
-    Raises:
-        BundleInvalid: names `subject`.
-    """
+    """Refuse text that is not of a type of `schema/bounded.py`."""
     bounds = bounds_of(type_)
     if not bounds.takes(text):
         raise where.invalid(f"{subject} {text[:80]!r} is {bounds.fault}", check)
 
 
 def check_span(shape: Sequence[int], stride: Sequence[int], offset: int, subject: str, where: Place) -> None:
-    """Refuse sizes, strides and an offset that can address no storage, or one beyond 64 bits.
-
-    Raises:
-        BundleInvalid: names `subject`.
-    """
+    """Refuse sizes, strides and an offset that can address no storage, or one beyond 64 bits."""
     if len(shape) != len(stride) or len(shape) > MAX_AXES:
         raise where.invalid(f"{subject} has {len(shape)} sizes and {len(stride)} strides", "tensor-layout/ranks")
     if offset < 0 or min((*shape, *stride), default=0) < 0:

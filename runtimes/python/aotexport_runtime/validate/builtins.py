@@ -74,9 +74,6 @@ class Builtins:
         Args:
             node: any call but one of `aten`; custom operators pass.
             where: of the node, for errors.
-
-        Raises:
-            BundleInvalid: names the fault.
         """
         self._where = where
         kinds = OPERANDS.get(node.op)
@@ -105,11 +102,7 @@ class Builtins:
             self._check_effect(node)
 
     def check_closed(self) -> None:
-        """Refuse a region that the graph leaves open.
-
-        Raises:
-            BundleInvalid: see above.
-        """
+        """Refuse a region that the graph leaves open."""
         if self._regions:
             raise BundleInvalid("a region is not left", where=self._regions[-1][1], check="region-open/region")
 

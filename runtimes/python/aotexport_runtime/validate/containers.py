@@ -1,45 +1,56 @@
-"""Rules of nested values, and of the caller's containers that a call changes."""
+"""Rules of NumPy arrays among arguments and results, and of the caller's containers that a call changes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import get_args
 
 from aotexport_runtime.errors import Place
-from aotexport_runtime.schema.program import ContainerChange, Program
-from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, PythonValue, Sequence, Tree
-from aotexport_runtime.validate.arguments import check_constant
-from aotexport_runtime.validate.subclasses import check_plain
-from aotexport_runtime.values.python_values import check_keys, check_python_value
-from aotexport_runtime.values.trees import check_tree, leaves, steps
+from aotexport_runtime.schema.program import ArgumentInput, ContainerChange, Program
+from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, NumpyType, Sequence, Tree
+from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.validate.trees import check_keys
+from aotexport_runtime.values.trees import arrays_in, leaves, steps
+
+_DTYPES = frozenset((*get_args(NumpyType), "complex64", "complex128"))
+"""Element types that torch and NumPy both have."""
 
 
-def check_values(tree: Tree, count: int, where: Place) -> None:
-    """Refuse a malformed tree of arguments or results.
+def check_arrays(program: Program, where: Place) -> None:
+    """Refuse arrays that no call can pass or return."""
+    for index in _arrays([parameter.tree for parameter in program.parameters], "input", where):
+        spec = program.inputs[index]
+        if not isinstance(spec, ArgumentInput) or spec.subclass is not None or spec.meta.requires_grad:
+            raise where.invalid(
+                f"input {index} is an array, and no plain argument without gradients", "structure-malformed/array-input"
+            )
+        _check_meta(spec.meta, f"input {index}", where)
+    put = [item for change in program.container_changes for item in change.items if item is not None]
+    for index in _arrays([program.output_tree, *put], "output", where):
+        _check_meta(program.outputs[index], f"output {index}", where)
 
-    Args:
-        tree: the tree.
-        count: number of inputs, or outputs, that its leaves index.
-        where: for errors.
 
-    Raises:
-        BundleInvalid: names the fault.
-    """
-    check_tree(tree, count, where=where)
-    check_plain(tree, where)
-    for _, leaf in leaves(tree):
-        if isinstance(leaf, Constant):
-            if isinstance(leaf.value, PythonValue):
-                check_python_value(leaf.value, where)
-            else:
-                check_constant(leaf.value, "a constant of a tree", where)
+def _arrays(trees: Iterable[Tree], subject: str, where: Place) -> list[int]:
+    """Return the indices of the leaves that are arrays, in order; refuse one that is also the index of another leaf."""
+    trees = list(trees)
+    arrays = arrays_in(trees)
+    found = [leaf for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf) and leaf.index in arrays]
+    for leaf in found:
+        if not leaf.array:
+            raise where.invalid(
+                f"{subject} {leaf.index} is an array in one place, and none in another",
+                "structure-malformed/array-mixed",
+            )
+    return sorted(arrays)
+
+
+def _check_meta(meta: TensorMeta | None, subject: str, where: Place) -> None:
+    if meta is None or meta.dtype not in _DTYPES:
+        raise where.invalid(f"{subject} is an array, and NumPy has no such values", "structure-malformed/array-dtype")
 
 
 def check_container_changes(program: Program, where: Place) -> None:
-    """Refuse changes of containers that no call passes, or that such a container cannot take.
-
-    Raises:
-        BundleInvalid: names the fault.
-    """
+    """Refuse changes of containers that no call passes, or that such a container cannot take."""
     passed = {path: tree for p in program.parameters if not p.optional for path, tree in _containers(p.tree, p.name)}
     for index, change in enumerate(program.container_changes):
         with where.at("container_changes", index) as here:

@@ -23,7 +23,7 @@ from aotexport_runtime.schema.program import SizeInput
 from aotexport_runtime.schema.references import AtMost, Code, IndexOf, Length, NameOf, Over, TensorOf, Unique
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.validate.bounds import first_twice
-from aotexport_runtime.validate.containers import check_values
+from aotexport_runtime.validate.trees import check_tree
 from aotexport_runtime.values.sizes import check_size
 
 _NOWHERE = Place("")
@@ -73,9 +73,6 @@ def check_declared(record: Record, where: Place, **around: Record | None) -> Non
         record: as decoded.
         where: for errors.
         around: further records that its references lead to, by the names there; None: it has nothing.
-
-    Raises:
-        BundleInvalid: names the field.
     """
     faults = where.found
     # What refers to a malformed name would be told for it.
@@ -274,7 +271,7 @@ def _wrong_index(rule: IndexOf, index: int | trees.Tree | None, around: _Around,
     if isinstance(index, int):
         return None if 0 <= index < count else f"{subject} is {index}, out of range({count})"
     if index is not None:
-        check_values(index, count, _NOWHERE)
+        check_tree(index, count, _NOWHERE)
     return None
 
 

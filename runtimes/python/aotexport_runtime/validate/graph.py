@@ -42,9 +42,6 @@ def check_graph(
         limits: the most that it may ask for.
         has_signatures: whether it must have the signature of every operator that it calls.
         is_cast: whether its program runs under autocast.
-
-    Raises:
-        BundleInvalid: names the fault.
     """
     faults, count = where.found, _count_nodes(graph)
     with where:
@@ -176,9 +173,6 @@ def check_allowed(op: str, namespaces: set[str], *, where: Place) -> None:
         op: full operator name.
         namespaces: see `check_graph`.
         where: for errors.
-
-    Raises:
-        BundleInvalid: names the operator.
     """
     namespace, _, name = op.partition("::")
     if namespace == "aten":

@@ -15,11 +15,7 @@ from aotexport_runtime.validate.subclasses import taken_apart
 
 
 def check_forward_graph(graph: Graph, program: Program, *, where: Place) -> None:
-    """Refuse a forward graph that does not take the program's inputs and return its outputs.
-
-    Raises:
-        BundleInvalid: names the fault.
-    """
+    """Refuse a forward graph that does not take the program's inputs and return its outputs."""
     _check_inputs(graph, program, [], where)
     if len(graph.outputs) != len(program.outputs):
         message = f"{len(graph.outputs)} outputs for the program's {len(program.outputs)}"
@@ -38,9 +34,6 @@ def check_functional_graph(
         functional: its record in the program.
         where: its file, for errors.
         record: file of the program.
-
-    Raises:
-        BundleInvalid: names the fault.
     """
     program = taken_apart(program)
     gradients = functional.gradients

@@ -6,6 +6,7 @@ from aotexport_runtime.allowed.operators import operator_sets
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import OPERATOR_SET, Manifest, OnnxModel, StateTensor, StoredPart
+from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING_CONVENTION
 from aotexport_runtime.validate.bounds import check_span, check_unique
 from aotexport_runtime.validate.declared import check_declared
@@ -22,9 +23,6 @@ def check_manifest(manifest: Manifest, where: Place = WHERE, *, limits: Limits =
         manifest: as decoded.
         where: for errors.
         limits: the most that the bundle may ask for.
-
-    Raises:
-        BundleInvalid: names the fault.
     """
     faults = where.found
     with where.at("calling_convention") as here:
@@ -142,3 +140,19 @@ def _check_model(model: OnnxModel, where: Place) -> None:
         raise where.invalid(f"an ONNX model is no file at the top: {model.file[:80]!r}", "file-unlisted/onnx-folder")
     names = (*model.inputs, *model.state_inputs.values(), *model.outputs)
     check_unique(names, "input or output of an ONNX model", "name-twice/onnx", where)
+
+
+def check_onnx(model: OnnxModel, program: Program, *, where: Place) -> None:
+    """Refuse the record of an ONNX model that does not fit its program."""
+    paths = [spec.path for spec in program.inputs if not isinstance(spec, StateInput)]
+    names = {spec.name for spec in program.inputs if isinstance(spec, StateInput)}
+    counts = len(paths), len(program.outputs) + len(model.updates) + len(model.checks)
+    if (len(model.inputs), len(model.outputs)) != counts:
+        raise where.invalid(
+            f"{len(model.inputs)} inputs and {len(model.outputs)} outputs, and program `{program.name}` has "
+            f"{counts[0]} and {counts[1]}",
+            "onnx-malformed/counts",
+        )
+    for name in model.updates:
+        if (name in paths) == (name in names):
+            raise where.invalid(f"the model changes {name[:80]!r}, which is no one input", "onnx-malformed/updates")

@@ -18,11 +18,7 @@ MAX_PARTS = 64
 
 
 def check_path(path: str, subject: str, where: Place) -> list[str]:
-    """Return the parts of a path of submodules.
-
-    Raises:
-        BundleInvalid: it is malformed.
-    """
+    """Return the parts of a path of submodules."""
     check_form(path, Line, subject, "text-malformed/path", where)
     parts = path.split(".")
     if len(parts) > MAX_PARTS or not all(parts) or "__dict__" in parts:
@@ -31,11 +27,7 @@ def check_path(path: str, subject: str, where: Place) -> list[str]:
 
 
 def check_submodules(manifest: Manifest, where: Place) -> None:
-    """Refuse submodules out of order, twice, or within themselves.
-
-    Raises:
-        BundleInvalid: names the path.
-    """
+    """Refuse submodules out of order, twice, or within themselves."""
     state = {name for entry in manifest.state for name in (entry.name, *entry.tied)}
     with where.at("settings") as here:
         _check_settings(manifest, {*state, *(record.name for record in manifest.modules)}, here)
@@ -92,11 +84,7 @@ def _check_attributes(record: Submodule, where: Place) -> None:
 
 
 def check_calls(graph: Graph, symbols: set[str], where: Place) -> None:
-    """Refuse calls of submodules that are no nested runs of a graph's nodes, or use other values than the graph's.
-
-    Raises:
-        BundleInvalid: names the fault.
-    """
+    """Refuse calls of submodules that are no nested runs of a graph's nodes, or use other values than the graph's."""
     place = where.at("calls")
     if len(graph.calls) > MAX_NODES:
         raise place.invalid(

@@ -25,9 +25,8 @@ from aotexport_runtime.schema.program import (
 from aotexport_runtime.schema.sizes import Dimension
 from aotexport_runtime.schema.trees import Leaf, Mapping, Sequence
 from aotexport_runtime.validate.arguments import check_constant, check_meta, introduced
-from aotexport_runtime.validate.arrays import check_arrays
 from aotexport_runtime.validate.bounds import check_index
-from aotexport_runtime.validate.containers import check_container_changes
+from aotexport_runtime.validate.containers import check_arrays, check_container_changes
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.graph import check_allowed
 from aotexport_runtime.validate.subclasses import check_layout, check_parts, taken_apart
@@ -44,9 +43,6 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: Pla
         manifest: manifest of its bundle, checked.
         name: its name in the manifest.
         where: its file, for errors.
-
-    Raises:
-        BundleInvalid: names the fault.
     """
     faults = where.found
     if program.name != name:

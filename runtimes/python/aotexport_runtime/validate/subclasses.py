@@ -7,27 +7,15 @@ import re
 import msgspec
 
 from aotexport_runtime.errors import Place
-from aotexport_runtime.schema.bounded import MAX_AXES, ClassName
+from aotexport_runtime.schema.bounded import MAX_AXES
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import InputSpec, Program, SizeInput
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.schema.trees import (
-    Constant,
-    Instance,
-    Leaf,
-    Mapping,
-    NamedFields,
-    PythonValue,
-    Sequence,
-    Tree,
-)
+from aotexport_runtime.schema.trees import Constant, Mapping, Sequence, Tree
 from aotexport_runtime.schema.values import StringArgument, TensorMeta
-from aotexport_runtime.validate.arguments import check_constant
-from aotexport_runtime.validate.bounds import check_form
+from aotexport_runtime.validate.trees import check_tree
 from aotexport_runtime.values.meshes import DTENSOR
-from aotexport_runtime.values.python_values import check_python_value
 from aotexport_runtime.values.sizes import check_size
-from aotexport_runtime.values.trees import check_tree
 
 MAX_PARTS = 1000
 
@@ -39,9 +27,6 @@ def check_subclass(record: Subclass, symbols: set[str], where: Place) -> None:
         record: the structure.
         symbols: symbols that its sizes may refer to.
         where: for errors.
-
-    Raises:
-        BundleInvalid: names the fault.
     """
     if not all(name.isidentifier() for name in record.attributes):
         raise where.invalid(f"an inner tensor of `{record.type}` has a malformed name", "name-malformed/inner-tensor")
@@ -52,8 +37,7 @@ def check_subclass(record: Subclass, symbols: set[str], where: Place) -> None:
         )
     for size in (*record.shape, *record.stride):
         check_size(size, symbols, where=where)
-    check_tree(record.context, 0, where=where)
-    _check_context(record.context, where)
+    check_tree(record.context, 0, where, is_context=True)
     if record.type == DTENSOR:
         _check_mesh(record.context, where)
     for inner in record.inner:
@@ -71,11 +55,7 @@ def check_parts(
     where: Place,
     check: str = "structure-malformed/parts",
 ) -> None:
-    """Refuse a malformed structure of a tensor, or another number of parts than it has; None: of a plain tensor.
-
-    Raises:
-        BundleInvalid: names `subject`.
-    """
+    """Refuse a malformed structure of a tensor, or another number of parts than it has; None: of a plain tensor."""
     if record is not None:
         check_subclass(record, symbols, where)
     expected = 0 if record is None else count_parts(record)
@@ -84,11 +64,7 @@ def check_parts(
 
 
 def check_layout(record: Subclass | None, tensor: TensorMeta | StateTensor, subject: str, where: Place) -> None:
-    """Refuse a structure of another shape or stride than its tensor.
-
-    Raises:
-        BundleInvalid: names `subject`.
-    """
+    """Refuse a structure of another shape or stride than its tensor."""
     if record is not None and (record.shape, record.stride) != (tensor.shape, tensor.stride):
         raise where.invalid(f"{subject} has another shape than its structure", "structure-malformed/subclass-layout")
 
@@ -122,41 +98,6 @@ def _constants(tree: Tree | None) -> list[object]:
     if not isinstance(tree, Sequence):
         return [tree]
     return [item.value if isinstance(item, Constant) else item for item in tree.items]
-
-
-def _check_context(tree: Tree, where: Place) -> None:
-    is_unknown = (isinstance(tree, Sequence) and tree.type not in ("list", "tuple", "size")) or (
-        isinstance(tree, Mapping) and tree.type != "dict"
-    )
-    if is_unknown or isinstance(tree, Leaf | NamedFields):
-        raise where.invalid("a context holds what no context has", "structure-malformed/context")
-    if isinstance(tree, Constant):
-        if isinstance(tree.value, PythonValue):
-            check_python_value(tree.value, where)
-        else:
-            check_constant(tree.value, "a constant of a context", where)
-        return
-    if isinstance(tree, Instance):
-        check_form(tree.type, ClassName, "`Instance.type`", "name-malformed/instance", where)
-        if tree.form == "enum" and tree.fields != ("name",):
-            raise where.invalid(f"a member of `{tree.type}` has no name", "name-malformed/enum")
-        if not all(name.isidentifier() for name in tree.fields):
-            raise where.invalid(f"a field of `{tree.type}` has a malformed name", "name-malformed/field")
-    for item in tree.items:
-        _check_context(item, where)
-
-
-def check_plain(tree: Tree, where: Place) -> None:
-    """Refuse a tree of inputs or outputs with an object that only contexts have.
-
-    Raises:
-        BundleInvalid: names its class.
-    """
-    if isinstance(tree, Instance):
-        raise where.invalid(f"an object of `{tree.type[:80]}` is no input or output", "structure-malformed/instance")
-    if isinstance(tree, Sequence | Mapping | NamedFields):
-        for item in tree.items:
-            check_plain(item, where)
 
 
 def taken_apart(program: Program) -> Program:

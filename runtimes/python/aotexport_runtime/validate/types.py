@@ -89,9 +89,6 @@ def check_types(node: Node, schema: str | None, values: Values, here: Place, *, 
         values: metadata of the values before the node.
         here: place of the node.
         infers_dtypes: whether dtypes of results follow from those of arguments: no autocast changes them.
-
-    Raises:
-        BundleInvalid: names the fault.
     """
     if node.op.partition("::")[0] in NAMESPACES:
         return

@@ -22,11 +22,7 @@ GENERATED = ("bfloat16", "float16", "float32", "float64")
 
 
 def check_vector(vector: Vector, program: Program, *, where: Place) -> None:
-    """Refuse a recorded call that does not fit its program, or never ends.
-
-    Raises:
-        BundleInvalid: names the fault.
-    """
+    """Refuse a recorded call that does not fit its program, or never ends."""
     if vector.program != program.name:
         message = f"it is of program {vector.program[:80]!r}, not `{program.name}`"
         where.at("program").refuse(message, "vector-malformed/program")
@@ -53,9 +49,6 @@ def check_stored(vector: Vector, shapes: Mapping[str, Sequence[int]], where: Pla
         vector: checked.
         shapes: of the stored tensors, by key.
         where: its place, for errors.
-
-    Raises:
-        BundleInvalid: names the argument or the value.
     """
     for index, spec in enumerate(vector.inputs):
         for part in () if spec.quantiles else spans(spec):

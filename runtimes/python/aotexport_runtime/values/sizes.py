@@ -116,9 +116,6 @@ def check_size(size: Size, known: frozenset[str] | set[str], *, where: Place) ->
     """Refuse an expression with unknown symbols, wrong operands, absurd length, or values unbounded or not whole.
 
     The depth of the JSON around it bounds its nesting (`Limits.json_depth`).
-
-    Raises:
-        BundleInvalid: names the fault.
     """
     nbits, terms = _check(size, known, where)
     if nbits is None:

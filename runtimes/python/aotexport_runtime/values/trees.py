@@ -5,15 +5,29 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from threading import Lock
 from typing import Any
 
-from aotexport_runtime.errors import BundleInvalid, NotSupported, Place
-from aotexport_runtime.schema.bounded import INT64_MAX, is_identifier
-from aotexport_runtime.schema.trees import Bytes, Constant, Instance, Key, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.schema.values import SliceArgument
-from aotexport_runtime.values.python_values import check_keys
-from aotexport_runtime.values.pytrees import register_fields, register_items, register_mapping
+import numpy as np
+
+from aotexport_runtime.errors import BundleInvalid, NotSupported
+from aotexport_runtime.schema.trees import (
+    Bytes,
+    Constant,
+    EllipsisLiteral,
+    Instance,
+    Key,
+    Leaf,
+    Mapping,
+    NamedFields,
+    PythonValue,
+    Range,
+    Sequence,
+    Tree,
+)
+from aotexport_runtime.schema.values import FloatArgument
 
 SETS: dict[str, type[set[Any]] | type[frozenset[Any]]] = {"set": set, "frozenset": frozenset}
 FACTORIES: dict[str, type] = {each.__name__: each for each in (list, dict, set, tuple, int, float, str, bool)}
@@ -52,79 +66,19 @@ def key_of(key: Key) -> Any:
     """Return a key of a dict, as Python has it."""
     if isinstance(key, tuple):
         return tuple(map(key_of, key))
-    return bytes.fromhex(key.hex) if isinstance(key, Bytes) else key
+    return python_value(key) if isinstance(key, Bytes) else key
 
 
-def check_tree(tree: Tree, count: int, *, where: Place) -> None:
-    """Refuse a tree whose leaves point outside `range(count)`, or whose containers are malformed.
-
-    Raises:
-        BundleInvalid: names the fault.
-    """
-    if isinstance(tree, Leaf):
-        if not 0 <= tree.index < count:
-            raise where.invalid(f"leaf {tree.index} of a tree is out of range", "index-range/leaf")
-        return
-    if isinstance(tree, Constant):
-        return
-    if isinstance(tree, Mapping):
-        check_keys(tree.keys, where)
-        _check_names(tree.keys, len(tree.items), where)
-        if tree.factory is not None and tree.type != "default_dict":
-            raise where.invalid(
-                "a dict of a tree makes missing values, and is no `defaultdict`", "structure-malformed/factory"
-            )
-    elif isinstance(tree, Instance):
-        _check_names(tree.fields, len(tree.items), where)
-    elif isinstance(tree, Sequence):
-        _check_sequence(tree, where)
-    else:
-        _check_names(tree.fields, len(tree.items), where)
-        _check_identifier(tree.name, "__", where)
-        for field in tree.fields:
-            # Named tuples keep names with an underscore for themselves.
-            _check_identifier(field, "_" if tree.type == "namedtuple" else "__", where)
-    for item in tree.items:
-        check_tree(item, count, where=where)
-
-
-def _check_sequence(tree: Sequence, where: Place) -> None:
-    if tree.type in SETS and not all(
-        isinstance(item, Constant) and not isinstance(item.value, list | SliceArgument) for item in tree.items
-    ):
-        raise where.invalid("a set of a tree holds something else than plain constants", "structure-malformed/set")
-    if tree.type == "size" and not all(
-        isinstance(item, Leaf) or (isinstance(item, Constant) and _is_size(item.value)) for item in tree.items
-    ):
-        raise where.invalid("a size of a tree holds something else than integers", "structure-malformed/size")
-    if tree.max_items is not None and (tree.type != "deque" or not len(tree.items) <= tree.max_items <= INT64_MAX):
-        raise where.invalid(
-            "a sequence of a tree has more items than it may keep, or is no deque", "structure-malformed/max-items"
-        )
-    if tree.name is not None:
-        _check_identifier(tree.name, "__", where)
-        if tree.type not in ("list", "tuple"):
-            raise where.invalid(
-                "a sequence of a tree is of a class of its own, and no list or tuple",
-                "structure-malformed/sequence-name",
-            )
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and abs(value) <= INT64_MAX
-
-
-def _check_names(names: tuple[object, ...], items: int, where: Place) -> None:
-    if len(names) != items:
-        raise where.invalid(f"{len(names)} names for {items} items of a tree", "structure-malformed/names")
-    if len(set(names)) != items:
-        raise where.invalid("a tree has a name twice", "name-twice/tree")
-
-
-def _check_identifier(name: str, reserved: str, where: Place) -> None:
-    """Refuse a name that is no plain attribute: Python's named tuples and dataclasses generate code with it."""
-    if not is_identifier(name) or name.startswith(reserved):
-        raise where.invalid(f"the name {name[:80]!r} in a tree is no plain identifier", "name-malformed/tree-name")
+def python_value(value: PythonValue) -> Any:
+    """Return the Python value of a constant of the kinds that only trees have."""
+    if isinstance(value, Bytes):
+        return bytes.fromhex(value.hex)
+    if isinstance(value, Range):
+        return range(value.start, value.stop, value.step)
+    if isinstance(value, EllipsisLiteral):
+        return ...
+    number = value.value
+    return np.dtype(value.dtype).type(float(number.value) if isinstance(number, FloatArgument) else number)
 
 
 class ModelOutput(collections.OrderedDict[str, Any]):
@@ -184,7 +138,7 @@ def builder(tree: Tree, constant: Callable[[Constant], Any]) -> Builder:
 def _sequence_builder(tree: Sequence, items: list[Builder]) -> Builder:
     if tree.name is not None:
         class_ = _sequence_class(tree.name, list if tree.type == "list" else tuple)
-        register_items(class_)
+        _register(class_, lambda sequence: (list(sequence), tuple(range(len(sequence)))), "SequenceKey")
         return lambda values: class_([item(values) for item in items])
     if tree.type == "list":
         return lambda values: [item(values) for item in items]
@@ -228,10 +182,10 @@ def _named_fields_type(tree: NamedFields) -> Callable[[list[Any]], Any]:
         return return_type
     if tree.type in ("dataclass", "object"):
         record = _dataclass(tree.name, tree.fields)
-        register_fields(record, tree.fields)
+        _register(record, lambda found: ([getattr(found, name) for name in fields], tree.fields), "GetAttrKey")
         return lambda items: record(*items)
     output = _model_output(tree.name)
-    register_mapping(output)
+    _register(output, lambda mapping: (list(mapping.values()), tuple(mapping)), "MappingKey")
     return lambda items: output((field, item) for field, item in zip(fields, items, strict=True) if item is not None)
 
 
@@ -260,3 +214,44 @@ def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
 @functools.cache
 def _dataclass(name: str, fields: tuple[str, ...]) -> Any:
     return dataclasses.make_dataclass(name, fields)
+
+
+# --- the same classes as nodes of torch's pytrees -----------------------------------------------------------
+
+_REBUILD: dict[str, Callable[[Any, Iterable[Any], Any], Any]] = {
+    "SequenceKey": lambda class_, items, _: class_(items),
+    "GetAttrKey": lambda class_, items, _: class_(*items),
+    "MappingKey": lambda class_, items, keys: class_(zip(keys, items, strict=True)),
+}
+_registered: set[type] = set()
+_lock = Lock()
+
+
+def _register(class_: type, flatten: Callable[[Any], tuple[list[Any], tuple[Any, ...]]], key: str) -> None:
+    """Let torch see the items of a container; does nothing where torch is not imported.
+
+    `DistributedDataParallel`, `torch.func` and others search results for tensors by `torch.utils._pytree`, to which an
+    object of another class is a leaf. torch has no public name for the registration.
+
+    Args:
+        class_: of the container.
+        flatten: returns its items and the step to each: attribute, position or key.
+        key: name of torch's class of such steps.
+    """
+    # ONNX Runtime runs bundles without torch; a program that torch runs registers the classes of its results.
+    if "torch" not in sys.modules:
+        return
+    from torch.utils import _pytree
+
+    make_key = getattr(_pytree, key)
+
+    def flatten_with_keys(container: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+        items, steps = flatten(container)
+        return list(zip(map(make_key, steps), items, strict=True)), steps
+
+    with _lock:
+        if class_ not in _registered:
+            # Torch's other implementation, `torch.utils._cxx_pytree`, copies the registration when it is imported.
+            rebuild = functools.partial(_REBUILD[key], class_)
+            _pytree.register_pytree_node(class_, flatten, rebuild, flatten_with_keys_fn=flatten_with_keys)
+            _registered.add(class_)
