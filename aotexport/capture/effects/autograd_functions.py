@@ -82,7 +82,7 @@ class _Recording:
 
     Attributes:
         function: the user's class.
-        args: arguments of `apply`, defaults bound.
+        args: those of `apply`, defaults bound.
         has_setup: whether the class defines `setup_context`.
         in_eager: per argument, whether it requires grad in eager; None: that is not known.
         asked: the tensors of which the function is fixed to whether they require grad, and what depends on it.
@@ -284,12 +284,7 @@ _ONCE = once_differentiable(lambda ctx: None).__code__
 
 
 def record_application(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Record the application of a custom function as one node of the current trace; return its result.
-
-    Args:
-        function: the user's class.
-        args: arguments of its `apply`.
-        kwargs: keyword arguments of its `apply`.
+    """Record the application of a custom function, a class, as one node of the current trace; return its result.
 
     Raises:
         NotRepresentable: a node cannot hold it; nothing was recorded.
@@ -329,11 +324,7 @@ def closed(subgraphs: Sequence[torch.fx.GraphModule]) -> list[torch.Tensor]:
 
 
 def refuse_bound(function: type) -> None:
-    """Refuse an application by a bound `apply` that a trace cannot see.
-
-    Raises:
-        ExportFailed: names the function and the user's line.
-    """
+    """Refuse an application by a bound `apply` that a trace cannot see."""
     name = function.__qualname__
     raise ExportFailed(
         f"{user_line()}the model calls a bound `apply` of the custom autograd function `{name}`, which no trace sees "

@@ -121,12 +121,9 @@ def outside_of_regions() -> Iterator[None]:
 
 
 def recorded_in_regions(node: torch.fx.Node) -> bool:
-    """Return whether autograd records a value where gradients are on only in the model's regions.
+    """Return whether autograd records a node's value where gradients are on only in the model's regions.
 
-    Traces run with gradients on, also those of programs that record none.
-
-    Args:
-        node: computes the value, in a trace with `marked_regions`.
+    Traces, with `marked_regions`, run with gradients on, also those of programs that record none.
     """
     pending, seen = [node], set[torch.fx.Node]()
     while pending:

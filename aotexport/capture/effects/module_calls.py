@@ -10,7 +10,7 @@ import contextlib
 import dis
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -110,10 +110,10 @@ class TracedCalls:
                 Patch(nn.Module, "_call_impl", call, "Record calls of submodules"),
                 Patch(nn.Module, "__getattr__", reach, "Record submodules that are used otherwise than by calls"),
             ),
-            _loaded_bundles_shown(paths, module) as untold,
+            _loaded_bundles_shown(module) as bundles,
         ):
             yield
-        reached.update(path for paths in untold for path in paths())
+        reached.update(f"{paths[id(child)]}.{path}".lstrip(".") for child, untold in bundles for path in untold)
         called = {call.path for call in self.calls}
         reason = "the model's code uses it otherwise than by calling it"
         self.calls[:0] = [TracedCall(path, refusal=reason) for path in sorted(reached - called - {""})]
@@ -125,16 +125,11 @@ class TracedCalls:
 
 
 @contextlib.contextmanager
-def _loaded_bundles_shown(paths: dict[int, str], module: nn.Module) -> Iterator[list[Callable[[], list[str]]]]:
-    """Let loaded bundles call the submodules they were exported with; yield functions that return paths of others."""
-    found: list[Callable[[], list[str]]] = []
+def _loaded_bundles_shown(module: nn.Module) -> Iterator[list[tuple[BundleModule, Iterable[str]]]]:
+    """Let loaded bundles call the submodules they were exported with; yield the paths of others of each."""
+    bundles = [child for child in module.modules() if isinstance(child, BundleModule)]
     with contextlib.ExitStack() as shown:
-        for child in module.modules():
-            if isinstance(child, BundleModule):
-                untold, path = shown.enter_context(child.submodules_called()), paths[id(child)]
-                prefix = f"{path}." if path else ""
-                found.append(lambda untold=untold, prefix=prefix: [f"{prefix}{each}" for each in untold])
-        yield found
+        yield [(child, shown.enter_context(child.submodules_called())) for child in bundles]
 
 
 def _returns_argument(result: Any, arguments: Any) -> bool:

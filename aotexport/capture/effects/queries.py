@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -29,6 +29,7 @@ def patches(effects: Effects) -> list[Patch]:
     """Return patches that record such reads."""
     return [
         *_dtypes(effects),
+        *_autocast(effects),
         _inference_mode(effects),
         Patch(
             nn.Module,
@@ -60,29 +61,36 @@ def is_models_own(tensor: torch.Tensor, reader: FrameType) -> bool:
 
 
 def _dtypes(effects: Effects) -> list[Patch]:
-    """Patch dtype and autocast queries to record that the model reads them."""
+    """Patch dtype queries to record the values whose dtypes the model reads, those that `read` gives."""
 
-    def note(value: Any, reader: FrameType) -> None:
-        is_computed = isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
-        if is_computed and is_models_code(reader.f_code.co_filename):
-            effects.dtypes_read.add(node_of(value))
-
-    def watched(original: Any) -> property:
-        def read(self: torch.Tensor) -> Any:
-            note(self, caller())
-            return original.__get__(self)
-
-        return property(read)
-
-    def reading(function: Any, read: Callable[..., Iterable[Any]]) -> Any:
+    def noting(function: Any, read: Callable[..., Iterable[Any]] = lambda *args: args) -> Any:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
-            reader = caller()
-            for value in read(*args, **kwargs):
-                note(value, reader)
+            if is_models_code(caller().f_code.co_filename):
+                tensors = [value for value in read(*args, **kwargs) if isinstance(value, torch.Tensor)]
+                effects.dtypes_read.update(node_of(each) for each in tensors if not isinstance(each, nn.Parameter))
             return function(*args, **kwargs)
 
         return call
+
+    tensor: Any = torch.Tensor
+    properties = {name: property(noting(getattr(tensor, name).__get__)) for name in ("dtype", "itemsize", "nbytes")}
+    methods = {
+        "element_size": noting(tensor.element_size),
+        # Another tensor's dtype, and the text of its own.
+        "to": noting(tensor.to, lambda self, *to, other=None, **_: (*to[:1], other)),
+        "type": noting(tensor.type, lambda self, *to, **named: () if to or named else (self,)),
+        "new_tensor": noting(tensor.new_tensor, lambda self, *data, dtype=None, **_: () if dtype else (self,)),
+    }
+    reason = "Record that the model reads dtypes"
+    return [
+        *[Patch(tensor, name, query, reason) for name, query in (properties | methods).items()],
+        Patch(torch, "result_type", noting(torch.result_type), reason),
+    ]
+
+
+def _autocast(effects: Effects) -> Iterator[Patch]:
+    """Yield patches of autocast queries that record that the model asks."""
 
     def noting(function: Any) -> Any:
         @functools.wraps(function)
@@ -93,25 +101,8 @@ def _dtypes(effects: Effects) -> list[Patch]:
 
         return call
 
-    asked = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled", "get_autocast_cpu_dtype")
-    reason = "Record that the model reads dtypes"
-    queries = [Patch(torch, name, noting(getattr(torch, name)), reason) for name in asked]
-    tensor, everything = torch.Tensor, lambda *args: args
-    return [
-        *[Patch(tensor, name, watched(getattr(tensor, name)), reason) for name in ("dtype", "itemsize", "nbytes")],
-        Patch(tensor, "element_size", reading(tensor.element_size, everything), reason),
-        # Another tensor's dtype, and the text of its own.
-        Patch(tensor, "to", reading(tensor.to, lambda self, *to, other=None, **_: (*to[:1], other)), reason),
-        Patch(tensor, "type", reading(tensor.type, lambda self, *to, **named: () if to or named else (self,)), reason),
-        Patch(
-            tensor,
-            "new_tensor",
-            reading(tensor.new_tensor, lambda self, *data, dtype=None, **_: () if dtype else (self,)),
-            reason,
-        ),
-        Patch(torch, "result_type", reading(torch.result_type, everything), reason),
-        *queries,
-    ]
+    for name in ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled", "get_autocast_cpu_dtype"):
+        yield Patch(torch, name, noting(getattr(torch, name)), "Record that the model asks for autocast")
 
 
 def _inference_mode(effects: Effects) -> Patch:

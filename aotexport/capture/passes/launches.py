@@ -115,11 +115,7 @@ def launched_kernels(forward: ForwardCapture) -> list[str]:
 
 
 def refuse_kernels_without_cpu(forward: ForwardCapture) -> None:
-    """Refuse a program on CPUs with operators that have Triton kernels and no implementation for CPUs.
-
-    Raises:
-        ExportFailed: names the operator.
-    """
+    """Refuse a program on CPUs with operators that have Triton kernels and no implementation for CPUs."""
     devices = {value.device.type for value in forward.inputs if isinstance(value, torch.Tensor)}
     if "cpu" not in devices or os.environ.get("TRITON_INTERPRET") == "1":
         return
@@ -139,9 +135,6 @@ def refuse_launches(forward: ForwardCapture, *, grad: bool, compiled: bool) -> N
         forward: the program.
         grad: whether it is for calls that record gradients.
         compiled: whether kernels for NVIDIA GPUs are compiled.
-
-    Raises:
-        ExportFailed: names the kernel.
     """
     for name in launched_kernels(forward):
         said = f"the model launches the Triton kernel `{name}` itself"

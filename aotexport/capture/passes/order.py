@@ -37,11 +37,7 @@ PASSES = ordered(
 
 
 def run_passes(draft: Draft) -> Draft:
-    """Return a traced draft after all passes of its program; its graph can run.
-
-    Raises:
-        ExportFailed: the graph has something that a bundle cannot hold.
-    """
+    """Return a traced draft after all passes of its program, whose graph can run, or refuse it."""
     dump_draft(0, "traced", draft)
     for number, each in enumerate(PASSES, 1):
         if draft.grad or not each.only_grad:

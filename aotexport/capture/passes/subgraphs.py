@@ -56,12 +56,7 @@ def draws(subgraph: torch.fx.GraphModule) -> bool:
 
 
 def differentiable_operators(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> list[torch.fx.Node]:
-    """Return the operators with functions that are computed from inputs that require grad, other than by `detach`.
-
-    Args:
-        graph: a forward graph of a program that records gradients.
-        inputs: one value per placeholder.
-    """
+    """Return the operators with functions that are computed from `inputs` that require grad, other than by `detach`."""
     placeholders = zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True)
     found = {node for node, value in placeholders if isinstance(value, torch.Tensor) and value.requires_grad}
     for node in graph.graph.nodes:
