@@ -30,10 +30,6 @@ from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.tracing import UnpausedMode, is_functionalised, traces_above_autograd
 from aotexport_runtime.values.subclasses import is_wrapper
 
-_FACTORIES = (
-    *("arange", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "ones", "ones_like", "rand"),
-    *("rand_like", "randint", "randint_like", "randn", "randn_like", "zeros", "zeros_like"),
-)
 _LAYOUTS = (
     torch.Tensor.stride,
     torch.Tensor.storage_offset,
@@ -60,11 +56,11 @@ class Watch(UnpausedMode):
         tensor: Any = torch.Tensor
         after = tensor.register_post_accumulate_grad_hook
         self._handlers: dict[Any, Callable[..., Any]] = {
-            **dict.fromkeys([getattr(torch, name) for name in _FACTORIES], self._make),
             **dict.fromkeys((torch.tensor, torch.as_tensor, torch.asarray), self._make_of_data),
             **{getattr(torch, name): refused(f"torch.{name}", _ON_ARRAYS) for name in _SPARSE},
             **dict.fromkeys(_LAYOUTS, self._read_layout),
             **dict.fromkeys(_VERBS, _refuse_gradients),
+            torch.randint_like: self._randint_like,
             **dict.fromkeys((torch.is_inference, tensor.is_inference), self._read_inference),
             tensor.requires_grad.__get__: self._read_requires_grad,
             tensor.is_leaf.__get__: self._read_is_leaf,
@@ -82,7 +78,7 @@ class Watch(UnpausedMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Call `func`, or its handler for the code of others; see `torch.overrides`."""
         kwargs = kwargs or {}
-        handler = self._handlers.get(func)
+        handler = self._handlers.get(func, self._make if kwargs.get("requires_grad") else None)
         if handler is None or own_room((asker := _asker(func)).f_code.co_filename):
             return func(*args, **kwargs)
         return handler(func, asker, *args, **kwargs)
@@ -90,9 +86,6 @@ class Watch(UnpausedMode):
     def _make(
         self, function: Any, asker: FrameType, *args: Any, requires_grad: bool = False, **kwargs: Any
     ) -> torch.Tensor:
-        if function is torch.randint_like:
-            # Torch's Python binding calls it below autograd, so no gradient flows through it.
-            args = (args[0].detach(), *args[1:])
         if not requires_grad:
             return function(*args, **kwargs)
         if not is_models_code(asker.f_code.co_filename):
@@ -103,6 +96,10 @@ class Watch(UnpausedMode):
         if is_proxy(data):
             function = functools.partial(converted, copy=function is torch.tensor)
         return self._make(function, asker, data, *args, **kwargs)
+
+    def _randint_like(self, function: Any, asker: FrameType, like: torch.Tensor, *args: Any, **kw: Any) -> torch.Tensor:
+        # Torch's Python binding calls it below autograd, so no gradient flows through it.
+        return self._make(function, asker, like.detach(), *args, **kw)
 
     def _require_grad(self, tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
         self._effects.sets_requires_grad = True
