@@ -1,4 +1,4 @@
-"""Run the model's own code for real: its results, its changes, and the effects of its first call alone.
+"""Run the model's own code for real: its results and its changes.
 
 Every run puts the model back as it was. This package knows nothing of graphs.
 """

@@ -6,7 +6,7 @@ import traceback
 
 from torch import nn
 
-from aotexport.eager.run import eager_run
+from aotexport.eager.run import eager_run, runs_without_gradients
 from aotexport.errors import ExportFailed
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.refusals import attempt
@@ -34,7 +34,7 @@ def refuse_failing_example(spec: ProgramSpec, state: State) -> None:
         error = refusal.error
         mode = f" in {spec.mode} mode" if spec.call.module is not None else ""
         hint = ""
-        if spec.grad and _runs_without_gradients(spec, state):
+        if spec.grad and runs_without_gradients(spec.call, state, "eval"):
             hint = ". It runs without gradients in eval mode: export that alone (`--program infer`)"
         elif spec.call.module is None and _makes_a_module(error):
             hint = (
@@ -43,15 +43,6 @@ def refuse_failing_example(spec: ProgramSpec, state: State) -> None:
             )
         told = described(error).removesuffix(".") if hint else described(error)
         raise ExportFailed(f"the model fails on the example inputs{mode}: {told}{hint}") from error
-
-
-def _runs_without_gradients(spec: ProgramSpec, state: State) -> bool:
-    try:
-        with attempt("example call"), eager_run(spec.call, state, "eval", grad=False, outside=True) as run:
-            run()
-    except ExportFailed:
-        return False
-    return True
 
 
 def _makes_a_module(error: Exception) -> bool:

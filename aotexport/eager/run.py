@@ -19,6 +19,7 @@ from aotexport.model.call import ExampleCall
 from aotexport.model.mode import Attribute, in_mode
 from aotexport.model.programs import Mode
 from aotexport.model.reach import reached_tensors
+from aotexport.model.refusals import attempt
 from aotexport.model.restore import StateSnapshot, restored
 from aotexport.model.state import State
 from aotexport.values.subclasses import CLASSES
@@ -125,13 +126,12 @@ def copies(values: Iterable[Any]) -> list[Any]:
     return [value.detach().clone() if isinstance(value, torch.Tensor) else value for value in values]
 
 
-def runs_without_gradients(call: ExampleCall, state: State) -> bool:
-    """Return whether the model, in its current mode, runs under `torch.no_grad`: one that takes gradients may not."""
-    mode: Mode = "function" if call.module is None else "train" if call.module.training else "eval"
+def runs_without_gradients(call: ExampleCall, state: State, mode: Mode) -> bool:
+    """Return whether the model, in a mode, runs under `torch.no_grad`: one that takes gradients may not."""
     try:
-        with eager_run(call, state, mode, grad=False, outside=True) as run:
+        with attempt("example call"), eager_run(call, state, mode, grad=False, outside=True) as run:
             run()
-    except RuntimeError:
+    except ExportFailed:
         return False
     return True
 

@@ -54,7 +54,7 @@ def capture_program(
         refuse_backward_hooks(spec.call.module)
     forward = _forward_graph(spec, state, graphs, options, clock)
     with in_mode(spec.call.module, spec.mode, spec.call.first_call_constants):
-        if forward.effects.takes_gradients and not runs_without_gradients(spec.call, state):
+        if forward.effects.takes_gradients and not runs_without_gradients(spec.call, state, spec.mode):
             spec = replace(spec, grad=True)
             forward.effects.reads.add("grad_mode")
         program = encode_program(spec, forward, root=options.source_root, strip=options.strip)

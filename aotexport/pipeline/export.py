@@ -16,10 +16,12 @@ from torch import nn
 from aotexport.capture.passes.dump import passes_dumped
 from aotexport.capture.trace.python_operators import operators_kept
 from aotexport.errors import ExportFailed
+from aotexport.lower.build import compile_targets
+from aotexport.lower.cpu.program import lower_programs
 from aotexport.lower.onnx.options import OnnxOptions
-from aotexport.model.left_alone import left_alone
 from aotexport.model.programs import AnyExample, Program
 from aotexport.model.refusals import bugs_reported
+from aotexport.model.restore import left_alone
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.capture import capture_programs, choose_calls, with_one_row
 from aotexport.pipeline.in_dtype import verify_casts
@@ -28,7 +30,6 @@ from aotexport.pipeline.options import ExportOptions
 from aotexport.pipeline.output import output_noted
 from aotexport.pipeline.record import record_calls, write_calls
 from aotexport.pipeline.report import complete_notes, report_of
-from aotexport.pipeline.targets import compile_kernels, compile_libraries
 from aotexport.pipeline.verify import check_kernels, verify_graphs, verify_libraries
 from aotexport.pipeline.write import write_bundle, write_weights
 from aotexport.process.blocks import deep_stack, only_export, searched_for_new_garbage, waits_short
@@ -175,7 +176,7 @@ def export_as(
                     with FreshProcess() as again:
                         further, eager = _verified(further, directory, again, clock)
                 draft = further
-                draft = compile_libraries(draft, directory, clock)
+                draft = _compile_libraries(draft, directory, clock)
                 draft = verify_libraries(draft, directory, eager, clock)
                 draft = verify_casts(draft, directory, clock)
                 draft = complete_notes(draft, outputs())
@@ -195,7 +196,7 @@ def _verified(
     """Return the draft as it was written, recorded and verified, with what judges its differences."""
     draft = write_weights(draft, directory, clock)
     draft = record_calls(draft, directory, clock)
-    draft = compile_kernels(draft, clock)
+    draft = _compile_kernels(draft, clock)
     draft = write_calls(draft, directory, clock)
     eager = EagerErrors(draft.specs, draft.state, draft.programs, draft.vectors, directory)
     return verify_graphs(draft, directory, fresh, eager, clock), eager
@@ -219,3 +220,24 @@ def _with_onnx(draft: BundleDraft, manifest: Manifest, directory: Path, clock: C
                 file.unlink()
     files = replace(draft.target_files, notes=(*draft.target_files.notes, *left_out))
     return manifest, replace(draft, comparisons=(*draft.comparisons, *found), target_files=files)
+
+
+def _compile_kernels(draft: BundleDraft, clock: Clock) -> BundleDraft:
+    """Return the draft with the compiled kernels of its lowered programs."""
+    options = draft.options
+    if options.targets.cuda:
+        clock.stage("compile kernels")
+    root = None if options.strip else options.source_root
+    files = compile_targets(
+        draft.programs, options.targets, clock.count, kernel_sources=options.kernel_sources, root=root
+    )
+    return replace(draft, target_files=files)
+
+
+def _compile_libraries(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:
+    """Write libraries for processors below `directory`; return the draft with the targets of each program."""
+    levels = draft.options.targets.cpu
+    if not levels:
+        return draft
+    programs = lower_programs(draft.programs, levels, draft.vectors, directory, clock.stage)
+    return replace(draft, programs=tuple(programs))

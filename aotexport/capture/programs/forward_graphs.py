@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch import nn
+
 from aotexport.capture.forward import capture_forward
 from aotexport.capture.passes.dump import program_dumped
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.capture.trace.shapes import SizeFixed
-from aotexport.eager.first_call import add_first_call_constants, note
+from aotexport.eager.run import copies, eager_run
 from aotexport.model.attributes import AttributeChanged, PythonStateChanged
 from aotexport.model.call import ExampleCall
-from aotexport.model.mode import in_mode
-from aotexport.model.programs import ProgramSpec
+from aotexport.model.mode import Attribute, in_mode
+from aotexport.model.programs import Mode, ProgramSpec
 from aotexport.model.state import State
+from aotexport.model.structure import flattened
+from aotexport.values.same_tensors import are_same
 
 
 class StateReshaped(Exception):
@@ -69,14 +75,14 @@ class ForwardGraphs:
                 with in_mode(spec.call.module, spec.mode, spec.call.first_call_constants), program_dumped(spec.name):
                     forward = capture_forward(spec.call, self._state, grad=spec.grad)
             except AttributeChanged as change:
-                if not add_first_call_constants(spec.call, self._state, spec.mode, change):
+                if not _add_first_call_constants(spec.call, self._state, spec.mode, change):
                     raise PythonStateChanged([change.changes[0][0]], str(change)) from change
             except SizeFixed as error:
                 if spec.variant_of is None:
                     raise
                 raise SizeFixed(f"variant `{spec.name}` of program `{spec.variant_of}`: {error}") from error
             else:
-                forward.effects.notes += note(spec.call)
+                forward.effects.notes += _note(spec.call)
                 return forward
 
 
@@ -107,3 +113,56 @@ def _is_same(one: ExampleCall, other: ExampleCall) -> bool:
         and all(first is second for first, second in values)
         and not any((*one.axes, *other.axes, *one.first_call_constants, *other.first_call_constants))
     )
+
+
+def _add_first_call_constants(call: ExampleCall, state: State, mode: Mode, change: AttributeChanged) -> bool:
+    """Add attributes that a call changes (`self.prepared = True`) to its constants, if that alters nothing else.
+
+    The example is called with the attributes' old values and with the new ones. Outputs and state must be equal, and
+    both calls must leave the new values. If these are not, the first attribute is tried alone.
+
+    Returns whether one was added.
+    """
+    names = [name for name, _, _ in change.changes]
+    if call.module is None or any(_path(call.module, known) in names for known in call.first_call_constants):
+        return False
+    before, after = [], []
+    for name, old, new in change.changes:
+        path, _, attribute = name.rpartition(".")
+        owner = call.module.get_submodule(path)
+        before.append((owner, attribute, old))
+        after.append((owner, attribute, new))
+    for count in dict.fromkeys((len(names), 1)):
+        first, left = _outcome(call, state, mode, before[:count])
+        later, same = _outcome(call, state, mode, after[:count])
+        if left == same == after[:count] and len(first) == len(later) and all(map(are_same, first, later)):
+            call.first_call_constants += after[:count]
+            return True
+    return False
+
+
+def _note(call: ExampleCall) -> list[str]:
+    """Return a sentence per constant of the first call, for the user."""
+    assert call.module is not None or not call.first_call_constants
+    return [
+        f"the first call sets the attribute `{_path(call.module, known)}` of the model to {known[2]!r}, which changes "
+        "nothing else: the bundle does what later calls do"
+        for known in call.first_call_constants
+        if call.module is not None
+    ]
+
+
+def _path(module: nn.Module, attribute: Attribute) -> str:
+    owner, name, _ = attribute
+    path = next(path for path, child in module.named_modules() if child is owner)
+    return f"{path}.{name}" if path else name
+
+
+def _outcome(
+    call: ExampleCall, state: State, mode: Mode, attributes: list[Attribute]
+) -> tuple[list[Any], list[Attribute]]:
+    """Return outputs, inputs and changed state of a call for real with attributes, and the attributes after it."""
+    with eager_run(call, state, mode, seed=0, outside=True, attributes=attributes) as run:
+        tree, values = flattened(run(), "output", role="output")
+        left = [(owner, name, getattr(owner, name)) for owner, name, _ in attributes]
+        return [tree, *copies(values), *copies(run.tensors), *run.snapshot.changes()], left

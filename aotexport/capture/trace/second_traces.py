@@ -26,9 +26,8 @@ from aotexport.capture.trace.fakes import FakeInputs, fake_inputs
 from aotexport.capture.trace.flat_call import FlatCall
 from aotexport.capture.trace.key_order import other_orders
 from aotexport.capture.trace.larger_examples import calls_of_other_sizes
-from aotexport.capture.trace.reshaped_state import Reshaped, geometry, put_left, put_symbols, refuse
+from aotexport.capture.trace.reshaped_state import Reshaped, geometry, only_prepares, put_left, put_symbols, refuse
 from aotexport.capture.trace.trace import Trace, trace_graph
-from aotexport.eager.reshaped_state import only_prepares
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.torch_internals.general_sizes import zero_and_one_symbolic
@@ -47,21 +46,19 @@ def reads_of(trace: Trace) -> frozenset[Read]:
     """Return the facts of a call that the model's code depends on; see `Program.fixed`."""
     flat = trace.function
     reads = set(flat.effects.reads)
-    if "grad_mode" in reads and trace.strategy.grad and not trace.strategy.follows_values:
-        other = _again(trace, grad=not flat.grad)
-        if other is not None and _returned(other) == _returned(flat):
-            reads.remove("grad_mode")
+    asks_grad = "grad_mode" in reads and trace.strategy.grad and not trace.strategy.follows_values
+    if asks_grad and _again(trace, grad=not flat.grad) is not None:
+        reads.remove("grad_mode")
     if _may_depend_on_autocast(trace) and not _same_under_other_autocast(trace):
         reads.add("autocast")
-    if len(flat.own) > 1 and asks_identity(flat.target, flat.call.module):
+    if len(flat.own) > 1 and _asks_identity(flat.target, flat.call.module):
         reads.add("identity")
     return frozenset(reads)
 
 
 def texts_are_keys(trace: Trace) -> bool:
     """Return whether the model does the same where the text that it makes of sizes is another one."""
-    other = _again(trace, added_in_text=_OTHER_TEXT)
-    return other is not None and _returned(other) == _returned(trace.function)
+    return _again(trace, added_in_text=_OTHER_TEXT) is not None
 
 
 def refuse_reshaped_state(trace: Trace, reads: frozenset[Read]) -> None:
@@ -92,19 +89,18 @@ def _repeats(trace: Trace) -> bool | None:
 
     They are traced until they leave what an earlier one left; None: that does not come about, or sizes are dynamic.
     """
-    flat: FlatCall | None = trace.function
+    flat = trace.function
     seen: list[Any] = []
     for _ in range(_CALLS):
-        assert flat is not None
         left = geometry(flat.reshaped)
         if left is None or left in seen or not flat.reshaped:
             return None if left is None else True
         seen.append(left)
         fakes = _fakes(trace)
         put_left(fakes, flat.state, flat.reshaped)
-        flat = _again(trace, fakes)
-        if flat is None or _returned(flat) != _returned(trace.function):
+        if (other := _again(trace, fakes)) is None:
             return False
+        flat = other
     return None
 
 
@@ -113,8 +109,7 @@ def _is_general(trace: Trace, reshaped: Reshaped) -> bool:
     with zero_and_one_symbolic(symbolic=True):
         fakes = _fakes(trace)
         symbols = put_symbols(fakes, trace.function.state, reshaped)
-        other = None if symbols is None else _again(trace, fakes, symbols)
-        return other is not None and _returned(other) == _returned(trace.function)
+        return symbols is not None and _again(trace, fakes, symbols) is not None
 
 
 def _fakes(trace: Trace) -> FakeInputs:
@@ -125,11 +120,8 @@ def dicts_read_by_key(trace: Trace) -> frozenset[str]:
     """Return the paths of the dicts of the call whose keys may come in any order."""
     flat = trace.function
     orders = other_orders(flat.call, flat.container_changes) if trace.strategy.is_direct else []
-    for order in orders:
-        other = _again(trace, key_order=order)
-        if other is None or _returned(other) != _returned(flat):
-            return frozenset()
-    return orders[0].paths if orders else frozenset()
+    same = all(_again(trace, key_order=order) is not None for order in orders)
+    return orders[0].paths if orders and same else frozenset()
 
 
 def _returned(flat: FlatCall) -> Any:
@@ -177,7 +169,8 @@ def _again(
         changes: of the call.
 
     Returns:
-        The changed call as it ran; None: the graph differs, holds for other sizes, or cannot be traced.
+        The changed call as it ran; None: the graph or the structure of what it returns differs, it holds for other
+            sizes, or it cannot be traced.
     """
     # Data-dependent numbers get new names, and new checks with them, in every trace.
     if any(node.meta.get("unbacked_bindings") for node in trace.graph.graph.nodes):
@@ -192,6 +185,7 @@ def _again(
     except ExportFailed:
         # A trace that failed or was ended is not the same.
         return None
+    same = same and _returned(other) == _returned(flat)
     return other if same and fakes.taken_for_granted(symbols) == flat.fakes.taken_for_granted() else None
 
 
@@ -256,13 +250,8 @@ def _same_attribute(one: Any, other: Any, ignored: Sequence[Any]) -> bool:
 _VARIABLE = ("LOAD_FAST", "LOAD_DEREF")
 
 
-def asks_identity(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> bool:
-    """Return whether the model's own code asks: by `is` of variables or items, `id` of a variable, or a set of them.
-
-    Args:
-        target: the traced callable.
-        module: its module; None: a plain function.
-    """
+def _asks_identity(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> bool:
+    """Return whether the model's own code asks: by `is` of variables or items, `id` of a variable, or a set of them."""
     return any(map(_asks, own_code(target, module)))
 
 

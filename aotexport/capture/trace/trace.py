@@ -84,7 +84,7 @@ def trace_call(
     environment, calls, order = fakes.mode.shape_env, TracedCalls(), list[torch.fx.Node]()
     assert environment is not None
     following = flat.values.followed(environment) if strategy.follows_values else contextlib.nullcontext()
-    watching = mode_watched(target, call.module) if strategy.is_direct else contextlib.nullcontext()
+    watching = _mode_watched(target, call.module) if strategy.is_direct else contextlib.nullcontext()
     inputs = flat.inputs()
     with following, watching as modes, stamped(order.append):
         graph = trace_graph(flat, calls, grad=strategy.grad)
@@ -97,7 +97,7 @@ def trace_call(
         strategy=strategy,
         calls=calls.calls,
         order=order,
-        asks_modes=modes is None or modes.asked or "grad_mode" in flat.effects.reads,
+        asks_modes=modes is None or modes() or "grad_mode" in flat.effects.reads,
     )
 
 
@@ -162,32 +162,17 @@ def _hides_tensors(graph: torch.fx.GraphModule) -> bool:
     return any(isinstance(getattr(graph, str(node.target), None), FakeTensor) for node in nodes)
 
 
-@dataclass
-class ModeReads:
-    """Whether a model's code reads its mode.
-
-    Attributes:
-        asked: whether it may have asked for `training`.
-    """
-
-    asked: bool
-
-
 @contextlib.contextmanager
-def mode_watched(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> Iterator[ModeReads]:
-    """Watch whether code in this block asks modules for their mode.
-
-    Args:
-        target: the traced callable.
-        module: its module; None: a function.
-    """
-    reads = ModeReads(asked=module is not None and any(map(_has_modes_of_its_own, module.modules())))
+def _mode_watched(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> Iterator[Callable[[], bool]]:
+    """Yield a function that tells whether code in this block may have asked modules for their mode."""
     # Code that reads an object's namespace bypasses its properties.
-    reads.asked |= any({"__dict__", "vars"} & set(code.co_names) for code in own_code(target, module))
+    asked = module is not None and any(map(_has_modes_of_its_own, module.modules()))
+    asked |= any({"__dict__", "vars"} & set(code.co_names) for code in own_code(target, module))
 
     def read(self: nn.Module) -> bool:
+        nonlocal asked
         # Modules around traced graphs copy the mode of the tracer's own module.
-        reads.asked |= caller().f_code.co_filename != graph_module.__file__
+        asked |= caller().f_code.co_filename != graph_module.__file__
         if "training" not in self.__dict__:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute 'training'")
         return self.__dict__["training"]
@@ -197,7 +182,7 @@ def mode_watched(target: nn.Module | Callable[..., Any], module: nn.Module | Non
 
     # A property of the class takes precedence over the object's own attribute of that name.
     with patched(Patch(nn.Module, "training", property(read, write), "Record that the model reads its mode")):
-        yield reads
+        yield lambda: asked
 
 
 def _has_modes_of_its_own(module: nn.Module) -> bool:
