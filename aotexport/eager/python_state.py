@@ -116,13 +116,7 @@ def _owner(module: nn.Module, name: str) -> nn.Module:
 
 
 def _taking(callable_: Callable[..., Any], module: nn.Module, names: Mapping[str, str]) -> Callable[..., Any]:
-    """Return `callable_` with a keyword argument of attributes, which are set for the call and read after it.
-
-    Args:
-        callable_: without that argument.
-        module: its module.
-        names: per attribute the one that the argument holds it by.
-    """
+    """Return `callable_` with a keyword argument of attributes, which are set for the call and read after it."""
     slots = {name: _slot(module, name) for name in names}
 
     def call(*args: Any, **kwargs: Any) -> Any:

@@ -236,11 +236,7 @@ def observe_eager(
 
 
 def _check_classes(outputs: list[tuple[str, Any]], argument_types: set[type]) -> None:
-    """Refuse outputs of a class of tensors that only the model's code makes: the runtime does not have it.
-
-    Raises:
-        ExportFailed: there is one.
-    """
+    """Refuse outputs of a class of tensors that only the model's code makes: the runtime does not have it."""
     known = {torch.Tensor, torch.nn.Parameter, *argument_types}
     for name, value in outputs:
         if isinstance(value, np.ndarray):

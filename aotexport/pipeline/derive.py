@@ -187,11 +187,7 @@ def _merged(module: BundleModule, lora: str | os.PathLike[str]) -> BundleModule:
 
 @contextlib.contextmanager
 def _frozen(module: BundleModule, patterns: Iterable[str]) -> Iterator[None]:
-    """Freeze the parameters whose names match a pattern in the block.
-
-    Raises:
-        ModelFileInvalid: a pattern matches none.
-    """
+    """Freeze the parameters whose names match a pattern in the block."""
     parameters = dict(module.named_parameters(remove_duplicate=False))
     chosen = [parameter for pattern in patterns for parameter in _matching(parameters, pattern)]
     before = [(parameter, parameter.requires_grad) for parameter in chosen]

@@ -122,11 +122,7 @@ def _without(program: EncodedProgram, spec: ProgramSpec, dtype: str, error: Exce
 
 @contextlib.contextmanager
 def _cast(spec: ProgramSpec, state: State, dtype: str) -> Iterator[ProgramSpec]:
-    """Cast parameters and floating buffers in the block, as `module.to(dtype)` does; yield the program of that.
-
-    Raises:
-        ExportFailed: the model is a loaded bundle, whose graphs would not follow.
-    """
+    """Cast parameters and floating buffers in the block, as `module.to(dtype)` does; yield the program of that."""
     call, to = spec.call, getattr(torch, dtype)
     if call.module is not None and any(isinstance(module, BundleModule) for module in call.module.modules()):
         raise ExportFailed("the model holds a loaded bundle")

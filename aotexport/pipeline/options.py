@@ -119,11 +119,7 @@ class ExportOptions:
 
 
 def _autocast(dtype: torch.dtype | str | None) -> Any:
-    """Return the name of a dtype of autocast.
-
-    Raises:
-        ArgumentInvalid: autocast has no such dtype.
-    """
+    """Return the name of a dtype of autocast."""
     name = str(dtype).removeprefix("torch.")
     if dtype is not None and name not in ("bfloat16", "float16"):
         raise ArgumentInvalid(f"`autocast` must be torch.bfloat16 or torch.float16, not {dtype!r}")

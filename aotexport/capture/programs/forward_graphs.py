@@ -58,11 +58,7 @@ class ForwardGraphs:
         return forward
 
     def _note_reshaped(self, forward: ForwardCapture) -> None:
-        """Note state that the program leaves with another shape, for the other programs.
-
-        Raises:
-            StateReshaped: programs were captured without knowing of it.
-        """
+        """Note state that the program leaves with another shape, for the other programs."""
         noted = [entry for entry, _ in self._state.reshaped]
         new = [pair for pair in forward.function.reshaped if all(pair[0] is not entry for entry in noted)]
         self._state.reshaped += new

@@ -118,12 +118,7 @@ class ExampleValues:
         return self._known[symbol]
 
     def _decided(self, expression: Any, value: Any) -> None:
-        """Insert a check into the graph that `expression`, on which the code branches, is `value` again.
-
-        Raises:
-            ExportFailed: it is a float with a fraction, which no other call will have again; or a run that no tracer
-                sees asks another question than the earlier trace.
-        """
+        """Insert a check into the graph that `expression`, on which the code branches, is `value` again."""
         # A whole number comes of rounding, and other calls may well have it.
         if is_float_of_tensors(expression, value) and not float(value).is_integer():
             raise ExportFailed(
@@ -180,13 +175,7 @@ def _shown(value: Any) -> str:
 
 
 def _message(expression: Any, value: Any, numbers: dict[Any, Any]) -> str:
-    """Return the error message for a call that takes another path.
-
-    Args:
-        expression: the expression that the code branches on.
-        value: its value in the example call.
-        numbers: its symbols, with their values in the example call.
-    """
+    """Return the error message for a call that takes another path."""
     question = _question(expression, numbers)
     seen = ", ".join(map(_shown, numbers.values()))
     needed = f"{question} to be {_shown(value)}"
@@ -247,11 +236,7 @@ class _ExampleRun:
 
 
 def _tangent(node: torch.fx.Node) -> torch.Tensor:
-    """Return the gradient of an output with which the self-test of the example runs backward.
-
-    Raises:
-        ExportFailed: its size depends on values.
-    """
+    """Return the gradient of an output with which the self-test of the example runs backward."""
     fake: torch.Tensor = node.meta["val"]
     sizes = [size if isinstance(size, int) else size.node.hint for size in fake.shape]
     if None in sizes:

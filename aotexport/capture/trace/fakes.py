@@ -173,11 +173,7 @@ def integer_hint(dimension: Any) -> Any:
 
 
 def _check_ranges(call: ExampleCall) -> None:
-    """Refuse ranges that do not contain the example's size.
-
-    Raises:
-        ModelFileInvalid: names the size, or the integer.
-    """
+    """Refuse ranges that do not contain the example's size."""
     for leaf, axes, path in zip(call.tensors, call.axes, call.paths, strict=True):
         for axis, dimension in (axes or {}).items():
             if not is_dimension(dimension):
@@ -254,9 +250,6 @@ def _relate_sizes(call: ExampleCall, fakes: Sequence[Any]) -> None:
     """Let the shape environment assume the relations of the user's names: equality, or `2 * half` where derived.
 
     Calls must meet these relations even where the model does not need them.
-
-    Raises:
-        ModelFileInvalid: the example breaks a relation.
     """
     for name, (first, *others) in _named_sizes(call, fakes).items():
         torch._check((first.size - first.offset) % first.factor == 0)
