@@ -13,10 +13,9 @@ from typing import Any
 
 from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.execution.source import define
-from aotexport_runtime.guards.rule import COSTS, GuardSource, Kind, Row, input_name
+from aotexport_runtime.guards.rule import GuardSource, Kind, Row, input_name, quick_lines
 from aotexport_runtime.guards.signature import Signature
 from aotexport_runtime.schema.program import Program, StateInput
-from aotexport_runtime.values import sizes
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 """`(args, kwargs) -> result of the call`."""
@@ -54,7 +53,7 @@ class FastPath:
         def function(kind: Kind, fallback: Call) -> Call:
             source = GuardSource(kind=kind)
             binding = _bound(source, positional, keywords)
-            admitted = _admitted(source, self.rows)
+            admitted = quick_lines(source, self.rows, _TURN_AWAY)
             if admitted is None:
                 return fallback
             lines = [*binding, *admitted, f"return {self._served(source)}"]
@@ -102,27 +101,4 @@ def _bound(source: GuardSource, positional: Sequence[int] | None, keywords: Mapp
         f"    except KeyError: {_TURN_AWAY}",
         f"elif len(args) != {count}: {_TURN_AWAY}",
         *(f"else: {line}" for line in taken),
-    ]
-
-
-def _admitted(source: GuardSource, rows: Sequence[Row]) -> list[str] | None:
-    """Return lines that run to their end for calls that fit, cheap predicates first; None: a row is not quick."""
-    lines: list[tuple[str, bool]] = []
-    for rule, subject, _ in sorted(rows, key=lambda row: COSTS.index(row.rule.cost)):
-        lines += [(line, False) for line in (rule.prepare(source, subject) if rule.prepare is not None else ())]
-        predicate = (rule.quick or rule.holds)(source, subject)
-        if predicate is None:
-            return None
-        if predicate != "True":
-            lines.append((f"if not ({predicate}): ", True))
-    if not source.symbols:
-        return [f"{line}{_TURN_AWAY}" if turns_away else line for line, turns_away in lines]
-    # What is turned away to may run code of the caller, whose errors are none of the predicates': it is outside.
-    return [
-        "for fits in (False,):",
-        "    try:",
-        *(f"        {line}{'break' if turns_away else ''}" for line, turns_away in lines),
-        f"    except {source.constant(sizes.UNDEFINED)}: break",
-        "    fits = True",
-        f"if not fits: {_TURN_AWAY}",
     ]

@@ -67,7 +67,7 @@ class Plan:
         usual, asked = kinds[0](), sum(map(len, guards))
         last = [row._replace(number=asked + row.number) for row in engines[-1].rows]
         self._takes_arrays = not usual.has_autograd
-        self.guards = GuardTable([*guards, last], len(program.inputs))
+        self.guards = GuardTable([*guards, last], len(program.inputs), None if self._takes_arrays else usual)
         self.fast_path = FastPath(
             program=program,
             signature=self._signature,

@@ -207,20 +207,51 @@ def rows(rules: Sequence[GuardRule[Facts, Any]], facts: Facts, *, after: Sequenc
 # --- tables -------------------------------------------------------------------------------------------------
 
 
+def quick_lines(source: GuardSource, rows: Sequence[Row], turn_away: str) -> list[str] | None:
+    """Return lines that run to their end for calls that fit, cheap predicates first; None: a row is not quick.
+
+    `turn_away` is the statement for other calls, and for those that only `GuardTable.violations` admits.
+    """
+    lines: list[tuple[str, bool]] = []
+    for rule, subject, _ in sorted(rows, key=lambda row: COSTS.index(row.rule.cost)):
+        lines += [(line, False) for line in (rule.prepare(source, subject) if rule.prepare is not None else ())]
+        predicate = (rule.quick or rule.holds)(source, subject)
+        if predicate is None:
+            return None
+        if predicate != "True":
+            lines.append((f"if not ({predicate}): ", True))
+    if not source.symbols:
+        return [f"{line}{turn_away}" if turns_away else line for line, turns_away in lines]
+    # What is turned away to may run code of the caller, whose errors are none of the predicates': it is outside.
+    return [
+        "for fits in (False,):",
+        "    try:",
+        *(f"        {line}{'break' if turns_away else ''}" for line, turns_away in lines),
+        f"    except {source.constant(sizes.UNDEFINED)}: break",
+        "    fits = True",
+        f"if not fits: {turn_away}",
+    ]
+
+
 class GuardTable:
     """Rows about the inputs of a program."""
 
-    def __init__(self, stages: Sequence[Sequence[Row]], count: int, known: Sequence[str] = ()) -> None:
+    def __init__(
+        self, stages: Sequence[Sequence[Row]], count: int, kind: Kind | None = None, known: Sequence[str] = ()
+    ) -> None:
         """Prepare rows; source is generated when it is first needed.
 
         Args:
             stages: the rows, as they are explained; a stage is asked of calls that fit the ones before it.
             count: number of inputs.
+            kind: kind of the tensors of usual calls, which one quick question answers; None: there is none.
             known: symbols whose values are known before.
         """
         self.stages = stages
         self.rows = [row for stage in stages for row in stage]
-        self._count = count
+        names = ", ".join(map(input_name, range(count)))
+        self._inputs = [f"{names}, = inputs"] if names else []
+        self._kind = kind
         self._known = known
 
     def check(self, inputs: list[Any], symbols: dict[str, int]) -> list[str]:
@@ -233,6 +264,8 @@ class GuardTable:
         Raises:
             AotExportError: the first violation of a row whose error is not `CallInvalid`, if nothing else is violated.
         """
+        if self._admits is not None and self._admits(inputs, symbols):
+            return []
         found: list[str] = []
         for row in self.violations(inputs, symbols):
             assert row.rule.message is not None
@@ -252,14 +285,26 @@ class GuardTable:
         return row.rule.message(row.subject, Call(inputs, symbols))
 
     @cached_property
+    def _admits(self) -> Callable[[list[Any], dict[str, int]], bool] | None:
+        """Whether all rows hold, by the quick forms of their predicates; None: some have none."""
+        source = GuardSource(kind=self._kind or ARRAYS)
+        lines = [*self._inputs, *source.known(self._known)]
+        quick = None if self._kind is None else quick_lines(source, self.rows, "return False")
+        if quick is None:
+            return None
+        bound = () if self._known else source.symbols.items()
+        lines += [*quick, *(f"symbols[{source.constant(symbol)}] = {name}" for symbol, name in bound)]
+        state = [row.subject.index for row in self.rows if row.rule.name == "present"]
+        lines += [*(f"inputs[{index}] = {input_name(index)}" for index in state), "return True"]
+        return define("admits", "inputs, symbols", lines, source.scope, "guards")
+
+    @cached_property
     def violations(self) -> Callable[[list[Any], Mapping[str, int]], Iterator[Row]]:
         """A function that yields the violated rows, in order, without those whose preconditions do not hold."""
         source = GuardSource(explains=True)
         closing = {row.number for row in self.rows if "subject" in row.rule.ends}
         gates = "".join(f"g{number} = " for number in sorted(closing))
-        names = ", ".join(map(input_name, range(self._count)))
-        taken = [f"{names}, = inputs"] if names else []
-        lines = [*taken, *source.known(self._known), f"{gates}fits = ranks = known = True"]
+        lines = [*self._inputs, *source.known(self._known), f"{gates}fits = ranks = known = True"]
         for stage in self.stages:
             for row in stage:
                 lines += _asked(source, row, closing)
