@@ -521,6 +521,18 @@ def input_metadata_mutated() -> Case:
 
 
 @case
+def leaf_transposed_under_no_grad() -> Case:
+    """A leaf that requires grad, and is transposed in place where gradients are off."""
+
+    def turn(x: Tensor, y: Tensor) -> Tensor:
+        with torch.no_grad():
+            x.t_()
+        return y * 3
+
+    return Case(turn, (needs_grad(2, 3), needs_grad(3)))
+
+
+@case
 def input_data_and_metadata_mutated() -> Case:
     """An input that is transposed in place and written to."""
 
