@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).parent
 CORPUS, RESULTS = HERE / "guided.jsonl", HERE / "results" / "guided.json"
-RUNS = 5_100_000
+RUNS = 5_200_000
 CASE_S = 20
 MOST_MB = 4096
 MOST_NBYTES = 1 << 16

@@ -427,16 +427,16 @@ def _requests() -> Iterator[bytes]:
 
 
 READERS = {
-    "request": Reader(_request, _requests, 345, _request_changed),
+    "request": Reader(_request, _requests, 450, _request_changed),
     "tree": Reader(_tree, _trees, 100),
     "config": Reader(_config, _configs, 300),
     "file": Reader(_file, _files, 100, Mutator.header_changed),
     "manifest": Reader(_manifest, functools.partial(_golden, "*/bundle/bundle.json", 6000), 45),
-    "graph": Reader(_graph, functools.partial(_golden, "*/bundle/programs/*/*[gdte].json", 3000), 45),
-    "weights": Reader(_weights, _stored_weights, 20),
-    "adapter": Reader(_adapter, _adapters, 10),
-    "documents": Reader(_documents, _bundles, 5),
-    "checkpoint": Reader(_checkpoint, _checkpoints, 10),
-    "signature": Reader(_signature, _signatures, 5),
+    "graph": Reader(_graph, functools.partial(_golden, "*/bundle/programs/*/*[gdte].json", 3000), 12),
+    "weights": Reader(_weights, _stored_weights, 4),
+    "adapter": Reader(_adapter, _adapters, 3),
+    "documents": Reader(_documents, _bundles, 1),
+    "checkpoint": Reader(_checkpoint, _checkpoints, 4),
+    "signature": Reader(_signature, _signatures, 2),
 }
 """The readers by the names of what they read."""
