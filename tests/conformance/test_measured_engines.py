@@ -173,6 +173,14 @@ class Counting(nn.Module):
         return x + self.calls
 
 
+def test_weights_of_inference_mode_are_not_frozen(words):
+    with torch.inference_mode():
+        module = load(words)
+        got, expected = module(*call()), make()(*call())
+    torch.testing.assert_close(got, expected)
+    assert "loaded in inference mode" in str(module.explain())
+
+
 def test_program_that_changes_state_is_not_measured(tmp_path):
     options = aotexport.OnnxOptions(state="outputs")
     aotexport.export(Counting(), (torch.ones(2),), output=tmp_path / "b", programs="infer", onnx=options, verify=False)

@@ -101,8 +101,9 @@ class BundleModule(WithAttributes):
         self.train(bundle.manifest.training)
         add_taps(self, bundle, taps)
         if request.frozen:
-            tensors = self.state_tensors()
-            self.__dict__["_loaded"] = {name: (tensor, tensor._version) for name, tensor in tensors.items()}
+            # Tensors of inference mode have no versions.
+            own = {name: tensor for name, tensor in self.state_tensors().items() if not tensor.is_inference()}
+            self.__dict__["_loaded"] = {name: (tensor, tensor._version) for name, tensor in own.items()}
 
     def _keep_attributes(self) -> None:
         """Let the module and its submodules read attributes that calls change from the Python state."""
