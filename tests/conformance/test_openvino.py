@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 import numpy as np
@@ -189,7 +190,7 @@ def _model(tmp_path, nodes, inputs, *, constants=()):
     graph = helper.make_graph(nodes, "graph", values, [output], initial)
     file = tmp_path / "model.onnx"
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), file)
-    return openvino.Core().read_model(file)
+    return session.openvino_core().read_model(file)
 
 
 def _op(kind, *inputs, output="y", **attributes):
@@ -255,7 +256,7 @@ def test_indices_out_of_bounds_are_seen(tmp_path, node, axes, good, bad):
     inputs = [("i", INT64, axes), ("u", FLOAT, axes)][: len(node.input) - 1]
     model = _model(tmp_path, [node], inputs, constants=[("data", _DATA)])
     assert exact.indices_in_bounds(model)
-    compiled = openvino.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1})
+    compiled = session.openvino_core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1})
     results = []
     for indices, expected in [(good, True), *((each, False) for each in bad), (good, True)]:
         array = np.array(indices, np.int64)
@@ -269,7 +270,7 @@ def test_indices_out_of_bounds_are_seen(tmp_path, node, axes, good, bad):
 def test_failed_call_is_told_and_leaves_the_next_one_right(tmp_path):
     model = _model(tmp_path, [_op("Add", "x", "z")], [("x", FLOAT, ["n"]), ("z", FLOAT, ["m"])])
     infer = session.Infer(
-        lambda: openvino.Core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1}), {}, is_checked=False
+        lambda: session.openvino_core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1}), {}, is_checked=False
     )
     for sizes in ((2, 2), (2, 3), (4, 4), (3, 2), (3, 3)):
         x, z = (np.arange(size, dtype=np.float32) for size in sizes)
@@ -278,3 +279,21 @@ def test_failed_call_is_told_and_leaves_the_next_one_right(tmp_path):
         else:
             with pytest.raises(CheckFailed, match=r"^OpenVINO failed: .* Load target `onnx`, or `portable`$"):
                 infer(["y"], {"x": x, "z": z})
+
+
+_INTERRUPTED = """
+import faulthandler, gc, os, signal, sys, threading
+faulthandler.enable()
+import torch, aotexport_runtime
+loaded = [aotexport_runtime.load(sys.argv[1], target="openvino")]
+thread = threading.Thread(target=lambda: (loaded.clear(), gc.collect()))
+thread.start()
+thread.join()
+signal.signal(signal.SIGINT, lambda *_: print("interrupted"))
+os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+def test_interrupt_is_handled_after_another_thread_let_go_of_the_module(counting):
+    done = subprocess.run([sys.executable, "-c", _INTERRUPTED, str(counting)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr

@@ -53,7 +53,9 @@ class FrozenModel:
             raise NotSupported("the model gives values alone, and the program views, changes or tensors of classes")
         states = [(index, spec.name) for index, spec in enumerate(program.inputs) if isinstance(spec, StateInput)]
         if any(name not in weights for _, name in states):
-            raise NotSupported("the module is a copy, or was loaded in inference mode, and changes of its weights would not be seen")
+            raise NotSupported(
+                "the module is a copy, or was loaded in inference mode, and changes of its weights would not be seen"
+            )
         self.target = runtime.engine
         self.failure = ""
         self._weights = [(index, *weights[name]) for index, name in states]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +49,7 @@ class OpenVino:
             raise NotSupported(
                 "target `openvino` needs OpenVINO: `pip install 'aotexport-runtime[openvino]'`"
             ) from None
-        file, core = bundle.intact_file(model.file), openvino.Core()
+        file, core = bundle.intact_file(model.file), openvino_core()
         try:
             read = core.read_model(file)
             defaults = _state_as_inputs(read, model)
@@ -66,6 +67,18 @@ class OpenVino:
             version = openvino.__version__.partition("-")[0]
             raise NotSupported(f"OpenVINO {version} does not run `{model.file}`: {reason}. {_WAY_OUT}")
         return Session(handle=infer.request.get_compiled_model(), device="CPU", infer=infer, run=partial(_run, infer))
+
+
+@functools.cache
+def openvino_core() -> Any:
+    """Return OpenVINO, which stays to the end of the process.
+
+    Its plugin for processors gives the thread that loads it a stack for signals, and frees it where the plugin goes, in
+    whatever thread: the next signal (Ctrl-C) would end the process. Source: OpenVINO 2026.4, `CPUSpecialSetup`.
+    """
+    import openvino
+
+    return openvino.Core()
 
 
 def _cause(error: RuntimeError) -> str:
