@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional
 
 from aotexport_runtime.adapters.config import LoraConfig
-from aotexport_runtime.engines.forward.adapted_graph import Kind
+from aotexport_runtime.engines.forward.readers import Kind
 
 _CONVOLUTIONS: dict[int, Callable[..., torch.Tensor]] = {
     3: functional.conv1d,

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from aotexport_runtime.engines.forward.adapted_graph import Kind, Reader, Readers
+from aotexport_runtime.engines.forward.readers import Kind, Reader, Readers
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.module.bundle_module import BundleModule

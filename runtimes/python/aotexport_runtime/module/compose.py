@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +15,8 @@ from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Reque
 from aotexport_runtime.engines.cpu.engine import Libraries
 from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.engines.figures import sizes_of
-from aotexport_runtime.engines.forward.adapted_graph import with_adapters
 from aotexport_runtime.engines.forward.engine import ForwardEngine
-from aotexport_runtime.engines.forward.live_graph import LiveGraph, graph_of_calls, live_graph, whole_graph
+from aotexport_runtime.engines.forward.live_graph import LiveGraph, graph_of_calls, live_graph
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.onnx.frozen import Weights
@@ -216,19 +214,11 @@ def live_of(
     graph = bundle.graph(program.name, program.forward.file)
     # Constants are in no table of a submodule.
     names = {e.name: () if e.role == "constant" else (e.name, *e.tied) for e in bundle.manifest.state}
-    graph, environment, adapted = with_adapters(graph, program, adapters, names, environment)
     if untold is None:
-        live = live_graph(graph, program, changes, names, environment)
+        live = live_graph(graph, program, changes, adapters, names, environment)
     else:
-        live, paths = graph_of_calls(module, graph, program, changes, names, environment)
+        live, paths = graph_of_calls(module, graph, program, changes, adapters, names, environment)
         untold.update(paths)
-    if live is None and adapted:
-        live = whole_graph(graph, environment)
-    if live is not None:
-        replaced = [change.module for change in changes if change.module is not None and not change.keeps_state]
-        added = [*(adapter for _, adapter in adapters), *replaced]
-        reasons = [*live.reasons, *(f"`{name}` has an adapter" for name in adapted[:1])]
-        live = dataclasses.replace(live, reasons=tuple(reasons), added=tuple(added))
     check_state_read(program, live, slot)
     return live
 

@@ -1,13 +1,14 @@
-"""Live graphs: forward graphs that call submodules that changed, in place of the nodes captured of them.
+"""Live graphs: forward graphs that call adapters, and submodules that changed in place of the nodes captured of them.
 
 A forward graph says which of its nodes were a call of which submodule (`Graph.calls`). For every submodule that
-changed, one call of its current module replaces these nodes, with the values that the original took. In that call, a
-submodule that only got hooks, or whose weights are now computed, runs the nodes.
+changed, one call of its current module replaces these nodes. In that call, a submodule that only got hooks, or whose
+weights are now computed, runs the nodes.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 from torch import nn
 
+from aotexport_runtime.engines.forward.readers import Operands, Readers
 from aotexport_runtime.engines.forward.submodule_call import (
     Need,
     Part,
@@ -25,7 +27,7 @@ from aotexport_runtime.engines.forward.submodule_call import (
     without_values,
 )
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.execution.codegen import CALL_SUBMODULE, Environment
+from aotexport_runtime.execution.codegen import CALL_SUBMODULE, Environment, compile_graph
 from aotexport_runtime.rewrite.names import (
     names_in,
     operands,
@@ -38,9 +40,9 @@ from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import Argument, SequenceMeta, ValueMeta
+from aotexport_runtime.submodules.adapter import Adapter
 from aotexport_runtime.submodules.changes import SubmoduleChange
-from aotexport_runtime.submodules.places import is_below, module_at
-from aotexport_runtime.validate import references
+from aotexport_runtime.submodules.places import is_below, module_at, named
 from aotexport_runtime.values.trees import leaves
 
 UNUSED = "nothing uses a part of what it takes or returns, which the graph does not hold"
@@ -55,43 +57,47 @@ _REDUCTIONS = frozenset(("aten::cross_entropy_loss.default",))
 """Operators whose results have a shape of their own, and that take no size."""
 
 
+_AGAIN = "Change the model, and export it again"
+
+
 class CannotFollow(NotSupported):
     """A change of the submodule at `path` that calls cannot follow."""
 
-    def __init__(self, path: str, message: str) -> None:
-        super().__init__(message)
-        self.path = path
+    def __init__(self, change: SubmoduleChange, why: str) -> None:
+        super().__init__(f"`{change.path}` {change.how}, and {why}")
+        self.path = change.path
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class LiveGraph:
-    """A forward graph that calls the submodules that changed.
+    """A forward graph that calls adapters and the submodules that changed.
 
     Attributes:
         graph: its record.
-        environment: with the functions that call them.
+        environment: its environment, with the functions that call them.
         reads: names of the graph inputs that it reads.
         reasons: the changes, a sentence each.
-        added: the adapters and submodules that it calls and that hold parameters of their own.
+        added: the adapters and submodules that hold parameters of their own.
     """
 
     graph: Graph
     environment: Environment
     reads: frozenset[str]
     reasons: tuple[str, ...]
-    added: tuple[nn.Module, ...] = ()
+    added: tuple[nn.Module, ...]
 
 
 def live_graph(
     graph: Graph,
     program: Program,
     changes: Sequence[SubmoduleChange],
+    adapters: Sequence[tuple[str, Adapter]],
     names: Mapping[str, Sequence[str]],
     environment: Environment,
 ) -> LiveGraph | None:
-    """Return a forward graph that calls the submodules that changed; None: the program calls none of them.
+    """Return a forward graph that calls adapters and the submodules that changed; None: the program calls none of them.
 
-    `names` are those of each state tensor, by its first.
+    `adapters` are given with the paths of their modules, `names` are those of each state tensor, by its first.
 
     Raises:
         CannotFollow: a change that calls of the program cannot follow.
@@ -99,51 +105,51 @@ def live_graph(
     called = {graph.modules[call.module] for call in graph.calls}
     told = {graph.modules[call.module] for call in graph.calls if call.refusal is None}
     # If only the computation of tensors changed, the program reads the computed tensors without a call.
-    changes = [change for change in changes if change.path in told or not change.computes_state]
-    replaced = [change.path for change in changes if change.path in called and not change.runs_part]
-    changes = [change for change in changes if not any(change.path.startswith(f"{path}.") for path in replaced)]
-    for change in changes:
+    needed = [change for change in changes if change.path in told or not change.computes_state]
+    replaced = [change.path for change in needed if change.path in called and not change.runs_part]
+    needed = [change for change in needed if not any(is_below(change.path, path) for path in replaced)]
+    for change in needed:
         _check_can_follow(change, change.path in called, graph, program)
-    followed = {change.path: change for change in changes if change.path in called}
-    if not followed:
-        return None
+    followed = {change.path: change for change in needed if change.path in called}
     outline = _Outline(graph, followed, program, names, environment)
-    nodes = outline.nodes(0, len(graph.nodes), None)
+    adapted = outline.adapt(program, adapters, names)
+    if not followed and not adapted:
+        return None
+    nodes = (*outline.first, *outline.nodes(0, len(graph.nodes), None))
     outputs = [outline.renamed(output) for output in graph.outputs]
-    live = msgspec.structs.replace(graph, nodes=tuple(nodes), outputs=outputs, calls=())
-    reasons = tuple(f"`{change.path}` {change.how}" for change in followed.values())
-    return whole_graph(live, outline.environment, reasons)
-
-
-def whole_graph(graph: Graph, environment: Environment, reasons: tuple[str, ...] = ()) -> LiveGraph:
-    """Return a live graph of the nodes of `graph` as they are."""
-    used = {name for node in graph.nodes for name in operands(node)}
-    used.update(names_in(graph.outputs))
-    reads = frozenset(value.name for value in graph.inputs if value.name in used)
-    return LiveGraph(graph, environment, reads, reasons)
+    used = {*names_in(outputs), *(name for node in nodes for name in operands(node))}
+    reasons = [f"`{change.path}` {change.how}" for change in followed.values()]
+    put_in = (change.module for change in changes if change.module is not None and not change.keeps_state)
+    return LiveGraph(
+        graph=msgspec.structs.replace(graph, nodes=nodes, outputs=outputs, calls=()),
+        environment=outline.environment,
+        reads=frozenset(value.name for value in graph.inputs if value.name in used),
+        reasons=(*reasons, *(f"`{name}` has an adapter" for name in adapted[:1])),
+        added=(*(adapter for _, adapter in adapters), *put_in),
+    )
 
 
 def _check_can_follow(change: SubmoduleChange, is_called: bool, graph: Graph, program: Program) -> None:
     if is_called and change.module is None:
-        raise CannotFollow(
-            change.path,
-            f"`{change.path}` {change.how}, and program `{program.name}` calls it. Put a module in its place "
-            "(`torch.nn.Identity()` passes on what it gets)",
+        why = "calls it. Put a module in its place (`torch.nn.Identity()` passes on what it gets)"
+    elif change.needs_call and not is_called:
+        why = f"does not call it: what the model's code read of it was fixed at export. {_AGAIN}"
+    elif not graph.calls and graph.nodes:
+        why = (
+            "does not say which of its nodes are calls of it: it was exported with `--strip`, by an older exporter, or "
+            f"not by a direct trace. {_AGAIN}"
         )
-    if is_called or not change.needs_call:
-        if not graph.calls and graph.nodes:
-            raise CannotFollow(
-                change.path,
-                f"`{change.path}` {change.how}, and program `{program.name}` does not say which of its nodes are calls "
-                "of it: it was exported with `--strip`, by an older exporter, or not by a direct trace. Change the "
-                "model, and export it again",
-            )
+    else:
         return
-    raise CannotFollow(
-        change.path,
-        f"`{change.path}` {change.how}, and program `{program.name}` does not call it: what the model's code read of "
-        "it was fixed at export. Change the model, and export it again",
-    )
+    raise CannotFollow(change, f"program `{program.name}` {why}")
+
+
+def _refused(change: SubmoduleChange, reason: str) -> CannotFollow:
+    return CannotFollow(change, f"no call can follow: {reason}. {_AGAIN}")
+
+
+def _without_symbols(function: Callable[..., Any], symbols: Any, *args: Any) -> Any:
+    return function(*args)
 
 
 class _Outline:
@@ -164,11 +170,14 @@ class _Outline:
             for value, spec in zip(graph.inputs, program.inputs, strict=True)
             if isinstance(spec, StateInput)
         }
+        self.first: list[Node] = []
+        self._adapted: dict[str, Operands] = {}
         self._callables: dict[str, Callable[..., Any]] = dict(environment.submodules)
         self.environment = dataclasses.replace(environment, submodules=self._callables)
         self._names: dict[str, str] = {}
         self._metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-        self._made = {node.name: index for index, node in enumerate(graph.nodes)}
+        self._nodes = {node.name: node for node in graph.nodes}
+        self._made = {name: index for index, name in enumerate(self._nodes)}
         self._elsewhere = {
             index
             for call in graph.calls
@@ -182,8 +191,30 @@ class _Outline:
         # One tensor may be several leaves of a result.
         returned = Counter(leaf.index for _, leaf in leaves(program.output_tree) if isinstance(leaf, Leaf))
         for index, output in enumerate(graph.outputs):
-            for name in references(output):
+            for name in names_in([output]):
                 self._uses.setdefault(name, []).extend([len(graph.nodes)] * max(returned[index], 1))
+
+    def adapt(
+        self, program: Program, adapters: Sequence[tuple[str, Adapter]], names: Mapping[str, Sequence[str]]
+    ) -> list[str]:
+        """Call adapters: before all nodes (`first`), or after those that read a tensor; return the tensors' names."""
+        readers, adapted = Readers(self._graph, program), list[str]()
+        all_names = {name: group for group in names.values() for name in group}
+        for path, adapter in adapters:
+            name = named(path, adapter.tensor)
+            value, found = readers.value(all_names[name]), readers.of(all_names[name], path)
+            if value is None or not found:
+                continue
+            adapted.append(name)
+            if adapter.in_weight:
+                new = self._names[value] = f"{value} of {name}"
+                self._callables[new] = functools.partial(_without_symbols, adapter.adapted_tensor)
+                self.first.append(Node(name=new, op=CALL_SUBMODULE, args=[value], meta=self._metas[value]))
+            for each in found if not adapter.in_weight else ():
+                if each.node is not None and each.operands is not None:
+                    self._callables[each.node.name] = functools.partial(_without_symbols, adapter.adapted)
+                    self._adapted[each.node.name] = each.operands
+        return adapted
 
     def renamed(self, argument: Argument) -> Argument:
         return rename(argument, self._names)
@@ -191,23 +222,32 @@ class _Outline:
     def nodes(self, begin: int, end: int, within: int | None) -> list[Node]:
         """Return the new nodes in place of nodes `begin` to `end`, a part of call `within`."""
         result: list[Node] = []
-        position = begin
         for index in self._outermost(within):
             call = self._graph.calls[index]
-            result += map(self._renamed_node, self._graph.nodes[position : call.begin])
+            result += self._kept(begin, call.begin)
             result += self._call(index, call)
-            position = call.end
-        return [*result, *map(self._renamed_node, self._graph.nodes[position:end])]
+            begin = call.end
+        return [*result, *self._kept(begin, end)]
 
-    def _renamed_node(self, node: Node) -> Node:
-        return renamed(node, self._names) if self._names else node
+    def _kept(self, begin: int, end: int) -> Iterator[Node]:
+        """Yield nodes with their new operands, and the calls of adapters after them."""
+        for node in self._graph.nodes[begin:end]:
+            node = renamed(node, self._names) if self._names else node
+            places = self._adapted.get(node.name)
+            if places is not None:
+                own = msgspec.structs.replace(node, name=f"{node.name} without adapter")
+                yield own
+                bias = None if places.bias is None or places.bias >= len(node.args) else node.args[places.bias]
+                args: list[Argument] = [own.name, node.args[places.x], node.args[places.weight], bias]
+                node = msgspec.structs.replace(node, op=CALL_SUBMODULE, args=args, kwargs={})
+            yield node
 
     def _outermost(self, within: int | None) -> list[int]:
         """Return the outermost calls of changed submodules within call `within`."""
         inside = {within}
         found: list[int] = []
         for index, call in enumerate(self._graph.calls):
-            if call.parent in inside and (within is None or index > within):
+            if call.parent in inside:
                 if self._graph.modules[call.module] in self._changes:
                     found.append(index)
                 else:
@@ -219,10 +259,10 @@ class _Outline:
         change = self._changes[path]
         assert change.module is not None
         if call.refusal is not None or call.arguments is None or call.result is None:
-            raise self._refused(change, f"what calls do with it cannot be told apart from the rest ({call.refusal})")
+            raise _refused(change, f"what calls do with it cannot be told apart from the rest ({call.refusal})")
         taken, returned = leaves_of(call.arguments), leaves_of(call.result)
         if without_values(call, returned=change.runs_part):
-            raise self._refused(change, UNUSED)
+            raise _refused(change, UNUSED)
         # Read before this call's results get new names.
         inputs = {i: self.renamed(call.values[i]) for i in taken}
         part = self._part(index, path, taken, returned) if change.runs_part else None
@@ -247,13 +287,20 @@ class _Outline:
         outputs = {i: self.renamed(call.values[i]) for i in returned}
         self._names = before
         made = {node.name for node in nodes}
-        needed = list(dict.fromkeys(n for node in nodes for n in operands(node)))
-        needed += [value for value in outputs.values() if isinstance(value, str)]
-        outside = [n for n in dict.fromkeys(needed) if n not in made and n not in arguments.values()]
+        needed = [*(name for node in nodes for name in operands(node)), *names_in(outputs.values())]
+        outside = [name for name in dict.fromkeys(needed) if name not in made and name not in arguments.values()]
         own = {name: alias for name in outside if (alias := self._own(name, path)) is not None}
         captured = [name for name in outside if name not in own]
         graph = msgspec.structs.replace(self._graph, nodes=tuple(nodes), outputs=[*outputs.values()], calls=())
-        return Part(arguments=arguments, captured=captured, own=own, metas=self._metas, graph=graph, outputs=[*outputs])
+        names = [*arguments.values(), *captured, *own]
+        return Part(
+            arguments=arguments,
+            captured=captured,
+            own=own,
+            metas=self._metas,
+            outputs=[*outputs],
+            compiled=functools.cache(lambda: compile_graph(graph, nodes, names, graph.outputs, self.environment)),
+        )
 
     def _own(self, name: str, path: str) -> str | None:
         """Return the name of a graph input among the state below `path`; None: it is no state of that module."""
@@ -265,30 +312,24 @@ class _Outline:
         """Return the results of a call that later nodes use; arguments that it returns get new names."""
         inside = range(call.begin, call.end)
         by_name = {value: i for i in sorted(returned) if isinstance(value := call.values[i], str)}
-        results: list[Result] = []
+        results, new_names = list[Result](), dict[str, str]()
         for index in inside:
             node = self._graph.nodes[index]
             if node.name not in by_name and any(use not in inside for use in self._uses.get(node.name, ())):
-                raise self._refused(change, f"the program uses `{node.name}` of it, which it does not return")
+                raise _refused(change, f"the program uses `{node.name}` of it, which it does not return")
         for value, i in by_name.items():
             later = [use for use in self._uses.get(value, ()) if use >= call.end]
             if not later:
                 continue
             made_inside = self._made.get(value, -1) in inside
-            same_as = self._tensor_outside(value, inside) if made_inside else value
-            told_apart = self._later(value, call.end) < 2
-            results.append(
-                Result(
-                    name=value if made_inside else f"{value} of {CALL_SUBMODULE} {len(self._callables)}",
-                    leaf=i,
-                    meta=self._metas[value],
-                    needs=self._needs(value, later),
-                    # Users of the result and users of the tensor that it is cannot be told apart.
-                    must_be=None if told_apart else same_as,
-                )
-            )
-            if not made_inside:
-                self._names[value] = results[-1].name
+            same_as = self._tensor_outside(value, inside)
+            # Users of the result and users of the tensor that it is cannot be told apart.
+            must_be = None if same_as is None or self._later(value, call.end) < 2 else self._names.get(same_as, same_as)
+            name = value if made_inside else f"{value} of {CALL_SUBMODULE} {len(self._callables)}"
+            needs = self._needs(value, later)
+            results.append(Result(name=name, leaf=i, meta=self._metas[value], needs=needs, must_be=must_be))
+            new_names |= {} if made_inside else {value: name}
+        self._names |= new_names
         return results
 
     def _needs(self, value: str, uses: Iterable[int]) -> Need:
@@ -310,17 +351,14 @@ class _Outline:
     def _tensor_outside(self, value: str, inside: range) -> str | None:
         """Return the outside value whose tensor `value` is, changed in place or not; None: it is one of its own."""
         while self._made.get(value, -1) in inside:
-            operand = self._operand(self._graph.nodes[self._made[value]])
+            operand = self._operand(self._nodes[value])
             if operand is None:
                 return None
             value = operand
         return value
 
-    def _made_by(self, value: str) -> Node | None:
-        return self._graph.nodes[self._made[value]] if value in self._made else None
-
     def _operand(self, node: Node) -> str | None:
-        return returned_operand(node, self._made_by, self._metas)
+        return returned_operand(node, self._nodes.get, self._metas)
 
     def _later(self, value: str, end: int) -> int:
         """Return how often nodes from `end` on take the tensor `value`, also by the names that nodes give it anew."""
@@ -333,18 +371,13 @@ class _Outline:
                 count += use >= end
         return count
 
-    def _refused(self, change: SubmoduleChange, reason: str) -> CannotFollow:
-        return CannotFollow(
-            change.path,
-            f"`{change.path}` {change.how}, and no call can follow: {reason}. Change the model, and export it again",
-        )
-
 
 def graph_of_calls(
     whole: nn.Module,
     graph: Graph,
     program: Program,
     changes: Sequence[SubmoduleChange],
+    adapters: Sequence[tuple[str, Adapter]],
     names: Mapping[str, Sequence[str]],
     environment: Environment,
 ) -> tuple[LiveGraph | None, set[str]]:
@@ -353,17 +386,16 @@ def graph_of_calls(
     For other arguments than the loaded module, and errors, see `live_graph`.
     """
     changed = [change.path for change in changes]
-    paths = {graph.modules[call.module] for call in graph.calls if call.refusal is None}
-    apart = {path for path in paths if not any(path == other or is_below(path, other) for other in changed)}
-    modules = {path: module_at(whole, path) for path in sorted(apart)}
     shown = {
-        path: SubmoduleChange(path, module, "is called", runs_part=True) for path, module in modules.items() if module
+        path: SubmoduleChange(path, module, "is called", keeps_state=True, runs_part=True)
+        for path in sorted({graph.modules[call.module] for call in graph.calls if call.refusal is None})
+        if not any(path == other or is_below(path, other) for other in changed)
+        if (module := module_at(whole, path)) is not None
     }
     while True:
         try:
-            live = live_graph(graph, program, [*changes, *shown.values()], names, environment)
-            break
+            live = live_graph(graph, program, [*changes, *shown.values()], adapters, names, environment)
+            return live, {path for path, _ in whole.named_modules() if path} - shown.keys() - {*changed}
         except CannotFollow as error:
             if shown.pop(error.path, None) is None:
                 raise
-    return live, {path for path, _ in whole.named_modules() if path} - shown.keys() - {*changed}

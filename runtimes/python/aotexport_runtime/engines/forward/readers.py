@@ -1,0 +1,95 @@
+"""Uses of weights in a forward graph, and the operators whose results an adapter can change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from aotexport_runtime.rewrite.names import names_in, operands
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.program import Program, StateInput
+
+Kind = Literal["linear", "transposed", "embedding", "convolution"]
+"""What an operator does with a weight; `transposed`: it multiplies by a matrix of inputs by outputs."""
+
+
+class Operands(NamedTuple):
+    """What an operator does with its weight; the places of its input `x`, weight and bias; None: it takes none."""
+
+    kind: Kind
+    x: int
+    weight: int
+    bias: int | None = None
+
+
+OPERATORS = {
+    "aten::linear.default": Operands("linear", 0, 1, 2),
+    "aten::addmm.default": Operands("transposed", 1, 2, 0),
+    "aten::mm.default": Operands("transposed", 0, 1),
+    "aten::matmul.default": Operands("transposed", 0, 1),
+    "aten::embedding.default": Operands("embedding", 1, 0),
+    **{
+        f"aten::conv{rank}d.{overload}": Operands("convolution", 0, 1, 2)
+        for rank in (1, 2, 3)
+        for overload in ("default", "padding")
+    },
+}
+"""Operators whose results an adapter can change."""
+
+
+class Reader(NamedTuple):
+    """A use of a tensor in a graph by a node; None: the graph returns it.
+
+    `operands`: places of its arguments; None: no adapter can change its result. `returned`: the graph returns that.
+    """
+
+    node: Node | None
+    operands: Operands | None
+    returned: bool = False
+
+    @property
+    def op(self) -> str:
+        """The operator; `return`: the graph returns the tensor."""
+        return "return" if self.node is None else self.node.op
+
+
+class Readers:
+    """The uses of a module's tensors in the forward graph of a program."""
+
+    def __init__(self, graph: Graph, program: Program) -> None:
+        """Find the uses of every value in the forward graph of `program`."""
+        self._graph = graph
+        inputs = zip(graph.inputs, program.inputs, strict=True)
+        self._values = {spec.name: value.name for value, spec in inputs if isinstance(spec, StateInput)}
+        self._nodes: dict[str, list[Node]] = {}
+        for node in graph.nodes:
+            for name in dict.fromkeys(operands(node)):
+                self._nodes.setdefault(name, []).append(node)
+        self._returned = set(names_in(graph.outputs))
+
+    def value(self, names: Sequence[str]) -> str | None:
+        """Return the graph input that is the tensor of these names; None: the program does not take it."""
+        return next((self._values[name] for name in names if name in self._values), None)
+
+    def of(self, names: Sequence[str], path: str) -> list[Reader]:
+        """Return the uses of a tensor as that of the module at `path`.
+
+        `names` are all its names; where it has several, only nodes of calls of the module are returned.
+        """
+        value = self.value(names)
+        if value is None:
+            return []
+        nodes = self._nodes.get(value, [])
+        if len(names) > 1:
+            nodes = [node for node in nodes if node.module is not None and self._graph.modules[node.module] == path]
+        found = [Reader(node, _operands(node, value), node.name in self._returned) for node in nodes]
+        return [*found, Reader(None, None)] if value in self._returned else found
+
+
+def _operands(node: Node, value: str) -> Operands | None:
+    """Return the places of a node's arguments; None: it uses the tensor otherwise than as a weight."""
+    found = OPERATORS.get(node.op)
+    scaled = node.op == "aten::addmm.default" and node.kwargs
+    if found is None or scaled or len(node.args) <= found.weight or not isinstance(node.args[found.x], str):
+        return None
+    return found if node.args[found.weight] == value and operands(node).count(value) == 1 else None
