@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
+from pathlib import Path
 from types import FunctionType, ModuleType
 
 import pytest
 
 import aotexport
 import aotexport_runtime
+from aotexport_runtime.module.loading import LoadOptions
 
 
 def _modules() -> list[str]:
@@ -50,6 +54,15 @@ def _undocumented_members(class_: type) -> list[str]:
 @pytest.mark.parametrize("name", _modules())
 def test_every_public_name_of_a_module_is_documented(name):
     assert _undocumented(importlib.import_module(name)) == []
+
+
+def test_help_and_page_of_load_name_every_option():
+    page = Path("docs/runtime.md").read_text().partition("## Loading")[2].partition("\n\nA bundle")[0]
+    rows = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
+    options = sorted(field.name for field in dataclasses.fields(LoadOptions))
+    assert sorted(re.findall(r"\w+", " ".join(rows))) == options
+    assert sorted(inspect.signature(aotexport_runtime.load).parameters) == sorted(["path", *options])
+    assert sorted(re.findall(r"^    (\w+):", inspect.getdoc(LoadOptions), re.MULTILINE)) == options
 
 
 @pytest.mark.parametrize("package", [aotexport, aotexport_runtime], ids=lambda package: package.__name__)

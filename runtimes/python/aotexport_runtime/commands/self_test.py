@@ -22,7 +22,7 @@ from aotexport_runtime.errors import NotSupported, SelfTestFailed, first_line
 from aotexport_runtime.execution.autocast import device_type_of, under_autocast
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import cast_bundle
-from aotexport_runtime.module.loading import check_target, load
+from aotexport_runtime.module.loading import LoadOptions, check_target, load
 from aotexport_runtime.module.onnx_module import compose_onnx, runtime_of
 from aotexport_runtime.module.recorded import read_vector, recorded_observation
 from aotexport_runtime.rewrite.impure import random_nodes
@@ -106,7 +106,7 @@ def run_vectors(
         raise NotSupported("the bundle has no ONNX models; add them with `aotexport onnx`")
     if target in MODEL_ENGINES:
         return [result for model in bundle.manifest.onnx for result in _run_onnx(bundle, model, target)]
-    check_target(bundle, target, loading.get("trust", "data"), loading.get("device"))
+    check_target(bundle, LoadOptions(target=target, **loading))
     entries = bundle.manifest.testvectors
     entries = [e for e in entries if _autocasts_alike(bundle.program(e.program), loading.get("device"))]
     results = _run(bundle, entries, target, **loading)
@@ -142,7 +142,7 @@ def _run_if_here(bundle: Bundle, program: str, engine: str, **loading: Unpack[Lo
                 each for m in bundle.manifest.onnx if m.program == program for each in _run_onnx(bundle, m, engine)
             ]
         elif entries:
-            check_target(bundle, engine, loading.get("trust", "data"), loading.get("device"))
+            check_target(bundle, LoadOptions(target=engine, **loading))
             results = _run(bundle, entries, engine, exact=False, **loading)
     except NotSupported as error:
         reason = str(error).rpartition(f"; not {engine}: ")[2]

@@ -9,7 +9,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, overload
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, overload
 
 from aotexport_runtime.bundle.digests import digests_compared
 from aotexport_runtime.bundle.read import Bundle, open_bundle
@@ -19,7 +20,7 @@ from aotexport_runtime.engines.select import ENGINES, Choice, passed_over, selec
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Requirements
-from aotexport_runtime.values.arguments import check_torch, check_type, names_of, why_unfit_interpreter
+from aotexport_runtime.values.arguments import check_torch, check_type, keywords_of, names_of, why_unfit_interpreter
 from aotexport_runtime.values.subclasses import TensorTypes
 
 if TYPE_CHECKING:
@@ -33,67 +34,18 @@ if TYPE_CHECKING:
     from aotexport_runtime.module.onnx_module import OnnxModule
 
 log = logging.getLogger("aotexport_runtime")
+_Fields = ParamSpec("_Fields")
 
 
-@overload
-def load(
-    path: str | os.PathLike[str] | Bundle,
-    *,
-    target: Literal["onnx", "openvino"],
-    check_digests: bool = True,
-    onnx: OnnxRuntime | None = None,
-    openvino: OpenVino | None = None,
-    device: None = None,
-    trust: Literal["data", "native"] | Signed = "data",
-    limits: Limits | None = None,
-) -> OnnxModule: ...
+Source = str | os.PathLike[str] | Bundle
+"""The directory of a bundle, or the open bundle, whose records are then read once for all of its loads."""
 
 
-@overload
-def load(
-    path: str | os.PathLike[str] | Bundle,
-    *,
-    device: torch.device | str | None = None,
-    target: str = "auto",
-    trust: Literal["data", "native"] | Signed = "data",
-    mapped: bool | None = None,
-    memory_budget: float = 1,
-    matmul: Literal["fastest", "onednn", "torch"] | None = None,
-    check_digests: bool = True,
-    operator_namespaces: str | Iterable[str] = (),
-    tensor_types: Iterable[type] | Mapping[str, type] = (),
-    cuda: CudaRuntime | None = None,
-    limits: Limits | None = None,
-    dtype: torch.dtype | None = None,
-    taps: Iterable[str] = (),
-    frozen: bool = False,
-) -> BundleModule: ...
+@dataclass(frozen=True, kw_only=True)
+class LoadOptions:
+    """How a bundle is loaded: the keywords of `load`.
 
-
-def load(
-    path: str | os.PathLike[str] | Bundle,
-    *,
-    device: torch.device | str | None = None,
-    target: str = "auto",
-    trust: Literal["data", "native"] | Signed = "data",
-    mapped: bool | None = None,
-    memory_budget: float = 1,
-    matmul: Literal["fastest", "onednn", "torch"] | None = None,
-    check_digests: bool = True,
-    operator_namespaces: str | Iterable[str] = (),
-    tensor_types: Iterable[type] | Mapping[str, type] = (),
-    cuda: CudaRuntime | None = None,
-    onnx: OnnxRuntime | None = None,
-    openvino: OpenVino | None = None,
-    limits: Limits | None = None,
-    dtype: torch.dtype | None = None,
-    taps: Iterable[str] = (),
-    frozen: bool = False,
-) -> BundleModule | OnnxModule:
-    """Load the bundle at `path` as a module that behaves like the exported one.
-
-    Args:
-        path: directory of the bundle; or the open bundle, whose records are then read once for all of its loads.
+    Attributes:
         device: where to put parameters, buffers and new tensors; None: where the bundle was captured.
         target: `auto`, or the name of an engine (`cpu`, `portable`, `autograd`, `cuda`, `onnx`, `openvino`),
             or of a compiled target of the bundle (`cpu-x86_64-v3`).
@@ -130,6 +82,64 @@ def load(
             program's first call, and kept in the user's cache folder (`AOTEXPORT_MEASURE=0`: not). A weight that
             changes all the same is noticed by its version, which writes through `.data` do not raise; engines that
             read it then serve.
+    """
+
+    device: torch.device | str | None = None
+    target: str = "auto"
+    trust: Literal["data", "native"] | Signed = "data"
+    mapped: bool | None = None
+    memory_budget: float = 1
+    matmul: Literal["fastest", "onednn", "torch"] | None = None
+    check_digests: bool = True
+    operator_namespaces: str | Iterable[str] = ()
+    tensor_types: Iterable[type] | Mapping[str, type] = ()
+    cuda: CudaRuntime | None = None
+    onnx: OnnxRuntime | None = None
+    openvino: OpenVino | None = None
+    limits: Limits | None = None
+    dtype: torch.dtype | None = None
+    taps: str | Iterable[str] = ()
+    frozen: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse options that no bundle can be loaded with (`ArgumentInvalid`, `NotSupported`)."""
+        check_type("target", self.target, str, "the name of a target")
+        check_type("memory_budget", self.memory_budget, (int, float), "a number from 0 to 1")
+        if self.target not in ("auto", *ENGINES) and not self.target.startswith("cpu-"):
+            raise NotSupported(f"no target `{self.target}`; there are auto, {', '.join(ENGINES)}")
+        if not isinstance(self.trust, Signed) and self.trust not in ("data", "native"):
+            raise NotSupported(f"no trust tier `{self.trust}`; there are data, native and Signed(...)")
+        if isinstance(self.trust, Signed) and not self.check_digests:
+            raise NotSupported("a signature is one of digests: leave check_digests to its default")
+        if not 0 <= self.memory_budget <= 1:
+            budget = f"no memory budget {self.memory_budget}"
+            raise NotSupported(f"{budget}; it is a part of what is saved otherwise, from 0 to 1")
+        for name in ("operator_namespaces", "taps"):
+            object.__setattr__(self, name, names_of(name, getattr(self, name)))
+
+
+class _Load(Protocol[_Fields]):
+    """Type of `load`."""
+
+    @overload
+    def __call__(
+        self, path: Source, *, target: Literal["onnx", "openvino"], device: None = None, **options: Any
+    ) -> OnnxModule: ...
+    @overload
+    def __call__(self, path: Source, *args: _Fields.args, **options: _Fields.kwargs) -> BundleModule: ...
+
+
+def _taking(options: Callable[_Fields, LoadOptions]) -> Callable[[Callable[..., Any]], _Load[_Fields]]:
+    return keywords_of(options)
+
+
+@_taking(LoadOptions)
+def load(path: Source, options: LoadOptions) -> BundleModule | OnnxModule:
+    """Load the bundle at `path` as a module that behaves like the exported one.
+
+    Args:
+        path: directory of the bundle; or the open bundle, whose records are then read once for all of its loads.
+        options: as keywords, see below.
 
     Returns:
         The module, in the mode that the original was in at export; of targets `openvino` and `onnx`, which `auto`
@@ -143,30 +153,26 @@ def load(
             a program holds a dtype of its own, so that `dtype` cannot be taken; or Python runs without its global
             interpreter lock.
     """
-    _check_arguments(target, trust, memory_budget, check_digests)
     if reason := why_unfit_interpreter():
         raise NotSupported(reason)
+    limits = options.limits
     bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False, limits=limits or DEFAULT)
     if isinstance(path, Bundle) and limits not in (None, path.limits):
         raise NotSupported("an open bundle has its limits: give them to `open_bundle`")
-    if isinstance(trust, Signed):
-        verify_signature(bundle, trust)
-        trust = "native"
-    taps = names_of("taps", taps)
-    if target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None:
-        target = ONNX
-    options = {"onnx": onnx, "openvino": openvino}
-    for name, given in options.items():
-        if given is not None and name != target:
-            raise NotSupported(f"`{name}` is for target `{name}`, not `{target}`")
-    if target in MODEL_ENGINES:
-        if dtype is not None or taps:
-            raise NotSupported(
-                f"target `{target}` takes neither `dtype` nor `taps`: its programs are ONNX models of their own"
-            )
-        with digests_compared(bundle) if check_digests else contextlib.nullcontext():
-            return _load_models(bundle, target, device, options[target])
-    check_torch(f"target `{target}`")
+    if isinstance(options.trust, Signed):
+        verify_signature(bundle, options.trust)
+        options = replace(options, trust="native")
+    if options.target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None:
+        options = replace(options, target=ONNX)
+    for name in MODEL_ENGINES:
+        if getattr(options, name) is not None and name != options.target:
+            raise NotSupported(f"`{name}` is for target `{name}`, not `{options.target}`")
+    return load_models(bundle, options) if options.target in MODEL_ENGINES else load_module(bundle, options)
+
+
+def load_module(bundle: Bundle, options: LoadOptions) -> BundleModule:
+    """Return the module of an open bundle, by torch; see `load`, which has compared options and signature."""
+    check_torch(f"target `{options.target}`")
     from aotexport_runtime.bundle.weights import parts_of
     from aotexport_runtime.execution.codegen import Environment
     from aotexport_runtime.execution.matmul.sizes import mode_of
@@ -174,25 +180,32 @@ def load(
     from aotexport_runtime.module.bundle_module import BundleModule
     from aotexport_runtime.module.cast import cast_bundle, stored_state
 
-    if check_digests:
+    if options.check_digests:
         # Weights that are not mapped are compared when they are read.
         weights = {part.file for entry in bundle.manifest.state for part in parts_of(entry)}
-        bundle.check_files(read_later=() if mapped else weights)
-    namespaces, types = frozenset(names_of("operator_namespaces", operator_namespaces)), TensorTypes(tensor_types)
+        bundle.check_files(read_later=() if options.mapped else weights)
+    namespaces, types = frozenset(options.operator_namespaces), TensorTypes(options.tensor_types)
     _check_needs(bundle.manifest.requirements, namespaces, types)
-    request = Request(target=target, trust=trust, memory_budget=memory_budget, frozen=frozen and dtype is None)
-    bundle = bundle if dtype is None else cast_bundle(bundle, dtype)
+    bundle = bundle if options.dtype is None else cast_bundle(bundle, options.dtype)
     check_operators(bundle.read_graphs(), namespaces)
-    place, targets, lowering = _resolved(bundle, request, device, cuda)
-    passed = passed_over(targets, target)
+    request, place, targets, lowering = _resolved(bundle, options)
+    passed = passed_over(targets, options.target)
     if passed or targets.native:
-        log.info("target %s%s", targets.native or target, passed)
+        log.info("target %s%s", targets.native or options.target, passed)
     environment = Environment(
-        namespaces, place, types, lowering, memory_budget=memory_budget, matmul=mode_of(matmul), limits=bundle.limits
+        namespaces,
+        place,
+        types,
+        lowering,
+        memory_budget=options.memory_budget,
+        matmul=mode_of(options.matmul),
+        limits=bundle.limits,
     )
-    tensors = stored_state(bundle, environment.form, mapped=mapped)
+    tensors = stored_state(bundle, environment.form, mapped=options.mapped)
     keep_freed_memory()
-    module = BundleModule(bundle, tensors, environment=environment, request=request, targets=targets, taps=taps)
+    module = BundleModule(
+        bundle, tensors, environment=environment, request=request, targets=targets, taps=[*options.taps]
+    )
     if place is not None:
         module.to(place)
     for name in bundle.program_names:
@@ -201,44 +214,43 @@ def load(
     return module
 
 
-def check_target(bundle: Bundle, target: str, trust: str, device: torch.device | str | None) -> None:
-    """Refuse a requested target that cannot run here; nothing is loaded. Arguments as of `load`.
+def load_models(bundle: Bundle, options: LoadOptions) -> OnnxModule:
+    """Return the module of an open bundle, by its ONNX models; see `load`."""
+    from aotexport_runtime.module.onnx_module import OnnxModule, runtime_of
 
-    Raises:
-        NotSupported: says why.
-    """
-    _check_name(target)
-    _resolved(bundle, Request(target=target, trust=trust), device, None)
-
-
-def _check_arguments(
-    target: str, trust: Literal["data", "native"] | Signed, memory_budget: float, check_digests: bool
-) -> None:
-    """Refuse arguments of `load` that no bundle can be loaded with."""
-    check_type("target", target, str, "the name of a target")
-    check_type("memory_budget", memory_budget, (int, float), "a number from 0 to 1")
-    _check_name(target)
-    if not isinstance(trust, Signed) and trust not in ("data", "native"):
-        raise NotSupported(f"no trust tier `{trust}`; there are data, native and Signed(...)")
-    if isinstance(trust, Signed) and not check_digests:
-        raise NotSupported("a signature is one of digests: leave check_digests to its default")
-    if not 0 <= memory_budget <= 1:
-        raise NotSupported(f"no memory budget {memory_budget}; it is a part of what is saved otherwise, from 0 to 1")
+    target, runtime = options.target, runtime_of(options.target)
+    if options.dtype is not None or options.taps:
+        raise NotSupported(
+            f"target `{target}` takes neither `dtype` nor `taps`: its programs are ONNX models of their own"
+        )
+    if options.device is not None:
+        choose = "choose providers, `onnx=OnnxRuntime(providers=[...])`" if target == ONNX else "it runs on processors"
+        raise NotSupported(f"target `{target}` takes no device: {choose}")
+    given = getattr(options, target)
+    check_type(target, given, (type(runtime), type(None)), f"an {type(runtime).__name__}")
+    with digests_compared(bundle) if options.check_digests else contextlib.nullcontext():
+        return OnnxModule(bundle, given or runtime)
 
 
-def _check_name(target: str) -> None:
-    if target not in ("auto", *ENGINES) and not target.startswith("cpu-"):
-        raise NotSupported(f"no target `{target}`; there are auto, {', '.join(ENGINES)}")
+def check_target(bundle: Bundle, options: LoadOptions) -> None:
+    """Refuse a requested target that cannot run here (`NotSupported`); nothing is loaded."""
+    _resolved(bundle, options)
 
 
-def _resolved(
-    bundle: Bundle, request: Request, device: torch.device | str | None, cuda: CudaRuntime | None
-) -> tuple[torch.device | None, Choice, CudaEngine | None]:
-    """Return the device (None: that of the capture), native code for this machine, and the engine of kernels."""
+def _resolved(bundle: Bundle, options: LoadOptions) -> tuple[Request, torch.device | None, Choice, CudaEngine | None]:
+    """Return the request, the device (None: of the capture), native code for this machine, the engine of kernels."""
+    import torch
+
     from aotexport_runtime.engines.cpu.engine import unfit
 
-    if request.target == CUDA and device is None:
-        device = CUDA
+    is_cuda = options.target == CUDA
+    device = CUDA if is_cuda and options.device is None else options.device
+    request = Request(
+        target=options.target,
+        trust=str(options.trust),
+        memory_budget=options.memory_budget,
+        frozen=options.frozen and options.dtype is None,
+    )
     targets = select_targets(
         bundle,
         request,
@@ -246,51 +258,24 @@ def _resolved(
         why_unfit=lambda name: unfit(bundle.target(name).requirements),
     )
     try:
-        place = _place(device)
-    except NotSupported as error:
-        raise NotSupported(f"target `cuda` cannot run: {error}" if request.target == CUDA else str(error)) from None
-    lowering = _lowering(targets, cuda)
-    if request.target == CUDA and lowering is not None:
-        lowering.check(place)
-    return place, targets, lowering
-
-
-def _lowering(targets: Choice, options: CudaRuntime | None) -> CudaEngine | None:
-    """Return the engine that runs programs on kernels; None: none may run."""
-    if CUDA not in targets.engines:
-        return None
-    from aotexport_runtime.engines.cuda.engine import CudaEngine
-    from aotexport_runtime.engines.cuda.options import CudaRuntime
-
-    check_type("cuda", options, (CudaRuntime, type(None)), "a CudaRuntime")
-    return CudaEngine(options or CudaRuntime())
-
-
-def _load_models(bundle: Bundle, target: str, device: Any, options: OnnxRuntime | OpenVino | None) -> OnnxModule:
-    if device is not None:
-        choose = "choose providers, `onnx=OnnxRuntime(providers=[...])`" if target == ONNX else "it runs on processors"
-        raise NotSupported(f"target `{target}` takes no device: {choose}")
-    from aotexport_runtime.module.onnx_module import OnnxModule, runtime_of
-
-    runtime = runtime_of(target)
-    check_type(target, options, (type(runtime), type(None)), f"an {type(runtime).__name__}")
-    return OnnxModule(bundle, options or runtime)
-
-
-def _place(device: torch.device | str | None) -> torch.device | None:
-    """Return `device` with its index."""
-    if device is None:
-        return None
-    import torch
-
-    try:
-        return torch.empty(0, device=torch.device(device)).device
+        # With its index.
+        place = None if device is None else torch.empty(0, device=torch.device(device)).device
     except TypeError:
         check_type("device", device, (str, int, torch.device), "the name of a device")
         raise
     except (RuntimeError, AssertionError) as error:
-        reason = first_line(error)
-        raise NotSupported(f"no device `{device}` here: {reason}") from None
+        needed = "target `cuda` cannot run: " if is_cuda else ""
+        raise NotSupported(f"{needed}no device `{device}` here: {first_line(error)}") from None
+    if CUDA not in targets.engines:
+        return request, place, targets, None
+    from aotexport_runtime.engines.cuda.engine import CudaEngine
+    from aotexport_runtime.engines.cuda.options import CudaRuntime
+
+    check_type("cuda", options.cuda, (CudaRuntime, type(None)), "a CudaRuntime")
+    lowering = CudaEngine(options.cuda or CudaRuntime())
+    if is_cuda:
+        lowering.check(place)
+    return request, place, targets, lowering
 
 
 def _check_needs(requirements: Requirements, allowed: frozenset[str], types: TensorTypes) -> None:

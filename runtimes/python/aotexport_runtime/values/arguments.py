@@ -7,13 +7,17 @@ import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
 from importlib import metadata
+from inspect import Signature, getdoc, signature
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from aotexport_runtime.errors import ArgumentInvalid, TorchMissing
+
+_Result = TypeVar("_Result")
 
 
 def check_type(name: str, value: Any, types: type | tuple[type, ...], expected: str) -> None:
@@ -54,6 +58,28 @@ def names_of(name: str, value: Any) -> tuple[str, ...]:
     for each in names:
         check_type(name, each, str, "names")
     return names
+
+
+def keywords_of(record: Callable[..., Any]) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
+    """Return a decorator: the fields of a dataclass are keywords of a function, whose parameter `options` it is.
+
+    Signature and help of the function name the fields, with types, defaults and the sentences of the record.
+    """
+
+    def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:
+        own = {name: each for name, each in signature(function).parameters.items() if name != "options"}
+
+        @wraps(function)
+        def taking(*args: Any, **keywords: Any) -> _Result:
+            others = {name: keywords.pop(name) for name in own if name in keywords}
+            return function(*args, **others, options=record(**keywords))
+
+        fields = signature(record).parameters.values()
+        taking.__dict__["__signature__"] = Signature([*own.values(), *fields])
+        taking.__doc__ = f"{getdoc(function)}\n\nOptions:{str(getdoc(record)).partition('Attributes:')[2]}"
+        return taking
+
+    return decorate
 
 
 def imported(name: str) -> ModuleType:
