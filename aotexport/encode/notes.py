@@ -15,8 +15,7 @@ from aotexport.model.source_lines import relative_path, source_of
 from aotexport.torch_internals.checks import line_of
 from aotexport.values.sizes import encode_size
 from aotexport_runtime.schema.graph import SourceLine
-from aotexport_runtime.schema.notes import Note
-from aotexport_runtime.schema.program import Parameter
+from aotexport_runtime.schema.program import Note, Parameter
 from aotexport_runtime.schema.sizes import Dimension, SizeExpression
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.values.sizes import describe, symbols_of

@@ -20,8 +20,7 @@ from aotexport.vectors.record import RecordedCall
 from aotexport.verify.report import ExportReport
 from aotexport_runtime.bundle.notes import BundleNote, listed
 from aotexport_runtime.schema.manifest import Manifest
-from aotexport_runtime.schema.notes import Note
-from aotexport_runtime.schema.program import Program, SizeInput, StateInput
+from aotexport_runtime.schema.program import Note, Program, SizeInput, StateInput
 from aotexport_runtime.schema.sizes import Dimension
 from aotexport_runtime.values.sizes import describe_range
 

@@ -17,12 +17,10 @@ import msgspec
 
 from aotexport_runtime.schema import (
     bounded,
-    compiled,
     graph,
     kernels,
     manifest,
     program,
-    references,
     sizes,
     targets,
     trees,
@@ -38,7 +36,7 @@ DOCUMENTS: dict[str, type[Record]] = {
     "vector": vectors.Vector,
     "lowered": targets.LoweredProgram,
     "kernels": kernels.KernelLibrary,
-    "target": compiled.Target,
+    "target": targets.Target,
 }
 """The record at the root of each kind of JSON file."""
 
@@ -51,11 +49,9 @@ CHAPTERS: dict[str, str] = {
     "program": "Programs",
     "gradients": "Gradients",
     "trees": "Trees",
-    "notes": "Notes",
     "vectors": "Test vectors",
-    "targets": "Lowered programs",
+    "targets": "Targets",
     "kernels": "Kernels",
-    "compiled": "Compiled targets",
 }
 """Title of the records of each module of the schema, in the order of the reference."""
 
@@ -84,13 +80,13 @@ BOUNDED: dict[Any, str] = {
 """Names of the numbers and text with bounds."""
 
 _REFERENCES: dict[type, Callable[[Any], str]] = {
-    references.IndexOf: lambda rule: f"index into `{rule.of}`" if rule.of else "without leaves",
-    references.TensorOf: lambda rule: "of a tensor",
-    references.NameOf: lambda rule: f"in `{rule.of}`",
-    references.Over: lambda rule: f"over `{rule.of}`",
-    references.Length: lambda rule: f"as many as `{rule.of}`",
-    references.Code: lambda rule: f"refused as `{rule.code}`",
-    references.Unique: lambda rule: f"unique by `{rule.by.replace(' ', '` and `')}`" if rule.by else "unique",
+    bounded.IndexOf: lambda rule: f"index into `{rule.of}`" if rule.of else "without leaves",
+    bounded.TensorOf: lambda rule: "of a tensor",
+    bounded.NameOf: lambda rule: f"in `{rule.of}`",
+    bounded.Over: lambda rule: f"over `{rule.of}`",
+    bounded.Length: lambda rule: f"as many as `{rule.of}`",
+    bounded.Code: lambda rule: f"refused as `{rule.code}`",
+    bounded.Unique: lambda rule: f"unique by `{rule.by.replace(' ', '` and `')}`" if rule.by else "unique",
 }
 Union = list[Any]
 _PLAIN: dict[Any, str] = {Any: "any", bool: "bool", int: "int", float: "float", str: "string", types.NoneType: "null"}
@@ -213,7 +209,14 @@ def default_of(field: msgspec.structs.FieldInfo) -> Any:
 
 
 def attribute_docs(record: type[Record]) -> dict[str, str]:
-    """Return what the docstring of `record` says about each field."""
+    """Return what the docstrings of `record`, and of the records that it extends, say about each field."""
+    docs: dict[str, str] = {}
+    for base in reversed(record.__mro__):
+        docs |= _own_docs(base) if issubclass(base, Record) else {}
+    return {name: docs[name] for name in record.__struct_fields__ if name in docs}
+
+
+def _own_docs(record: type[Record]) -> dict[str, str]:
     docs: dict[str, str] = {}
     name = ""
     # Python 3.13 and newer keep docstrings without their indentation.

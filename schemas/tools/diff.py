@@ -177,7 +177,7 @@ def check(locked: Lock | None, released: Lock | None, current: Lock) -> list[str
         needed = next_version(released, found)
         if version_of(current) < needed:
             head = f"format {released['format']} is released, and the records changed:"
-            tail = f"FORMAT_VERSION is {current['format']}: raise it, and write `FEATURES` or `UPGRADES` to go with it"
+            tail = f"FORMAT_VERSION is {current['format']}: raise it, and write `FEATURES` to go with it"
             return [head, *report(released, found), tail]
     if locked is None:
         return ["there is no schemas/v1/lock.json; run `python schemas/tools/lock.py --write`"]

@@ -34,7 +34,7 @@ def test_tool_of_the_schema_finds_everything_current(tool):
 
 
 @pytest.mark.parametrize("record", records(), ids=lambda record: record.__name__)
-def test_docstring_of_a_record_tells_of_every_field_in_order(record):
+def test_docstrings_of_a_record_tell_of_every_field(record):
     assert list(attribute_docs(record)) == list(record.__struct_fields__)
 
 

@@ -79,7 +79,7 @@ def _spelled(value: Any) -> Any:
 
 
 json_values = st.recursive(
-    st.none() | st.integers(0, 9) | st.text('[]{}"\\ab', max_size=6),
+    st.none() | st.integers(0, 9) | st.text('[]{}"\\:ab', max_size=6),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('[]{}"\\', max_size=3), inner, max_size=3),
     max_leaves=12,
 )
@@ -106,5 +106,11 @@ def test_nesting_of_json_is_that_of_its_containers_whatever_its_strings_hold(val
         items = list(value.values()) if isinstance(value, dict) else value
         return isinstance(items, list) and (sum(map(empty, items)) if items else 1)
 
+    def keys(value: Any) -> int:
+        items = list(value.values()) if isinstance(value, dict) else value
+        return (len(value) if isinstance(value, dict) else 0) + (
+            sum(map(keys, items)) if isinstance(items, list) else 0
+        )
+
     found = nesting(json.dumps(value).encode())
-    assert found == (depth(value), containers(value), values(value) - 1 + empty(value))
+    assert found == (depth(value), containers(value), values(value) - 1 + empty(value), keys(value))

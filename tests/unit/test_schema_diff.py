@@ -229,7 +229,7 @@ def test_check_of_a_change_after_the_release_asks_for_a_higher_version():
         "format 1.0 is released, and the records changed:",
         "  minor: field `Node.line` is new, with a default: older readers refuse documents that set it",
         "next version: 1.1",
-        "FORMAT_VERSION is 1.0: raise it, and write `FEATURES` or `UPGRADES` to go with it",
+        "FORMAT_VERSION is 1.0: raise it, and write `FEATURES` to go with it",
     ]
 
 

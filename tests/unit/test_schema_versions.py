@@ -1,4 +1,4 @@
-"""The range gate, the upgrade chain, and what a writer asks of its readers."""
+"""The range gate, and what a writer asks of its readers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aotexport_runtime.errors import BundleInvalid, BundleTooNew
 from aotexport_runtime.schema import decode_record, versions
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Rebind
-from aotexport_runtime.schema.versions import Envelope, Upgrade, check_readable, min_reader, parse_version, pending
+from aotexport_runtime.schema.versions import Envelope, check_readable, min_reader, parse_version
 
 
 def manifest(**changes):
@@ -44,7 +44,7 @@ def manifest(**changes):
 def test_gate_in_range_accepts_the_bundle(written, needed, oldest, supported):
     envelope = Envelope(format=written, min_reader=needed)
 
-    assert check_readable(envelope, oldest=oldest, supported=supported) == parse_version(written)
+    assert check_readable(envelope, oldest=oldest, supported=supported) is None
 
 
 @pytest.mark.parametrize(
@@ -150,72 +150,3 @@ def test_features_are_the_newer_fields_of_the_lock():
     fields = {e["name"]: parse_version(e["since"]) for e in entries if e["kind"] == "field"}
 
     assert {n: v for n, v in fields.items() if n.partition(".")[0] not in records} == versions.FEATURES
-
-
-# --- the upgrade chain ------------------------------------------------------------------------------------
-
-
-def rename(old, new):
-    """Return a step that renames a field."""
-    return lambda document: {new if key == old else key: value for key, value in document.items()}
-
-
-CHAIN = (
-    Upgrade(to=(2, 0), steps={"Rebind": rename("buffer", "tensor")}),
-    Upgrade(to=(3, 0), steps={"Manifest": rename("title", "name")}),
-    Upgrade(to=(4, 0), steps={"Rebind": rename("tensor", "name"), "Manifest": rename("sort", "kind")}),
-)
-"""A history of the format in which fields were renamed twice."""
-
-
-@pytest.mark.parametrize(
-    ("kind", "written", "steps"),
-    [
-        ("Rebind", (1, 0), 2),
-        ("Rebind", (1, 9), 2),
-        ("Rebind", (2, 0), 1),
-        ("Rebind", (3, 5), 1),
-        ("Rebind", (4, 0), 0),
-        ("Rebind", (5, 0), 0),
-        ("Manifest", (1, 0), 2),
-        ("Graph", (1, 0), 0),
-    ],
-)
-def test_pending_steps_are_those_newer_than_the_document(kind, written, steps):
-    assert len(pending(kind, written, CHAIN)) == steps
-
-
-def test_decode_of_an_old_document_applies_its_steps_in_order(monkeypatch):
-    monkeypatch.setattr(versions, "UPGRADES", CHAIN)
-
-    record = decode_record(b'{"buffer": "total", "output_index": 0}', Rebind, where="x", written=(1, 0))
-
-    assert record == Rebind(name="total", output_index=0)
-
-
-def test_decode_of_an_old_document_is_strict_after_the_upgrade(monkeypatch):
-    monkeypatch.setattr(versions, "UPGRADES", CHAIN)
-
-    with pytest.raises(BundleInvalid) as caught:
-        decode_record(b'{"buffer": "total", "output_index": "0"}', Rebind, where="x.json", written=(1, 0))
-
-    assert str(caught.value) == "x.json: Expected `int`, got `str` - at `$.output_index`"
-
-
-def test_decode_of_a_current_document_takes_no_steps(monkeypatch):
-    monkeypatch.setattr(versions, "UPGRADES", CHAIN)
-
-    with pytest.raises(BundleInvalid) as caught:
-        decode_record(b'{"buffer": "total", "output_index": 0}', Rebind, where="x.json", written=(4, 0))
-
-    assert str(caught.value) == "x.json: Object contains unknown field `buffer`"
-
-
-def test_manifest_of_an_older_format_is_upgraded_and_keeps_its_format(monkeypatch):
-    monkeypatch.setattr(versions, "UPGRADES", CHAIN)
-    document = json.loads(manifest())
-    old = {{"name": "title", "kind": "sort"}.get(key, key): value for key, value in document.items()}
-
-    read = bundle.read_manifest(json.dumps(old).encode())
-
-    assert read == decode_record(manifest(), Manifest, where="bundle.json", written=(4, 0))

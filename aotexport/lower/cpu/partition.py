@@ -20,10 +20,10 @@ from aotexport.values.sizes import encode_size
 from aotexport_runtime.execution.codegen import Environment, compile_graph
 from aotexport_runtime.rewrite.impure import random_nodes
 from aotexport_runtime.rewrite.partition import Subgraph
-from aotexport_runtime.schema.compiled import CompiledHalf
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program, SizeInput
 from aotexport_runtime.schema.sizes import Dimension, Size, SizeExpression
+from aotexport_runtime.schema.targets import CompiledHalf
 from aotexport_runtime.schema.values import NothingMeta, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate import references
 from aotexport_runtime.values import dtypes

@@ -22,11 +22,11 @@ from aotexport_runtime.errors import first_line
 from aotexport_runtime.rewrite.impure import impure_nodes
 from aotexport_runtime.rewrite.partition import Subgraph, partition_graph, views_recomputed, with_tangents
 from aotexport_runtime.schema import encode_record
-from aotexport_runtime.schema.compiled import CompiledProgram, CpuRequirements, Target, TargetRefusal
 from aotexport_runtime.schema.gradients import Tangent
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph, SizeInput
 from aotexport_runtime.schema.sizes import SizeExpression
+from aotexport_runtime.schema.targets import CompiledProgram, CpuRequirements, Target, TargetRefusal
 
 RECORD_NAME = "target.json"
 

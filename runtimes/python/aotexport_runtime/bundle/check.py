@@ -15,7 +15,7 @@ import msgspec
 import safetensors
 
 from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
-from aotexport_runtime.bundle.manifest import read_envelope, read_manifest_bytes
+from aotexport_runtime.bundle.manifest import check_envelope, read_manifest_bytes
 from aotexport_runtime.bundle.packs import KERNELS, TARGET, code_of, unpacked
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import BundleInvalid, NotSupported, Place
@@ -28,7 +28,6 @@ from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.schema.versions import Version, pending
 from aotexport_runtime.validate import check_manifest, check_onnx, check_stored
 
 T = TypeVar("T", bound=Record)
@@ -46,13 +45,13 @@ def faults_of(path: str | os.PathLike[str], *, limits: Limits = DEFAULT) -> list
     """
     try:
         directory, data = read_manifest_bytes(path, limits)
-        written = read_envelope(data, limits)
+        check_envelope(data, limits)
     except BundleInvalid as error:
         return [error]
     faults: list[BundleInvalid] = []
     with contextlib.suppress(_Faulty):
         place = Place("bundle.json", (), faults)
-        manifest = _decoded(data, Manifest, place, written, limits)
+        manifest = _decoded(data, Manifest, place, limits)
         check_manifest(manifest, place, limits=limits)
         # Paths and names are not safe to follow before.
         if not faults:
@@ -114,7 +113,7 @@ class _Check(Bundle):
     def checked(self, path: str, type_: type[T], check: Callable[..., None]) -> T:
         if path not in self._checked and self.sound(path):
             with self.place(path) as here:
-                self._checked[path] = _decoded(self.read(path), type_, here, self.written, self.limits)
+                self._checked[path] = _decoded(self.read(path), type_, here, self.limits)
                 check(self._checked[path], where=here)
         if path not in self._checked:
             raise _Faulty
@@ -210,13 +209,13 @@ class _CastCheck(_Check, CastPrograms):
     """The programs that the bundle holds of a cast model."""
 
 
-def _decoded(data: bytes, type_: type[T], where: Place, written: Version, limits: Limits) -> T:
+def _decoded(data: bytes, type_: type[T], where: Place, limits: Limits) -> T:
     """Return a record; note what is wrong with its structure."""
     try:
-        return decode_record(data, type_, where=where, written=written, limits=limits)
+        return decode_record(data, type_, where=where, limits=limits)
     except BundleInvalid as error:
-        is_whole = error.code == "json-record" and not pending(type_.__name__, written)
-        found = structure_faults(msgspec.json.decode(data), type_, Place(str(where))) if is_whole else []
+        is_json = error.code == "json-record"
+        found = structure_faults(msgspec.json.decode(data), type_, Place(str(where))) if is_json else []
         assert where.faults is not None
         where.faults.extend(found or [error])
         raise _Faulty from None

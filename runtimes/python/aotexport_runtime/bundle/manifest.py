@@ -1,4 +1,4 @@
-"""The manifest of a bundle, read in steps: envelope, version gate, upgrades, strict decode, rules. No torch."""
+"""The manifest of a bundle, read in steps: envelope, version gate, strict decode, rules. No torch."""
 
 from __future__ import annotations
 
@@ -51,27 +51,23 @@ def read_manifest_bytes(path: str | os.PathLike[str], limits: Limits = DEFAULT) 
     return directory, data
 
 
-def read_envelope(data: bytes, limits: Limits = DEFAULT) -> versions.Version:
-    """Return the format that the manifest in `data` was written in, after the version gate.
-
-    Raises:
-        BundleInvalid: it is no manifest, or of a version that this runtime does not read.
-    """
+def check_envelope(data: bytes, limits: Limits = DEFAULT) -> None:
+    """Refuse a manifest that is none, or of a version that this runtime does not read."""
     check_size_of(data, MANIFEST_NAME, limits)
     try:
         envelope = msgspec.json.decode(data, type=versions.Envelope)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise refused(error, MANIFEST_NAME, "not the manifest of a bundle: ") from None
-    return versions.check_readable(envelope)
+    versions.check_readable(envelope)
 
 
 def read_manifest(data: bytes, limits: Limits = DEFAULT) -> Manifest:
-    """Return the manifest in `data`: envelope, version gate, upgrades, strict decode, then consistency.
+    """Return the manifest in `data`: envelope, version gate, strict decode, then consistency.
 
     Raises:
         BundleInvalid: see `open_bundle`.
     """
-    written = read_envelope(data, limits)
-    manifest = schema.decode_record(data, Manifest, where=MANIFEST_NAME, written=written, limits=limits)
+    check_envelope(data, limits)
+    manifest = schema.decode_record(data, Manifest, where=MANIFEST_NAME, limits=limits)
     check_manifest(manifest, limits=limits)
     return manifest

@@ -8,8 +8,7 @@ from typing import Any, NamedTuple
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.schema.graph import SourceLine
 from aotexport_runtime.schema.manifest import Manifest
-from aotexport_runtime.schema.notes import Note
-from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.program import Note, Program
 
 _ORDER = ("number", "branch", "size", "integer", "package", "other")
 LOUD = ("number", "branch")

@@ -20,15 +20,13 @@ from aotexport_runtime import schema
 from aotexport_runtime.bundle.directory import BundleDirectory, at_descriptor
 from aotexport_runtime.bundle.manifest import read_manifest, read_manifest_bytes
 from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, Place
-from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.compiled import CompiledProgram, Target
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.kernels import KernelLibrary
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import FileEntry, Manifest, VectorEntry
 from aotexport_runtime.schema.program import Program
-from aotexport_runtime.schema.targets import LoweredProgram
+from aotexport_runtime.schema.targets import CompiledProgram, LoweredProgram, Target
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.validate import (
     check_compiled,
@@ -94,11 +92,6 @@ class Bundle:
         """The bundle's directory when it was opened, absolute and without links; for messages."""
         return self.directory.path
 
-    @property
-    def written(self) -> versions.Version:
-        """The format that it was written in."""
-        return versions.parse_version(self.manifest.format)
-
     @cached_property
     def _entries(self) -> dict[str, FileEntry]:
         return {entry.path: entry for entry in self.manifest.files}
@@ -160,12 +153,12 @@ class Bundle:
         return data
 
     def record(self, path: str, type_: type[T]) -> T:
-        """Return the record in a listed JSON file, upgraded from the bundle's format.
+        """Return the record in a listed JSON file.
 
         Raises:
             BundleInvalid: see `read`; or the file is no such record.
         """
-        return schema.decode_record(self.read(path), type_, where=path, written=self.written, limits=self.limits)
+        return schema.decode_record(self.read(path), type_, where=path, limits=self.limits)
 
     def check_files(self, *, digests: bool = True, read_later: Iterable[str] = ()) -> None:
         """Compare size and (optionally) digest of every listed file.

@@ -1,4 +1,7 @@
-"""Numbers and text with bounds: the JSON Schemas state them, and `validate/declared.py` checks them."""
+"""What fields declare beside their types: bounds, and references between records; `validate/declared.py` checks them.
+
+What a field refers to is written `Record.field`, of a record that it is in or belongs to; `Plain`: see `taken_apart`.
+"""
 
 from __future__ import annotations
 
@@ -20,13 +23,13 @@ INT64_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Keywords of JSON Schema, by their names there, None: not stated; and how a reader refuses what is outside.
+    """Keywords of JSON Schema, None: not stated; and how a reader refuses what is outside.
 
     Attributes:
         code: of the refusal.
         apart: whether a check of its own has the bounds, with more around the value.
         fault: what is wrong with a text, in words.
-        holds: a further condition, which no keyword can say; None: there is none.
+        holds: a further condition, which no keyword can say.
     """
 
     code: str
@@ -71,112 +74,66 @@ def is_identifier(name: str) -> bool:
     return name.isidentifier() and not iskeyword(name) and unicodedata.is_normalized("NFKC", name)
 
 
+# --- numbers ----------------------------------------------------------------------------------------------
+
 Count = Annotated[int, Bounds(minimum=0, maximum=INT64_MAX, code="index-range")]
 """An index, or how many there are of something."""
-
 TableIndex = Annotated[int, Bounds(minimum=0, maximum=INT64_MAX, code="index-range", apart=True)]
 """An index into a table of a graph (7.32)."""
-
 Convention = Annotated[int, Bounds(minimum=1, maximum=INT64_MAX, code="convention-unknown", apart=True)]
-"""A calling convention."""
-
 Positive = Annotated[int, Bounds(minimum=1, maximum=INT64_MAX, code="index-range")]
-"""A number from 1."""
-
 Whole = Annotated[int, Bounds(minimum=-INT64_MAX, maximum=INT64_MAX, code="number-limit")]
-"""A number of either sign."""
-
+NonNegative = Annotated[float, Bounds(minimum=0, code="vector-malformed")]
 Offset = Annotated[int, Bounds(minimum=0, maximum=INT64_MAX, code="tensor-layout", apart=True)]
 """Where a tensor begins in its storage."""
-
 Axes = Annotated[tuple[Count, ...], Bounds(maxItems=MAX_AXES, code="tensor-layout", apart=True)]
 """A number per axis of a stored tensor."""
 
+# --- text -------------------------------------------------------------------------------------------------
+
+_IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]*"
+_PLAIN = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
+_PART = "[A-Za-z0-9_]([A-Za-z0-9_.+=@-]{0,126}[A-Za-z0-9_+=@-])?"
+_PATH = f"^{_PART}(/{_PART})*$"
+_CLASS = rf"^{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.({_IDENTIFIER}|<locals>))*$"
+_OPERATOR = rf"^{_IDENTIFIER}::{_IDENTIFIER}(\.{_IDENTIFIER})?$"
+_NUMBER = "(0|[1-9][0-9]{0,3})"
+
+Line = Annotated[
+    str, Bounds(maxLength=MAX_TEXT, code="text-malformed", fault="too long or not printable", holds=str.isprintable)
+]
+"""Text that is shown in one line."""
 Digest = Annotated[
     str, Bounds(pattern="^[0-9a-f]{64}$", maxLength=64, code="text-malformed", fault="not a digest of 64 digits")
 ]
 """A SHA-256 in lower-case hexadecimal."""
-
 Hexadecimal = Annotated[str, Bounds(pattern="^([0-9a-f]{2})*$", code="structure-malformed", apart=True)]
-"""Bytes, two digits each."""
-
-VersionText = Annotated[
-    str, Bounds(pattern=r"^(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})$", code="version-malformed", apart=True)
-]
-"""`MAJOR.MINOR`."""
-
-PlainName = Annotated[
-    str,
-    Bounds(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", maxLength=64, code="name-malformed", fault="not a plain name"),
-]
+VersionText = Annotated[str, Bounds(pattern=rf"^{_NUMBER}\.{_NUMBER}$", code="version-malformed", apart=True)]
+PlainName = Annotated[str, Bounds(pattern=_PLAIN, maxLength=64, code="name-malformed", fault="not a plain name")]
 """A name that is also part of a path."""
-
-OwnName = Annotated[
-    str,
-    Bounds(pattern="^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$", maxLength=64, code="program-malformed", apart=True),
-]
+OwnName = Annotated[str, Bounds(pattern=_PLAIN, maxLength=64, code="program-malformed", apart=True)]
 """The name by which another record, or a folder, leads to the record that the name is in."""
-
-_PART = "[A-Za-z0-9_]([A-Za-z0-9_.+=@-]{0,126}[A-Za-z0-9_+=@-])?"
-
 FilePath = Annotated[
     str,
-    Bounds(pattern=f"^{_PART}(/{_PART})*$", maxLength=MAX_TEXT, code="file-path", fault="not a plain relative path"),
+    Bounds(pattern=_PATH, maxLength=MAX_TEXT, code="file-path", fault="not a plain relative path"),
 ]
-"""A path of a file inside the bundle."""
-
 ClassName = Annotated[
-    str,
-    Bounds(
-        pattern=r"^[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*:"
-        r"[A-Za-z_][A-Za-z0-9_]*(\.([A-Za-z_][A-Za-z0-9_]*|<locals>))*$",
-        maxLength=MAX_TEXT,
-        code="name-malformed",
-        fault="not the name of a class",
-    ),
+    str, Bounds(pattern=_CLASS, maxLength=MAX_TEXT, code="name-malformed", fault="not the name of a class")
 ]
 """A class, `module:qualified.name`."""
-
-_IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]*"
-
-OperatorName = Annotated[
-    str,
-    Bounds(
-        pattern=f"^{_IDENTIFIER}::{_IDENTIFIER}(\\.{_IDENTIFIER})?$",
-        code="operator-malformed",
-        fault="not a full operator name",
-    ),
-]
-"""A full operator name."""
-
-ExtensionName = Annotated[
-    str,
-    Bounds(pattern="^x-[a-z0-9]+(-[a-z0-9]+)*$", maxLength=64, code="name-malformed", fault="not named `x-...`"),
-]
-"""A name that no version of the format gives a meaning: `x-`, the vendor, and what it is."""
-
+OperatorName = Annotated[str, Bounds(pattern=_OPERATOR, code="operator-malformed", fault="not a full operator name")]
 OperatorSet = Annotated[
     str, Bounds(pattern=r"^[a-z]+\.[a-z]+/[1-9][0-9]{0,3}$", code="operator-set-unknown", apart=True)
 ]
-"""An operator set with its version."""
-
-Namespace = Annotated[str, Bounds(pattern=f"^{_IDENTIFIER}$", code="name-malformed", fault="no identifier")]
-"""A namespace of operators."""
-
-ModulePath = Annotated[
-    str, Bounds(pattern=f"^{_IDENTIFIER}(\\.{_IDENTIFIER})*$", code="name-malformed", fault="no path of a module")
+ExtensionName = Annotated[
+    str, Bounds(pattern="^x-[a-z0-9]+(-[a-z0-9]+)*$", maxLength=64, code="name-malformed", fault="not named `x-...`")
 ]
-"""A Python module."""
-
+Namespace = Annotated[str, Bounds(pattern=f"^{_IDENTIFIER}$", code="name-malformed", fault="no identifier")]
+ModulePath = Annotated[
+    str, Bounds(pattern=rf"^{_IDENTIFIER}(\.{_IDENTIFIER})*$", code="name-malformed", fault="no path of a module")
+]
 Identifier = Annotated[str, Bounds(code="name-malformed", fault="not an identifier", holds=is_identifier)]
 """A name as Python's code has it; none of its keywords."""
-
-Line = Annotated[
-    str,
-    Bounds(maxLength=MAX_TEXT, code="text-malformed", fault="too long or not printable", holds=str.isprintable),
-]
-"""Text that is shown in one line."""
-
 KernelName = Annotated[
     str,
     Bounds(
@@ -186,12 +143,71 @@ KernelName = Annotated[
         fault="no name of a kernel or of its argument",
     ),
 ]
-"""The name of a kernel, or of its argument."""
-
 Architecture = Annotated[
     str, Bounds(pattern="^(sm_[1-9][0-9]{1,2}|ptx)$", code="kernel-malformed", fault="no architecture")
 ]
-"""What compiled code is for."""
 
-NonNegative = Annotated[float, Bounds(minimum=0, code="vector-malformed")]
-"""How far a value is off."""
+# --- references -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class IndexOf:
+    """An index into an array, or below a count; of a tree: the indices of its leaves, without `of` it has none."""
+
+    of: str = ""
+    code: str = "index-range"
+
+
+@dataclass(frozen=True)
+class TensorOf:
+    """An index that leads to a tensor, not to a number."""
+
+    of: str
+    code: str = "program-malformed"
+
+
+@dataclass(frozen=True)
+class NameOf:
+    """A key of a map, an item of an array, or what a record of an array has in a field: `Manifest.programs.name`."""
+
+    of: str
+    code: str = "reference-missing"
+
+
+@dataclass(frozen=True)
+class Over:
+    """A size, or a condition, over symbols, which are named as in `NameOf`."""
+
+    of: str
+    code: str = "symbol-undefined"
+
+
+@dataclass(frozen=True)
+class Length:
+    """An array that is as long as another one."""
+
+    of: str
+    code: str
+
+
+@dataclass(frozen=True)
+class Unique:
+    """An array without anything twice: items, or what records have in fields, which are separated by spaces."""
+
+    by: str = ""
+    code: str = "name-twice"
+
+
+@dataclass(frozen=True)
+class AtMost:
+    """A number with a greatest value for this reader, which the format leaves open."""
+
+    most: int
+    code: str = "index-range"
+
+
+@dataclass(frozen=True)
+class Code:
+    """The code of a refusal of a number or text outside of its type's bounds, in place of the type's."""
+
+    code: str

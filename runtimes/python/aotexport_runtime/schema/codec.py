@@ -18,7 +18,6 @@ from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.faults import MAX_MESSAGE, twice, untagged
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.limits import DEFAULT, Limits
-from aotexport_runtime.schema.versions import FORMAT_VERSION, Version, pending
 
 T = TypeVar("T", bound=Record)
 
@@ -38,40 +37,32 @@ def as_written(record: T) -> T:
     return copy
 
 
-def decode_record(
-    data: bytes, type_: type[T], *, where: str, written: Version = FORMAT_VERSION, limits: Limits = DEFAULT
-) -> T:
+def decode_record(data: bytes, type_: type[T], *, where: str, limits: Limits = DEFAULT) -> T:
     """Return the record that `data` holds.
 
     Args:
         data: JSON bytes.
         type_: the record's type.
         where: file name, for errors.
-        written: format version of the bundle; an older document is upgraded first.
         limits: how large the document may be.
 
     Raises:
         BundleInvalid: not JSON, nested too deep, a key twice in one object, not such a record, or an index into a
             table of a graph that is out of range, with the JSON path.
     """
-    check_size_of(data, where, limits)
     try:
-        steps = pending(type_.__name__, written)
+        keys = check_size_of(data, where, limits)
         try:
-            document, compact = _keys_once(data, where)
+            _, compact = _keys_once(data, where, keys)
         except msgspec.DecodeError:
             msgspec.json.decode(data, type=type_)  # Its errors have the path.
             raise
-        if steps:
-            for step in steps:
-                document = step(document)
-            record, compact = msgspec.convert(document, type=type_), msgspec.json.encode(document)
-        else:
-            document = None  # Both at once would take twice the memory.
-            record = msgspec.json.decode(data, type=type_)
+        record = msgspec.json.decode(data, type=type_)
         # Other fields of the name have no default, and keys of maps stay.
         if compact.count(_TAG) != msgspec.json.encode(record).count(_TAG):
-            raise _untagged(document or msgspec.json.decode(data), type_, where)
+            # msgspec asks for the tag only where several records may stand.
+            steps = next(untagged(msgspec.json.decode(data), type_), ())
+            raise Place(where).at(*steps).invalid("Object missing required field `kind`", "json-record/record")
         if isinstance(record, Graph):
             resolve_tables(record, Place(where), limits)
         return record
@@ -85,31 +76,22 @@ def decode_plain(data: bytes, *, where: str, limits: Limits) -> Any:
     Raises:
         BundleInvalid: not JSON, larger than the limits, or with a key twice in one object.
     """
-    check_size_of(data, where, limits)
     try:
-        return _keys_once(data, where)[0]
+        return _keys_once(data, where, check_size_of(data, where, limits))[0]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise refused(error, where) from None
 
 
-def _keys_once(data: bytes, where: str) -> tuple[Any, bytes]:
-    """Return JSON decoded, and encoded again."""
+def _keys_once(data: bytes, where: str, keys: int) -> tuple[Any, bytes]:
+    """Return JSON decoded, and encoded again; its objects have so many keys together."""
     plain = msgspec.json.decode(data)
     compact = msgspec.json.encode(plain)
-    if count_keys(compact) != count_keys(data):
+    if nesting(compact)[3] != keys:
         del plain, compact
         # To look for its place takes much more memory than decoding.
         place = Place(where).at(*next(twice(data), ()) if len(data) <= _SEARCHED_NBYTES else ())
-        raise BundleInvalid("an object has the same key twice", where=place, check="json-key-twice/key")
+        raise place.invalid("an object has the same key twice", "json-key-twice/key")
     return plain, compact
-
-
-def _untagged(document: Any, type_: type[Record], where: str) -> BundleInvalid:
-    """Return what is raised for a record without its tag, which msgspec asks for only where several may stand."""
-    steps = next(untagged(document, type_), ())
-    return BundleInvalid(
-        "Object missing required field `kind`", where=Place(where).at(*steps), check="json-record/record"
-    )
 
 
 def refused(error: Exception, where: str, said: str = "") -> BundleInvalid:
@@ -132,61 +114,53 @@ def steps_of(path: str) -> list[str | int]:
     return [int(index) if index else key for key, index in _STEP.findall(path.partition("[...]")[0])]
 
 
-def check_size_of(data: bytes, where: str, limits: Limits = DEFAULT) -> None:
-    """Refuse JSON that is larger, nested deeper, or of more values than the limits.
+def check_size_of(data: bytes, where: str, limits: Limits = DEFAULT) -> int:
+    """Return how many keys the objects of `data` have together.
 
     Raises:
-        BundleInvalid: see above.
+        BundleInvalid: it is larger, nested deeper, or of more values than the limits.
     """
+    place = Place(where)
     if len(data) > limits.json_nbytes:
-        raise BundleInvalid(
-            f"{len(data)} bytes of JSON; at most {limits.json_nbytes} are read", where=where, check="json-limit/bytes"
-        )
-    depth, containers, values = nesting(data, limits)
+        raise place.invalid(f"{len(data)} bytes of JSON; at most {limits.json_nbytes} are read", "json-limit/bytes")
+    depth, containers, values, keys = nesting(data, limits)
     if depth > limits.json_depth:
-        raise BundleInvalid(f"nested deeper than {limits.json_depth} levels", where=where, check="json-limit/depth")
-    if containers > limits.json_containers:
-        raise BundleInvalid(
-            f"more than the {limits.json_containers} lists and objects that are read of a file",
-            where=where,
-            check="json-limit/containers",
-        )
-    if values > limits.json_values:
-        raise BundleInvalid(
-            f"more than the {limits.json_values} values that are read of a file",
-            where=where,
-            check="json-limit/containers",
-        )
+        raise place.invalid(f"nested deeper than {limits.json_depth} levels", "json-limit/depth")
+    counts = (containers, limits.json_containers, "lists and objects"), (values, limits.json_values, "values")
+    for count, most, subject in counts:
+        if count > most:
+            raise place.invalid(f"more than the {most} {subject} that are read of a file", "json-limit/containers")
+    return keys
 
 
-def count_keys(data: bytes) -> int:
-    """Return how many keys the objects of `data` have together; `data` is JSON."""
-    import numpy as np
-
-    # What is left is quotes and colons, without escaped ones: a colon behind an even number of quotes ends a key.
-    data = data.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_KEYS)
-    codes = np.frombuffer(data, dtype=np.uint8)
-    odd = np.cumsum(codes == ord('"'), dtype=np.uint8) & 1
-    return int(np.count_nonzero((codes == ord(":")) & (odd == 0)))
-
-
-def nesting(data: bytes, limits: Limits = DEFAULT) -> tuple[int, int, int]:
-    """Return the deepest nesting of brackets in `data`, how many are opened, and how many values there are at most.
+def nesting(data: bytes, limits: Limits | None = None) -> tuple[int, int, int, int]:
+    """Return the deepest nesting of brackets in `data`, and how many of them are opened, of values at most, of keys.
 
     What is in strings is not counted. Exact for JSON, as far as the limits, but that an empty list counts as one value
     more; for other bytes, exact up to the first byte that every decoder refuses.
     """
-    depth = deepest = opened = commas = quotes = 0
+    import numpy as np
+
+    depth = deepest = opened = commas = keys = quotes = 0
     for part in _parts(data):
-        # Escapes go first, then all but brackets and quotes, then pairs of quotes: the parity of the others stays.
-        plain = part.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _PLAIN).replace(b'""', b"")
-        if not plain:
-            continue
-        part_deepest, part_opened, part_commas, depth, quotes = _nesting(plain, depth, quotes)
-        deepest, opened, commas = max(deepest, part_deepest), opened + part_opened, commas + part_commas
-        if deepest > limits.json_depth or opened > limits.json_containers or opened + commas > limits.json_values:
+        # Escapes go first, then all but marks, then pairs of quotes: the parity of the others stays.
+        plain = part.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS).replace(b'""', b"")
+        codes = np.frombuffer(plain, dtype=np.uint8)
+        seen = np.cumsum(codes == ord('"'), dtype=np.int32) + quotes
+        quotes = int(seen[-1]) % 2 if len(seen) else quotes
+        codes = codes[seen % 2 == 0]
+        opening = (codes == ord("[")) | (codes == ord("{"))
+        closing = (codes == ord("]")) | (codes == ord("}"))
+        running = np.cumsum(opening.astype(np.int8) - closing.astype(np.int8), dtype=np.int32) + depth
+        deepest, depth = int(running.max(initial=deepest)), int(running[-1]) if len(running) else depth
+        opened += int(np.count_nonzero(opening))
+        commas += int(np.count_nonzero(codes == ord(",")))
+        keys += int(np.count_nonzero(codes == ord(":")))
+        if limits is not None and (
+            deepest > limits.json_depth or opened > limits.json_containers or opened + commas > limits.json_values
+        ):
             break
-    return deepest, opened, opened + commas
+    return deepest, opened, opened + commas, keys
 
 
 def _parts(data: bytes) -> Iterator[bytes]:
@@ -201,29 +175,12 @@ def _parts(data: bytes) -> Iterator[bytes]:
         start = end
 
 
-def _nesting(plain: bytes, depth: int, quotes: int) -> tuple[int, int, int, int, int]:
-    """Return deepest nesting, opened brackets and commas of a part; depth and parity of the quotes behind it."""
-    import numpy as np
-
-    codes = np.frombuffer(plain, dtype=np.uint8)
-    seen = np.cumsum(codes == ord('"'), dtype=np.int32) + quotes
-    opening = (codes == ord("[")) | (codes == ord("{"))
-    closing = (codes == ord("]")) | (codes == ord("}"))
-    outside = seen % 2 == 0
-    running = np.cumsum((opening.astype(np.int8) - closing.astype(np.int8)) * outside, dtype=np.int32) + depth
-    opened = int(np.count_nonzero(opening & outside))
-    commas = int(np.count_nonzero((codes == ord(",")) & outside))
-    return int(running.max()), opened, commas, int(running[-1]), int(seen[-1]) % 2
-
-
 _TAG = b'"kind":'
 _PATH = re.compile(r" - at `(\$.*)`$")
 _STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
 _OUT_OF_RANGE = ("Number out of range", "Integer value out of range")
 _CHUNK_NBYTES, _SEARCHED_NBYTES = 1 << 20, 1 << 24
-_NO_KEYS = bytes(set(range(256)) - set(b'":'))
-_PLAIN = bytes(set(range(256)) - set(b'[]{}",'))
-
+_NO_MARKS = bytes(set(range(256)) - set(b'[]{}",:'))
 
 _USERS = {"metas": (("inputs", "meta"), ("nodes", "meta")), "operators": (("nodes", "op"),)}
 """Per table the fields that may be indexes into it; its entries are in the order in which these use them first."""
@@ -243,29 +200,35 @@ def resolve_tables(graph: Graph, where: Place, limits: Limits) -> None:
     nbytes = containers = 0
     for part, place in _with_bodies(graph, where):
         for table in _USERS:
-            entries = getattr(part, table)
-            uses = _resolve(part, table, entries, place)
+            entries: tuple[Any, ...] = getattr(part, table)
+            uses = [0] * len(entries)
+            for steps, field, value in _values(part, table):
+                index = getattr(value, field)
+                if not isinstance(index, int):
+                    continue
+                if not 0 <= index < len(entries):
+                    message = f"index {index} into `{table}` is out of range({len(entries)})"
+                    raise place.at(*steps, field).invalid(message, "index-range/table")
+                force_setattr(value, field, entries[index])
+                uses[index] += 1
             force_setattr(part, table, ())
-            for entry, count in zip(entries, uses, strict=True):
-                text = msgspec.json.encode(entry)
+            for text, count in zip(map(msgspec.json.encode, entries), uses, strict=True):
                 nbytes += len(text) * count
                 containers += (text.count(b"{") + text.count(b"[")) * count
     if nbytes > limits.json_nbytes or containers > limits.json_containers:
-        raise where.invalid(
-            "with what its tables hold in the place of indexes it is larger than what is read of a file",
-            "bundle-limit/tables",
-        )
+        message = "with what its tables hold in the place of indexes it is larger than what is read of a file"
+        raise where.invalid(message, "bundle-limit/tables")
 
 
 def share_in_tables(graph: Graph) -> None:
-    """Put what inputs and nodes of a graph, and of its bodies, have into tables, and indexes in its place.
+    """Put what inputs and nodes of a graph and of its bodies have into tables, and indexes in its place.
 
     Args:
         graph: changed in place; without indexes.
     """
     for part, _ in _with_bodies(graph, Place("")):
         for table in _USERS:
-            # As text: 1 and 1.0 are equal, and not the same.
+            # By their text: 1 and 1.0 are equal, and not the same.
             entries: dict[bytes, Any] = {}
             indexes: dict[bytes, int] = {}
             for _, field, value in _values(part, table):
@@ -274,22 +237,6 @@ def share_in_tables(graph: Graph) -> None:
                 entries.setdefault(text, entry)
                 force_setattr(value, field, indexes.setdefault(text, len(indexes)))
             force_setattr(part, table, tuple(entries.values()))
-
-
-def _resolve(graph: Graph, table: str, entries: tuple[Any, ...], where: Place) -> list[int]:
-    """Put the entries of a table in the place of indexes; return how often each was used."""
-    uses = [0] * len(entries)
-    for steps, field, value in _values(graph, table):
-        index = getattr(value, field)
-        if not isinstance(index, int):
-            continue
-        if not 0 <= index < len(entries):
-            raise where.at(*steps, field).invalid(
-                f"index {index} into `{table}` is out of range({len(entries)})", "index-range/table"
-            )
-        force_setattr(value, field, entries[index])
-        uses[index] += 1
-    return uses
 
 
 def _values(graph: Graph, table: str) -> Iterator[tuple[tuple[str, int], str, Any]]:

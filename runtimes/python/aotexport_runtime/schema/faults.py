@@ -14,8 +14,7 @@ from aotexport_runtime.errors import BundleInvalid, Place
 MAX_MESSAGE = 300
 """Characters of a message of msgspec that are shown."""
 
-Child = tuple[str | int, Any, Any]
-"""A step of a path, the value that it leads to, and its type."""
+Steps = tuple[str | int, ...]
 
 
 def structure_faults(value: Any, type_: Any, place: Place) -> list[BundleInvalid]:
@@ -30,21 +29,19 @@ def structure_faults(value: Any, type_: Any, place: Place) -> list[BundleInvalid
         msgspec.convert(value, type=type_)
     except msgspec.ValidationError as error:
         member = _member(value, type_)
-        found = [_fault(message, place) for message in _names(value, member)]
+        found = [_fault(message, place) for message in _wrong_names(value, member)]
         for step, item, item_type in _children(value, member):
             found += structure_faults(item, item_type, place.at(step))
         return found or [_fault(str(error), place)]
     return []
 
 
-def untagged(value: Any, type_: Any, steps: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield the paths of the records that lack their tag.
+def _fault(message: str, place: Place) -> BundleInvalid:
+    return place.invalid(message.partition(" - at `")[0][:MAX_MESSAGE], "json-record/record")
 
-    Args:
-        value: plain JSON that decodes.
-        type_: its type.
-        steps: its path.
-    """
+
+def untagged(value: Any, type_: Any, steps: Steps = ()) -> Iterator[Steps]:
+    """Yield the paths of the records that lack their tag, in plain JSON that decodes to a type."""
     member = _member(value, type_)
     if _is_record(member) and _is_object(value) and member.__struct_config__.tag is not None and "kind" not in value:
         yield steps
@@ -52,32 +49,23 @@ def untagged(value: Any, type_: Any, steps: tuple[str | int, ...] = ()) -> Itera
         yield from untagged(item, item_type, (*steps, step))
 
 
-def twice(data: bytes) -> Iterator[tuple[str | int, ...]]:
-    """Yield the paths of keys that an object has already; decoding keeps the last.
-
-    Args:
-        data: JSON that decodes.
-    """
+def twice(data: bytes) -> Iterator[Steps]:
+    """Yield the paths of keys that an object has already, in JSON that decodes; decoding keeps the last."""
     # Numbers may have more digits than Python reads.
-    plain = json.loads(data, object_pairs_hook=_Pairs, parse_int=len, parse_float=len)
-    yield from _twice(plain, ())
+    return _twice(json.loads(data, object_pairs_hook=_Pairs, parse_int=len, parse_float=len), ())
 
 
 class _Pairs(list[tuple[str, Any]]):
     """An object's keys with their values, in order."""
 
 
-def _twice(value: Any, steps: tuple[str | int, ...]) -> Iterator[tuple[str | int, ...]]:
+def _twice(value: Any, steps: Steps) -> Iterator[Steps]:
     seen = set[str | int]()
     for step, item in value if isinstance(value, _Pairs) else enumerate(value) if _is_array(value) else ():
         if step in seen:
             yield (*steps, step)
         seen.add(step)
         yield from _twice(item, (*steps, step))
-
-
-def _fault(message: str, place: Place) -> BundleInvalid:
-    return BundleInvalid(message.partition(" - at `")[0][:MAX_MESSAGE], where=place, check="json-record/record")
 
 
 def _member(value: Any, type_: Any) -> Any:
@@ -107,7 +95,7 @@ def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict)
 
 
-def _names(value: Any, type_: Any) -> Iterator[str]:
+def _wrong_names(value: Any, type_: Any) -> Iterator[str]:
     """Yield what is wrong with the field names of a record."""
     if not (_is_record(type_) and _is_object(value)):
         return
@@ -121,7 +109,8 @@ def _names(value: Any, type_: Any) -> Iterator[str]:
     )
 
 
-def _children(value: Any, type_: Any) -> Iterator[Child]:
+def _children(value: Any, type_: Any) -> Iterator[tuple[str | int, Any, Any]]:
+    """Yield the values in a value, each with its step and its type."""
     origin, arguments = get_origin(type_), get_args(type_)
     if _is_record(type_) and _is_object(value):
         fields = msgspec.structs.fields(type_)

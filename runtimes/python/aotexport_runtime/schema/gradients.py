@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import Bounds, Count
-from aotexport_runtime.schema.references import IndexOf, Length, NameOf, TensorOf, Unique
+from aotexport_runtime.schema.bounded import Bounds, Count, IndexOf, Length, NameOf, TensorOf, Unique
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import MemoryFormat, TensorMeta
 
@@ -65,10 +64,8 @@ class Gradients(Record, kw_only=True):
 
     Attributes:
         tangents: graph inputs after `Program.inputs`, in order.
-        of_inputs: per entry of `Program.inputs`, index of its gradient in the graph's outputs, or None where
-            it is statically undefined.
-        detached_inputs: inputs whose gradient is statically undefined and whose producers and hooks autograd must not
-            visit.
+        of_inputs: per entry of `Program.inputs`, index of its gradient among the graph's outputs; None: it has none.
+        detached_inputs: inputs without a gradient whose producers and hooks autograd must not visit.
         checks: version checks of eager's backward that differ from those of the graph's saved values (10.20).
         saves_nothing: whether eager saves no tensor for backward (10.20).
         partitions: at least one; the first is the default.

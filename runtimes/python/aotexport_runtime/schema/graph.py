@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import Bounds, Count, Line, OperatorName, TableIndex
-from aotexport_runtime.schema.references import Code, IndexOf
+from aotexport_runtime.schema.bounded import Bounds, Code, Count, IndexOf, Line, OperatorName, TableIndex
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.schema.values import Argument, ValueMeta
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     SharedMeta: TypeAlias = ValueMeta
     SharedOperator: TypeAlias = OperatorName
 else:
-    # Indexes stand in files alone: `tables.py`.
+    # Indexes stand in files alone: `codec.py`.
     SharedMeta = ValueMeta | TableIndex
     SharedOperator = OperatorName | TableIndex
 
@@ -51,8 +50,7 @@ class Node(Record, kw_only=True):
 
     Attributes:
         name: name of the result; unique in its graph.
-        op: full operator name with overload (`aten::addmm.default`), or a `python::` builtin, or its index in
-            `Graph.operators`.
+        op: full name with overload (`aten::addmm.default`), or of a `python::` builtin; or index in `Graph.operators`.
         args: positional arguments, in the order of the operator's schema.
         kwargs: keyword arguments.
         meta: metadata of the result, or their index in `Graph.metas`.
@@ -76,11 +74,11 @@ class ModuleCall(Record, kw_only=True):
         module: index into `Graph.modules`.
         begin: index of its first node.
         end: index of the first node after it; `begin`: the call has no nodes of its own.
-        parent: index into `Graph.calls` of the call that this one is a part of; None: of no other.
-        arguments: structure of its positional arguments and of its keyword arguments, a pair; leaves index `values`.
+        parent: index into `Graph.calls` of the call that this one is a part of.
+        arguments: structure of the pair of its positional and keyword arguments; leaves index `values`.
         result: structure of its result; leaves index `values`.
         values: values and sizes among arguments and results; None: nothing uses it, and the graph does not compute it.
-        refusal: why it cannot be told apart from the rest, for people; the structures are None then. None: it can.
+        refusal: why it cannot be told apart from the rest, for people; the structures are then None.
     """
 
     module: Annotated[Count, IndexOf("Graph.modules")]
@@ -100,16 +98,15 @@ class Graph(Record, kw_only=True):
         inputs: placeholders, in calling order.
         nodes: operator calls in an order of execution; a node refers to inputs and earlier nodes only.
         outputs: returned values, in order.
-        schemas: per operator of PyTorch's registry that the graph calls, the signature it was captured with, as PyTorch
-            writes it. A lowered graph may lack some.
+        schemas: signature per operator of PyTorch's registry that it calls, as PyTorch writes it; a lowered graph may
+            lack some.
         subgraphs: bodies of higher-order operators; their inputs are their only names.
         sources: table of source lines.
         modules: table of module paths (FQNs of the user's submodules).
         metas: table of metadata that inputs and nodes share.
         operators: table of operator names that nodes share.
         subclasses: table of the structures that `subclass::wrap` gives to plain tensors.
-        calls: of a forward graph: calls of submodules, in the order in which they began, nested ones after those that
-            they are in. Readers may ignore them.
+        calls: of a forward graph: calls of submodules in the order in which they began. Readers may ignore them.
     """
 
     inputs: tuple[GraphInput, ...]

@@ -1,16 +1,25 @@
-"""Kernels: compiled code for GPUs with all that a launch needs, in `targets/cuda/kernels/kernels.json`.
-
-A node of a lowered graph launches kernel `name` by the operator `kernel::<name>`, its arguments by keyword.
-"""
+"""Kernels: compiled code for GPUs with all that a launch needs, in `targets/cuda/kernels/kernels.json`."""
 
 from __future__ import annotations
 
 from typing import Annotated, Literal
 
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import Architecture, Bounds, Count, Digest, FilePath, KernelName, Line, Positive
+from aotexport_runtime.schema.bounded import (
+    Architecture,
+    AtMost,
+    Bounds,
+    Code,
+    Count,
+    Digest,
+    FilePath,
+    KernelName,
+    Line,
+    NameOf,
+    Positive,
+    Unique,
+)
 from aotexport_runtime.schema.graph import SourceLine
-from aotexport_runtime.schema.references import AtMost, Code, NameOf, Unique
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import DType
 
@@ -20,7 +29,6 @@ MAX_NBYTES = 1 << 30
 """Most bytes of a pack, and of scratch memory per block."""
 
 Alignment = Annotated[Positive, Code("kernel-malformed"), AtMost(1 << 16, "kernel-malformed")]
-
 NumberType = Literal["i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64"]
 
 
@@ -110,7 +118,7 @@ class KernelCandidate(Record, kw_only=True):
 
 
 class Kernel(Record, kw_only=True):
-    """A kernel.
+    """A kernel; a node of a lowered graph launches it by the operator `kernel::<name>`, its arguments by keyword.
 
     Attributes:
         name: its name, also that of the entry point in compiled code.
@@ -135,7 +143,7 @@ class KernelPack(Record, kw_only=True):
     """Compiled code of all kernels for one architecture, one after the other.
 
     Attributes:
-        architecture: see `KernelBinary.architecture`.
+        architecture: see `KernelBinary`.
         file: its bytes compressed by zlib; relative to the directory of this record.
         nbytes: size of the uncompressed bytes.
     """

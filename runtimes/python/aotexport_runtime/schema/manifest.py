@@ -14,19 +14,24 @@ from aotexport_runtime.schema.bounded import (
     Digest,
     ExtensionName,
     FilePath,
+    IndexOf,
     Line,
     ModulePath,
+    NameOf,
     Namespace,
     Offset,
     OperatorSet,
     PlainName,
     Positive,
+    Unique,
     VersionText,
 )
-from aotexport_runtime.schema.references import IndexOf, NameOf, Unique
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.schema.values import DType
+
+ListedFile = Annotated[FilePath, NameOf("Manifest.files.path", "file-unlisted")]
+ProgramName = Annotated[PlainName, NameOf("Manifest.programs.name")]
 
 
 class FileEntry(Record, kw_only=True):
@@ -47,11 +52,9 @@ class ProgramEntry(Record, kw_only=True):
     """A program by name; its record is `programs/<name>/program.json`.
 
     Attributes:
-        name: plain name (`train`, `infer`): letters, digits, `_`, `.`, `-`, at most 64, beginning with a letter or
-            digit.
+        name: a plain name: `train`, `infer`.
         targets: forms that the bundle holds of it; `portable` is the graphs themselves.
-        variant_of: name of an earlier program, no variant itself, that this one is another signature of: a call of that
-            program runs the first of them that it fits. None: a program of its own.
+        variant_of: name of an earlier program that this one is another signature of (4.2), no variant itself.
     """
 
     name: PlainName
@@ -66,16 +69,16 @@ class StoredPart(Record, kw_only=True):
     """A plain tensor that a state tensor of a wrapper subclass is made of.
 
     Attributes:
-        file: see `StateTensor`.
-        key: see `StateTensor`; `<FQN>.<attribute>`.
-        dtype: see `StateTensor`.
-        shape: see `StateTensor`.
-        stride: see `StateTensor`.
-        offset: see `StateTensor`.
-        whole: see `StateTensor`.
+        file: safetensors file that holds it.
+        key: its key in that file; of a part `<FQN>.<attribute>`.
+        dtype: element type. Where safetensors lacks it (complex), the key holds `view_as_real` of it.
+        shape: size per axis.
+        stride: step per axis, in elements.
+        offset: where it begins in the span stored under `key`, in elements; 0 if `whole`.
+        whole: whether `key` holds exactly this tensor, contiguous; otherwise a flat span of storage (4.8).
     """
 
-    file: Annotated[FilePath, NameOf("Manifest.files.path", "file-unlisted")]
+    file: ListedFile
     key: str
     dtype: DType
     shape: Axes
@@ -84,27 +87,17 @@ class StoredPart(Record, kw_only=True):
     whole: bool = True
 
 
-class StateTensor(Record, kw_only=True):
-    """A parameter, buffer or constant.
+class StateTensor(StoredPart, kw_only=True):
+    """A parameter, buffer or constant; of a tensor subclass, `file` and `key` are empty, the rest is of the whole.
 
     Attributes:
-        name: FQN in the original module (first of the tied ones); a tensor that the code closes over is named
-            `constant.<n>`.
+        name: FQN in the original module (first of the tied ones), or `constant.<n>` if the code closes over it.
         tied: further FQNs of the very same tensor object.
         role: its role in the module. `constant`: a tensor that the code closes over, or an attribute that is neither
             parameter nor buffer; never an entry of `state_dict`.
         persistent: whether `state_dict` holds it (parameters: always; constants: never).
         requires_grad: whether it required grad at export.
-        file: safetensors file that holds it; empty for a tensor subclass, whose parts are held.
-        key: its key in that file; empty for a tensor subclass.
-        dtype: element type. Where safetensors lacks it (complex), the key holds `view_as_real` of it.
-        shape: size per axis.
-        stride: step per axis, in elements.
-        offset: where it begins in the span stored under `key`, in elements; 0 if `whole`.
-        whole: whether `key` holds exactly this tensor, contiguous; otherwise it holds a flat span of
-            storage, and `shape`, `stride` and `offset` say which elements are this tensor's.
-        subclass: structure of a tensor of a wrapper subclass, whose `dtype`, `shape` and `stride` are those of the
-            whole; None: a plain tensor.
+        subclass: structure of a tensor of a wrapper subclass; None: a plain tensor.
         parts: the plain tensors that a tensor subclass is made of.
     """
 
@@ -115,11 +108,6 @@ class StateTensor(Record, kw_only=True):
     requires_grad: bool = False
     file: str = ""
     key: str = ""
-    dtype: DType
-    shape: Axes
-    stride: Axes
-    offset: Offset = 0
-    whole: bool = True
     subclass: Subclass | None = None
     parts: tuple[StoredPart, ...] = ()
 
@@ -141,9 +129,9 @@ class Submodule(Record, kw_only=True):
 
     Attributes:
         name: its path; empty: the module itself.
-        same_as: path of an earlier entry that is the very same module; None: there is none.
+        same_as: path of an earlier entry that is the very same module.
         type: name of its class in `torch.nn`, if that determines its behaviour alone; None: a class of the model's.
-        attributes: of such a class: a mapping of constants, its attributes beside parameters, buffers and submodules.
+        attributes: of a class in `torch.nn`: a mapping of constants, those beside parameters, buffers and submodules.
         absent: names of parameters and buffers that are None (`bias`).
     """
 
@@ -164,10 +152,10 @@ class VectorEntry(Record, kw_only=True):
         tensors: safetensors file of its tensors.
     """
 
-    program: Annotated[PlainName, NameOf("Manifest.programs.name")]
+    program: ProgramName
     name: PlainName
-    record: Annotated[FilePath, NameOf("Manifest.files.path", "file-unlisted")]
-    tensors: Annotated[FilePath, NameOf("Manifest.files.path", "file-unlisted")]
+    record: ListedFile
+    tensors: ListedFile
 
 
 class OnnxModel(Record, kw_only=True):
@@ -178,15 +166,14 @@ class OnnxModel(Record, kw_only=True):
         file: the model; at the top of the bundle, since ONNX refers to files beside or below only.
         opset: operator set of the default domain.
         inputs: name in the model of each entry of `Program.inputs` that is no state, in order.
-        outputs: name in the model of each entry of `Program.outputs`, and then of `updates` and `checks`, in order.
+        outputs: name in the model of each entry of `Program.outputs`, then of `updates` and of `checks`, in order.
         updates: names of state tensors and paths of arguments that the program changes; the model returns them.
-        state_inputs: optional inputs of the model that hold state tensors, by name of the tensor: those that it reads
-            and that a call of some ONNX model of the bundle changes or replaces.
+        state_inputs: by name of a state tensor the optional input for it, where calls of some model change it (4.16).
         checks: conditions on the values of a call, in words; for each the model returns whether it holds.
     """
 
-    program: Annotated[PlainName, NameOf("Manifest.programs.name")]
-    file: Annotated[FilePath, NameOf("Manifest.files.path", "file-unlisted")]
+    program: ProgramName
+    file: ListedFile
     opset: Positive
     inputs: tuple[Line, ...]
     outputs: tuple[Line, ...]
@@ -201,8 +188,7 @@ class Requirements(Record, kw_only=True):
     Attributes:
         operator_namespaces: namespaces other than aten's whose operators the graphs call.
         operator_modules: Python modules that register them, where known; shown to the user, never imported by itself.
-        tensor_types: classes of tensors, and of objects in their contexts, that state, arguments and results have,
-            `module:qualified.name`; given by the caller of a reader, never imported by itself.
+        tensor_types: classes of tensors, and of objects in their contexts: given by the caller of a reader (4.13).
     """
 
     operator_namespaces: tuple[Namespace, ...] = ()
@@ -260,22 +246,19 @@ class Manifest(Record, kw_only=True):
         training: of a module: the mode it was in at export.
         programs: programs, in order of preference.
         state: parameters, then buffers, then constants, each in the module's order.
-        attributes: Python attributes that calls read and change. Every program takes them as the keyword argument
-            `self`, a dict in this order, which the reader passes from call to call.
+        attributes: Python attributes that calls read and change, which programs take as the argument `self` (8.2).
         modules: the module and its submodules, in the module's order. Readers may ignore them.
-        settings: the module's other attributes, by name: its code may have read them at export, and calls do not. Their
-            values, to be read by the caller; None for other values than numbers, flags, None and plain names.
+        settings: the module's other attributes, by name, to be read by the caller: values of numbers, flags, None and
+            plain names; None for others.
         testvectors: recorded calls: the self-test.
-        verification: how the writer compared the bundle with eager execution: not at all, in fewer calls than usual
-            (`fast`), as usual, or in more (`full`); None: it did not say.
+        verification: how the writer compared the bundle with eager: not at all, in fewer calls than usual (`fast`), as
+            usual, or in more (`full`); None: it did not say.
         ancestors: bundles that this one was made of, and those that they were made of.
         onnx: ONNX models of programs, at most one of each.
         requirements: requirements of a machine that runs the bundle.
         operator_set: the operators of `aten` that the graphs are written in, with what they mean.
-        extensions: what the format gives no meaning, by name: `x-`, the vendor, and what it is. A reader skips those
-            that it does not know.
-        must_understand: names among `extensions` that a reader may not skip: it refuses the bundle if it does not know
-            one.
+        extensions: what the format gives no meaning, by name (3.4).
+        must_understand: names among `extensions` that a reader may not skip (3.5).
         files: every other file of the bundle, sorted by path.
     """
 
@@ -286,11 +269,7 @@ class Manifest(Record, kw_only=True):
     name: Line
     kind: Literal["module", "function"]
     training: bool = False
-    programs: Annotated[
-        tuple[ProgramEntry, ...],
-        Bounds(minItems=1, code="program-malformed"),
-        Unique("name"),
-    ]
+    programs: Annotated[tuple[ProgramEntry, ...], Bounds(minItems=1, code="program-malformed"), Unique("name")]
     state: tuple[StateTensor, ...] = ()
     attributes: Annotated[tuple[ModuleAttribute, ...], Unique("name")] = ()
     modules: Annotated[tuple[Submodule, ...], Unique("name")] = ()

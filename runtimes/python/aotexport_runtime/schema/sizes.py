@@ -5,34 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import MAX_TERMS, Bounds, Count, Line, Whole
-from aotexport_runtime.schema.references import IndexOf, Over
+from aotexport_runtime.schema.bounded import MAX_TERMS, Bounds, Count, IndexOf, Line, Over, Whole
 
-SizeOperator = Literal[
-    "add",
-    "mul",
-    "floordiv",
-    "mod",
-    "pow",
-    "min",
-    "max",
-    "ceildiv",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "and",
-    "or",
-    "not",
-    "where",
-    "float",
-    "truediv",
-    "sqrt",
-    "trunc",
-    "floor",
-    "ceil",
-    "round",
-]
+_Integral = Literal["add", "mul", "floordiv", "mod", "pow", "min", "max", "ceildiv"]
+_Truth = Literal["eq", "ne", "lt", "le", "and", "or", "not"]
+_Real = Literal["float", "truediv", "sqrt", "trunc", "floor", "ceil", "round"]
+SizeOperator = Literal[_Integral, _Truth, "where", _Real]
 
 
 class SizeExpression(Record, kw_only=True):

@@ -1,24 +1,17 @@
-"""Tensors of wrapper subclasses: their class, and the tensors that they are made of.
-
-A wrapper subclass has the methods `__tensor_flatten__` and `__tensor_unflatten__`. A bundle says its class by name, for
-the reader to compare with the classes that its caller gave it; no reader imports a name of a bundle.
-"""
+"""Tensors of wrapper subclasses: their class, which no reader imports, and the tensors that they are made of."""
 
 from __future__ import annotations
 
 from typing import Annotated
 
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import ClassName
-from aotexport_runtime.schema.references import Length, Unique
+from aotexport_runtime.schema.bounded import ClassName, Length, Unique
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.trees import Tree
 
 
 class Subclass(Record, kw_only=True):
-    """The structure of one tensor of a wrapper subclass.
-
-    The plain tensors that it is made of, its *parts*, are listed where the record is used, depth first.
+    """The structure of one tensor of a wrapper subclass; its parts, depth first, are listed where the record is used.
 
     Attributes:
         type: its class, `module:qualified.name`.

@@ -6,22 +6,9 @@ from typing import Literal
 
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.bounded import ClassName, Count, Hexadecimal
-from aotexport_runtime.schema.values import Argument, FloatArgument
+from aotexport_runtime.schema.values import Argument, FloatArgument, FloatType, IntegerType
 
-NumpyType = Literal[
-    "bool",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-]
+NumpyType = Literal[IntegerType, FloatType]
 Factory = Literal["list", "dict", "set", "tuple", "int", "float", "str", "bool"]
 
 
@@ -30,8 +17,7 @@ class Leaf(Record, kw_only=True, tag="leaf", tag_field="kind"):
 
     Attributes:
         index: of an input tree: index into `Program.inputs`; of an output tree: index into `Program.outputs`.
-        array: whether it is a `numpy.ndarray`, for which the programs have a tensor with the same memory. Leaves of one
-            index are all arrays or none.
+        array: whether it is a `numpy.ndarray`, in programs a tensor of its memory; all leaves of an index are, or none.
     """
 
     index: Count
@@ -91,8 +77,7 @@ class Constant(Record, kw_only=True, tag="constant", tag_field="kind"):
     """A Python value fixed at capture.
 
     Attributes:
-        value: None, bool, int, float, complex, string, dtype, device, layout, memory format, slice of integers, bytes,
-            range, `...` or NumPy scalar. In an input tree a call must pass an equal value of the same type.
+        value: the value; in an input tree, a call must pass an equal one of the same type.
     """
 
     value: Argument | PythonValue
@@ -105,9 +90,8 @@ class Sequence(Record, kw_only=True, tag="sequence", tag_field="kind"):
         type: `size`: a `torch.Size`, whose items are constants; `set`, `frozenset`: their items are constants, in an
             order that means nothing; `deque`: a `collections.deque`.
         items: in order.
-        max_items: of a `deque`: how many items it keeps at most; None: any number, and for all other types.
-        name: of a `list` or `tuple` of a class of its own: its name, without its module; rebuilt as one of that name,
-            and a call passes one of a class of that name. None: a plain one, and for all other types.
+        max_items: of a `deque`: how many items it keeps at most; None: any number.
+        name: of a `list` or `tuple` of a class of its own: the class's name, without its module (8.3, 8.10).
     """
 
     type: Literal["tuple", "list", "size", "set", "frozenset", "deque"]
@@ -120,12 +104,11 @@ class Mapping(Record, kw_only=True, tag="mapping", tag_field="kind"):
     """A dict (of a call: also a `collections.UserDict`); its order is insertion order.
 
     Attributes:
-        type: of a result: `ordered_dict`: a `collections.OrderedDict`; `default_dict`: a `collections.defaultdict`;
-            `counter`: a `collections.Counter`.
+        type: of a result: as what class of `collections` it is rebuilt; of an argument any will do (8.3).
         keys: in order; an array is a tuple. Floats among them are finite.
         items: value per key.
-        factory: of a `default_dict`: name of the type that makes its missing values; None: there is none.
-        any_order: of an argument: a call may have the keys in any order, since the model reads them by name.
+        factory: of a `default_dict`: name of the type that makes its missing values.
+        any_order: of an argument: whether a call may have the keys in any order: the model reads them by name.
     """
 
     type: Literal["dict", "ordered_dict", "default_dict", "counter"]
@@ -136,13 +119,12 @@ class Mapping(Record, kw_only=True, tag="mapping", tag_field="kind"):
 
 
 class NamedFields(Record, kw_only=True, tag="named_fields", tag_field="kind"):
-    """A named tuple, dataclass, model output, or object with attributes.
+    """A named tuple, dataclass, model output, or object with attributes; rebuilt as one of that name and fields.
 
     Attributes:
-        type: `namedtuple`: rebuilt as a named tuple of that name and fields; `return_type`: torch's own
-            (`torch.return_types.max`); `dataclass`: rebuilt as a dataclass of that name; `object`: an object of another
-            class with its attributes, rebuilt likewise; a call passes one of a class of that name; `model_output`: an
-            ordered mapping with attribute and integer access, without the entries that are None.
+        type: `return_type`: torch's own named tuple (`torch.return_types.max`); `object`: of any other class, the name
+            of which a call's object has; `model_output`: an ordered mapping with attribute and integer access, without
+            the entries that are None.
         name: class name, without its module.
         fields: field names, in order.
         items: value per field.

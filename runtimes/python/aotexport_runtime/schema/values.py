@@ -12,47 +12,15 @@ from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.bounded import MAX_AXES, Bounds
 from aotexport_runtime.schema.sizes import Size
 
-DType = Literal[
-    "bool",
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "bfloat16",
-    "float32",
-    "float64",
-    "complex32",
-    "complex64",
-    "complex128",
-    "float8_e4m3fn",
-    "float8_e5m2",
-    "float8_e4m3fnuz",
-    "float8_e5m2fnuz",
-    "float8_e8m0fnu",
-]
-NarrowDType = Literal[
-    "int1",
-    "int2",
-    "int3",
-    "int4",
-    "int5",
-    "int6",
-    "int7",
-    "uint1",
-    "uint2",
-    "uint3",
-    "uint4",
-    "uint5",
-    "uint6",
-    "uint7",
-]
+IntegerType = Literal["bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"]
+FloatType = Literal["float16", "float32", "float64"]
+_OtherType = Literal["bfloat16", "complex32", "complex64", "complex128"]
+_FloatOf8Bits = Literal["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
+DType = Literal[IntegerType, FloatType, _OtherType, _FloatOf8Bits]
+_NarrowInteger = Literal["int1", "int2", "int3", "int4", "int5", "int6", "int7"]
+_NarrowUnsigned = Literal["uint1", "uint2", "uint3", "uint4", "uint5", "uint6", "uint7"]
+NarrowDType = Literal[_NarrowInteger, _NarrowUnsigned]
 """Element types that no tensor of a bundle has, and that quantised ones name in their contexts."""
-
 AnyDType = Literal[DType, NarrowDType]
 MemoryFormat = Literal["contiguous_format", "preserve_format", "channels_last", "channels_last_3d"]
 Layout = Literal["strided"]
@@ -69,8 +37,7 @@ class TensorMeta(Record, kw_only=True, tag="tensor", tag_field="kind"):
         stride: step per axis, in elements.
         offset: storage offset, in elements; said of inputs only, 0 for results.
         device: device class at capture; a load may place it elsewhere.
-        requires_grad: of an input or output of a program: whether it required grad at capture; not said of values
-            inside of graphs.
+        requires_grad: of an input or output of a program: whether it required grad at capture.
     """
 
     dtype: DType

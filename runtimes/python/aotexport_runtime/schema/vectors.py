@@ -7,16 +7,19 @@ from typing import Annotated
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.bounded import (
     MAX_QUANTILES,
+    AtMost,
     Axes,
     Bounds,
+    Code,
     Count,
     Line,
+    NameOf,
     NonNegative,
     Offset,
     OwnName,
     Positive,
+    Unique,
 )
-from aotexport_runtime.schema.references import AtMost, Code, NameOf, Unique
 from aotexport_runtime.schema.subclasses import Subclass
 
 MAX_CALLS = 100
@@ -26,11 +29,11 @@ class VectorPart(Record, kw_only=True):
     """A plain tensor that an argument of a wrapper subclass is made of.
 
     Attributes:
-        key: see `VectorInput`.
-        shape: see `VectorInput`.
-        stride: see `VectorInput`.
-        offset: see `VectorInput`.
-        is_complex: see `VectorInput`.
+        key: name of the stored flat span of storage that it is made from; two of one key share memory.
+        shape: size per axis.
+        stride: step per axis, in elements.
+        offset: where it begins in the stored span, in elements.
+        is_complex: whether the stored tensor is `view_as_real` of a complex one.
     """
 
     key: str
@@ -40,40 +43,33 @@ class VectorPart(Record, kw_only=True):
     is_complex: bool = False
 
 
-class VectorInput(Record, kw_only=True):
-    """An argument of a recorded call.
+class VectorInput(VectorPart, kw_only=True):
+    """An argument of a recorded call; of an integer, and of a tensor subclass, `key` is empty.
 
     Attributes:
         path: the argument, as in `ArgumentInput.path`.
-        key: name of the stored flat span of storage that it is made from; two inputs of one key share memory.
-        shape: size per axis.
-        stride: step per axis, in elements.
-        offset: where it begins in the stored span, in elements.
         requires_grad: whether autograd records it.
         is_leaf: False: made by an operator from a leaf, whose gradient is recorded.
-        is_complex: whether the stored tensor is `view_as_real` of a complex one.
-        value: of a dynamic integer: its value; `key` is then empty.
-        subclass: structure of a tensor of a wrapper subclass; `key` is then empty.
+        value: of a dynamic integer: its value.
+        subclass: structure of a tensor of a wrapper subclass.
         parts: the plain tensors that a tensor subclass is made of.
-        quantiles: of a tensor of floats whose span is made by the generator of 11.11 instead of stored: values at equal
-            steps of probability, the least first; else empty.
+        quantiles: of a tensor of floats whose span is generated (11.11): values at equal steps of probability, the
+            least first; else empty.
     """
 
     path: Line
     key: str = ""
     shape: Axes = ()
     stride: Axes = ()
-    offset: Offset = 0
     requires_grad: bool = False
     is_leaf: bool = True
-    is_complex: bool = False
     value: int | None = None
     subclass: Subclass | None = None
     parts: tuple[VectorPart, ...] = ()
     quantiles: Annotated[tuple[float, ...], Bounds(maxItems=MAX_QUANTILES, code="vector-malformed", apart=True)] = ()
 
 
-def spans(spec: VectorInput) -> tuple[VectorInput | VectorPart, ...]:
+def spans(spec: VectorInput) -> tuple[VectorPart, ...]:
     """Return the stored spans of an argument: the argument, the parts of a tensor subclass, or none."""
     if spec.value is not None:
         return ()
@@ -88,14 +84,13 @@ class Vector(Record, kw_only=True):
         seed: passed to `torch.manual_seed` before the first call.
         calls: how many calls.
         backward: whether each call is followed by a backward pass.
-        dropped_gradients: names of state tensors whose gradient is dropped after each call, once it was observed: large
-            ones, which take as much memory again where the next call's are added to them.
+        dropped_gradients: names of state tensors whose gradient, which is large, is dropped once it was observed.
         inputs: one per tensor and integer argument, in the order of `Program.inputs`.
         facts: observations beside values: metadata, identity, aliasing, which gradients are None.
         values: names of the observed tensors; the tensor of `values[i]` is stored under the key `v<i>`.
-        sample: most elements of an observed tensor that are stored; None: 4096, by the rule of writers that said none.
-        eager_errors: by name of a value of float32, or of its norm: how far eager is from its results in float64,
-            relative as comparisons are; of values that may be further off than the tolerance for it.
+        sample: most elements of an observed tensor that are stored; None: see 11.8.
+        eager_errors: by name of a value of float32, or of its norm, that may be beyond the tolerance: how far eager is
+            from its results in float64, relative as comparisons are.
     """
 
     program: Annotated[OwnName, Code("vector-malformed")]
@@ -107,7 +102,4 @@ class Vector(Record, kw_only=True):
     facts: dict[str, str]
     values: Annotated[tuple[str, ...], Unique()]
     sample: Annotated[Positive, Code("vector-malformed")] | None = None
-    eager_errors: dict[
-        Annotated[str, NameOf("Vector.values", "vector-malformed")],
-        NonNegative,
-    ] = {}
+    eager_errors: dict[Annotated[str, NameOf("Vector.values", "vector-malformed")], NonNegative] = {}

@@ -1,15 +1,12 @@
-"""Versions of the format, and the upgrade of documents in older ones.
+"""Versions of the format, the JSON, and of the calling convention: how graphs, saved tensors and epilogues are invoked.
 
-Reading goes in steps: a lenient envelope, the range gate, the upgrade chain on plain dicts, then the strict decode.
-Two numbers are kept apart: the format (the JSON) and the calling convention (how graphs, saved tensors and epilogues
-are invoked).
+A bundle is read in steps: a lenient envelope, the range gate, the strict decode.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import cache
 from typing import Any, cast
 
@@ -18,13 +15,12 @@ import msgspec
 from aotexport_runtime.errors import BundleInvalid, BundleTooNew
 
 Version = tuple[int, int]
-Step = Callable[[dict[str, Any]], dict[str, Any]]
 
 FORMAT_VERSION: Version = (1, 1)
 """Format that this version of the schema writes, and the newest that it reads."""
 
 OLDEST_FORMAT: Version = (1, 0)
-"""Oldest format that the upgrade chain starts from."""
+"""Oldest format that this version of the schema reads; its documents decode as they are."""
 
 CALLING_CONVENTION = 1
 """Calling convention that the exporter writes, and the newest that the runtime runs."""
@@ -44,24 +40,6 @@ FEATURES: dict[str, Version] = {
 """Fields newer than 1.0, with the format version that brought them; `min_reader` is computed from it."""
 
 _VERSION = re.compile(r"(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})", re.ASCII)
-
-
-@dataclass(frozen=True)
-class Upgrade:
-    """A link of the upgrade chain, for a format version that older documents do not fit.
-
-    Attributes:
-        to: the format version that it leads to.
-        steps: per kind of document (`Manifest`, `Program`, `Graph`, `Vector`), a function from the plain document
-            of the version before to that of `to`. Kinds that did not change are left out.
-    """
-
-    to: Version
-    steps: Mapping[str, Step]
-
-
-UPGRADES: tuple[Upgrade, ...] = ()
-"""The upgrade chain, oldest link first."""
 
 
 class Envelope(msgspec.Struct, frozen=True):
@@ -98,30 +76,20 @@ def min_reader(records: Iterable[Any]) -> Version:
     Args:
         records: every document of the bundle, as files have it (`as_written`); a field at its default is not used.
     """
-    return max((version for record in records for version in _used(record)), default=(1, 0))
-
-
-_PLAIN = frozenset((str, int, float, bool, type(None)))
-"""Types of values that have no fields."""
-
-
-def _used(value: Any) -> Iterator[Version]:
-    """Yield the version of every field in `value` that is newer than 1.0 and not at its default."""
-    if isinstance(value, msgspec.Struct):
-        record, defaults = type(value).__name__, _defaults(type(value))
-        for field in value.__struct_fields__:
-            item = getattr(value, field)
-            version = FEATURES.get(f"{record}.{field}")
-            if version is not None and item != defaults[field]:
-                yield version
-            if type(item) not in _PLAIN:
-                yield from _used(item)
-    elif isinstance(value, list | tuple):
-        for item in cast(Sequence[Any], value):
-            if type(item) not in _PLAIN:
-                yield from _used(item)
-    elif isinstance(value, dict):
-        yield from _used(list(cast(dict[str, Any], value).values()))
+    needed, waiting = (1, 0), [*records]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, msgspec.Struct):
+            for field, default in _defaults(type(value)).items():
+                item = getattr(value, field)
+                if item != default:
+                    needed = max(needed, FEATURES.get(f"{type(value).__name__}.{field}", needed))
+                    waiting.append(item)
+        elif isinstance(value, list | tuple):
+            waiting += cast(list[Any], value)
+        elif isinstance(value, dict):
+            waiting += cast(dict[str, Any], value).values()
+    return needed
 
 
 @cache
@@ -130,16 +98,12 @@ def _defaults(record: type[msgspec.Struct]) -> dict[str, Any]:
     return {f.name: f.default if f.default_factory is msgspec.NODEFAULT else f.default_factory() for f in fields}
 
 
-def check_readable(
-    envelope: Envelope, *, oldest: Version = OLDEST_FORMAT, supported: Version = FORMAT_VERSION
-) -> Version:
-    """Return the format that a bundle was written in, if a reader of `oldest` to `supported` can read it.
+def check_readable(envelope: Envelope, *, oldest: Version = OLDEST_FORMAT, supported: Version = FORMAT_VERSION) -> None:
+    """Refuse a bundle that a reader of the formats `oldest` to `supported` cannot read.
 
     Raises:
-        BundleTooNew: its major version or its oldest permitted reader is newer; names both versions and both
-            remedies.
-        BundleInvalid: its format is older than `oldest`, its two versions contradict each other, or one is no
-            version at all.
+        BundleTooNew: its major version or its oldest permitted reader is newer.
+        BundleInvalid: its format is older, its two versions contradict each other, or one is no version at all.
     """
     written, needed = parse_version(envelope.format), parse_version(envelope.min_reader)
     needed = max(needed, (written[0], 0))
@@ -164,17 +128,3 @@ def check_readable(
             where="bundle.json",
             check="version-older/format",
         )
-    return written
-
-
-def pending(kind: str, written: Version, chain: tuple[Upgrade, ...] | None = None) -> list[Step]:
-    """Return the steps that a document needs, in order.
-
-    Args:
-        kind: name of the document's record.
-        written: format version that it was written in. One that is newer than the whole chain needs no step: the
-            strict decode decides.
-        chain: links; None: those of this runtime.
-    """
-    links = UPGRADES if chain is None else chain
-    return [link.steps[kind] for link in links if link.to > written and kind in link.steps]

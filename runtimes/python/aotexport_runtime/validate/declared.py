@@ -18,9 +18,19 @@ from typing import Annotated, Any, NamedTuple
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema import trees, values
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import INT64_MAX, Bounds
+from aotexport_runtime.schema.bounded import (
+    INT64_MAX,
+    AtMost,
+    Bounds,
+    Code,
+    IndexOf,
+    Length,
+    NameOf,
+    Over,
+    TensorOf,
+    Unique,
+)
 from aotexport_runtime.schema.program import SizeInput
-from aotexport_runtime.schema.references import AtMost, Code, IndexOf, Length, NameOf, Over, TensorOf, Unique
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.validate.bounds import first_twice
 from aotexport_runtime.validate.trees import check_tree

@@ -6,13 +6,12 @@ from collections.abc import Collection, Mapping
 
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import INT64_MAX, Line
-from aotexport_runtime.schema.compiled import CompiledHalf, CompiledProgram, Target
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.kernels import Kernel, KernelCandidate, KernelLibrary, NumberParameter
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import FunctionalGraph, Program
-from aotexport_runtime.schema.targets import LoweredProgram
+from aotexport_runtime.schema.targets import CompiledHalf, CompiledProgram, LoweredProgram, Target
 from aotexport_runtime.schema.values import NothingMeta, SizeArgument, TensorMeta, ValueMeta
 from aotexport_runtime.validate.bounds import check_form, check_unique
 from aotexport_runtime.validate.declared import check_declared

@@ -27,10 +27,10 @@ from aotexport_runtime.execution.codegen import (
     without_base,
 )
 from aotexport_runtime.rewrite.partition import Subgraph
-from aotexport_runtime.schema.compiled import CompiledHalf, CpuRequirements
 from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.targets import CompiledHalf, CpuRequirements
 from aotexport_runtime.schema.values import Argument, SizeArgument, SizeMeta
 from aotexport_runtime.values import sizes
 
