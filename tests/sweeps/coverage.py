@@ -25,7 +25,7 @@ BEGIN = """# Coverage
 
 What is captured, by the sweeps in `tests/sweeps`: each sample is exported, and a fresh process compares the bundle with
 eager, outputs, gradients, strides and all. `python -m tests.sweeps` runs them, and `python -m tests.sweeps.coverage`
-writes this page; the tables with every item are in `tests/sweeps/results`.
+writes this page. The tables in `tests/sweeps/results` have every item: `grep llama tests/sweeps/results/zoo.tsv`.
 
 *Served* is equal to eager in training and inference, most by the functional graphs, some by the forward graph alone.
 *Refused* is told at export, by an error that names the operator.
@@ -44,11 +44,6 @@ dynamic sizes, in training and inference. *Equal* is taken in both modes and equ
 |---|---|---|---|---|---|---|
 """
 
-MODELS = """
-## Models of transformers
-
-"""
-
 
 def page() -> str:
     """Return the text of the page."""
@@ -58,8 +53,7 @@ def page() -> str:
         "|---|---|---|---|---|---|---|",
     ]
     lines += [_totals(text, tables[sweep]) for sweep, text in SWEEPS.items()]
-    models = _models(tables["zoo"] | tables["detection"])
-    return BEGIN + "\n".join(lines) + "\n" + _reasons(tables) + PEER + _beside(tables) + MODELS + models
+    return BEGIN + "\n".join(lines) + "\n" + _reasons(tables) + PEER + _beside(tables)
 
 
 def _totals(text: str, rows: dict[str, str]) -> str:
@@ -103,7 +97,7 @@ def _reasons(tables: dict[str, dict[str, str]]) -> str:
             for reason in row.split("\t")[len(table.KINDS)].split(" | "):
                 kind, _, why = reason.partition(": ")
                 if kind in table.KINDS:
-                    found.setdefault(kind, {}).setdefault(_short(why), []).append(item)
+                    found.setdefault(kind, {}).setdefault(_short(why), []).append(item.split(" ")[0])
     parts: list[str] = []
     for kind, title in (
         (table.REFUSED, "Refused"),
@@ -111,19 +105,20 @@ def _reasons(tables: dict[str, dict[str, str]]) -> str:
         (table.DROPPED, "Joint graphs that verification drops"),
     ):
         reasons = found.get(kind, {})
-        lines = [f"- {why}: {', '.join(f'`{item}`' for item in items)}" for why, items in sorted(reasons.items())]
+        lines = [f"- {why}: {_named(list(dict.fromkeys(items)))}" for why, items in sorted(reasons.items())]
         parts.append(f"\n## {title}\n\n" + "\n".join(lines) + "\n" if lines else "")
     return "".join(parts)
+
+
+def _named(items: list[str]) -> str:
+    """Return the first three items, and how many there are beside them."""
+    more = f" and {len(items) - 3} more" if len(items) > 3 else ""
+    return ", ".join(f"`{item}`" for item in items[:3]) + more
 
 
 def _short(why: str) -> str:
     """Return the first sentence of a reason."""
     return why.partition(". ")[0].partition(" What was tried")[0]
-
-
-def _models(rows: dict[str, str]) -> str:
-    names = sorted({item.split(" ")[0] for item in rows})
-    return f"{', '.join(f'`{name}`' for name in names)}.\n"
 
 
 if __name__ == "__main__":
