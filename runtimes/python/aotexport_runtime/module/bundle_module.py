@@ -25,7 +25,7 @@ from aotexport_runtime.module.module_class import class_of, methods_of
 from aotexport_runtime.module.taps import add_taps, tapped
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.submodules.build import at, build, sealed
+from aotexport_runtime.submodules.build import at, build
 from aotexport_runtime.submodules.changes import SubmoduleChange, changes_of, check_peft_targets
 from aotexport_runtime.submodules.places import StateSlot, slot_of
 from aotexport_runtime.submodules.python_state import PythonState, WithAttributes
@@ -35,7 +35,7 @@ from aotexport_runtime.submodules.submodule import (
     refuse_replicas,
     switch,
 )
-from aotexport_runtime.submodules.tables import HOOKS, STATE, refill
+from aotexport_runtime.submodules.tables import TABLES, Origin, refill, seal
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import Form
 
@@ -92,12 +92,14 @@ class BundleModule(WithAttributes):
         self._loaded: Weights = {}
         # Last: a name of the user's may equal one of ours, which can then no longer be assigned to.
         self._constants.update(
-            build(self, bundle.manifest, tensors, self.changed, lambda leaf: constant_value(leaf.value, environment))
+            build(self, bundle.manifest, tensors, lambda leaf: constant_value(leaf.value, environment))
         )
         # Bypasses `__setattr__`, which handles the user's names.
         self.__dict__["_python_state"] = PythonState(bundle.manifest.attributes, [*self.state_tensors().values()])
         self._keep_attributes()
-        sealed(self, self.changed)
+        self.__dict__["_origin"] = Origin(self, "")
+        for module in self.modules():
+            seal(module)
         self.train(bundle.manifest.training)
         add_taps(self, bundle, taps)
         if request.frozen:
@@ -109,9 +111,7 @@ class BundleModule(WithAttributes):
         """Let the module and its submodules read attributes that calls change from the Python state."""
         for attribute in self.bundle.manifest.attributes:
             path = attribute.name.rpartition(".")[0]
-            owner = at(self, path.split(".") if path else [], self.changed)
-            assert isinstance(owner, WithAttributes)
-            owner.keep(self.python_state, path)
+            at(self, path).keep(self.python_state, path)
 
     @property
     def device(self) -> torch.device | None:
@@ -160,7 +160,7 @@ class BundleModule(WithAttributes):
         """
         found: list[SubmoduleChange] | None = self.__dict__["_changes"]
         if found is None:
-            found = self.__dict__["_changes"] = changes_of(self, self.__dict__["_origin"], self.bundle.manifest)
+            found = self.__dict__["_changes"] = changes_of(self, self.bundle.manifest)
         return found
 
     def _find(self, name: str) -> StateSlot | None:
@@ -223,7 +223,7 @@ class BundleModule(WithAttributes):
         if name == "training":
             self.train(value)
             return
-        if name in (*STATE, "_modules", *HOOKS) and "_origin" in self.__dict__:
+        if name in TABLES and "_origin" in self.__dict__:
             refill(self, name, value)
             return
         if name == "__class__":

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +14,9 @@ from torch import nn
 
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import Manifest
-from aotexport_runtime.submodules.places import is_below, module_at
-from aotexport_runtime.submodules.submodule import WRAP, LoadedSubmodule, Origin
-from aotexport_runtime.submodules.tables import HOOKS, is_sharded
+from aotexport_runtime.submodules.places import is_below, module_at, named
+from aotexport_runtime.submodules.submodule import LoadedSubmodule
+from aotexport_runtime.submodules.tables import HOOKS, WRAP, Origin, is_sharded
 
 
 @dataclass(frozen=True)
@@ -41,54 +42,50 @@ class SubmoduleChange:
     computes_state: bool = False
 
 
-def changes_below(module: nn.Module, origin: Origin, mode: bool) -> list[SubmoduleChange]:
-    """Return the changes below a module of this origin, but not those below replaced ones; `mode` is the whole's."""
-    found: list[SubmoduleChange] = []
-    prefix = f"{origin.path}." if origin.path else ""
+def _changes_below(module: nn.Module, mode: bool) -> Iterator[SubmoduleChange]:
+    """Yield the changes below a loaded module, but not those below replaced ones; `mode` is the whole's."""
+    origin: Origin = module.__dict__["_origin"]
     for name, child in origin.submodules.items():
-        now = module._modules.get(name)
+        now, path = module._modules.get(name), named(origin.path, name)
         if now is None:
-            found.append(SubmoduleChange(f"{prefix}{name}", None, "was removed"))
+            yield SubmoduleChange(path, None, "was removed")
         elif now is not child:
-            found.append(SubmoduleChange(f"{prefix}{name}", now, f"was replaced by a `{type(now).__name__}`"))
+            yield SubmoduleChange(path, now, f"was replaced by a `{type(now).__name__}`")
         elif isinstance(now, LoadedSubmodule):
-            own: Origin = now.__dict__["_origin"]
-            change = _change(now, own, mode)
-            found += [*([] if change is None else [change]), *changes_below(now, own, mode)]
-    return found
+            change = _change(now, now.__dict__["_origin"], mode)
+            if change is not None:
+                yield change
+            yield from _changes_below(now, mode)
 
 
 def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleChange | None:
     """Return the change of a submodule itself; None: it did not change."""
-    path, runs_part = origin.path, not origin.known
+    change, runs_part = functools.partial(SubmoduleChange, origin.path, module), not origin.known
     if type(module) is not origin.type and not _is_unit(module, origin):
         computed = "parametrizations" in module._modules
         how = "is parametrized" if computed else "has another class"
-        return SubmoduleChange(path, module, how, runs_part=runs_part, computes_state=computed)
+        return change(how, runs_part=runs_part, computes_state=computed)
     tensors = {**module._parameters, **module._buffers}
     gone = next((name for name in origin.tensors if tensors.get(name) is None), None)
     if gone is not None:
         computed = getattr(module, gone, None) is not None
         how = f"has a `{gone}` that is computed" if computed else f"has no `{gone}` anymore"
-        return SubmoduleChange(path, module, how, runs_part=runs_part, computes_state=computed)
+        return change(how, runs_part=runs_part, computes_state=computed)
     if isinstance(module, nn.Sequential) and module._modules.keys() != origin.submodules.keys():
-        return SubmoduleChange(path, module, "has other submodules", needs_call=True)
+        return change("has other submodules", needs_call=True)
     if isinstance(module, nn.Sequential | nn.ModuleDict) and [*module._modules] != [*origin.submodules]:
-        return SubmoduleChange(path, module, "has its submodules in another order", needs_call=True)
-    reshaped, attribute = module.reshaped(), module.attributes_changed()
-    if reshaped is not None:
-        return SubmoduleChange(
-            path, module, f"has a `{reshaped}` of another dtype, shape or class", runs_part=runs_part
-        )
-    if attribute is not None:
-        return SubmoduleChange(path, module, f"has another `{attribute}`", needs_call=True)
+        return change("has its submodules in another order", needs_call=True)
+    if (reshaped := module.reshaped()) is not None:
+        return change(f"has a `{reshaped}` of another dtype, shape or class", runs_part=runs_part)
+    if (attribute := module.attributes_changed()) is not None:
+        return change(f"has another `{attribute}`", needs_call=True)
     if "forward" in module.__dict__:
-        return SubmoduleChange(path, module, "has another `forward`", keeps_state=True, runs_part=True)
+        return change("has another `forward`", keeps_state=True, runs_part=True)
     if module.training != mode and origin.known and not module._modules:
-        return SubmoduleChange(path, module, f"is in {'train' if module.training else 'eval'} mode", keeps_state=True)
+        return change(f"is in {'train' if module.training else 'eval'} mode", keeps_state=True)
     if any(module.__dict__[table] for table in HOOKS):
-        return SubmoduleChange(path, module, "has hooks", keeps_state=True, runs_part=True)
-    check_nothing_added(module, origin)
+        return change("has hooks", keeps_state=True, runs_part=True)
+    _check_nothing_added(module, origin)
     return None
 
 
@@ -97,31 +94,30 @@ def _is_unit(module: LoadedSubmodule, origin: Origin) -> bool:
     return is_sharded(module._parameters) and type(module).__bases__[1:] == (origin.type,)
 
 
-def check_nothing_added(module: nn.Module, origin: Origin) -> None:
+def _check_nothing_added(module: nn.Module, origin: Origin) -> None:
     """Refuse a parameter or buffer that is new since the export, in a module without other changes (`NotSupported`)."""
-    for name in (*module._parameters, *module._buffers):
-        added = module._parameters.get(name, module._buffers.get(name))
-        if added is not None and name not in origin.tensors:
-            path = f"{origin.path}.{name}" if origin.path else name
+    for name, tensor in {**module._parameters, **module._buffers}.items():
+        if tensor is not None and name not in origin.tensors:
+            path = named(origin.path, name)
             raise NotSupported(f"`{path}` was not there at export, so no call would use it. {WRAP}")
 
 
-def changes_of(whole: nn.Module, origin: Origin, manifest: Manifest) -> list[SubmoduleChange]:
-    """Return the changes of a loaded module's submodules since `origin`, each by its first name.
+def changes_of(whole: nn.Module, manifest: Manifest) -> list[SubmoduleChange]:
+    """Return the changes of a loaded module's submodules since the load, each by its first name.
 
     Raises:
         NotSupported: one was changed in a way that no call can follow.
     """
-    check_nothing_added(whole, origin)
-    if isinstance(whole, nn.Sequential) and [name for name in whole._modules if name in origin.submodules] != [
-        name for name in origin.submodules if name in whole._modules
-    ]:
+    origin: Origin = whole.__dict__["_origin"]
+    _check_nothing_added(whole, origin)
+    there = [name for name in origin.submodules if name in whole._modules]
+    if isinstance(whole, nn.Sequential) and [name for name in whole._modules if name in origin.submodules] != there:
         raise NotSupported(f"the module has its submodules in another order, in which no call would run them. {WRAP}")
-    found = _without_twins(whole, manifest, changes_below(whole, origin, whole.training))
+    found = _without_twins(whole, manifest, _changes_below(whole, whole.training))
     return [*found, *_with_ties(whole, manifest, found)]
 
 
-def _without_twins(whole: nn.Module, manifest: Manifest, found: list[SubmoduleChange]) -> list[SubmoduleChange]:
+def _without_twins(whole: nn.Module, manifest: Manifest, found: Iterable[SubmoduleChange]) -> list[SubmoduleChange]:
     """Return `found` with modules of several names, all of them changed alike, under the first name alone."""
     by_path = {change.path: change for change in found}
     for record in manifest.modules:
@@ -164,8 +160,8 @@ def check_peft_targets(configs: Mapping[str, Any], changes: Sequence[SubmoduleCh
         NotSupported: names the layer, and what to pass to peft.
     """
     replaced = {change.path for change in changes if not isinstance(change.module, LoadedSubmodule)}
-    tied = {name: (entry.name, *entry.tied) for entry in manifest.state for name in (entry.name, *entry.tied)}
-    shapes = {name: entry.shape for entry in manifest.state for name in (entry.name, *entry.tied)}
+    entries = {name: entry for entry in manifest.state for name in (entry.name, *entry.tied)}
+    shapes = {name: entry.shape for name, entry in entries.items()}
     words = {shapes.get(f"{record.name}.weight") for record in manifest.modules if record.type == "Embedding"}
     linear = [record.name for record in manifest.modules if record.type == "Linear"]
     head = linear[-1] if linear and shapes.get(f"{linear[-1]}.weight") in words else None
@@ -178,10 +174,12 @@ def check_peft_targets(configs: Mapping[str, Any], changes: Sequence[SubmoduleCh
             )
         tokens = getattr(config, "trainable_token_indices", None) or config.peft_type == "TRAINABLE_TOKENS"
         for path in replaced if tokens else ():
-            others = [name for name in tied.get(f"{path}.weight", ()) if name != f"{path}.weight"]
-            if others:
+            own = f"{path}.weight"
+            entry = entries.get(own)
+            if entry is not None and entry.tied:
+                other = next(name for name in (entry.name, *entry.tied) if name != own)
                 raise NotSupported(
-                    f"peft trains tokens of `{path}.weight` and `{others[0]}` as one on a model of transformers, and "
+                    f"peft trains tokens of `{own}` and `{other}` as one on a model of transformers, and "
                     "knows no ties of a loaded bundle. Load the bundle again, and train whole weights, or export the "
                     "model without ties (`tie_word_embeddings=False`)"
                 )

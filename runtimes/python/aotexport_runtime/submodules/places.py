@@ -23,9 +23,6 @@ class Computed(dict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         return getattr(self._module, name)
 
-    def __setitem__(self, name: str, value: Any) -> None:
-        setattr(self._module, name, value)
-
     def get(self, name: str, default: Any = None) -> Any:
         """Return the current tensor."""
         return getattr(self._module, name, default)

@@ -6,12 +6,10 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
-import threading
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from functools import cache, partial
+from contextvars import ContextVar
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NoReturn
 
@@ -19,59 +17,24 @@ import torch
 from torch import nn
 
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.submodules.adapter import Adapter, adapted_call
-from aotexport_runtime.submodules.places import named
+from aotexport_runtime.submodules.adapter import adapted_call
 from aotexport_runtime.submodules.python_state import WithAttributes
-from aotexport_runtime.submodules.tables import HOOKS, STATE, former_kind, kind_in, refill, watch_tables
+from aotexport_runtime.submodules.tables import TABLES, Origin, former_kind, kind_in, refill, watch_tables
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.meshes import check_even
 
-WRAP = (
-    "Hold the loaded module and new layers in a module of your own, and export that "
-    "(`aotexport.export(wrapper, ...)`) where one bundle shall hold both"
-)
-
-
-class _Running(threading.local):
-    def __init__(self) -> None:
-        self.parts: list[tuple[nn.Module, Callable[..., Any]]] = []
-
-
-_RUNNING = _Running()
-"""Submodules in the call that a thread is running, each with the function that its call runs."""
+_RUNNING: ContextVar[tuple[tuple[nn.Module, Callable[..., Any]], ...]] = ContextVar("running", default=())
+"""Submodules in the call that runs, each with the function that its call runs."""
 
 
 @contextmanager
 def running(module: nn.Module, part: Callable[..., Any]) -> Generator[None, None, None]:
     """Let a call of `module` in this thread run `part`."""
-    _RUNNING.parts.append((module, part))
+    token = _RUNNING.set((*_RUNNING.get(), (module, part)))
     try:
         yield
     finally:
-        _RUNNING.parts.pop()
-
-
-@dataclass
-class Origin:
-    """The state of a submodule when it was loaded.
-
-    Attributes:
-        path: its path.
-        type: its class.
-        changed: call it when the submodule changes.
-        known: whether its class is one of torch's, so that it can be called alone.
-        attributes: of such a class: its attributes beside tensors and submodules.
-        tensors: names of its parameters and buffers.
-        submodules: its submodules, by name.
-    """
-
-    path: str
-    type: type[nn.Module]
-    changed: Callable[[], None]
-    known: bool = False
-    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
-    tensors: frozenset[str] = frozenset()
-    submodules: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
+        _RUNNING.reset(token)
 
 
 class LoadedSubmodule(WithAttributes):
@@ -97,7 +60,7 @@ class LoadedSubmodule(WithAttributes):
                 with them.
         """
         origin: Origin = self.__dict__["_origin"]
-        part = next((part for module, part in reversed(_RUNNING.parts) if module is self), None)
+        part = next((part for module, part in reversed(_RUNNING.get()) if module is self), None)
         if part is not None:
             return part(*args, **kwargs)
         if origin.known:
@@ -142,23 +105,17 @@ class LoadedSubmodule(WithAttributes):
             NotSupported: the class is the model's own, or it holds such a submodule.
         """
         origin: Origin = self.__dict__["_origin"]
-        if mode != origin.changed.__self__.training:  # type: ignore[attr-defined] (a method of the whole)
-            for module in self.modules():
-                if isinstance(module, LoadedSubmodule):
-                    module.check_mode()
+        parts = [module.__dict__["_origin"] for module in self.modules() if isinstance(module, LoadedSubmodule)]
+        own = next((part.path for part in parts if not part.known), None)
+        if own is not None and mode != origin.whole.training:
+            raise NotSupported(
+                f"`{own}` cannot be switched alone: a bundle holds the programs of the whole module. Switch it before "
+                "the export, which keeps such a mixture, or export the program `eval-joint`"
+            )
         for module in self.modules():
             module.__dict__["training"] = mode
-        origin.changed()
+        origin.whole.changed()
         return self
-
-    def check_mode(self) -> None:
-        """Refuse another mode than the whole's for a submodule whose class is the model's own (`NotSupported`)."""
-        origin: Origin = self.__dict__["_origin"]
-        if not origin.known:
-            raise NotSupported(
-                f"`{origin.path}` cannot be switched alone: a bundle holds the programs of the whole module. Switch it "
-                "before the export, which keeps such a mixture, or export the program `eval-joint`"
-            )
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a tensor, a submodule, or an attribute that calls read.
@@ -169,18 +126,18 @@ class LoadedSubmodule(WithAttributes):
         origin: Origin = self.__dict__["_origin"]
         if name == "training":
             self.train(value)
-        elif name in (*STATE, "_modules", *HOOKS):
+        elif name in TABLES:
             refill(self, name, value)
         elif name == "__class__":
             check_class(self, value, origin.path)
             super().__setattr__(name, value)
-            origin.changed()
+            origin.whole.changed()
         elif name in self._parameters or name in self._buffers or name in self._modules:
             # These tables tell of changes.
             super().__setattr__(name, value)
         elif isinstance(value, nn.Module | torch.Tensor) or self._is_looked_at(name):
             super().__setattr__(name, value)
-            origin.changed()
+            origin.whole.changed()
         elif name.startswith("_"):
             super().__setattr__(name, value)
         else:
@@ -192,7 +149,7 @@ class LoadedSubmodule(WithAttributes):
     def __delattr__(self, name: str) -> None:
         """Delete a tensor, a submodule or an attribute."""
         super().__delattr__(name)
-        self.__dict__["_origin"].changed()
+        self.__dict__["_origin"].whole.changed()
 
     def _is_looked_at(self, name: str) -> bool:
         """Return whether calls read an attribute that is no tensor and no submodule."""
@@ -204,7 +161,7 @@ class LoadedSubmodule(WithAttributes):
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         """Return a copy: as a part of the copied whole, or alone, as a plain module of torch's class."""
         origin: Origin = self.__dict__["_origin"]
-        if id(origin.changed.__self__) in memo:  # type: ignore[attr-defined] (a method of the whole)
+        if id(origin.whole) in memo:
             return copied(self, memo)
         if not origin.known:
             raise NotSupported(
@@ -215,7 +172,7 @@ class LoadedSubmodule(WithAttributes):
         memo[id(self)] = plain
         nn.Module.__init__(plain)
         for name, value in self.__dict__.items():
-            if name in (*STATE, "_modules", *HOOKS):
+            if name in TABLES:
                 plain.__dict__[name].update(copy.deepcopy(dict(value), memo))
             elif name not in ("_origin", "_own_attributes"):
                 plain.__dict__[name] = copy.deepcopy(value, memo)
@@ -286,26 +243,6 @@ class Sliced:
         return nn.Sequential(*modules) if isinstance(self, nn.Sequential) else nn.ModuleList(modules)
 
 
-def seal(module: nn.Module) -> None:
-    """Record the current state of a module as the loaded one, and report changes from now on."""
-    origin: Origin = module.__dict__["_origin"]
-    origin.type = type(module)
-    tensors = {**module._parameters, **module._buffers}
-    origin.tensors = frozenset(name for name, tensor in tensors.items() if tensor is not None)
-    origin.submodules = {name: child for name, child in module._modules.items() if child is not None}
-    watch_tables(module, origin.changed, partial(_check_added, module))
-
-
-def _check_added(module: nn.Module, name: str, added: Any) -> None:
-    """Refuse a submodule that was not there at export, and that no call could use."""
-    origin: Origin = module.__dict__["_origin"]
-    grows = name == "parametrizations" or (origin.known and isinstance(module, nn.Sequential))
-    if name not in origin.submodules and not grows and not isinstance(added, Adapter):
-        raise NotSupported(
-            f"`{named(origin.path, name)}` was not there at export, so no call would use the added submodule. {WRAP}"
-        )
-
-
 def copied(module: nn.Module, memo: dict[int, Any], given: Mapping[str, Any] = MappingProxyType({})) -> Any:
     """Return a copy of a loaded module, or of a submodule for a copied whole, which `memo` holds then.
 
@@ -315,25 +252,13 @@ def copied(module: nn.Module, memo: dict[int, Any], given: Mapping[str, Any] = M
         given: attributes of the copy that are no copies.
     """
     twin = memo[id(module)] = nn.Module.__new__(type(module))
-    tables = (*STATE, "_modules", *HOOKS)
-    twin.__dict__.update({name: {} for name in tables})
+    twin.__dict__.update({name: {} for name in TABLES})
     for name, value in module.__dict__.items():
-        if name == "_origin":
-            twin.__dict__[name] = _copied_origin(value, memo)
-        elif name not in (*tables, *given, "_own_attributes"):
+        if name not in (*TABLES, *given, "_own_attributes"):
             twin.__dict__[name] = copy.deepcopy(value, memo)
     twin.__dict__.update(given)
-    for name in tables:
-        table: Any = module.__dict__[name]
-        twin.__dict__[name] = type(table)()
-        if name in STATE:
-            twin.__dict__[name].loaded, twin.__dict__[name].left = table.loaded, table.left
-        twin.__dict__[name].update({key: copy.deepcopy(entry, memo) for key, entry in table.items()})
-    watch_tables(twin, twin.__dict__["_origin"].changed, partial(_check_added, twin))
+    for name in TABLES:
+        entries = module.__dict__[name].items()
+        twin.__dict__[name] = {key: copy.deepcopy(entry, memo) for key, entry in entries}
+    watch_tables(twin)
     return twin
-
-
-def _copied_origin(origin: Origin, memo: dict[int, Any]) -> Origin:
-    whole = memo[id(origin.changed.__self__)]  # type: ignore[attr-defined] (a method of the whole)
-    submodules = {name: copy.deepcopy(module, memo) for name, module in origin.submodules.items()}
-    return dataclasses.replace(origin, changed=whole.changed, submodules=submodules)

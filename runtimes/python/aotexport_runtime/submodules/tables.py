@@ -1,19 +1,24 @@
-"""Tables of a module that report changes."""
+"""Tables of a loaded module that report changes."""
 
 # The tables of a module have no public names.
 # pyright: reportPrivateUsage=false
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, MutableMapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import nn
 
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.submodules.adapter import Adapter
+from aotexport_runtime.submodules.places import named
 from aotexport_runtime.values.subclasses import is_wrapper
 
 TensorKind = tuple[torch.dtype, torch.Size, type | None]
@@ -21,38 +26,68 @@ TensorKind = tuple[torch.dtype, torch.Size, type | None]
 
 STATE = ("_parameters", "_buffers")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+TABLES = (*STATE, "_modules", *HOOKS)
+
+WRAP = (
+    "Hold the loaded module and new layers in a module of your own, and export that "
+    "(`aotexport.export(wrapper, ...)`) where one bundle shall hold both"
+)
+
+
+@dataclass
+class Origin:
+    """The state of a module when it was loaded.
+
+    Attributes:
+        whole: the loaded module; its method `changed` hears of changes.
+        path: path of the module in it.
+        known: whether its class is one of torch's, so that it can be called alone.
+        attributes: of such a class: its attributes beside tensors and submodules.
+        type: its class.
+        tensors: kinds of its parameters and buffers, by name.
+        submodules: its submodules, by name.
+        left: names of tensors that calls have put there since.
+    """
+
+    whole: Any
+    path: str
+    known: bool = False
+    attributes: dict[str, Any] = field(default_factory=dict[str, Any])
+    type: type[nn.Module] = nn.Module
+    tensors: dict[str, TensorKind] = field(default_factory=dict[str, TensorKind])
+    submodules: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
+    left: set[str] = field(default_factory=set[str])
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
+        submodules = {name: copy.deepcopy(module, memo) for name, module in self.submodules.items()}
+        return dataclasses.replace(self, whole=memo[id(self.whole)], submodules=submodules, left={*self.left})
 
 
 class _ObservedTable:
     """Mixed into the dicts that hold a module's tensors, submodules and hooks.
 
     Replacing a tensor by one of the same kind is no change: calls read the current one. Nor is what calls put there
-    (`put_quietly`).
-
-    Attributes:
-        loaded: kinds of the tensors of the loaded module.
-        left: names of tensors that calls put there.
+    (`put_quietly`). `owner`: the attributes of the module; empty: nobody hears of changes.
     """
 
-    changed: Callable[[], None] | None = None
-    check: Callable[[str, Any], None] | None = None
     owner: Mapping[str, Any] = MappingProxyType({})
-    loaded: Mapping[str, TensorKind] = MappingProxyType({})
-    left: AbstractSet[str] = frozenset()
 
     def __setitem__(self, key: Any, value: Any) -> None:
         before = self.get(key)  # type: ignore[attr-defined]
-        if self.check is not None and key not in self:  # type: ignore[operator]
-            self.check(key, value)
+        if self.owner and key not in self:  # type: ignore[operator]
+            self.check_added(self.owner["_origin"], key, value)
         super().__setitem__(key, value)  # type: ignore[misc]
-        if self.changed is not None and not _alike(self.owner, before, value):
-            self.left -= {key}
-            self.changed()
+        if self.owner and not _alike(self.owner, before, value):
+            self.owner["_origin"].left.discard(key)
+            self.owner["_origin"].whole.changed()
 
     def __delitem__(self, key: Any) -> None:
         super().__delitem__(key)  # type: ignore[misc]
-        if self.changed is not None:
-            self.changed()
+        if self.owner:
+            self.owner["_origin"].whole.changed()
+
+    def check_added(self, origin: Origin, name: Any, added: Any) -> None:
+        """Refuse a new entry that no call could use (`NotSupported`)."""
 
     pop = MutableMapping.pop
     popitem = MutableMapping.popitem
@@ -65,12 +100,24 @@ class _ObservedTable:
         return self
 
 
-class ModuleTable(_ObservedTable, dict[str, Any]):  # type: ignore[misc]
-    """Parameters, buffers or submodules of a module."""
+class TensorTable(_ObservedTable, dict[str, Any]):  # type: ignore[misc]
+    """Parameters or buffers of a module."""
 
 
 class HookTable(_ObservedTable, OrderedDict[int, Any]):  # type: ignore[misc]
     """Hooks of a module."""
+
+
+class SubmoduleTable(_ObservedTable, dict[str, Any]):  # type: ignore[misc]
+    """Submodules of a module."""
+
+    def check_added(self, origin: Origin, name: Any, added: Any) -> None:
+        grows = name == "parametrizations" or (origin.known and issubclass(origin.type, nn.Sequential))
+        if name not in origin.submodules and not grows and not isinstance(added, Adapter):
+            raise NotSupported(
+                f"`{named(origin.path, name)}` was not there at export, so no call would use the added submodule. "
+                f"{WRAP}"
+            )
 
 
 def _alike(owner: Mapping[str, Any], before: Any, value: Any) -> bool:
@@ -86,17 +133,18 @@ def kind_in(owner: Mapping[str, Any], tensor: torch.Tensor) -> TensorKind:
 
 def former_kind(table: Mapping[str, Any], name: str) -> TensorKind | None:
     """Return the kind of a loaded tensor that was replaced by one of another kind; None: it was not."""
-    if not isinstance(table, ModuleTable) or name in table.left or (tensor := table.get(name)) is None:
+    if not isinstance(table, TensorTable) or (tensor := table.get(name)) is None:
         return None
-    loaded = table.loaded.get(name)
+    origin: Origin = table.owner["_origin"]
+    loaded = None if name in origin.left else origin.tensors.get(name)
     return None if loaded == kind_in(table.owner, tensor) else loaded
 
 
 def put_quietly(table: dict[str, Any], name: str, tensor: torch.Tensor) -> None:
     """Put a tensor into a table as a call does: what has another kind then is no change of the caller's."""
     dict.__setitem__(table, name, tensor)
-    if isinstance(table, ModuleTable) and name not in table.left:
-        table.left |= {name}
+    if isinstance(table, TensorTable):
+        table.owner["_origin"].left.add(name)
 
 
 def is_sharded(table: Mapping[str, Any]) -> bool:
@@ -110,22 +158,24 @@ def _shards(owner: Mapping[str, Any]) -> bool:
 
 def refill(module: nn.Module, name: str, entries: Any) -> None:
     """Replace the entries of a module's table, in place of setting another table."""
-    table = module.__dict__[name]
-    new_entries = dict(entries)
+    table, new_entries = module.__dict__[name], dict(entries)
     table.clear()
     table.update(new_entries)
 
 
-def watch_tables(module: nn.Module, changed: Callable[[], None], check: Callable[[str, Any], None]) -> None:
-    """Make the tables of a module call `changed` after a change, and `check` before a new submodule is added."""
-    for name in (*STATE, "_modules", *HOOKS):
-        table = (HookTable if name in HOOKS else ModuleTable)(module.__dict__[name])
-        table.changed, table.owner = changed, module.__dict__
-        if name in STATE:
-            tensors: dict[str, TensorKind] = {
-                str(key): kind_in(table.owner, entry) for key, entry in table.items() if entry is not None
-            }
-            table.loaded = {**tensors, **getattr(module.__dict__[name], "loaded", {})}
-            table.left = getattr(module.__dict__[name], "left", frozenset())
-        table.check = check if name == "_modules" else None
-        module.__dict__[name] = table
+def seal(module: nn.Module) -> None:
+    """Record the current state of a module as the loaded one, and report changes from now on."""
+    origin: Origin = module.__dict__["_origin"]
+    origin.type = type(module)
+    tensors = {**module._parameters, **module._buffers}
+    origin.tensors = {name: kind_in(module.__dict__, each) for name, each in tensors.items() if each is not None}
+    origin.submodules = {name: child for name, child in module._modules.items() if child is not None}
+    watch_tables(module)
+
+
+def watch_tables(module: nn.Module) -> None:
+    """Make the tables of a module report changes."""
+    kinds = {**dict.fromkeys(STATE, TensorTable), "_modules": SubmoduleTable}
+    for name in TABLES:
+        table = module.__dict__[name] = kinds.get(name, HookTable)(module.__dict__[name])
+        table.owner = module.__dict__
