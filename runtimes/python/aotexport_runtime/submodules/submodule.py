@@ -189,11 +189,11 @@ class LoadedSubmodule(WithAttributes):
 
 
 def _unfitting(module: LoadedSubmodule, name: str, error: RuntimeError) -> str:
-    table: Any = module._parameters if name in module._parameters else module._buffers
-    dtype, shape, _ = kind_in(module.__dict__, table[name])
-    former_dtype, former_shape, _ = table.loaded[name]
+    origin: Origin = module.__dict__["_origin"]
+    dtype, shape, _ = kind_in(module.__dict__, getattr(module, name))
+    former_dtype, former_shape, _ = origin.tensors[name]
     return (
-        f"`{module.__dict__['_origin'].path}.{name}` is {dtypes.name_of(dtype)}{list(shape)} now, and was "
+        f"`{origin.path}.{name}` is {dtypes.name_of(dtype)}{list(shape)} now, and was "
         f"{dtypes.name_of(former_dtype)}{list(former_shape)} when the bundle was loaded: the layer cannot compute "
         f"with it ({error}). Give it the former dtype and shape, set the layer's other tensors too, or replace the "
         "whole layer"

@@ -1,20 +1,21 @@
-"""The engines of ONNX models: that of a program, by a runtime of such models.
+"""The engine of a program's ONNX model, by a runtime of such models, with its guards.
 
-They need no torch, unless callers pass its tensors.
+It needs no torch, unless callers pass its tensors. Models know neither gradients nor memory.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines.onnx.guards import MODEL, ModelInputs
 from aotexport_runtime.engines.onnx.session import ModelRuntime, as_complex
-from aotexport_runtime.errors import CheckFailed, Place
-from aotexport_runtime.guards.rule import GuardSource, Row, input_name, rows
+from aotexport_runtime.errors import CheckFailed, NotSupported, Place
+from aotexport_runtime.guards.rule import GuardRule, GuardSource, Row, input_name, rows
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.validate import check_onnx
@@ -31,7 +32,9 @@ class OnnxEngine:
     def __init__(
         self, bundle: Bundle, program: Program, model: OnnxModel, options: ModelRuntime, state: dict[str, Any]
     ) -> None:
-        """Open the model; calls read and write changed state tensors in `state`.
+        """Open the model.
+
+        Calls read changed state tensors from `state`, and write them there; the programs of a bundle share it.
 
         Raises:
             BundleInvalid: its inputs and outputs are not the program's.
@@ -39,17 +42,11 @@ class OnnxEngine:
         """
         self.name = options.engine
         check_onnx(model, program, where=Place("bundle.json"))
-        self._arguments = [i for i, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)]
-        self._program = program
-        self._model = model
-        self._unchecked = len(program.outputs) + len(model.updates)
-        self._changes = Changes(program, model, state)
-        written = [self._arguments[index] for index in self._changes.written]
-        self.rows: Sequence[Row] = rows(MODEL, ModelInputs(program, written))
-        self._sizes = [index for index, meta in enumerate(program.outputs) if meta is None]
-        self._complex = [
-            index for index, meta in enumerate(program.outputs) if meta is not None and meta.dtype.startswith("complex")
-        ]
+        self._program, self._model, self._state = program, model, state
+        self._paths = {i: spec.path for i, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)}
+        self._written = {path: i for i, path in self._paths.items() if path in model.updates}
+        written = {i: path for path, i in self._written.items()}
+        self.rows: Sequence[Row] = rows(MODEL, ModelInputs(program, self._paths, written))
         self.session = options.open(bundle, model)
 
     def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
@@ -62,39 +59,42 @@ class OnnxEngine:
         Raises:
             CheckFailed: a check on values fails; nothing was changed.
         """
-        values = [inputs[index] for index in self._arguments]
-        arrays = [value.value if isinstance(value, NumpyTensor) else value for value in values]
-        names, changed = self._changes.state()
-        outputs = self.session.run(
-            [*self._model.inputs, *names],
-            [*arrays, *changed],
-            self._model.outputs,
-            with_torch=any(map(is_torch_tensor, arrays)),
-        )
-        outputs, passed = outputs[: self._unchecked], outputs[self._unchecked :]
-        for message, holds in zip(self._model.checks, passed, strict=True):
+        model, program = self._model, self._program
+        arrays = {i: value.value if isinstance(value := inputs[i], NumpyTensor) else value for i in self._paths}
+        values = dict(zip(model.inputs, arrays.values(), strict=True))
+        values |= {name: self._state[key] for key, name in model.state_inputs.items() if key in self._state}
+        with_torch = any(map(is_torch_tensor, arrays.values()))
+        results = iter(self.session.run(values, model.outputs, with_torch=with_torch))
+        outputs = [next(results) for _ in program.outputs]
+        updates = {name: next(results) for name in model.updates}
+        for message, holds in zip(model.checks, results, strict=True):
             if not holds:
                 raise CheckFailed(message)
-        self._changes.apply(arrays, outputs)
-        for index in self._sizes:
-            outputs[index] = int(outputs[index])
-        for index in self._complex:
-            outputs[index] = as_complex(outputs[index])
-        return outputs[: len(self._program.outputs)]
+        self._state |= {rebind.name: outputs[rebind.output_index] for rebind in program.rebinds}
+        for name, value in updates.items():
+            if name in self._written:
+                _write(arrays[self._written[name]], value)
+            else:
+                self._state[name] = value
+        for index, meta in enumerate(program.outputs):
+            if meta is None:
+                outputs[index] = int(outputs[index])
+            elif meta.dtype.startswith("complex"):
+                outputs[index] = as_complex(outputs[index])
+        return outputs
 
     def expression(self, source: GuardSource) -> str | None:
         """Return source that calls the session, if values go in and out of the model as they are."""
         if not self._is_plain():
-            inputs = [input_name(i) if i in self._arguments else "None" for i in range(len(self._program.inputs))]
+            inputs = [input_name(i) if i in self._paths else "None" for i in range(len(self._program.inputs))]
             return f"{source.constant(self.run)}([{', '.join(inputs)}], {{}})"
         array = "{}.numpy()" if source.kind.has_autograd else "{}"
         feeds = ", ".join(
             f"{source.constant(name)}: {array.format(input_name(index))}"
-            for name, index in zip(self._model.inputs, self._arguments, strict=True)
+            for name, index in zip(self._model.inputs, self._paths, strict=True)
         )
-        run, outputs = source.constant(self.session.infer), source.constant(list(self._model.outputs))
-        convert = source.constant(_from_numpy() if source.kind.has_autograd else np.asarray)
-        return f"[{convert}(y) for y in {run}({outputs}, {{{feeds}}})]"
+        run = source.ask(self.session.infer, source.constant(list(self._model.outputs)), f"{{{feeds}}}")
+        return f"[{source.ask(_from_numpy() if source.kind.has_autograd else np.asarray, 'y')} for y in {run}]"
 
     def _is_plain(self) -> bool:
         """Return whether the model changes and checks nothing, and all values are common to numpy and ONNX."""
@@ -118,48 +118,6 @@ def _from_numpy() -> Callable[[Any], Any]:
     return torch.from_numpy
 
 
-class Changes:
-    """The changes of one program: state for the calls to come, and arguments of its caller."""
-
-    def __init__(self, program: Program, model: OnnxModel, state: dict[str, Any]) -> None:
-        """Prepare the changes that `model` returns.
-
-        Args:
-            program: its program.
-            model: its entry in the manifest.
-            state: values of changed state tensors by name; shared by the programs of a bundle, written to by calls.
-
-        Raises:
-            BundleInvalid: a changed name is no argument and no state of the program, or both.
-        """
-        self._state = state
-        self._inputs = model.state_inputs
-        self._rebinds = [(rebind.output_index, rebind.name) for rebind in program.rebinds]
-        paths = [spec.path for spec in program.inputs if not isinstance(spec, StateInput)]
-        self._updates = [(name, paths.index(name) if name in paths else None) for name in model.updates]
-        self.written = [index for _, index in self._updates if index is not None]
-
-    def state(self) -> tuple[list[str], list[Any]]:
-        """Return the names of the model's inputs for changed state tensors, and their values."""
-        changed = {name: self._state[key] for key, name in self._inputs.items() if key in self._state}
-        return list(changed), list(changed.values())
-
-    def apply(self, arguments: list[Any], outputs: list[Any]) -> None:
-        """Write the changes of a call.
-
-        Args:
-            arguments: arguments of the call; written to.
-            outputs: results of the model: the program's outputs, then its updates.
-        """
-        for index, name in self._rebinds:
-            self._state[name] = outputs[index]
-        for (name, index), value in zip(self._updates, outputs[len(outputs) - len(self._updates) :], strict=True):
-            if index is None:
-                self._state[name] = value
-            else:
-                _write(arguments[index], value)
-
-
 def _write(argument: Any, value: Any) -> None:
     if not is_torch_tensor(argument):
         argument[...] = as_complex(value) if argument.dtype.kind == "c" else value
@@ -168,3 +126,104 @@ def _write(argument: Any, value: Any) -> None:
 
     with torch.no_grad():
         argument.copy_(as_complex(value) if argument.is_complex() else value)
+
+
+# --- guards -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """Facts for guards of ONNX models.
+
+    Attributes:
+        program: the program that the model computes.
+        paths: paths of its arguments, by input.
+        written: those of arguments that calls write to.
+    """
+
+    program: Program
+    paths: Mapping[int, str]
+    written: Mapping[int, str]
+
+    @property
+    def tensors(self) -> list[int]:
+        """The inputs that are tensors of the caller."""
+        return [index for index, spec in enumerate(self.program.inputs) if isinstance(spec, ArgumentInput)]
+
+
+def _require_grad(*values: Any) -> bool:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return False
+    return any(is_torch_tensor(value) and value.requires_grad for value in values)
+
+
+def _requires_nothing(source: GuardSource, inputs: ModelInputs) -> str:
+    if not source.kind.has_autograd:
+        return "True"
+    return " and ".join(f"not {input_name(index)}.requires_grad" for index in inputs.tensors) or "True"
+
+
+def _is_as_models_read(source: GuardSource, index: int) -> str:
+    value = input_name(index)
+    if source.kind.has_autograd:
+        return f"{value}.is_contiguous() and not {value}.is_neg()"
+    return f"{value}.flags.c_contiguous"
+
+
+def _is_writable(value: Any) -> bool:
+    return not isinstance(value, NumpyTensor) or value.value.flags.writeable
+
+
+def _share(a: Any, b: Any) -> bool:
+    if is_torch_tensor(a) and is_torch_tensor(b):
+        return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+    return isinstance(a, NumpyTensor) and isinstance(b, NumpyTensor) and np.may_share_memory(a.value, b.value)
+
+
+MODEL: tuple[GuardRule[ModelInputs, Any], ...] = (
+    GuardRule(
+        name="no gradients",
+        cost="tensor",
+        of=lambda inputs: [inputs],
+        holds=lambda source, inputs: f"not {source.ask(_require_grad, *map(input_name, inputs.tensors))}",
+        quick=_requires_nothing,
+        stricter=True,
+        error=NotSupported,
+        message=lambda inputs, call: (
+            f"an input of program `{inputs.program.name}` requires grad, and ONNX models record no gradients. Call it "
+            "under `torch.no_grad()`, or load target `portable`"
+        ),
+    ),
+    GuardRule(
+        name="as models read it",
+        cost="tensor",
+        of=lambda inputs: inputs.tensors,
+        holds=_is_as_models_read,
+        message=None,
+    ),
+    GuardRule(
+        name="writable",
+        cost="tensor",
+        of=lambda inputs: inputs.written.items(),
+        holds=lambda source, each: source.ask(_is_writable, input_name(each[0])),
+        quick=lambda source, each: None,
+        error=NotSupported,
+        message=lambda each, call: f"the program changes `{each[1]}`, which is a read-only array",
+    ),
+    GuardRule(
+        name="memory of its own",
+        cost="memory",
+        of=lambda inputs: [
+            (*each, *other) for each in inputs.written.items() for other in inputs.paths.items() if each != other
+        ],
+        holds=lambda source, pair: f"not {source.ask(_share, input_name(pair[0]), input_name(pair[2]))}",
+        quick=lambda source, pair: None,
+        error=NotSupported,
+        message=lambda pair, call: (
+            f"the program changes `{pair[1]}`, which shares memory with `{pair[3]}`, and the model does not know. Pass "
+            "a copy, or load target `portable`"
+        ),
+    ),
+)
+"""Guards of the inputs of an ONNX model."""

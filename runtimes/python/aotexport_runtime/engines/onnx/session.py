@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Protocol
@@ -25,15 +25,22 @@ class Session:
     Attributes:
         handle: the runtime's own object, for its user.
         device: where it runs, in words.
-        infer: takes names of all outputs, and an array per name of an input; returns an array per output, of its own
-            memory. Several threads may call it.
-        run: see `run_session`, without its first argument.
+        infer: takes names of all outputs, and a value of `feed` per name of an input; returns an array per output, of
+            its own memory, or an `OrtValue` where numpy lacks its type. Several threads may call it.
     """
 
     handle: Any
     device: str
     infer: Callable[[Sequence[str], dict[str, Any]], Sequence[Any]]
-    run: Callable[..., list[Any]]
+
+    def run(self, values: Mapping[str, Any], outputs: Sequence[str], *, with_torch: bool) -> list[Any]:
+        """Run the model on a tensor, array or integer per name of an input, which are borrowed.
+
+        Returns:
+            Its outputs, contiguous, as tensors of torch if `with_torch`, else as arrays of numpy.
+        """
+        results = self.infer(outputs, {name: feed(value) for name, value in values.items()})
+        return [_passed(result, with_torch) for result in results]
 
 
 class ModelRuntime(Protocol):
@@ -42,8 +49,20 @@ class ModelRuntime(Protocol):
     engine: ClassVar[str]
 
     def open(self, bundle: Bundle, model: OnnxModel) -> Session:
-        """Open a model; raise as `open_session` does."""
+        """Open a model.
+
+        Raises:
+            BundleInvalid: the file is damaged, or its inputs and outputs are not those in the manifest.
+            NotSupported: the runtime is missing, or cannot run the model.
+        """
         ...
+
+
+_FEW_CORES = 2
+_NO_KERNEL = (
+    "These providers have no such kernel for the types of the model, bfloat16 and float64 above all. "
+    "Choose others, `onnx=OnnxRuntime(providers=[...])`, or load target `portable`"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,65 +84,51 @@ class OnnxRuntime:
 
     def open(self, bundle: Bundle, model: OnnxModel) -> Session:
         """Open a model; see `ModelRuntime`."""
-        session = open_session(bundle, model, self)
-        device = ", ".join(session.get_providers())
-        return Session(handle=session, device=device, infer=session.run, run=partial(run_session, session))
+        try:
+            import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
+        except ImportError:
+            raise NotSupported("target `onnx` needs ONNX Runtime: `pip install 'aotexport-runtime[onnx]'`") from None
+        names = [provider if isinstance(provider, str) else provider[0] for provider in self.providers]
+        here: list[str] = onnxruntime.get_available_providers()
+        missing = [name for name in names if name not in here]
+        if missing:
+            raise NotSupported(f"this ONNX Runtime has no `{missing[0]}`; it has {', '.join(here)}")
+        file, options = bundle.intact_file(model.file), self._options(onnxruntime, model)
+        try:
+            session = onnxruntime.InferenceSession(str(file), options, providers=list(self.providers))
+        except Exception as error:  # noqa: BLE001 - its errors have no class in common
+            reason = first_line(error)
+            hint = f". {_NO_KERNEL}" if "NOT_IMPLEMENTED" in reason else ""
+            raise NotSupported(
+                f"ONNX Runtime {onnxruntime.__version__} does not load `{model.file}`: {reason}{hint}"
+            ) from None
+        inputs, outputs, optional = session.get_inputs(), session.get_outputs(), session.get_overridable_initializers()
+        check_names(model, *([value.name for value in values] for values in (inputs, outputs, optional)))
+        is_rare = any(_is_rare(value.type) for value in (*inputs, *outputs, *optional))
+        infer = partial(_infer_rare, onnxruntime.OrtValue, session) if is_rare else session.run
+        return Session(handle=session, device=", ".join(session.get_providers()), infer=infer)
+
+    def _options(self, onnxruntime: Any, model: OnnxModel) -> Any:
+        options = self.session_options
+        if options is None:
+            options = onnxruntime.SessionOptions()
+            if "torch" in sys.modules:
+                options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+            elif (os.cpu_count() or 1) <= _FEW_CORES:
+                options.add_session_config_entry("session.force_spinning_stop", "1")
+            if model.state_inputs:
+                # ONNX Runtime would warn that each of these is no constant.
+                options.log_severity_level = 3
+        threads = threads_of(self.threads)
+        if threads is not None and (self.threads is not None or self.session_options is None):
+            options.intra_op_num_threads = threads
+        return options
 
 
 def threads_of(asked: int | None) -> int | None:
     """Return the number of threads that were asked for, else torch's; None: torch is not imported."""
     torch = sys.modules.get("torch")
     return torch.get_num_threads() if asked is None and torch is not None else asked
-
-
-_FEW_CORES = 2
-_NO_KERNEL = (
-    "These providers have no such kernel for the types of the model, bfloat16 and float64 above all. "
-    "Choose others, `onnx=OnnxRuntime(providers=[...])`, or load target `portable`"
-)
-
-
-def open_session(bundle: Bundle, model: OnnxModel, options: OnnxRuntime) -> Any:
-    """Return an `onnxruntime.InferenceSession` of `model`.
-
-    Raises:
-        BundleInvalid: the file is damaged, or its inputs and outputs are not those in the manifest.
-        NotSupported: ONNX Runtime is missing, or lacks a provider or an operator of the model.
-    """
-    try:
-        import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
-    except ImportError:
-        raise NotSupported("target `onnx` needs ONNX Runtime: `pip install 'aotexport-runtime[onnx]'`") from None
-    names = [provider if isinstance(provider, str) else provider[0] for provider in options.providers]
-    here: list[str] = onnxruntime.get_available_providers()
-    missing = [name for name in names if name not in here]
-    if missing:
-        raise NotSupported(f"this ONNX Runtime has no `{missing[0]}`; it has {', '.join(here)}")
-    file = bundle.intact_file(model.file)
-    session_options = options.session_options
-    if session_options is None:
-        session_options = onnxruntime.SessionOptions()
-        if "torch" in sys.modules:
-            session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        elif (os.cpu_count() or 1) <= _FEW_CORES:
-            session_options.add_session_config_entry("session.force_spinning_stop", "1")
-        if model.state_inputs:
-            # ONNX Runtime would warn that each of these is no constant.
-            session_options.log_severity_level = 3
-    threads = threads_of(options.threads)
-    if threads is not None and (options.threads is not None or options.session_options is None):
-        session_options.intra_op_num_threads = threads
-    try:
-        session = onnxruntime.InferenceSession(str(file), session_options, providers=list(options.providers))
-    except Exception as error:  # noqa: BLE001 - its errors have no class in common
-        reason = first_line(error)
-        hint = f". {_NO_KERNEL}" if "NOT_IMPLEMENTED" in reason else ""
-        raise NotSupported(
-            f"ONNX Runtime {onnxruntime.__version__} does not load `{model.file}`: {reason}{hint}"
-        ) from None
-    inputs, outputs = [value.name for value in session.get_inputs()], [value.name for value in session.get_outputs()]
-    check_names(model, inputs, outputs, [value.name for value in session.get_overridable_initializers()])
-    return session
 
 
 def check_names(model: OnnxModel, inputs: list[str], outputs: list[str], optional: list[str]) -> None:
@@ -146,40 +151,18 @@ _ONNX_TYPES = {"bfloat16": 16, "float8_e4m3fn": 17, "float8_e4m3fnuz": 18, "floa
 """ONNX numbers of element types that numpy lacks."""
 
 
-def run_session(
-    session: Any, names: Sequence[str], values: Sequence[Any], outputs: Sequence[str], *, with_torch: bool
-) -> list[Any]:
-    """Run a session.
+def _is_rare(onnx_type: str) -> bool:
+    return "bfloat16" in onnx_type or "float8" in onnx_type
 
-    Args:
-        session: an open one.
-        names: names of inputs.
-        values: a tensor, array or integer per name; borrowed.
-        outputs: names of the outputs to return.
-        with_torch: return tensors of torch, not arrays of numpy.
 
-    Returns:
-        The outputs, on the CPU, contiguous.
-    """
-    feeds = {name: feed(value) for name, value in zip(names, values, strict=True)}
-    if all(isinstance(value, np.ndarray) for value in feeds.values()) and not _has_rare_outputs(session):
-        return as_passed(session.run(outputs, feeds), with_torch=with_torch)
-    ort = _onnxruntime()
-    wrapped = {
-        name: ort.OrtValue.ortvalue_from_numpy(value) if isinstance(value, np.ndarray) else value
+def _infer_rare(ort_value: Any, session: Any, outputs: Sequence[str], feeds: dict[str, Any]) -> list[Any]:
+    """Run a session of ONNX Runtime of which numpy lacks a type; see `Session.infer`."""
+    values = {
+        name: ort_value.ortvalue_from_numpy(value) if isinstance(value, np.ndarray) else value
         for name, value in feeds.items()
     }
-    return [_from_ort(value, with_torch) for value in session.run_with_ort_values(outputs, wrapped)]
-
-
-def _onnxruntime() -> Any:
-    import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
-
-    return onnxruntime
-
-
-def _has_rare_outputs(session: Any) -> bool:
-    return any(value.type in ("tensor(bfloat16)",) or "float8" in value.type for value in session.get_outputs())
+    results = session.run_with_ort_values(outputs, values)
+    return [result if _is_rare(result.data_type()) else result.numpy() for result in results]
 
 
 def feed(value: Any) -> Any:
@@ -190,47 +173,37 @@ def feed(value: Any) -> Any:
         import torch
 
         tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
-        if tensor.is_complex():
-            tensor = torch.view_as_real(tensor)
         name = str(tensor.dtype).removeprefix("torch.")
-        if name not in _ONNX_TYPES:
-            return tensor.numpy()
-        bits = tensor.view(torch.int16 if tensor.element_size() == 2 else torch.uint8).numpy()
-        return _rare(bits, name)
-    if not value.dtype.isnative:
+        if name in _ONNX_TYPES:
+            return _rare(tensor.view(torch.uint16 if tensor.element_size() == 2 else torch.uint8).numpy(), name)
+        value = tensor.numpy()
+    elif not value.dtype.isnative:
         # ONNX Runtime ignores the order of bytes.
         value = value.astype(value.dtype.newbyteorder("="))
     array = np.ascontiguousarray(value).reshape(value.shape)
     if array.dtype.name in _ONNX_TYPES:
-        return _rare(array.view(np.int16 if array.itemsize == 2 else np.uint8), array.dtype.name)
+        return _rare(array.view(f"u{array.itemsize}"), array.dtype.name)
     if array.dtype.kind == "c":
-        return array.view(f"f{array.itemsize // 2}").reshape(*array.shape, 2)
+        return array[..., None].view(f"f{array.itemsize // 2}")
     return array
 
 
 def _rare(bits: np.ndarray[Any, Any], name: str) -> Any:
-    unsigned = bits.view(np.uint16 if bits.itemsize == 2 else np.uint8)
-    return _onnxruntime().OrtValue.ortvalue_from_numpy_with_onnx_type(unsigned, _ONNX_TYPES[name])
+    import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
+
+    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_TYPES[name])
 
 
-def as_passed(results: Sequence[Any], *, with_torch: bool) -> list[Any]:
-    """Return arrays of numpy as tensors of torch, or as they are."""
-    arrays = [np.asarray(result) for result in results]
-    if not with_torch:
-        return arrays
-    import torch
-
-    return [torch.from_numpy(array) for array in arrays]
-
-
-def _from_ort(value: Any, with_torch: bool) -> Any:
+def _passed(result: Any, with_torch: bool) -> Any:
+    """Return a result of `Session.infer` as a tensor of torch or an array of numpy."""
+    is_rare = hasattr(result, "data_type")
     if with_torch:
         import torch
 
-        return torch.from_dlpack(value)
-    if "float8" in value.data_type() or value.data_type() == "tensor(bfloat16)":
-        raise NotSupported(f"numpy has no type for an output that is {value.data_type()}; pass tensors of torch")
-    return value.numpy()
+        return torch.from_dlpack(result) if is_rare else torch.from_numpy(np.asarray(result))
+    if is_rare:
+        raise NotSupported(f"numpy has no type for an output that is {result.data_type()}; pass tensors of torch")
+    return np.asarray(result)
 
 
 def as_complex(value: Any) -> Any:

@@ -12,11 +12,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar
 
 import msgspec
-import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import OPENVINO
-from aotexport_runtime.engines.onnx.session import Session, as_passed, check_names, feed, threads_of
+from aotexport_runtime.engines.onnx.session import Session, check_names, threads_of
 from aotexport_runtime.engines.openvino.exact import LARGEST, indices_in_bounds, why_inexact
 from aotexport_runtime.errors import CheckFailed, NotSupported, first_line
 from aotexport_runtime.execution.user_cache import cache_folder
@@ -66,7 +65,7 @@ class OpenVino:
         if infer is None:
             version = openvino.__version__.partition("-")[0]
             raise NotSupported(f"OpenVINO {version} does not run `{model.file}`: {reason}. {_WAY_OUT}")
-        return Session(handle=infer.request.get_compiled_model(), device="CPU", infer=infer, run=partial(_run, infer))
+        return Session(handle=infer.request.get_compiled_model(), device="CPU", infer=infer)
 
 
 @functools.cache
@@ -168,12 +167,3 @@ class Infer:
         if self._is_checked and not results[-1]:
             raise CheckFailed("an index is out of bounds")
         return results[: len(outputs)]
-
-
-def _run(
-    infer: Infer, names: Sequence[str], values: Sequence[Any], outputs: Sequence[str], *, with_torch: bool
-) -> list[Any]:
-    feeds = {name: feed(value) for name, value in zip(names, values, strict=True)}
-    if not all(isinstance(value, np.ndarray) for value in feeds.values()):
-        raise NotSupported(f"an argument is of a dtype that numpy lacks. {_WAY_OUT}")
-    return as_passed(infer(outputs, feeds), with_torch=with_torch)
