@@ -43,19 +43,41 @@ def markdown(
 
 
 def _summary(suite: Suite, figures: Sequence[Figure]) -> list[list[str]]:
-    """Return head and rows of a table: a row per measure and system, a column per model."""
-    models = list(dict.fromkeys(figure.model for figure in figures))
-    by_row: dict[tuple[str, str], dict[str, Figure]] = {}
+    """Return head and rows: of one measure a column per model, of several one per system, with medians over models."""
+    by_row: dict[tuple[str, str], list[Figure]] = {}
     for figure in figures:
-        by_row.setdefault((figure.measure, figure.system), {})[figure.model] = figure
-    rows = [["measure", "system", *models, *["mean"] * suite.averaged]]
-    for (measure, system), own in by_row.items():
-        cells = [_cell(suite, own[model]) if model in own else "" for model in models]
+        by_row.setdefault((figure.measure, figure.system), []).append(figure)
+    measures, systems, models = (
+        list(dict.fromkeys(names))
+        for names in zip(*((figure.measure, figure.system, figure.model) for figure in figures), strict=True)
+    )
+    if len(measures) > 1:
+        rows = [["measure", *systems]]
+        return rows + [
+            [measure, *(_middle(suite, by_row.get((measure, system), [])) for system in systems)]
+            for measure in measures
+        ]
+    rows = [["system", *models, *["mean"] * suite.averaged]]
+    for (_, system), own in by_row.items():
+        by_model = {figure.model: figure for figure in own}
+        cells = [_cell(suite, by_model[model]) if model in by_model else "" for model in models]
         if suite.averaged:
-            ratios = [figure.relative.median for figure in own.values() if figure.relative]
+            ratios = [figure.relative.median for figure in own if figure.relative]
             cells.append(f"{statistics.geometric_mean(ratios):.2f}" if len(ratios) > 1 else "")
-        rows.append([measure, system, *cells])
+        rows.append([system, *cells])
     return rows
+
+
+def _middle(suite: Suite, figures: Sequence[Figure]) -> str:
+    """Return the median over models of a measure and system."""
+    found = [
+        (figure.relative.median if figure.relative else 1.0, figure.value.median, figure)
+        for figure in figures
+        if figure.value
+    ]
+    if not found:
+        return "-" if figures else ""
+    return _cell(suite, sorted(found, key=lambda each: each[:2])[(len(found) - 1) // 2][2])
 
 
 def _cell(suite: Suite, figure: Figure) -> str:

@@ -58,7 +58,13 @@ def test_means_are_over_the_models_that_were_measured():
 def test_document_has_a_row_per_system_and_the_baseline_in_its_unit():
     figures = [figure("eager", [2e-3], [2e-3]), figure("fast", [1e-3], [2e-3])]
     rows = report.markdown({}, [], figures, []).splitlines()[-2:]
-    assert rows == ["| train step | eager | 2 ms |  |", "| train step | fast | 0.50 |  |"]
+    assert rows == ["| eager | 2 ms |  |", "| fast | 0.50 |  |"]
+
+
+def test_document_of_several_measures_has_medians_over_the_models():
+    figures = [replace(figure("fast", [part], [2.0]), model=f"model{part}") for part in (1.0, 4.0, 3.0)]
+    figures.append(Figure(suite="train", model="mlp", measure="memory", system="fast", reason="it has no backward"))
+    assert report.markdown({}, [], figures, []).splitlines()[-2:] == ["| train step | 1.50 |", "| memory | - |"]
 
 
 def test_document_of_a_stopped_run_names_what_is_missing():
