@@ -64,6 +64,13 @@ def test_metadata_of_another_kind_than_an_operators_result_is_refused(crafted: C
     assert failure(crafted) == f"programs/train/forward.json: {message}"
 
 
+def test_number_of_a_graph_in_the_place_of_a_dtype_is_refused(crafted: Crafted):
+    crafted.node("forward", name="a", op="aten::sym_size.int", args=["linear", 0], meta=SIZE)
+    crafted.node("forward", name="b", op="aten::softmax.int", args=["linear", 0, "a"], meta=tensor())
+    message = "argument `dtype` of operator `aten::softmax.int` is no ScalarType"
+    assert failure(crafted) == f"programs/train/forward.json: {message}"
+
+
 def test_list_that_says_to_be_a_number_is_refused(crafted: Crafted):
     crafted.node("forward", name="l0", op="aten::unbind.int", args=["linear"], meta=SIZE)
     for step in range(30):

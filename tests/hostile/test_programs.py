@@ -106,6 +106,11 @@ FAULTS = [
         "operator `os::system` is in namespace `os`, which the manifest does not declare",
     ),
     (f"{VIEW}/steps/0/args", ["input:x"], "an argument of a view step is no constant"),
+    (
+        f"{VIEW}/steps/0",
+        {"op": "aten::view.dtype", "args": [100]},
+        "argument `dtype` of operator `aten::view.dtype` is no ScalarType",
+    ),
     (f"{VIEW}/steps/0/item", -1, "`ViewStep.item` is -1; at least 0 is expected"),
     ("differentiated", [4], "`Program.differentiated` is 4, out of range(4)"),
     ("differentiated", [0, 0], "`Program.differentiated` '0' occurs twice"),

@@ -15,7 +15,7 @@ from aotexport_runtime.allowed.operators import INFIX
 from aotexport_runtime.errors import BundleInvalid, CheckFailed
 from aotexport_runtime.rewrite.names import CHECK
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.values import NothingMeta, ScalarMeta, SequenceMeta, SizeMeta, TensorMeta, ValueMeta
+from aotexport_runtime.schema.values import ScalarMeta, SequenceMeta, SizeMeta, ValueMeta
 
 
 def check(condition: Any, message: str, where: str, *values: Any) -> None:
@@ -101,39 +101,6 @@ def _words(meta: ValueMeta) -> str:
 
 def _found(value: Any) -> str:
     return f"one of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
-
-
-def check_declared(op: str, returns: Sequence[Any], meta: ValueMeta) -> None:
-    """Refuse metadata of another kind than the results (`returns`) that operator `op` has.
-
-    Raises:
-        BundleInvalid: names the operator.
-    """
-    kinds = [str(result.real_type) for result in returns]
-    if len(kinds) == 1:
-        fits = _fits(kinds[0], meta)
-    elif not kinds:
-        fits = isinstance(meta, NothingMeta)
-    else:
-        fits = isinstance(meta, SequenceMeta) and len(meta.items) == len(kinds) and all(map(_fits, kinds, meta.items))
-    if not fits:
-        raise BundleInvalid(
-            f"operator `{op}` gives {', '.join(kinds) or 'nothing'}, and the graph says otherwise",
-            check="result-type/signature",
-        )
-
-
-def _fits(kind: str, meta: ValueMeta) -> bool:
-    if isinstance(meta, NothingMeta):
-        return True
-    if kind in ("Tensor", "Optional[Tensor]"):
-        return isinstance(meta, TensorMeta)
-    if kind.startswith("List["):
-        return isinstance(meta, SequenceMeta)
-    is_float = isinstance(meta, ScalarMeta) and meta.type == "float"
-    if kind in ("int", "bool"):
-        return isinstance(meta, SizeMeta | ScalarMeta) and not is_float
-    return is_float if kind == "float" else not isinstance(meta, TensorMeta | SequenceMeta)
 
 
 def check_shape(tensor: torch.Tensor, sizes: Sequence[int]) -> None:

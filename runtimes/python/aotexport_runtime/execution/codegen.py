@@ -161,15 +161,12 @@ class _FunctionSource:
             direct = ops.direct(node.op, unguarded=unguarded)
             self.functions[node.op] = self.object("f", replacement or direct or resolved)
         operator = self.operators[node.op]
-        ops.check_call(node.op, operator, node.args, node.kwargs)
-        declared = getattr(operator, "_schema", None)
-        if declared is not None:
-            checks.check_declared(node.op, declared.returns, node.meta)
         if node.name in self.replacements:
             return self.object("p", self.replacements[node.name])
         if not self.environment.unguarded and are_indices_proven(self.graph, node):
             schema = self.graph.schemas.get(node.op)
             return self.object("f", ops.resolve(node.op, schema, self.environment.namespaces, proven=True))
+        declared = getattr(operator, "_schema", None)
         if isinstance(node.meta, SequenceMeta) and declared is not None and len(declared.returns) == 1:
             function = self.objects[self.functions[node.op]]
             return self.object("f", loops.counted(node.op, function, len(node.meta.items)))

@@ -1,13 +1,12 @@
-"""Operators by name: resolution in the running torch, and whether a call fits their schema.
+"""Operators by name, in the running torch.
 
 Threat: a bundle names an operator that reads a file, touches memory unchecked, or runs code. Defence: lists in
-`allowed/`; namespaces that the caller of `load` names; every argument has the kind that the schema asks for, since
-torch looks up any integer as a dtype unchecked.
+`allowed/`, and namespaces that the caller of `load` names. `validate/types.py` checks arguments.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
@@ -15,17 +14,10 @@ from typing import Any
 import torch
 
 from aotexport_runtime.allowed.operators import BUILTINS, allowed_aten_operators
-from aotexport_runtime.allowed.signatures import Signature, is_compatible, signature_of
+from aotexport_runtime.allowed.signatures import is_compatible
 from aotexport_runtime.errors import BundleInvalid, NotSupported
 from aotexport_runtime.execution.preconditions.table import guarded
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.values import (
-    Argument,
-    DeviceArgument,
-    DTypeArgument,
-    LayoutArgument,
-    MemoryFormatArgument,
-)
 
 _OVERLOAD = type(torch.ops.aten.add.Tensor)
 
@@ -49,12 +41,17 @@ def overload(name: str, captured_schema: str | None, namespaces: frozenset[str])
         namespaces: namespaces beside `aten` that the caller of `load` allowed.
 
     Raises:
-        BundleInvalid: `name` is not on the allow-list.
+        BundleInvalid: `name` is neither on the list nor in one of `namespaces`.
         NotSupported: this torch lacks the operator, or has it with another signature.
     """
     namespace, _, rest = name.partition("::")
     base, _, overloaded = rest.partition(".")
-    check_allowed(name, namespaces)
+    is_listed = rest in allowed_aten_operators() if namespace == "aten" else namespace in namespaces
+    if not is_listed and name not in BUILTINS:
+        raise BundleInvalid(
+            f"operator `{name[:80]}` is not on the list of operators that a bundle may call",
+            check="operator-unlisted/aten",
+        )
     if namespace == "python":
         return BUILTINS[name]
     packet = getattr(getattr(torch.ops, namespace), base, None)
@@ -159,30 +156,6 @@ def direct(name: str, *, unguarded: bool = False) -> Callable[..., Any] | None:
     return next((function for function in found if isinstance(function, _BUILT_IN)), None)
 
 
-def check_allowed(name: str, namespaces: frozenset[str]) -> None:
-    """Refuse an operator that the bundle may not call.
-
-    Raises:
-        BundleInvalid: not an allowed `aten` operator or builtin.
-        NotSupported: in a namespace that the caller did not name.
-    """
-    namespace, _, rest = name.partition("::")
-    if namespace == "aten":
-        if rest not in allowed_aten_operators():
-            raise BundleInvalid(
-                f"operator `{name[:80]}` is not on the list of operators that a bundle may call",
-                check="operator-unlisted/aten",
-            )
-    elif namespace == "python":
-        if name not in BUILTINS:
-            raise BundleInvalid(f"unknown builtin `{name[:80]}`", check="operator-unlisted/builtin")
-    elif namespace not in namespaces:
-        raise NotSupported(
-            f"operator `{name[:80]}` is in namespace `{namespace[:40]}`, which the caller did not allow. Import the "
-            f"package that registers it and pass `operator_namespaces=['{namespace[:40]}']` to `load`"
-        )
-
-
 def _missing(name: str, namespace: str) -> str:
     if namespace == "aten":
         return (
@@ -191,57 +164,3 @@ def _missing(name: str, namespace: str) -> str:
     return (
         f"operator `{name}` is not registered: import the package that registers namespace `{namespace}` before loading"
     )
-
-
-# --- calls ------------------------------------------------------------------------------------------------
-
-
-_KINDS: dict[str, type[Any]] = {
-    "ScalarType": DTypeArgument,
-    "Layout": LayoutArgument,
-    "MemoryFormat": MemoryFormatArgument,
-    "Device": DeviceArgument,
-}
-"""Records that arguments must be, by their types: enumerations."""
-
-
-def check_call(op: str, function: Any, args: Sequence[Argument], kwargs: Mapping[str, Argument]) -> None:
-    """Refuse a call with arguments that the operator's schema lacks, or with enumerations as numbers.
-
-    Raises:
-        BundleInvalid: names the argument.
-    """
-    if not hasattr(function, "_schema"):
-        return
-    signature = _signature(function)
-    positional, parameters = signature.positional, (*signature.positional, *signature.keyword_only)
-    if len(args) > len(positional):
-        raise BundleInvalid(
-            f"operator `{op}` takes {len(positional)} positional arguments, got {len(args)}",
-            check="operator-arguments/positional",
-        )
-    by_name: dict[str, Argument] = {parameter.name: arg for parameter, arg in zip(positional, args, strict=False)}
-    for name, argument in kwargs.items():
-        if name in by_name or not any(parameter.name == name for parameter in parameters):
-            raise BundleInvalid(
-                f"operator `{op}` takes no keyword argument {name[:40]!r} here", check="operator-arguments/keyword"
-            )
-        by_name[name] = argument
-    for parameter in parameters:
-        if parameter.name not in by_name:
-            if parameter.is_required:
-                raise BundleInvalid(
-                    f"operator `{op}` lacks its argument `{parameter.name}`", check="operator-arguments/missing"
-                )
-        elif (kind := _KINDS.get(parameter.type.removesuffix("?"))) is not None:
-            argument = by_name[parameter.name]
-            if not isinstance(argument, kind) and not (argument is None and parameter.type.endswith("?")):
-                raise BundleInvalid(
-                    f"argument `{parameter.name}` of operator `{op}` is no {kind.__name__}",
-                    check="argument-type/argument",
-                )
-
-
-@cache
-def _signature(function: Any) -> Signature:
-    return signature_of(str(function._schema)) or Signature((), (), ())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from aotexport_runtime.allowed.operators import VIEWS
+from aotexport_runtime.allowed.operators import VIEWS, aten_signatures
+from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.gradients import Gradients, Tangent
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
@@ -30,6 +31,7 @@ from aotexport_runtime.validate.containers import check_arrays, check_container_
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.graph import check_allowed
 from aotexport_runtime.validate.subclasses import check_layout, check_parts, taken_apart
+from aotexport_runtime.validate.types import takes
 from aotexport_runtime.values.trees import leaves
 
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
@@ -171,6 +173,12 @@ def _check_step(step: ViewStep, where: Place) -> None:
         raise where.invalid(f"operator `{step.op}` of a view step is no view", "operator-unlisted/view")
     for argument in step.args:
         check_constant(argument, "an argument of a view step", where)
+    signature = signature_of(aten_signatures()[step.op.removeprefix("aten::")])
+    for parameter, argument in zip(signature.positional[1:] if signature else (), step.args, strict=False):
+        if not takes(parameter.type, argument, {}):
+            raise where.invalid(
+                f"argument `{parameter.name}` of operator `{step.op}` is no {parameter.type}", "argument-type/argument"
+            )
 
 
 def _check_gradients(

@@ -122,7 +122,7 @@ def _check_arguments(node: Node, signature: Signature, values: Values, here: Pla
             "operator-arguments/positional",
         )
     for index, (parameter, argument) in enumerate(zip(positional, node.args, strict=False)):
-        if not _takes(parameter.type, argument, values) and not _is_undefined(node, parameter, argument, values):
+        if not takes(parameter.type, argument, values) and not _is_undefined(node, parameter, argument, values):
             raise _wrong_type(node, parameter, here.at("args", index))
     rest = {each.name: each for each in (*positional[len(node.args) :], *signature.keyword_only)}
     for keyword, argument in node.kwargs.items():
@@ -130,7 +130,7 @@ def _check_arguments(node: Node, signature: Signature, values: Values, here: Pla
             raise here.at("kwargs", keyword).invalid(
                 f"operator `{node.op}` takes no keyword argument {keyword[:40]!r} here", "operator-arguments/keyword"
             )
-        if not _takes(rest[keyword].type, argument, values):
+        if not takes(rest[keyword].type, argument, values):
             raise _wrong_type(node, rest[keyword], here.at("kwargs", keyword))
     lacking = next((each.name for each in rest.values() if each.is_required and each.name not in node.kwargs), None)
     if lacking is not None:
@@ -150,17 +150,18 @@ def _wrong_type(node: Node, parameter: Parameter, here: Place) -> BundleInvalid:
     )
 
 
-def _takes(type_: str, argument: Argument, values: Values) -> bool:
+def takes(type_: str, argument: Argument, values: Values) -> bool:
+    """Return whether an argument may be passed for a type."""
     if type_.endswith("?"):
-        return argument is None or _takes(type_[:-1], argument, values)
+        return argument is None or takes(type_[:-1], argument, values)
     if type_.endswith("]"):
         inner, _, count = type_[:-1].rpartition("[")
         if isinstance(argument, list):
-            return all(_takes(inner, item, values) for item in argument)
+            return all(takes(inner, item, values) for item in argument)
         if isinstance(argument, str) and isinstance(values[argument], SequenceMeta):
             return True
         # A list of fixed length takes one item for all.
-        return count != "" and _takes(inner, argument, values)
+        return count != "" and takes(inner, argument, values)
     if isinstance(argument, str):
         return _is_of(type_, values[argument])
     return isinstance(argument, _TAKEN[type_]) if type_ in _TAKEN else True
@@ -172,7 +173,7 @@ def _is_of(type_: str, meta: ValueMeta) -> bool:
         return type_ == "Tensor" or type_ not in _TAKEN
     if isinstance(meta, SizeMeta | ScalarMeta):
         is_float = isinstance(meta, ScalarMeta) and meta.type == "float"
-        return type_ not in _TAKEN or not (_TAKEN[type_] == () or (is_float and type_ in _WHOLE))
+        return type_ not in _TAKEN or (bool in _TAKEN[type_] and not (is_float and type_ in _WHOLE))
     return type_ not in _TAKEN
 
 

@@ -258,7 +258,6 @@ def _viewer(
 
 def _step(step: ViewStep, environment: Environment) -> Callable[[torch.Tensor], torch.Tensor]:
     function = ops.resolve(step.op, None, environment.namespaces)
-    ops.check_call(step.op, function, ["base", *step.args], {})
     arguments = [constant_value(argument, environment) for argument in step.args]
     item = step.item
     return lambda base: function(base, *arguments) if item is None else function(base, *arguments)[item]
