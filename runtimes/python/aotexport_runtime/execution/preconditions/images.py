@@ -12,6 +12,7 @@ from aotexport_runtime.execution.preconditions.require import (
     PROVEN,
     Arguments,
     before,
+    needs,
     require,
     sizes,
     spacious,
@@ -26,33 +27,25 @@ def _axes(a: Arguments) -> int:
     return next(int(letter) for letter in a[OPERATOR] if letter.isdigit())
 
 
+@before("avg_pool2d_backward", "avg_pool3d_backward")
 def _of_images(a: Arguments) -> None:
-    axes, source, grad = _axes(a), a["self"], a["grad_output"]
-    require(source.dim() in (axes + 1, axes + 2), f"`self` must have {axes + 1} or {axes + 2} axes")
-    sizes(grad, (*source.shape[:-axes], *grad.shape[-axes:]), "`grad_output`")
+    axes, shape = _axes(a), a["self"].shape
+    require(len(shape) in (axes + 1, axes + 2), f"`self` must have {axes + 1} or {axes + 2} axes")
+    sizes(a, (*shape[:-axes], *a["grad_output"].shape[-axes:]), "grad_output")
 
 
-before("avg_pool2d_backward", "avg_pool3d_backward")(_of_images)
-
-
-@before(
-    *(f"max_pool{axes}d_with_indices_backward" for axes in (2, 3)),
-    *(f"adaptive_max_pool{axes}d_backward" for axes in (2, 3)),
-)
+@before(*(f"{kind}{axes}d_backward" for kind in ("adaptive_max_pool", "fractional_max_pool") for axes in (2, 3)))
+@before(*(f"max_pool{axes}d_with_indices_backward" for axes in (2, 3)))
 def _pool_backward(a: Arguments) -> None:
-    source, indices = a["self"], a["indices"]
+    indices = a["indices"]
     _of_images(a)
-    sizes(indices, a["grad_output"].shape, "`indices`")
+    sizes(a, a["grad_output"].shape, "indices")
     require(indices.dtype == torch.int64, "`indices` must be of dtype int64")
     if not a[PROVEN]:
-        within(indices, 0, math.prod(source.shape[-_axes(a) :]), "`indices`")
-
-
-@before("fractional_max_pool2d_backward", "fractional_max_pool3d_backward")
-def _fractional_pool_backward(a: Arguments) -> None:
-    _pool_backward(a)
-    require(len(a["output_size"]) == _axes(a), f"`output_size` must be {_axes(a)} numbers")
-    spacious(a["indices"], "`indices`")
+        within(indices, 0, math.prod(a["self"].shape[-_axes(a) :]), "`indices`")
+    if "fractional" in a[OPERATOR]:
+        require(len(a["output_size"]) == _axes(a), f"`output_size` must be {_axes(a)} numbers")
+        spacious(a, "indices")
 
 
 @before("fractional_max_pool2d", "fractional_max_pool3d")
@@ -64,12 +57,11 @@ def _fractional_pool(a: Arguments) -> None:
 @before("unfold_backward")
 def _unfold_backward(a: Arguments) -> None:
     windows = torch.empty(list(a["input_sizes"]), device="meta").unfold(a["dim"], a["size"], a["step"])
-    grad, shape = a["grad_in"], list(windows.shape)
-    folded = (a["dim"] % max(windows.dim() - 1, 1), windows.dim() - 1)
-    for axis in range(windows.dim()) if grad.dim() == windows.dim() else ():
-        if grad.shape[axis] == 1 and axis not in folded:
+    grad, shape, last = a["grad_in"], list(windows.shape), windows.dim() - 1
+    for axis in range(last) if grad.dim() == windows.dim() else ():
+        if grad.shape[axis] == 1 and axis != a["dim"] % max(last, 1):
             shape[axis] = 1
-    sizes(grad, shape, "`grad_in`")
+    sizes(a, shape, "grad_in")
 
 
 @before("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward")
@@ -84,37 +76,30 @@ def _average_backward(a: Arguments) -> None:
 def _columns(a: Arguments) -> None:
     """Check that the sizes of windows have a product that kernels compute with, and that there are groups."""
     for name in ("kernel_size", "dilation", "padding", "stride", "output_padding"):
-        fits = all(number < _MOST_SIZE for number in a.get(name, ()))
-        require(fits, f"`{name}` must be below {_MOST_SIZE}")
+        require(all(number < _MOST_SIZE for number in a.get(name, ())), f"`{name}` must be below {_MOST_SIZE}")
     require(a.get("groups", 1) > 0, "`groups` must be at least 1")
 
 
-@before("max_unpool2d")
-def _unpooled(a: Arguments) -> None:
-    require(len(a["output_size"]) == 2, "`output_size` must be 2 numbers")
-
-
-@before("pixel_shuffle")
-def _upscaled(a: Arguments) -> None:
-    require(0 < a["upscale_factor"] < _MOST_SIZE, f"`upscale_factor` must be from 1 to below {_MOST_SIZE}")
-
-
-@before(*(f"{kind}_pool{axes}d" for kind in ("adaptive_max", "adaptive_avg", "_adaptive_avg") for axes in (1, 2, 3)))
-def _places(a: Arguments) -> None:
-    wanted = list(a["output_size"])
-    require(0 not in wanted or max(wanted) <= _MOST, f"`output_size` must be at most {_MOST} beside 0")
-
-
-@before(
-    *(f"grid_sampler{kind}{part}" for kind in ("", "_2d", "_3d") for part in ("", "_backward")),
-    *("cudnn_grid_sampler", "cudnn_grid_sampler_backward"),
+before("max_unpool2d")(needs(lambda a: len(a["output_size"]) == 2, "`output_size` must be 2 numbers"))
+before("pixel_shuffle")(
+    needs(lambda a: 0 < a["upscale_factor"] < _MOST_SIZE, f"`upscale_factor` must be from 1 to below {_MOST_SIZE}")
 )
+before(*(f"{kind}_pool{axes}d" for kind in ("adaptive_max", "adaptive_avg", "_adaptive_avg") for axes in (1, 2, 3)))(
+    needs(
+        lambda a: 0 not in a["output_size"] or max(a["output_size"]) <= _MOST,
+        f"`output_size` must be at most {_MOST} beside 0",
+    )
+)
+
+
+@before(*(f"grid_sampler{kind}{part}" for kind in ("", "_2d", "_3d") for part in ("", "_backward")))
+@before("cudnn_grid_sampler", "cudnn_grid_sampler_backward")
 def _grid_sample(a: Arguments) -> None:
     source, grid = a.get("input", a.get("self")), a["grid"]
-    require(0 <= a.get("interpolation_mode", 0) <= 2, "`interpolation_mode` must be from 0 to 2")
-    require(0 <= a.get("padding_mode", 0) <= 2, "`padding_mode` must be from 0 to 2")
+    for mode in ("interpolation_mode", "padding_mode"):
+        require(0 <= a.get(mode, 0) <= 2, f"`{mode}` must be from 0 to 2")
     require(grid.dim() == source.dim() >= 4, "`grid` must have as many axes as `input`, four or more")
-    sizes(a.get("grad_output"), (*source.shape[:2], *grid.shape[1:-1]), "`grad_output`")
+    sizes(a, (*source.shape[:2], *grid.shape[1:-1]), "grad_output")
 
 
 @before(*(f"{kind}_pad{axes}d" for kind in ("reflection", "replication") for axes in (1, 2, 3)))
@@ -124,13 +109,13 @@ def _padding(a: Arguments) -> None:
 
 @before(*(f"{kind}_pad{axes}d_backward" for kind in ("reflection", "replication") for axes in (1, 2, 3)))
 def _padding_backward(a: Arguments) -> None:
-    source, grad, padding, axes = a["self"], a["grad_output"], list(a["padding"]), _axes(a)
     _of_images(a)
     _padding(a)
-    for axis in range(1, axes + 1):
-        low, high = padding[2 * axis - 2 : 2 * axis]
-        size = source.shape[-axis]
+    for axis in range(1, _axes(a) + 1):
+        low, high = a["padding"][2 * axis - 2 : 2 * axis]
+        size = a["self"].shape[-axis]
         require(size > 0, "`self` must not be empty")
-        if "reflection" in a[OPERATOR]:
-            require(low < size and high < size, "`padding` must be smaller than the image")
-        require(grad.shape[-axis] == size + low + high, "`grad_output` must have the size of the padded image")
+        is_within = "replication" in a[OPERATOR] or max(low, high) < size
+        require(is_within, "`padding` must be smaller than the image")
+        fits = a["grad_output"].shape[-axis] == size + low + high
+        require(fits, "`grad_output` must have the size of the padded image")

@@ -14,7 +14,9 @@ from aotexport_runtime.execution.preconditions.require import (
     before,
     contiguous,
     is_recorded,
+    needs,
     require,
+    sized,
     sizes,
     spacious,
     within,
@@ -46,8 +48,8 @@ def _are_integers(*values: Any) -> bool:
 @before("lcm", "lcm_")
 def _common_multiple(a: Arguments) -> None:
     for name in ("self", "other"):
-        if _are_integers(a[name]):
-            require(~_least_of(a[name]).any(), f"`{name}` must not hold the least number of its dtype")
+        is_allowed = not _are_integers(a[name]) or ~_least_of(a[name]).any()
+        require(is_allowed, f"`{name}` must not hold the least number of its dtype")
 
 
 @before(
@@ -63,15 +65,10 @@ def _truncated(a: Arguments) -> None:
         require(~(_least_of(numbers) & (other == -1)).any(), "the least number of a dtype cannot be divided by -1")
 
 
-@before(*_POLYNOMIALS)
-def _degree(a: Arguments) -> None:
-    degrees = a["n"] if isinstance(a["n"], torch.Tensor) else torch.tensor(a["n"])
-    require((degrees <= _MOST).all(), f"`n` must be at most {_MOST}")
+before(*_POLYNOMIALS)(needs(lambda a: (torch.as_tensor(a["n"]) <= _MOST).all(), f"`n` must be at most {_MOST}"))
 
 
-@before("combinations")
-def _length(a: Arguments) -> None:
-    require(a["r"] <= _MOST, f"`r` must be at most {_MOST}")
+before("combinations")(needs(lambda a: a["r"] <= _MOST, f"`r` must be at most {_MOST}"))
 
 
 @after(*_POLYNOMIALS)
@@ -106,14 +103,12 @@ def _powers(a: Arguments) -> None:
 
 @before("rrelu_with_noise", "rrelu_with_noise_", "rrelu_with_noise_functional")
 def _leaks(a: Arguments) -> None:
-    spacious(a["noise"], "`noise`")
-    sizes(a.get("out"), a["self"].shape, "`out`")
+    spacious(a, "noise")
+    sizes(a, a["self"].shape, "out")
 
 
-@before("gelu_backward")
-def _gelu_backward(a: Arguments) -> None:
-    """Check that each number has a gradient: the kernel of oneDNN does not repeat them."""
-    sizes(a["grad_output"], a["self"].shape, "`grad_output`")
+# The kernel of oneDNN does not repeat gradients.
+before("gelu_backward")(lambda a: sizes(a, a["self"].shape, "grad_output"))
 
 
 @before("median.dim", "median.dim_values", "nanmedian.dim", "nanmedian.dim_values")
@@ -125,22 +120,16 @@ def _medians(a: Arguments) -> None:
         require(apart, "elements of `self` along `dim` must not share memory")
 
 
-@before("binomial")
-def _counts(a: Arguments) -> None:
-    """Check the counts of binomial draws: of NaN the kernel draws without end."""
-    require(~torch.isnan(a["count"]).any(), "`count` must not be NaN")
-
-
-@before("native_channel_shuffle")
-def _shuffled(a: Arguments) -> None:
-    source, groups = a["self"], a["groups"]
-    require(source.dim() > 2 and groups > 0 and source.shape[1] % groups == 0, "`groups` must divide the channels")
-
-
-@before("smooth_l1_loss_backward")
-def _differentiable(a: Arguments) -> None:
-    """Check that a loss is of floating numbers: of integers it divides by 0."""
-    require(a["self"].is_floating_point(), "`self` must be of a floating dtype")
+# Of NaN the kernel draws without end.
+before("binomial")(needs(lambda a: ~torch.isnan(a["count"]).any(), "`count` must not be NaN"))
+# Of integers it divides by 0.
+before("smooth_l1_loss_backward")(needs(lambda a: a["self"].is_floating_point(), "`self` must be of a floating dtype"))
+before("native_channel_shuffle")(
+    needs(
+        lambda a: a["self"].dim() > 2 and a["groups"] > 0 and a["self"].shape[1] % a["groups"] == 0,
+        "`groups` must divide the channels",
+    )
+)
 
 
 @before("_chunk_cat")
@@ -150,10 +139,8 @@ def _chunks(a: Arguments) -> None:
     require(axis >= 0 and all(tensor.dim() > axis for tensor in tensors), "every tensor must have axis `dim`")
 
 
-@before("tensor_split.sections")
-def _sections(a: Arguments) -> None:
-    """Check into how many parts a tensor is split: empty ones have no other bound."""
-    require(a["sections"] <= _MOST, f"`sections` must be at most {_MOST}")
+# Empty parts have no other bound.
+before("tensor_split.sections")(needs(lambda a: a["sections"] <= _MOST, f"`sections` must be at most {_MOST}"))
 
 
 def lists(a: Arguments) -> None:
@@ -187,25 +174,18 @@ def _fourier(a: Arguments) -> None:
 def _pairs(a: Arguments) -> None:
     rows = a["self"]
     require(rows.dim() == 2, "`self` must have two axes")
-    count = rows.shape[0] * (rows.shape[0] - 1) // 2
-    for name in ("grad", "pdist"):
-        sizes(a.get(name), (count,), f"`{name}`")
-    require(rows.is_contiguous(), "`self` must be contiguous")
-    if "grad" in a or is_recorded(a):
-        require(rows.shape[0] > 0, "`self` must have rows")
+    sizes(a, (rows.shape[0] * (rows.shape[0] - 1) // 2,), "grad", "pdist")
+    contiguous(a, "self")
     if "grad" in a:
-        sizes(a.get("out"), rows.shape, "`out`")
+        sizes(a, rows.shape, "out")
+    require(len(rows) or not ("grad" in a or is_recorded(a)), "`self` must have rows")
 
 
-@before("pdist")
-def _rows(a: Arguments) -> None:
-    require(a["self"].shape[:1] != (0,) or not is_recorded(a), "`self` must have rows")
-
-
-@before("matrix_exp_backward")
-def _matrices(a: Arguments) -> None:
-    """Check that there are matrices: of less, the kernel of torch 2.7 leaves its memory."""
-    require(min(a["self"].dim(), a["grad"].dim()) >= 2, "`self` and `grad` must have two axes or more")
+before("pdist")(needs(lambda a: a["self"].shape[:1] != (0,) or not is_recorded(a), "`self` must have rows"))
+# Of less, the kernel of torch 2.7 leaves its memory.
+before("matrix_exp_backward")(
+    needs(lambda a: min(a["self"].dim(), a["grad"].dim()) >= 2, "`self` and `grad` must have two axes or more")
+)
 
 
 @before("_int_mm")
@@ -221,7 +201,7 @@ def _grouped(a: Arguments) -> None:
     one, other, ends = a["self"], a["mat2"], a["offs"]
     if ends is not None:
         require(ends.dim() == 1 and ends.dtype == torch.int32, "`offs` must be a row of int32")
-        contiguous(ends, "`offs`")
+        contiguous(a, "offs")
         most = one.shape[-1] if one.dim() == other.dim() == 2 else one.shape[0] if one.dim() == 2 else other.shape[-1]
         within(ends, 0, most + 1, "`offs`")
         require((ends[1:] >= ends[:-1]).all(), "`offs` must not fall")
@@ -241,10 +221,8 @@ def _grouped_written(a: Arguments, result: torch.Tensor) -> None:
         result.data.masked_fill_(beyond[:, None] if axis == 0 else beyond, 0)
 
 
-@before("matrix_power", "linalg_matrix_power")
-def _power(a: Arguments) -> None:
-    """Check that an exponent has an opposite number: the kernel for negative ones asks for it."""
-    require(a["n"] > -(1 << 63), "`n` must not be the least integer")
+# The kernel for negative exponents asks for their opposite numbers.
+before("matrix_power", "linalg_matrix_power")(needs(lambda a: a["n"] > -(1 << 63), "`n` must not be the least integer"))
 
 
 @before("lu_unpack", "linalg_ldl_solve")
@@ -254,17 +232,11 @@ def _pivots(a: Arguments) -> None:
     require(matrix.dim() >= 2, "the matrix must have two axes or more")
     rows, count = matrix.shape[-2], min(matrix.shape[-2:])
     require(swaps.dtype == torch.int32, "pivots must be of dtype int32")
-    sizes(swaps, (*matrix.shape[:-2], count), "pivots")
+    sized(swaps, (*matrix.shape[:-2], count), "pivots")
     within(swaps if is_lu else swaps.abs(), 1, rows + 1, "pivots")
-    if not is_lu:
-        _blocks(swaps)
-
-
-def _blocks(swaps: torch.Tensor) -> None:
-    """Check that negative pivots come in pairs, one for each row of a block of two: the kernel skips the second."""
-    negative = (swaps < 0).unbind(-1)
-    half = torch.zeros_like(swaps[..., :0].sum(-1), dtype=torch.bool)
-    for pivot in negative:
+    # One for each row of a block of two: the kernel skips the second.
+    half = torch.zeros(swaps.shape[:-1], dtype=torch.bool, device=swaps.device)
+    for pivot in () if is_lu else (swaps < 0).unbind(-1):
         require((pivot | ~half).all(), "negative pivots must come in pairs")
         half = pivot & ~half
     require(~half.any(), "negative pivots must come in pairs")
@@ -284,7 +256,5 @@ def _unpacked_into(a: Arguments) -> None:
     _triangles(a)
 
 
-@before("_linalg_eigvals", "linalg_eigvals")
-def _finite(a: Arguments) -> None:
-    """Check that a matrix has eigenvalues: LAPACK's balancing leaves its memory where it does not converge."""
-    require(torch.isfinite(a["self"]).all(), "`self` must be finite")
+# LAPACK's balancing leaves its memory where it does not converge.
+before("_linalg_eigvals", "linalg_eigvals")(needs(lambda a: torch.isfinite(a["self"]).all(), "`self` must be finite"))

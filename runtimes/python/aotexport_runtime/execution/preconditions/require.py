@@ -12,20 +12,22 @@ from aotexport_runtime.errors import CheckFailed
 Arguments = Mapping[str, Any]
 """The arguments of a call by the names of the operator's schema, defaults included; and the two below."""
 
+Check = Callable[[Arguments], None]
+
 OPERATOR, PROVEN = "operator name", "indices proven"
 """Keys of the operator's name, `base.overload`, and of whether `dataflow` has proven its indices."""
 
-PRECONDITIONS: dict[str, Callable[[Arguments], None]] = {}
+PRECONDITIONS: dict[str, Check] = {}
 """What to check before an operator runs, by its base name for all overloads, or by its full name."""
 
 WRITTEN: dict[str, Callable[[Arguments, Any], None]] = {}
 """What to write into the results of an operator that its kernel leaves as it was, by its base name."""
 
 
-def before(*operators: str) -> Callable[[Callable[[Arguments], None]], Callable[[Arguments], None]]:
+def before(*operators: str) -> Callable[[Check], Check]:
     """Return a decorator that makes a function the check of operators: a row of `PRECONDITIONS` each."""
 
-    def register(check: Callable[[Arguments], None]) -> Callable[[Arguments], None]:
+    def register(check: Check) -> Check:
         PRECONDITIONS.update(dict.fromkeys(operators, check))
         return check
 
@@ -35,6 +37,11 @@ def before(*operators: str) -> Callable[[Callable[[Arguments], None]], Callable[
 def after(*operators: str) -> Callable[[Callable[[Arguments, Any], None]], None]:
     """Return a decorator that makes a function complete the results of operators: a row of `WRITTEN` each."""
     return lambda complete: WRITTEN.update(dict.fromkeys(operators, complete))
+
+
+def needs(condition: Callable[[Arguments], Any], message: str) -> Check:
+    """Return the check of one condition."""
+    return lambda a: require(condition(a), message)
 
 
 def require(condition: Any, message: str) -> None:
@@ -62,22 +69,31 @@ def within(values: torch.Tensor, low: int, high: Any, what: str) -> None:
         require((least >= low) & (most < high), f"{what} must be from {low} to below {high}")
 
 
-def sizes(tensor: torch.Tensor | None, expected: Sequence[Any], what: str) -> None:
+def sized(tensor: torch.Tensor | None, expected: Sequence[Any], what: str) -> None:
     """Require a tensor, if there is one, to have these sizes."""
     if tensor is not None and tensor.shape != tuple(expected):
         raise CheckFailed(f"{what} must have the sizes {tuple(expected)}, not {tuple(tensor.shape)}")
 
 
-def spacious(tensor: torch.Tensor | None, what: str) -> None:
-    """Require a tensor, if there is one, to have memory for its elements, one after the other: kernels walk so."""
-    if tensor is not None and not tensor.is_contiguous():
-        place, count = tensor.storage_offset(), tensor.untyped_storage().nbytes() // tensor.element_size()
-        require(place + tensor.numel() <= count, f"elements of {what} must not share memory")
+def sizes(a: Arguments, expected: Sequence[Any], *names: str) -> None:
+    """Require arguments that are given to have these sizes."""
+    for name in names:
+        sized(a.get(name), expected, f"`{name}`")
 
 
-def contiguous(tensor: torch.Tensor | None, what: str) -> None:
-    """Require a tensor, if there is one, to be contiguous."""
-    require(tensor is None or tensor.is_contiguous(), f"{what} must be contiguous")
+def spacious(a: Arguments, *names: str) -> None:
+    """Require given tensors to have memory for their elements, one after the other: kernels walk so."""
+    for name in names:
+        tensor = a.get(name)
+        if tensor is not None and not tensor.is_contiguous():
+            place, count = tensor.storage_offset(), tensor.untyped_storage().nbytes() // tensor.element_size()
+            require(place + tensor.numel() <= count, f"elements of `{name}` must not share memory")
+
+
+def contiguous(a: Arguments, *names: str) -> None:
+    """Require given tensors to be contiguous."""
+    for name in names:
+        require(a.get(name) is None or a[name].is_contiguous(), f"`{name}` must be contiguous")
 
 
 def integers(values: Any) -> torch.Tensor:

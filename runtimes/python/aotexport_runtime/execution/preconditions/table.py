@@ -82,7 +82,7 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
             for place in places:
                 given = kwargs[place]
                 for tensor in given if isinstance(given, list | tuple) else [given]:
-                    spacious(tensor, f"`{place}`")
+                    spacious({place: tensor}, place)
         except CheckFailed as error:
             raise CheckFailed(f"operator `aten::{name}`: {error}") from None
         results = function(*args, **kwargs)
