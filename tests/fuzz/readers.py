@@ -30,7 +30,7 @@ from aotexport.finetune.settings import Settings
 from aotexport_runtime import schema
 from aotexport_runtime.adapters import add_lora, delete_adapter, load_adapter, save_adapter
 from aotexport_runtime.adapters.config import CONFIG_FILE, read_config
-from aotexport_runtime.adapters.select import adapters_of
+from aotexport_runtime.adapters.lora import adapters_of
 from aotexport_runtime.bundle.check import _Check
 from aotexport_runtime.bundle.directory import BundleDirectory
 from aotexport_runtime.bundle.manifest import read_manifest

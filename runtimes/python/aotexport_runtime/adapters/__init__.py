@@ -1,12 +1,13 @@
 """Adapters: LoRA on loaded bundles, in the files of peft."""
 
-from aotexport_runtime.adapters.add import add_lora, report
 from aotexport_runtime.adapters.config import LoraConfig
 from aotexport_runtime.adapters.files import load_adapter, save_adapter
-from aotexport_runtime.adapters.select import (
+from aotexport_runtime.adapters.lora import (
+    add_lora,
     delete_adapter,
     disable_adapters,
     merge_adapter,
+    report,
     set_adapter,
     unmerge_adapter,
     use_adapter,

@@ -18,9 +18,13 @@ from aotexport_runtime.schema.codec import decode_plain
 from aotexport_runtime.schema.limits import Limits
 
 Bias = Literal["none", "all", "lora_only"]
-
-
 _Name = Annotated[str, Meta(min_length=1, max_length=1024)]
+_WANTED = {
+    "r": "an integer of at least 1",
+    "alpha": "a number above 0",
+    "dropout": "a number from 0 to below 1",
+    "bias": "'none', 'all' or 'lora_only'",
+}
 
 
 class LoraConfig(
@@ -36,7 +40,8 @@ class LoraConfig(
     """
 
     r: Annotated[int, Meta(ge=1, le=1 << 31)] = 8
-    alpha: Annotated[int, Meta(gt=0, le=1 << 62)] | Annotated[float, Meta(gt=0)] = 8
+    # What it scales stays finite.
+    alpha: Annotated[int, Meta(gt=0, le=1 << 62)] | Annotated[float, Meta(gt=0, le=1e30)] = 8
     dropout: Annotated[float, Meta(ge=0, lt=1)] = 0.0
     use_rslora: bool | None = False
     use_dora: bool | None = False
@@ -46,14 +51,13 @@ class LoraConfig(
 
     def __post_init__(self) -> None:
         """Refuse values out of their range (`ArgumentInvalid`)."""
-        if not _is_int(self.r) or self.r < 1:
-            raise ArgumentInvalid(f"`r`: expected an integer of at least 1, got {self.r!r}")
-        if not _is_number(self.alpha) or self.alpha <= 0:
-            raise ArgumentInvalid(f"`alpha`: expected a number above 0, got {self.alpha!r}")
-        if not _is_number(self.dropout) or not 0 <= self.dropout < 1:
-            raise ArgumentInvalid(f"`dropout`: expected a number from 0 to below 1, got {self.dropout!r}")
-        if self.bias not in ("none", "all", "lora_only"):
-            raise ArgumentInvalid(f"`bias`: expected 'none', 'all' or 'lora_only', got {self.bias!r}")
+        types = {field.name: field.type for field in msgspec.structs.fields(type(self))}
+        for name, wanted in _WANTED.items():
+            value = getattr(self, name)
+            try:
+                msgspec.convert(value, types[name])
+            except msgspec.ValidationError:
+                raise ArgumentInvalid(f"`{name}`: expected {wanted}, got {value!r}") from None
         for pattern in self.alphas or ():
             as_glob(pattern)
 
@@ -89,29 +93,15 @@ def as_glob(pattern: str) -> str:
     return f".{glob}" if pattern.startswith("^") else f"*.{glob}"
 
 
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Any) -> bool:
-    return (_is_int(value) or isinstance(value, float)) and abs(value) <= _MOST
-
-
-_MOST = 1e30
-"""The greatest `alpha`: what it scales stays finite."""
-
-
 CONFIG_FILE = "adapter_config.json"
 LIMITS = Limits(json_nbytes=1 << 24, json_containers=1 << 16)
 """How large the file may be."""
-_KNOWN = frozenset(
-    (
-        *("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config"),
-        *("exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform"),
-        *("loftq_config", "lora_ga_config", "megatron_config", "megatron_core", "peft_version", "qalora_group_size"),
-        *("rank_pattern", "revision", "target_modules", "target_parameters", "task_type"),
-    )
-)
+_KNOWN = {
+    *("auto_mapping", "base_model_name_or_path", "corda_config", "ensure_weight_tying", "eva_config"),
+    *("exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform"),
+    *("loftq_config", "lora_ga_config", "megatron_config", "megatron_core", "peft_version", "qalora_group_size"),
+    *("rank_pattern", "revision", "target_modules", "target_parameters", "task_type", "peft_type"),
+}
 """Settings that say which layers an adapter is for, or how its training began: its tensors say it too."""
 _BEGUN = (True, "gaussian", "eva", "orthogonal")
 """Values of `init_lora_weights` that leave the weights under an adapter as they are."""
@@ -149,7 +139,7 @@ def read_config(data: bytes, path: Path) -> LoraConfig:
     found = record.get("peft_type") if isinstance(record, dict) else type(record).__name__
     if found != "LORA":
         raise NotSupported(f"{path}: expected `peft_type` LORA, got {str(found)[:80]}")
-    computed = _KNOWN.union(LoraConfig.__struct_encode_fields__, ["peft_type"])
+    computed = _KNOWN.union(LoraConfig.__struct_encode_fields__)
     for name, value in record.items():
         if value and (value not in _BEGUN if name == "init_lora_weights" else name not in computed):
             raise NotSupported(f"{path}: `{name[:80]}` is {str(value)[:80]}, which loaded bundles do not compute")

@@ -7,7 +7,7 @@ size of a weight. Shapes are those of peft's files.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,13 +16,6 @@ from torch.nn import functional
 
 from aotexport_runtime.adapters.config import LoraConfig
 from aotexport_runtime.engines.forward.readers import Kind
-
-_CONVOLUTIONS: dict[int, Callable[..., torch.Tensor]] = {
-    3: functional.conv1d,
-    4: functional.conv2d,
-    5: functional.conv3d,
-}
-"""By the rank of the weight."""
 
 
 class Factors(nn.Module):
@@ -34,6 +27,7 @@ class Factors(nn.Module):
         magnitude: parameter, the length of each row of the changed weight; None: they follow from the change.
         scaling: factor of the change.
         dropout: probability of dropout of the input.
+        groups: of a convolution, else 1.
         ratio: while the weight holds the change: what the magnitude multiplied its rows with.
     """
 
@@ -43,29 +37,39 @@ class Factors(nn.Module):
         """Begin with a change of zero; `options` are what the operator takes after its bias."""
         super().__init__()
         half = weight.dtype in (torch.float16, torch.bfloat16)
-        self._dtype = torch.float32 if half else weight.dtype
+        dtype = torch.float32 if half else weight.dtype
         self._options = tuple(options)
+        self.groups = groups_of(options)
         self.scaling = scaling
         self.dropout = config.dropout
         self.ratio: torch.Tensor | None = None
-        self.A, self.B = self.begin(weight, r)
-        self.magnitude: nn.Parameter | None = None
-        if config.use_dora:
-            self.magnitude = nn.Parameter(self.norm(weight.detach()))
-
-    def begin(self, weight: torch.Tensor, r: int) -> tuple[nn.Parameter, nn.Parameter]:
-        """Return the first factors, which change nothing; draws the random numbers that peft draws."""
-        a, b = (
-            weight.new_empty(shape, dtype=self._dtype) for shape in self.shapes(weight, r, groups_of(self._options))
-        )
-        for factor in (a, b, a):
-            nn.init.kaiming_uniform_(factor, a=math.sqrt(5))
-        return nn.Parameter(a), nn.Parameter(nn.init.zeros_(b))
+        a, b = (weight.new_empty(shape, dtype=dtype) for shape in self.shapes(weight, r, options))
+        self.begin(a, b)
+        self.A, self.B = nn.Parameter(a), nn.Parameter(b)
+        self.magnitude = nn.Parameter(self.norm(weight.detach())) if config.use_dora else None
 
     @staticmethod
-    def shapes(weight: torch.Tensor, r: int, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def begin(a: torch.Tensor, b: torch.Tensor) -> None:
+        """Fill factors that change nothing; draws the random numbers that peft draws."""
+        for factor in (a, b, a):
+            nn.init.kaiming_uniform_(factor, a=math.sqrt(5))
+        nn.init.zeros_(b)
+
+    @classmethod
+    def shapes(cls, weight: torch.Tensor, r: int, options: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Return the shapes of A and B."""
-        return (r, weight.shape[1]), (weight.shape[0], r)
+        outputs, inputs = cls.rows(weight).shape
+        return (r, inputs), (outputs, r)
+
+    @staticmethod
+    def rows(weight: torch.Tensor) -> torch.Tensor:
+        """Return the weight as outputs by inputs."""
+        return weight.flatten(1)
+
+    @staticmethod
+    def unrows(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Return a matrix of outputs by inputs in the layout of the weight."""
+        return rows.view(weight.shape)
 
     def low(self, x: torch.Tensor) -> torch.Tensor:
         """Return the input times A, scaled."""
@@ -75,13 +79,9 @@ class Factors(nn.Module):
         """Return the scaled low-rank values times B."""
         return functional.linear(low, self.B)
 
-    def product(self) -> torch.Tensor:
-        """Return the change in the layout of the weight."""
-        return self.scaling * (self.B @ self.A)
-
     def base(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return what the operator computes without a bias."""
-        return functional.linear(x, weight)
+        return functional.linear(x, self.rows(weight))
 
     def forward(
         self, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -95,21 +95,21 @@ class Factors(nn.Module):
         if dropped is not x:
             base = self.base(dropped, weight)
         else:
-            base = result if bias is None else result - self.beside(bias)
-        factor = self.beside(self.magnitude / self.norm(weight.detach()))
+            base = result if bias is None else result - self._beside(bias)
+        factor = self._beside(self.magnitude / self.norm(weight.detach()))
         return (result + (factor - 1) * base + factor * self.high(low)).to(result.dtype)
 
     def added(self, result: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
         """Return the result plus low-rank values times B: one matmul that adds, where dtypes are the same."""
         alike = result.dtype == low.dtype == self.B.dtype and not _autocasts(result)
-        if result.dim() < 2 or not alike or not result.is_contiguous():
+        if result.dim() < 2 or self.B.dim() > 2 or not alike or not result.is_contiguous():
             return (result + self.high(low)).to(result.dtype)
         flat = result.view(-1, result.shape[-1])
         return torch.addmm(flat, low.reshape(-1, low.shape[-1]), self.B.t()).view(result.shape)
 
-    def beside(self, values: torch.Tensor) -> torch.Tensor:
+    def _beside(self, values: torch.Tensor) -> torch.Tensor:
         """Return a value per output in the shape that results take."""
-        return values
+        return values.view(-1, *(1 for _ in self.B.shape[2:]))
 
     def norm(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the length of each row of the changed weight, without a tensor of its size."""
@@ -121,64 +121,50 @@ class Factors(nn.Module):
             squares += self.scaling * self.scaling * ((b @ (a @ a.t())) * b).sum(dim=1)
             return squares.clamp_(min=0).sqrt_()
 
-    def rows(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return the weight as outputs by inputs."""
-        return weight
+    def _change(self, weight: torch.Tensor) -> torch.Tensor:
+        return (self.scaling * (self.B.flatten(1) @ self.A.flatten(1))).to(weight.dtype)
 
     def merged(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the changed weight."""
-        changed = weight + self.product().to(weight.dtype)
-        if self.magnitude is None:
-            return changed
-        return changed * self.along_outputs(self.magnitude / self.norm(weight)).to(weight.dtype)
+        rows = self.rows(weight) + self._change(weight)
+        if self.magnitude is not None:
+            rows = rows * (self.magnitude / self.norm(weight)).unsqueeze(1).to(weight.dtype)
+        return self.unrows(rows, weight)
 
     def merge(self, weight: torch.Tensor) -> None:
         """Change the weight in place."""
         if self.magnitude is not None:
-            self.ratio = self.along_outputs(self.magnitude / self.norm(weight)).detach()
+            self.ratio = (self.magnitude / self.norm(weight)).unsqueeze(1).detach()
         weight.copy_(self.merged(weight))
 
     def unmerge(self, weight: torch.Tensor) -> None:
         """Take a change by `merge` back, but for rounding."""
+        rows = self.rows(weight)
         if self.ratio is not None:
-            weight /= self.ratio.to(weight.dtype)
-            self.ratio = None
-        weight -= self.product().to(weight.dtype)
-
-    def along_outputs(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a value per output in a shape to multiply the weight with."""
-        return values.unsqueeze(1)
+            rows, self.ratio = rows / self.ratio.to(weight.dtype), None
+        weight.copy_(self.unrows(rows - self._change(weight), weight))
 
 
 class TransposedFactors(Factors):
     """The factors of a change of a weight of inputs by outputs."""
 
     @staticmethod
-    def shapes(weight: torch.Tensor, r: int, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        return (r, weight.shape[0]), (weight.shape[1], r)
-
-    def product(self) -> torch.Tensor:
-        return super().product().t()
-
-    def base(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return x @ weight
-
-    def rows(self, weight: torch.Tensor) -> torch.Tensor:
+    def rows(weight: torch.Tensor) -> torch.Tensor:
         return weight.t()
 
-    def along_outputs(self, values: torch.Tensor) -> torch.Tensor:
-        return values
+    @staticmethod
+    def unrows(rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return rows.t()
 
 
 class EmbeddingFactors(TransposedFactors):
     """The factors of a change of an embedding (entries by size): A is rank by entries, B size by rank."""
 
-    def begin(self, weight: torch.Tensor, r: int) -> tuple[nn.Parameter, nn.Parameter]:
-        a, b = (
-            torch.randn(shape, device=weight.device, dtype=self._dtype)
-            for shape in self.shapes(weight, r, groups_of(self._options))
-        )
-        return nn.Parameter(a.zero_()), nn.Parameter(b.normal_())
+    @staticmethod
+    def begin(a: torch.Tensor, b: torch.Tensor) -> None:
+        for factor in (a, b, b):
+            nn.init.normal_(factor)
+        nn.init.zeros_(a)
 
     def forward(
         self, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
@@ -193,39 +179,19 @@ class ConvolutionFactors(Factors):
     Where the convolution is in groups, B alone is, as in peft.
     """
 
-    @property
-    def groups(self) -> int:
-        """Number of the convolution's groups."""
-        return groups_of(self._options)
-
-    @staticmethod
-    def shapes(weight: torch.Tensor, r: int, groups: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        outputs, inputs, *size = weight.shape
+    @classmethod
+    def shapes(cls, weight: torch.Tensor, r: int, options: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        (outputs, inputs, *size), groups = weight.shape, groups_of(options)
         return (r, inputs * groups, *size), (outputs, r // groups, *(1 for _ in size))
 
     def low(self, x: torch.Tensor) -> torch.Tensor:
-        return _CONVOLUTIONS[self.A.dim()](x, self.A, None, *self._options[:3]) * self.scaling
+        return _convolved(x, self.A, *self._options[:3]) * self.scaling
 
     def high(self, low: torch.Tensor) -> torch.Tensor:
-        return _CONVOLUTIONS[self.B.dim()](low, self.B, groups=self.groups)
+        return _convolved(low, self.B, 1, 0, 1, self.groups)
 
     def base(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-        return _CONVOLUTIONS[weight.dim()](x, weight, None, *self._options)
-
-    def added(self, result: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
-        return (result + self.high(low)).to(result.dtype)
-
-    def product(self) -> torch.Tensor:
-        return self.scaling * (self.B.flatten(1) @ self.A.flatten(1)).view(len(self.B), *self.A.shape[1:])
-
-    def beside(self, values: torch.Tensor) -> torch.Tensor:
-        return values.view(-1, *(1 for _ in self.B.shape[2:]))
-
-    def rows(self, weight: torch.Tensor) -> torch.Tensor:
-        return weight.flatten(1)
-
-    def along_outputs(self, values: torch.Tensor) -> torch.Tensor:
-        return values.view(-1, *(1 for _ in self.B.shape[1:]))
+        return _convolved(x, weight, *self._options)
 
 
 class Whole(nn.Module):
@@ -255,6 +221,11 @@ class Whole(nn.Module):
 def groups_of(options: Sequence[Any]) -> int:
     """Return the number of groups of a convolution, given what it takes after its bias."""
     return options[3] if len(options) > 3 else 1
+
+
+def _convolved(x: torch.Tensor, weight: torch.Tensor, *options: Any) -> torch.Tensor:
+    convolution = (functional.conv1d, functional.conv2d, functional.conv3d)[weight.dim() - 3]
+    return convolution(x, weight, None, *options)
 
 
 def _autocasts(x: torch.Tensor) -> bool:

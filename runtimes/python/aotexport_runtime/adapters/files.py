@@ -15,11 +15,10 @@ import msgspec
 import torch
 from safetensors.torch import save
 
-from aotexport_runtime.adapters.add import attach, check_whole, saved_paths
 from aotexport_runtime.adapters.base import KEY, check_base, check_unchanged, weight_digests
 from aotexport_runtime.adapters.config import CONFIG_FILE, LIMITS, config_record, read_config
-from aotexport_runtime.adapters.factors import FACTORS, EmbeddingFactors, Factors, groups_of
-from aotexport_runtime.adapters.select import adapters_of, delete_adapter
+from aotexport_runtime.adapters.factors import FACTORS, EmbeddingFactors, Factors
+from aotexport_runtime.adapters.lora import adapters_of, attach, check_whole, delete_adapter, saved_paths
 from aotexport_runtime.adapters.targets import Report, Target, Weights
 from aotexport_runtime.bundle.directory import MAX_HOLE_NBYTES, BundleDirectory, hole_nbytes, open_regular, read_most
 from aotexport_runtime.bundle.staging import staged
@@ -153,9 +152,8 @@ def load_adapter(
         NotSupported: it is of a kind that this runtime does not compute.
     """
     directory, adapters = path_of("path", path), adapters_of(module)
-    settings, weights = _contents(directory, module.bundle.limits.bundle_nbytes)
+    settings, tensors, metadata = _read(directory, module.bundle.limits.bundle_nbytes)
     config = read_config(settings, directory / CONFIG_FILE)
-    tensors, metadata = _read(weights, directory)
     check_whole(module, name)
     # With all biases trained, peft also writes what it keeps apart for modules that are trained whole.
     twice = (".modules_to_save.", ".original_module.")
@@ -184,29 +182,23 @@ def load_adapter(
     return report
 
 
-def _contents(directory: Path, most: int) -> tuple[bytes, bytes]:
-    """Return settings and weights of an adapter, from one directory, whatever its path leads to meanwhile."""
+def _read(directory: Path, most: int) -> tuple[bytes, dict[str, torch.Tensor], dict[str, str]]:
+    """Return settings, tensors and metadata of an adapter, from one directory, wherever its path leads meanwhile."""
     try:
         held = BundleDirectory(directory)
         with open_regular(held.files / CONFIG_FILE) as settings, open_regular(held.files / WEIGHTS_FILE) as weights:
-            if os.fstat(weights.fileno()).st_size > most or hole_nbytes(weights) > MAX_HOLE_NBYTES:
+            size = os.fstat(weights.fileno()).st_size
+            if size > most or hole_nbytes(weights) > MAX_HOLE_NBYTES:
                 raise OSError(errno.EFBIG, f"more than {most} bytes, or holes in the place of data")
-            return read_most(settings, LIMITS.json_nbytes), weights.read(os.fstat(weights.fileno()).st_size)
-    except (OSError, ValueError) as error:
+            config, data = read_most(settings, LIMITS.json_nbytes), weights.read(size)
+        tensors = read_tensors(data, where=WEIGHTS_FILE)
+        header = decode_plain(data[8 : 8 + int.from_bytes(data[:8], "little")], where=WEIGHTS_FILE, limits=DEFAULT)
+        return config, tensors, header.get("__metadata__") or {}
+    except (OSError, ValueError, BundleInvalid, NotSupported) as error:
         reason = error
         if isinstance(error, OSError) and isinstance(error.filename, str):
             reason = f"{os.path.basename(error.filename)}: {error.strerror}"
         raise ArgumentInvalid(f"`path`: no adapter can be read from {str(directory)!r}: {reason}") from None
-
-
-def _read(data: bytes, directory: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    """Return the tensors of an adapter's file, and its metadata."""
-    try:
-        tensors = read_tensors(data, where=WEIGHTS_FILE)
-        header = data[8 : 8 + int.from_bytes(data[:8], "little")]
-        return tensors, decode_plain(header, where=WEIGHTS_FILE, limits=DEFAULT).get("__metadata__") or {}
-    except (BundleInvalid, NotSupported) as error:
-        raise ArgumentInvalid(f"`path`: no adapter can be read from {str(directory)!r}: {error}") from None
 
 
 def _entries(module: BundleModule, name: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -264,7 +256,7 @@ def _ranks(module: BundleModule, keys: Mapping[str, torch.Tensor], directory: Pa
                 )
             weight: torch.Tensor = getattr(module.get_submodule(target.path), target.tensor)
             r = tensor.shape[0] if tensor.dim() else 0
-            a, b = FACTORS[target.kind].shapes(weight, max(r, 1), groups_of(target.options))
+            a, b = FACTORS[target.kind].shapes(weight, max(r, 1), target.options)
             other = key.removesuffix(ending) + ending.replace("_A", "_B")
             # Before parameters of such shapes are made.
             problem = _misfit(key, tensor, a) or (_misfit(other, keys[other], b) if other in keys else None)

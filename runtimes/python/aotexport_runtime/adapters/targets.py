@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from torch import nn
+
 from aotexport_runtime.engines.forward.readers import Kind, Reader, Readers
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
@@ -28,8 +30,6 @@ class Target:
 
     Attributes:
         name: its name.
-        path: path of its module.
-        tensor: its name in its module.
         form: `graph`: the results of nodes that read it are changed; `weight`: the weight is, before they read it.
         kind: what operators do with it; in weight space that of a linear layer.
         options: what those operators take after their bias.
@@ -38,13 +38,21 @@ class Target:
     """
 
     name: str
-    path: str
-    tensor: str
     form: Literal["graph", "weight"]
     kind: Kind
     options: tuple[Any, ...] = ()
     why: str
     returned: bool = False
+
+    @property
+    def path(self) -> str:
+        """Path of its module."""
+        return self.name.rpartition(".")[0]
+
+    @property
+    def tensor(self) -> str:
+        """Its name in its module."""
+        return self.name.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -91,12 +99,9 @@ class Weights:
             for entry in bundle.manifest.state
             if entry.role == "parameter" and len(entry.shape) > 1 and entry.dtype in _FLOATS and entry.subclass is None
             for name in (entry.name, *entry.tied)
-            if self._is_loaded(name) or any(is_below(name, path) for path in replaced)
+            if is_loaded(module_at(module, name.rpartition(".")[0]), module)
+            or any(is_below(name, path) for path in replaced)
         }
-
-    def _is_loaded(self, name: str) -> bool:
-        owner = module_at(self._module, name.rpartition(".")[0])
-        return owner is self._module or isinstance(owner, LoadedSubmodule)
 
     def target(self, name: str) -> Target | None:
         """Return the weight `name` with the form of its adapter; None: no program reads it.
@@ -104,28 +109,25 @@ class Weights:
         Raises:
             NotSupported: the bundle does not say which nodes read it by this name, or a program writes to it.
         """
-        entry, (path, _, tensor) = self.entries[name], name.rpartition(".")
+        entry, path = self.entries[name], name.rpartition(".")[0]
         found = [(program, each) for program, readers in self._readers for each in readers.of(_names(entry), path)]
         if not found:
             self._check_told(name, entry)
             return None
-        kinds: set[Kind] = {each.operands.kind for _, each in found if each.operands is not None}
-        options = {_options(each) for _, each in found}
+        uses = {_use(each) for _, each in found}
+        if len(uses) == 1 and (use := uses.pop()) is not None:
+            kind, given = use
+            options = tuple(list(value) if isinstance(value, tuple) else value for value in given)
+            why, returned = f"read by `{found[0][1].op}` alone", any(each.returned for _, each in found)
+            return Target(name=name, form="graph", kind=kind, options=options, why=why, returned=returned)
         otherwise = next(((program, each) for program, each in found if each.operands is None), None)
-        if otherwise is None and len(kinds) == 1 and len(options) == 1 and None not in options:
-            kind, given = kinds.pop(), options.pop() or ()
-            why = f"read by `{found[0][1].op}` alone"
-            values = tuple(list(value) if isinstance(value, tuple) else value for value in given)
-            returned = any(each.returned for _, each in found)
-            return Target(
-                name=name, path=path, tensor=tensor, form="graph", kind=kind, options=values, why=why, returned=returned
-            )
-        program, reader = otherwise or found[0]
-        why = f"program `{program}` reads it by `{reader.op}`" if otherwise else "its nodes use it in several ways"
+        why = "its nodes use it in several ways"
+        if otherwise is not None:
+            why = f"program `{otherwise[0]}` reads it by `{otherwise[1].op}`"
         if entry.tied or len(entry.shape) != 2:
             shape = "tied to another" if entry.tied else f"no matrix, but {list(entry.shape)}"
             raise NotSupported(f"`{name}` cannot have an adapter: {why}, and it is {shape}")
-        return Target(name=name, path=path, tensor=tensor, form="weight", kind="linear", why=why)
+        return Target(name=name, form="weight", kind="linear", why=why)
 
     def _check_told(self, name: str, entry: StateTensor) -> None:
         if entry.tied and any(readers.value(_names(entry)) is not None for _, readers in self._readers):
@@ -186,6 +188,11 @@ class Weights:
         return f". Layers that it has: {named}" if named else ", which has no weights"
 
 
+def is_loaded(owner: nn.Module | None, module: BundleModule) -> bool:
+    """Return whether a module below `module` is the bundle's, and not one that the user put there."""
+    return owner is module or isinstance(owner, LoadedSubmodule)
+
+
 def layer_of(name: str) -> str:
     """Return the path of a layer whose weight is `name`; the name itself of other tensors."""
     path, _, tensor = name.rpartition(".")
@@ -202,15 +209,18 @@ def _names(entry: StateTensor) -> tuple[str, ...]:
     return (entry.name, *entry.tied)
 
 
-def _options(reader: Reader) -> tuple[Any, ...] | None:
-    """Return what an operator takes after weight and bias, hashable; None: sizes of the call are among it."""
-    after = {"convolution": 3, "embedding": 2}
-    if reader.node is None or reader.operands is None or reader.operands.kind not in after:
-        return ()
-    given = reader.node.args[after[reader.operands.kind] :]
-    if reader.node.kwargs or any(
-        isinstance(i, SizeArgument) for a in given for i in (a if isinstance(a, list) else [a])
-    ):
+def _use(reader: Reader) -> tuple[Kind, tuple[Any, ...]] | None:
+    """Return what an operator does with a weight, and what it takes after weight and bias, hashable.
+
+    None: it does something else, or sizes of the call are among it.
+    """
+    if reader.node is None or reader.operands is None:
+        return None
+    kind = reader.operands.kind
+    after = {"convolution": 3, "embedding": 2}.get(kind)
+    given = [] if after is None else reader.node.args[after:]
+    sizes = any(isinstance(i, SizeArgument) for a in given for i in (a if isinstance(a, list) else [a]))
+    if sizes or (after is not None and reader.node.kwargs):
         return None
     values: list[Any] = [constant_value(argument, _CONSTANTS) for argument in given]
-    return tuple(tuple(value) if isinstance(value, list) else value for value in values)
+    return kind, tuple(tuple(value) if isinstance(value, list) else value for value in values)
