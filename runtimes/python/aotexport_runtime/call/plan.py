@@ -158,15 +158,7 @@ class Variants:
         """Prepare variants in order of preference, the program's own first; `plan` makes the plan of one."""
         self._names = [program.name for program in programs]
         self._order = [program.name for program in sorted(programs, key=_shared_tensors, reverse=True)]
-        self._make = plan
-        self._plans: dict[str, Plan] = {}
-
-    def plan(self, name: str) -> Plan:
-        """Return the plan of variant `name`."""
-        plan = self._plans.get(name)
-        if plan is None:
-            plan = self._plans[name] = self._make(name)
-        return plan
+        self._plan = plan
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the first variant that the call fits.
@@ -176,7 +168,7 @@ class Variants:
         """
         unfit: dict[str, list[str]] = {}
         for name in self._order:
-            plan = self.plan(name)
+            plan = self._plan(name)
             call = plan.bind(args, kwargs)
             if not call.violations:
                 return plan.run(call)

@@ -14,13 +14,13 @@ from torch import nn
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.fast_path import Call
 from aotexport_runtime.call.plan import Plan, Variants
-from aotexport_runtime.engines.candidates import AUTOGRAD, Request
+from aotexport_runtime.engines.candidates import Request
 from aotexport_runtime.engines.onnx.frozen import Weights
 from aotexport_runtime.engines.runs import Explanation, ProgramExplanation
 from aotexport_runtime.engines.select import NO_TARGETS, Choice
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
-from aotexport_runtime.module.compose import compose, live_of, program_of
+from aotexport_runtime.module.compose import compose, program_of
 from aotexport_runtime.module.module_class import class_of, methods_of
 from aotexport_runtime.module.taps import add_taps, tapped
 from aotexport_runtime.schema.manifest import Manifest
@@ -81,13 +81,13 @@ class BundleModule(WithAttributes):
         self._request = request
         self._targets = targets
         self._constants: dict[str, torch.Tensor] = {}
+        self._composed: dict[str, Plan] = {}
         self._plans: dict[str, Plan | Variants] = {}
         self._served: dict[tuple[bool, bool], Call] = {}
         self._methods = methods_of(bundle)
         self._fixed = frozenset(bundle.manifest.settings)
         self._changes: list[SubmoduleChange] | None = None
-        self._calls_submodules = False
-        self._untold: set[str] = set()
+        self._untold: set[str] | None = None
         self._taps = tuple(taps)
         self._loaded: Weights = {}
         # Last: a name of the user's may equal one of ours, which can then no longer be assigned to.
@@ -149,8 +149,8 @@ class BundleModule(WithAttributes):
         """Compose the programs anew at their next call, with the submodules of that time."""
         # Bypasses `__setattr__`, which handles the user's names.
         self.__dict__["_changes"] = None
-        self.__dict__["_plans"].clear()
-        self.__dict__["_served"].clear()
+        for made in ("_composed", "_plans", "_served"):
+            self.__dict__[made].clear()
 
     def changes(self) -> list[SubmoduleChange]:
         """Return the changes of submodules since the load.
@@ -271,39 +271,30 @@ class BundleModule(WithAttributes):
         return program_of(method, self._methods, training=self.training)
 
     def _plan(self, name: str) -> Plan | Variants:
+        """Return the plan of a program, or the choice among its variants."""
         plan = self._plans.get(name)
         if plan is None:
             names = self.bundle.manifest.with_variants(name)
-            main = next((entry.variant_of for entry in self.bundle.manifest.programs if entry.name == name), None)
-            if main is not None and isinstance(whole := self._plan(main), Variants):
-                plan = whole.plan(name)
-            elif len(names) > 1:
-                plan = Variants([*map(self.bundle.program, names)], self._compose)
-            else:
-                plan = self._compose(name)
+            several = len(names) > 1
+            plan = Variants([*map(self.bundle.program, names)], self._one) if several else self._one(name)
             self._plans[name] = plan
         return plan
 
-    def _compose(self, name: str) -> Plan:
-        program, request = self.bundle.program(name), self._request
-        told = self._untold if self._calls_submodules else None
-        if told is not None:
-            request = dataclasses.replace(request, target=AUTOGRAD)
-        live = live_of(self, self.bundle, program, self.changes(), self._slot, self._environment, told)
-        return compose(
-            self.bundle, program, self._slot, self._environment, request, self._targets, live, self.__dict__["_loaded"]
-        )
+    def _one(self, name: str) -> Plan:
+        plan = self._composed.get(name)
+        if plan is None:
+            plan = self._composed[name] = compose(self, self.bundle.program(name))
+        return plan
 
     @contextlib.contextmanager
     def submodules_called(self) -> Generator[set[str], None, None]:
         """Let calls call every submodule, for a trace of them; yield the paths of those that a call does not show."""
         untold = self.__dict__["_untold"] = set[str]()
-        self.__dict__["_calls_submodules"] = True
         self.changed()
         try:
             yield untold
         finally:
-            self.__dict__["_calls_submodules"] = False
+            self.__dict__["_untold"] = None
             self.changed()
 
     def explain(self) -> Explanation:
@@ -316,8 +307,7 @@ class BundleModule(WithAttributes):
     def explain_program(self, name: str) -> ProgramExplanation:
         """Return the entry of `explain` for program `name`."""
         try:
-            plan = self._plan(name)
-            return (plan.record if isinstance(plan, Plan) else plan.plan(name).record).explained()
+            return self._one(name).record.explained()
         except NotSupported as error:
             return ProgramExplanation(name, refused=str(error))
 
@@ -333,7 +323,14 @@ class BundleModule(WithAttributes):
         shared = ("bundle", "_environment", "_request", "_targets", "_methods", "_fixed")
         given = {name: self.__dict__[name] for name in shared}
         python_state = copy.copy(self.python_state)
-        given |= {"_plans": {}, "_served": {}, "_loaded": {}, "_changes": None, "_python_state": python_state}
+        given |= {
+            "_composed": {},
+            "_plans": {},
+            "_served": {},
+            "_loaded": {},
+            "_changes": None,
+            "_python_state": python_state,
+        }
         twin: BundleModule = copied(self, memo, given)
         python_state.values = self.python_state.copied(memo)
         twin._keep_attributes()

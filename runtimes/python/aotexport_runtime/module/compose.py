@@ -1,17 +1,20 @@
 """The program of a loaded bundle that a call runs, with the engines that serve it, ready to be called."""
 
+# A loaded module has its options in attributes without public names.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from torch import nn
 
-from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Plan
-from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request
+from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE
 from aotexport_runtime.engines.cpu.engine import Libraries
 from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.engines.figures import sizes_of
@@ -19,9 +22,8 @@ from aotexport_runtime.engines.forward.engine import ForwardEngine
 from aotexport_runtime.engines.forward.live_graph import LiveGraph, graph_of_calls, live_graph
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
 from aotexport_runtime.engines.lowered import Lowered
-from aotexport_runtime.engines.onnx.frozen import Weights
 from aotexport_runtime.engines.runs import Engines
-from aotexport_runtime.engines.select import Choice, select_engine
+from aotexport_runtime.engines.select import select_engine
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, constant_value
@@ -34,11 +36,13 @@ from aotexport_runtime.guards.subjects import ArgumentFacts
 from aotexport_runtime.module.measured import fastest, is_measured
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.submodules.adapter import adapters_below
-from aotexport_runtime.submodules.changes import SubmoduleChange
 from aotexport_runtime.submodules.places import StateSlot
 from aotexport_runtime.submodules.tables import former_kind, is_sharded, put_quietly
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import is_wrapper
+
+if TYPE_CHECKING:
+    from aotexport_runtime.module.bundle_module import BundleModule
 
 log = logging.getLogger("aotexport_runtime")
 
@@ -46,38 +50,18 @@ _UNREAD: StateSlot = ({"": torch.empty(0)}, "")
 """Slot of a state tensor that no node reads."""
 
 
-def compose(
-    bundle: Bundle,
-    program: Program,
-    slot: Callable[[str], StateSlot],
-    environment: Environment,
-    request: Request,
-    targets: Choice,
-    live: LiveGraph | None,
-    loaded: Weights,
-    *,
-    measures: bool = True,
-) -> Plan:
-    """Return `program`, ready to be called.
-
-    Args:
-        bundle: where its graphs and native code are.
-        program: its record.
-        slot: returns the slot of a state tensor's current value, by name.
-        environment: namespaces and device.
-        request: request of the caller of `load`.
-        targets: native code that may run.
-        live: see `live_of`; where it is, it serves every call.
-        loaded: state as it was loaded.
-        measures: whether engines may be measured.
+def compose(module: BundleModule, program: Program, *, measures: bool = True) -> Plan:
+    """Return a program of a loaded bundle, ready to be called; `measures`: whether engines may be measured.
 
     Raises:
-        NotSupported: the requested native code does not run the program.
+        NotSupported: the requested native code does not run the program, or calls cannot follow a changed submodule.
     """
+    bundle, environment, request, live = module.bundle, module._environment, module._request, _live(module, program)
+    if module._untold is not None:
+        request = dataclasses.replace(request, target=AUTOGRAD)
     device = None if environment.device is None else environment.device.type
-    measures = measures and live is None
-    measures = measures and is_measured(bundle, program, request, device_type_of(program, environment.device))
-    changed = "" if live is None else ", ".join(live.reasons)
+    device_type = device_type_of(program, environment.device)
+    measures = measures and live is None and is_measured(bundle, program, request, device_type)
     failed: dict[str, str] = {}
     native: Lowered | Libraries | None = None
     while True:
@@ -85,9 +69,9 @@ def compose(
             bundle,
             program,
             request,
-            targets=targets,
+            targets=module._targets,
             device=device,
-            changed=changed,
+            changed="" if live is None else ", ".join(live.reasons),
             failed=failed,
             is_measured=measures,
             prefers_onednn=functools.partial(_prefers_onednn, environment),
@@ -107,7 +91,7 @@ def compose(
                 log.info("program %s runs without its kernels: %s", program.name, error)
             else:
                 log.warning("program %s runs its graph, and not target %s: %s", program.name, choice.native, error)
-    record = Engines(program.name, str(environment.device or device_type_of(program, None)), choice)
+    record = Engines(program.name, str(environment.device or device_type), choice)
     record.demand(request.target)
     if choice.engines == (AUTOGRAD,) and request.target != AUTOGRAD and (live or program.functional):
         log.info("program %s runs its forward graph: %s", program.name, choice.why_not[PORTABLE])
@@ -122,50 +106,40 @@ def compose(
         Plan,
         program,
         record=record,
-        guards=_guards(bundle, program, slot, environment, live),
+        guards=_guards(module, program, live),
         kinds=[torch_tensors],
         constant=lambda leaf: constant_value(leaf.value, environment),
         rebinds=[
-            (rebind.output_index, functools.partial(put_quietly, *slot(rebind.name))) for rebind in program.rebinds
+            (rebind.output_index, functools.partial(put_quietly, *module._slot(rebind.name)))
+            for rebind in program.rebinds
         ],
     )
     if graph is None or not measures:
         return plan(engines)
-    first = fastest(bundle, plan(engines), graph, environment, request, loaded)
-    if first is None:
-        return compose(bundle, program, slot, environment, request, targets, live, loaded, measures=False)
-    return plan(first)
+    first = fastest(module, plan(engines), graph)
+    return compose(module, program, measures=False) if first is None else plan(first)
 
 
-def _guards(
-    bundle: Bundle,
-    program: Program,
-    slot: Callable[[str], StateSlot],
-    environment: Environment,
-    live: LiveGraph | None,
-) -> list[list[Row]]:
-    """Return the guards of a program that tensors of torch are passed to, in stages; see `compose`."""
+def _guards(module: BundleModule, program: Program, live: LiveGraph | None) -> list[list[Row]]:
+    """Return the guards of a program that tensors of torch are passed to, in stages."""
+    environment, slot = module._environment, module._slot
     forms = {
         index: environment.form(spec.subclass)
         for index, spec in enumerate(program.inputs)
         if not isinstance(spec, SizeInput) and spec.subclass is not None
     }
     reads = _reads(program, live)
-    state = [
-        (index, *(slot(spec.name) if index in reads else _UNREAD))
-        for index, spec in enumerate(program.inputs)
-        if isinstance(spec, StateInput)
-    ]
-    used = {spec.name for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput) and i in reads}
+    specs = [(index, spec.name) for index, spec in enumerate(program.inputs) if isinstance(spec, StateInput)]
+    used = {name for index, name in specs if index in reads}
     ties = [
         (slot(entry.name), [slot(name) for name in entry.tied], entry)
-        for entry in bundle.manifest.state
+        for entry in module.bundle.manifest.state
         if entry.tied and entry.name in used and entry.role != "constant"
     ]
     caller = Caller(
         program=program,
         device_type=device_type_of(program, environment.device),
-        state=state,
+        state=[(index, *(slot(name) if index in reads else _UNREAD)) for index, name in specs],
         ties=ties,
         forms={index: form for index, form in forms.items() if index in reads},
         added=() if live is None else live.added,
@@ -184,42 +158,20 @@ def _reads(program: Program, live: LiveGraph | None) -> set[int]:
     return asked | {i for i, value in enumerate(live.graph.inputs) if value.name in live.reads}
 
 
-def live_of(
-    module: nn.Module,
-    bundle: Bundle,
-    program: Program,
-    changes: Sequence[SubmoduleChange],
-    slot: Callable[[str], StateSlot],
-    environment: Environment,
-    untold: set[str] | None,
-) -> LiveGraph | None:
-    """Return the forward graph of `program` with adapters and submodules that changed; None: it has none of them.
-
-    Args:
-        module: the loaded bundle.
-        bundle: its files.
-        program: its record.
-        changes: the submodules that changed.
-        slot: see `compose`.
-        environment: namespaces and device.
-        untold: gets the paths of submodules that cannot be called, where all are to be; None: changed ones are called.
-
-    Raises:
-        NotSupported: a change that calls cannot follow.
-    """
+def _live(module: BundleModule, program: Program) -> LiveGraph | None:
+    """Return the forward graph with adapters and submodules that changed, or all; None: as it was captured."""
+    changes, untold, live = module.changes(), module._untold, None
     adapters = [(path, adapter) for path, adapter in adapters_below(module) if adapter.is_needed()]
-    if not changes and untold is None and not adapters:
-        check_state_read(program, None, slot)
-        return None
-    graph = bundle.graph(program.name, program.forward.file)
-    # Constants are in no table of a submodule.
-    names = {e.name: () if e.role == "constant" else (e.name, *e.tied) for e in bundle.manifest.state}
-    if untold is None:
-        live = live_graph(graph, program, changes, adapters, names, environment)
-    else:
-        live, paths = graph_of_calls(module, graph, program, changes, adapters, names, environment)
-        untold.update(paths)
-    check_state_read(program, live, slot)
+    if changes or adapters or untold is not None:
+        graph = module.bundle.graph(program.name, program.forward.file)
+        # Constants are in no table of a submodule.
+        names = {e.name: () if e.role == "constant" else (e.name, *e.tied) for e in module.bundle.manifest.state}
+        if untold is None:
+            live = live_graph(graph, program, changes, adapters, names, module._environment)
+        else:
+            live, paths = graph_of_calls(module, graph, program, changes, adapters, names, module._environment)
+            untold.update(paths)
+    _check_state_read(program, live, module._slot)
     return live
 
 
@@ -253,12 +205,8 @@ def _prefers_onednn(environment: Environment, matmul: Matmul) -> bool:
     return prefers_onednn(rows, depth, columns, adds=matmul.adds, is_turned=matmul.is_turned, mode=environment.matmul)
 
 
-def check_state_read(program: Program, live: LiveGraph | None, slot: Callable[[str], StateSlot]) -> None:
-    """Refuse state that was replaced by such of another dtype or shape, and that no changed submodule alone reads.
-
-    Raises:
-        NotSupported: names it.
-    """
+def _check_state_read(program: Program, live: LiveGraph | None, slot: Callable[[str], StateSlot]) -> None:
+    """Refuse state that was replaced by such of another dtype or shape, and that no changed submodule alone reads."""
     for index, spec in enumerate(program.inputs):
         if not isinstance(spec, StateInput) or spec.subclass is not None:
             continue

@@ -1,5 +1,8 @@
 """Which engine of an inference program is the fastest here: measured in a recorded call, kept for the next process."""
 
+# A loaded module has its options in attributes without public names.
+# pyright: reportPrivateUsage=false
+
 from __future__ import annotations
 
 import hashlib
@@ -9,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
@@ -19,9 +22,8 @@ from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.engines.candidates import AUTOGRAD, MODEL_ENGINES, PORTABLE, Request
 from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
-from aotexport_runtime.engines.onnx.frozen import FrozenModel, Weights
+from aotexport_runtime.engines.onnx.frozen import FrozenModel
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.execution.codegen import Environment
 from aotexport_runtime.execution.matmul.measured import kept
 from aotexport_runtime.execution.user_cache import Measurements, cache_folder
 from aotexport_runtime.guards.signature import Bound
@@ -31,6 +33,9 @@ from aotexport_runtime.rewrite.impure import random_nodes
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values.compare import compare
 from aotexport_runtime.values.observe import Observation, make_inputs
+
+if TYPE_CHECKING:
+    from aotexport_runtime.module.bundle_module import BundleModule
 
 VARIABLE = "AOTEXPORT_MEASURE"
 """Environment variable: 0: no load measures engines; 1: every one does; else those of frozen weights do."""
@@ -74,31 +79,22 @@ def is_measured(bundle: Bundle, program: Program, request: Request, device_type:
     return any(entry.program == program.name for entry in bundle.manifest.testvectors)
 
 
-def fastest(
-    bundle: Bundle,
-    plan: Plan,
-    graph: FunctionalEngine,
-    environment: Environment,
-    request: Request,
-    loaded: Weights,
-) -> list[Engine] | None:
+def fastest(module: BundleModule, plan: Plan, graph: FunctionalEngine) -> list[Engine] | None:
     """Return the engines of the program of `plan`, the fastest first; None: no recorded call can be measured.
 
     Args:
-        bundle: its bundle.
+        module: the loaded bundle.
         plan: by rules; its record tells the figures.
         graph: the functional graph, which ONNX models stand for.
-        environment: namespaces and device.
-        request: of the caller of `load`.
-        loaded: state as it was loaded.
     """
-    program, known = plan.program, {engine.name: engine for engine in (*plan.engines, graph)}
+    bundle, request, program = module.bundle, module._request, plan.program
+    known = {engine.name: engine for engine in (*plan.engines, graph)}
     models: dict[str, FrozenModel] = {}
     refused: dict[str, str] = {}
 
     def open_model(name: str) -> None:
         try:
-            models[name] = FrozenModel(bundle, program, runtime_of(name), loaded)
+            models[name] = FrozenModel(bundle, program, runtime_of(name), module.__dict__["_loaded"])
             known[name] = graph.by_native(models[name])
         except NotSupported as error:
             refused[name] = str(error)
@@ -110,7 +106,7 @@ def fastest(
     if figures is None or figures.best(usual) not in known:
         for name in MODEL_ENGINES if request.frozen else ():
             open_model(name)
-        figures = _measure(bundle, plan, known, models, environment)
+        figures = _measure(module, plan, known, models)
         if figures is None:
             return None
         figures = Figures(seconds=figures.seconds, why_not=figures.why_not | refused)
@@ -140,19 +136,15 @@ def _read(cache: Measurements, program: str) -> Figures | None:
 
 
 def _measure(
-    bundle: Bundle,
-    plan: Plan,
-    engines: Mapping[str, Engine],
-    models: Mapping[str, FrozenModel],
-    environment: Environment,
+    module: BundleModule, plan: Plan, engines: Mapping[str, Engine], models: Mapping[str, FrozenModel]
 ) -> Figures | None:
     """Return the times of the first recorded call by engines that give the results of the forward graph."""
     calls: list[Bound] = []
     with torch.no_grad():
-        for entry in bundle.manifest.testvectors:
+        for entry in module.bundle.manifest.testvectors:
             if entry.program == plan.program.name:
-                vector, stored = read_vector(bundle, entry)
-                values = make_inputs(vector.inputs, stored, environment.device, environment.form).values
+                vector, stored = read_vector(module.bundle, entry)
+                values = make_inputs(vector.inputs, stored, module.device, module.form).values
                 calls.append(plan.bind_flat(values))
         if any(call.violations for call in calls):
             return None
