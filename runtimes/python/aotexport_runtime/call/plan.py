@@ -13,7 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from aotexport_runtime.call.fast_path import FastPath
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.call.fast_path import Call, FastPath
 from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.errors import CallInvalid
@@ -147,34 +148,33 @@ class Plan:
         return self._unflatten(outputs)
 
 
-class Variants:
-    """Several plans of one program; a call runs the first that it fits.
+def called(bundle: Bundle, names: Sequence[str], plan: Callable[[str], Plan]) -> Call:
+    """Return what calls a program: its plan, or the first of its variants' that a call fits.
 
     Variants that were captured with one tensor in several places come first, since a call with one tensor there fits
     the others as well: the model's code may ask whether two of its arguments are one.
+
+    Args:
+        bundle: its bundle.
+        names: of the program and its variants, in order of preference.
+        plan: returns the plan of one.
     """
+    if len(names) == 1:
+        return plan(names[0]).call
+    order = sorted(names, key=lambda name: _shared_tensors(bundle.program(name)), reverse=True)
 
-    def __init__(self, programs: Sequence[Program], plan: Callable[[str], Plan]) -> None:
-        """Prepare variants in order of preference, the program's own first; `plan` makes the plan of one."""
-        self._names = [program.name for program in programs]
-        self._order = [program.name for program in sorted(programs, key=_shared_tensors, reverse=True)]
-        self._plan = plan
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the first variant that the call fits.
-
-        Raises:
-            CallInvalid: it fits none; lists every violation, per variant.
-        """
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         unfit: dict[str, list[str]] = {}
-        for name in self._order:
-            plan = self._plan(name)
-            call = plan.bind(args, kwargs)
-            if not call.violations:
-                return plan.run(call)
-            unfit[name] = call.violations
-        reasons = [f"variant `{name}`: {violation}" for name in self._names for violation in unfit[name]]
-        raise CallInvalid(self._names[0], reasons)
+        for name in order:
+            fitting = plan(name)
+            bound = fitting.bind(args, kwargs)
+            if not bound.violations:
+                return fitting.run(bound)
+            unfit[name] = bound.violations
+        reasons = [f"variant `{name}`: {violation}" for name in names for violation in unfit[name]]
+        raise CallInvalid(names[0], reasons)
+
+    return call
 
 
 def _shared_tensors(program: Program) -> int:

@@ -13,7 +13,7 @@ from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.fast_path import Call
-from aotexport_runtime.call.plan import Plan, Variants
+from aotexport_runtime.call.plan import Plan, called
 from aotexport_runtime.engines.candidates import Request
 from aotexport_runtime.engines.onnx.frozen import Weights
 from aotexport_runtime.engines.runs import Explanation, ProgramExplanation
@@ -81,8 +81,8 @@ class BundleModule(WithAttributes):
         self._request = request
         self._targets = targets
         self._constants: dict[str, torch.Tensor] = {}
-        self._composed: dict[str, Plan] = {}
-        self._plans: dict[str, Plan | Variants] = {}
+        self._calls: dict[str, Call] = {}
+        self._plans: dict[str, Plan] = {}
         self._served: dict[tuple[bool, bool], Call] = {}
         self._methods = methods_of(bundle)
         self._fixed = frozenset(bundle.manifest.settings)
@@ -149,7 +149,7 @@ class BundleModule(WithAttributes):
         """Compose the programs anew at their next call, with the submodules of that time."""
         # Bypasses `__setattr__`, which handles the user's names.
         self.__dict__["_changes"] = None
-        for made in ("_composed", "_plans", "_served"):
+        for made in ("_calls", "_plans", "_served"):
             self.__dict__[made].clear()
 
     def changes(self) -> list[SubmoduleChange]:
@@ -251,7 +251,7 @@ class BundleModule(WithAttributes):
         """
         served = self._served.get((self.training, torch.is_grad_enabled()))
         if served is None:
-            served = tapped(self._plan(self._select("forward")), self._taps)
+            served = tapped(self._called(self._select("forward")), self._taps)
             self._served[self.training, torch.is_grad_enabled()] = served
         return served(args, self.python_state.passed_with(kwargs))
 
@@ -261,30 +261,25 @@ class BundleModule(WithAttributes):
         Raises:
             BundleInvalid: no such program.
         """
-        self._plan(name)
-        return lambda *args, **kwargs: self._plan(name)(args, self.python_state.passed_with(kwargs))
+        self._called(name)
+        return lambda *args, **kwargs: self._called(name)(args, self.python_state.passed_with(kwargs))
 
     def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        return tapped(self._plan(self._select(method)), self._taps)(args, self.python_state.passed_with(kwargs))
+        return tapped(self._called(self._select(method)), self._taps)(args, self.python_state.passed_with(kwargs))
 
     def _select(self, method: str) -> str:
         return program_of(method, self._methods, training=self.training)
 
-    def _plan(self, name: str) -> Plan | Variants:
-        """Return the plan of a program, or the choice among its variants."""
-        plan = self._plans.get(name)
-        if plan is None:
-            names = self.bundle.manifest.with_variants(name)
-            several = len(names) > 1
-            plan = Variants([*map(self.bundle.program, names)], self._one) if several else self._one(name)
-            self._plans[name] = plan
-        return plan
+    def _called(self, name: str) -> Call:
+        """Return what calls a program, or chooses among its variants."""
+        if name not in self._calls:
+            self._calls[name] = called(self.bundle, self.bundle.manifest.with_variants(name), self._plan)
+        return self._calls[name]
 
-    def _one(self, name: str) -> Plan:
-        plan = self._composed.get(name)
-        if plan is None:
-            plan = self._composed[name] = compose(self, self.bundle.program(name))
-        return plan
+    def _plan(self, name: str) -> Plan:
+        if name not in self._plans:
+            self._plans[name] = compose(self, self.bundle.program(name))
+        return self._plans[name]
 
     @contextlib.contextmanager
     def submodules_called(self) -> Generator[set[str], None, None]:
@@ -307,7 +302,7 @@ class BundleModule(WithAttributes):
     def explain_program(self, name: str) -> ProgramExplanation:
         """Return the entry of `explain` for program `name`."""
         try:
-            return self._one(name).record.explained()
+            return self._plan(name).record.explained()
         except NotSupported as error:
             return ProgramExplanation(name, refused=str(error))
 
@@ -323,14 +318,8 @@ class BundleModule(WithAttributes):
         shared = ("bundle", "_environment", "_request", "_targets", "_methods", "_fixed")
         given = {name: self.__dict__[name] for name in shared}
         python_state = copy.copy(self.python_state)
-        given |= {
-            "_composed": {},
-            "_plans": {},
-            "_served": {},
-            "_loaded": {},
-            "_changes": None,
-            "_python_state": python_state,
-        }
+        given |= {name: {} for name in ("_calls", "_loaded", "_plans", "_served")}
+        given |= {"_changes": None, "_python_state": python_state}
         twin: BundleModule = copied(self, memo, given)
         python_state.values = self.python_state.copied(memo)
         twin._keep_attributes()

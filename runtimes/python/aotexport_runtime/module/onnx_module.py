@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.fast_path import Call
-from aotexport_runtime.call.plan import Plan, Variants
+from aotexport_runtime.call.plan import Plan, called
 from aotexport_runtime.engines.candidates import ONNX
 from aotexport_runtime.engines.onnx.engine import OnnxEngine
 from aotexport_runtime.engines.onnx.session import ModelRuntime, OnnxRuntime
@@ -75,15 +74,12 @@ class OnnxModule:
         self._options = options
         self._models = {model.program: model for model in bundle.manifest.onnx}
         self._composed: dict[str, Plan] = {}
-        self._plans: dict[str, Plan | Variants] = {}
+        self._calls: dict[str, Call] = {}
         self._methods: dict[str, str] = {}
         for entry in bundle.manifest.programs:
             if entry.variant_of is None and entry.name in self._models:
                 self._methods.setdefault(bundle.program(entry.name).method, entry.name)
-        self._forward: Call | None = None
-        if "forward" in self._methods:
-            plan = self._plan(self._methods["forward"])
-            self._forward = plan.call if isinstance(plan, Plan) else plan
+        self._forward = self._method("forward") if "forward" in self._methods else None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module.
@@ -92,20 +88,18 @@ class OnnxModule:
             CallInvalid: the call does not fit the program.
             NotSupported: the bundle has no ONNX model of `forward`, or the call needs gradients.
         """
-        if self._forward is None:
-            return self._call("forward", *args, **kwargs)
-        return self._forward(args, kwargs)
+        return (self._forward or self._method("forward"))(args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
         """Return a method that the bundle has an ONNX model of."""
         if name in self.__dict__.get("_methods", ()):
-            return partial(self._call, name)
+            return lambda *args, **kwargs: self._method(name)(args, kwargs)
         raise AttributeError(f"a bundle loaded for ONNX Runtime has no attribute {name!r}")
 
     def program(self, name: str) -> Callable[..., Any]:
         """Return program `name` as a function of its inputs; errors: see `plan`."""
-        plan = self._plan(name)
-        return lambda *args, **kwargs: plan(args, kwargs)
+        call = self._call(name)
+        return lambda *args, **kwargs: call(args, kwargs)
 
     def session(self, name: str) -> Any:
         """Return the `onnxruntime.InferenceSession`, or `openvino.CompiledModel`, of a program; errors: see `plan`."""
@@ -120,7 +114,7 @@ class OnnxModule:
             NotSupported: the bundle has no ONNX model of it.
         """
         if name not in self._models:
-            raise NotSupported(f"the bundle has no ONNX model of `{name}`; it has one of {', '.join(self._models)}")
+            raise NotSupported(self._without(name))
         if name not in self._composed:
             program, model = self.bundle.program(name), self._models[name]
             self._composed[name] = compose_onnx(self.bundle, program, model, self._options, self.state)
@@ -141,16 +135,17 @@ class OnnxModule:
         """Return the module itself, which is always in evaluation mode."""
         return self
 
-    def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        if method not in self._methods:
-            raise NotSupported(f"the bundle has no ONNX model of `{method}`; it has one of {', '.join(self._models)}")
-        return self._plan(self._methods[method])(args, kwargs)
+    def _without(self, name: str) -> str:
+        return f"the bundle has no ONNX model of `{name}`; it has one of {', '.join(self._models)}"
 
-    def _plan(self, name: str) -> Plan | Variants:
-        plan = self._plans.get(name)
-        if plan is None:
+    def _method(self, name: str) -> Call:
+        if name not in self._methods:
+            raise NotSupported(self._without(name))
+        return self._call(self._methods[name])
+
+    def _call(self, name: str) -> Call:
+        """Return what calls a program, or chooses among its variants."""
+        if name not in self._calls:
             names = [each for each in self.bundle.manifest.with_variants(name) if each in self._models]
-            several = len(names) > 1
-            plan = Variants([*map(self.bundle.program, names)], self.plan) if several else self.plan(name)
-            self._plans[name] = plan
-        return plan
+            self._calls[name] = called(self.bundle, names or [name], self.plan)
+        return self._calls[name]

@@ -12,7 +12,6 @@ from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.fast_path import Call
-from aotexport_runtime.call.plan import Plan, Variants
 from aotexport_runtime.engines.forward.live_graph import UNUSED
 from aotexport_runtime.engines.forward.submodule_call import without_values
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
@@ -59,9 +58,8 @@ def add_taps(module: nn.Module, bundle: Bundle, paths: Sequence[str]) -> None:
         submodule.register_forward_hook(partial(_keep, path))
 
 
-def tapped(plan: Plan | Variants, paths: Sequence[str]) -> Call:
+def tapped(run: Call, paths: Sequence[str]) -> Call:
     """Return a function that calls a program, and returns its result beside those of the submodules at `paths`."""
-    run = plan.call if isinstance(plan, Plan) else plan
     if not paths:
         return run
 
