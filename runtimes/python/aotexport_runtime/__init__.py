@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from aotexport_runtime.bundle.signature import Signed
     from aotexport_runtime.commands.saving import save
     from aotexport_runtime.commands.self_test import selftest
-    from aotexport_runtime.engines.cuda.options import CudaRuntime
+    from aotexport_runtime.engines.cuda import CudaRuntime
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
     from aotexport_runtime.engines.openvino.session import OpenVino
     from aotexport_runtime.generation.generate import generate
@@ -39,7 +39,7 @@ __version__ = "0.1.0"
 
 _LATER = {
     "BundleModule": "module.bundle_module",
-    "CudaRuntime": "engines.cuda.options",
+    "CudaRuntime": "engines.cuda",
     "Limits": "schema.limits",
     "OnnxModule": "module.onnx_module",
     "OnnxRuntime": "engines.onnx.session",

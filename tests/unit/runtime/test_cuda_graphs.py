@@ -86,7 +86,7 @@ def pair(bundle, monkeypatch):
     path, model = bundle
     capture = RunningAgain()
     monkeypatch.setattr(loading, "select_targets", lambda *args, **options: Choice(engines=("cuda",)))
-    monkeypatch.setattr(loading, "_lowering", lambda *args: Engine(capture))
+    monkeypatch.setattr("aotexport_runtime.engines.cuda.engine.CudaEngine", lambda options: Engine(capture))
     eager = Net()
     eager.load_state_dict(model.state_dict())
     return loading.load(path), eager, capture

@@ -105,7 +105,7 @@ def pair(bundle, monkeypatch, caplog):
     def loaded(change):
         engine = Engine(change)
         monkeypatch.setattr(loading, "select_targets", lambda *args, **options: Choice(engines=("cuda",)))
-        monkeypatch.setattr(loading, "_lowering", lambda *args: engine)
+        monkeypatch.setattr("aotexport_runtime.engines.cuda.engine.CudaEngine", lambda options: engine)
         eager = Net()
         eager.load_state_dict(model.state_dict())
         return loading.load(path), eager, engine
@@ -172,7 +172,7 @@ def test_program_that_draws_random_numbers_is_not_compared(tmp_path, monkeypatch
     aotexport.export(nn.Dropout(), (torch.ones(8),), output=tmp_path / "bundle", programs="train", verify=False)
     engine = Engine(right)
     monkeypatch.setattr(loading, "select_targets", lambda *args, **options: Choice(engines=("cuda",)))
-    monkeypatch.setattr(loading, "_lowering", lambda *args: engine)
+    monkeypatch.setattr("aotexport_runtime.engines.cuda.engine.CudaEngine", lambda options: engine)
     loading.load(tmp_path / "bundle")(torch.ones(8))
     assert "program train draws random numbers, and its kernels are not compared" in caplog.text
 
@@ -188,7 +188,7 @@ def test_complex_results_may_be_off_by_rounding(tmp_path, monkeypatch, caplog):
 
     engine = Engine(rounded)
     monkeypatch.setattr(loading, "select_targets", lambda *args, **options: Choice(engines=("cuda",)))
-    monkeypatch.setattr(loading, "_lowering", lambda *args: engine)
+    monkeypatch.setattr("aotexport_runtime.engines.cuda.engine.CudaEngine", lambda options: engine)
     loading.load(tmp_path / "bundle")(torch.ones(3, 2))
     assert engine.forwards == 2
     assert "kernels" not in caplog.text

@@ -26,8 +26,8 @@ from aotexport_runtime.values.subclasses import TensorTypes
 if TYPE_CHECKING:
     import torch
 
+    from aotexport_runtime.engines.cuda import CudaRuntime
     from aotexport_runtime.engines.cuda.engine import CudaEngine
-    from aotexport_runtime.engines.cuda.options import CudaRuntime
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
     from aotexport_runtime.engines.openvino.session import OpenVino
     from aotexport_runtime.module.bundle_module import BundleModule
@@ -268,8 +268,8 @@ def _resolved(bundle: Bundle, options: LoadOptions) -> tuple[Request, torch.devi
         raise NotSupported(f"{needed}no device `{device}` here: {first_line(error)}") from None
     if CUDA not in targets.engines:
         return request, place, targets, None
+    from aotexport_runtime.engines.cuda import CudaRuntime
     from aotexport_runtime.engines.cuda.engine import CudaEngine
-    from aotexport_runtime.engines.cuda.options import CudaRuntime
 
     check_type("cuda", options.cuda, (CudaRuntime, type(None)), "a CudaRuntime")
     lowering = CudaEngine(options.cuda or CudaRuntime())

@@ -21,25 +21,13 @@ _ARCHITECTURE_SPECIFIC = 9
 def architectures_for(available: Collection[str], capability: tuple[int, int]) -> list[str]:
     """Return which of the available kinds of code run on a device, best first.
 
-    Machine code runs on devices of the same major and of an equal or higher minor version; text (`ptx`) is compiled
-    by the driver of newer devices.
-
-    Args:
-        available: `sm_80`, ..., `ptx`.
-        capability: major and minor version of the device.
+    Machine code (`sm_80`) runs on devices of the same major and of an equal or higher minor version; text (`ptx`) is
+    compiled by the driver of newer devices. `capability`: major and minor version of the device.
     """
     major, minor = capability
-    fitting: list[tuple[int, str]] = []
-    for name in available:
-        if not name.startswith("sm_"):
-            continue
-        number = int(name.removeprefix("sm_"))
-        other_major, other_minor = divmod(number, 10)
-        same = (other_major, other_minor) == (major, minor)
-        if same or (other_major == major and other_minor < minor and major < _ARCHITECTURE_SPECIFIC):
-            fitting.append((other_minor, name))
-    ordered = [name for _, name in sorted(fitting, reverse=True)]
-    return [*ordered, PTX] if PTX in available and major >= 8 else ordered
+    minors = [minor, *(range(minor - 1, -1, -1) if major < _ARCHITECTURE_SPECIFIC else ())]
+    names = [f"sm_{major}{each}" for each in minors]
+    return [name for name in (*names, *((PTX,) if major >= 8 else ())) if name in available]
 
 
 def choose(

@@ -8,9 +8,7 @@ from typing import Any
 
 from aotexport_runtime.errors import NotSupported
 
-_MAX_DYNAMIC_SHARED_SIZE = 8
-"""`CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`."""
-
+_MAX_DYNAMIC_SHARED_SIZE = 8  # `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`
 _DEFAULT_SHARED_NBYTES = 48 << 10
 """Most dynamic shared memory that a launch gets without an attribute of the function."""
 
@@ -32,7 +30,6 @@ class ParameterBlock:
     """Memory for the parameters of a launch; later launches reuse it, since the driver copies it."""
 
     def __init__(self, count: int) -> None:
-        """Reserve memory for `count` parameters."""
         self.values = (ctypes.c_uint64 * count)()
         """The low bytes of each, in little-endian order, are its value."""
         start = ctypes.addressof(self.values)
@@ -118,16 +115,10 @@ class Driver:
         *,
         cooperative: bool,
     ) -> None:
-        """Launch a kernel in the current context.
+        """Launch a kernel, given by its handle, in the current context, on the stream of a handle.
 
-        Args:
-            function: its handle.
-            grid: blocks per axis.
-            threads: threads per block.
-            shared_nbytes: dynamic shared memory.
-            stream: handle of the stream.
-            parameters: see `ParameterBlock`.
-            cooperative: whether all blocks must run at once.
+        `grid`: blocks per axis. `threads`: those of a block. `shared_nbytes`: dynamic shared memory. `cooperative`: all
+        blocks must run at once.
         """
         where = (function, *grid, threads, 1, 1, shared_nbytes, stream, parameters.pointers)
         if cooperative:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -12,11 +13,11 @@ import torch
 
 from aotexport_runtime.bundle.packs import TARGET, code_of, unpacked
 from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.cuda import CudaRuntime
 from aotexport_runtime.engines.cuda.choice import CompiledCandidate, architectures_for, choose, kernels_of
 from aotexport_runtime.engines.cuda.driver import Driver
 from aotexport_runtime.engines.cuda.graphs import Capture, GraphedProgram
 from aotexport_runtime.engines.cuda.launch import Launcher, Modules
-from aotexport_runtime.engines.cuda.options import CudaRuntime
 from aotexport_runtime.engines.cuda.trial import Trial
 from aotexport_runtime.engines.cuda.tuning import TunedKernel, Tuner
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
@@ -24,7 +25,7 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, Function
 from aotexport_runtime.execution.user_cache import Measurements, cache_folder
 from aotexport_runtime.rewrite.partition import forward_returns
-from aotexport_runtime.schema.kernels import Kernel, KernelBinary
+from aotexport_runtime.schema.kernels import Kernel
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.validate.subclasses import taken_apart
 
@@ -41,21 +42,16 @@ class CudaEngine:
     """Returns lowered programs for CUDA devices; one per loaded bundle."""
 
     def __init__(self, options: CudaRuntime) -> None:
-        """Prepare for programs; nothing is loaded yet."""
         self._options = options
-        self._packs: dict[str, bytes] = {}
         self._loaded: tuple[Driver, Modules] | None = None
         self._lock = threading.Lock()
 
-    def check(self, place: torch.device | None) -> None:
-        """Refuse a device that is no NVIDIA GPU.
-
-        Raises:
-            NotSupported: names the device.
-        """
+    def check(self, place: torch.device | None) -> torch.device:
+        """Return a device that is an NVIDIA GPU; refuse another one (`NotSupported`)."""
         if place is None or place.type != "cuda":
             there = "the devices of the capture" if place is None else place.type
             raise NotSupported(f"kernels run on NVIDIA GPUs, and the bundle is on {there}")
+        return place
 
     def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered:
         """Return `program` on its kernels.
@@ -63,9 +59,7 @@ class CudaEngine:
         Raises:
             NotSupported: they do not run here; says why.
         """
-        device = environment.device
-        self.check(device)
-        assert device is not None
+        device = self.check(environment.device)
         if not bundle.has_target(TARGET, program.name):
             raise NotSupported("the bundle has no kernels of this program")
         lowered = self._lowered(bundle, program, environment, device)
@@ -75,9 +69,8 @@ class CudaEngine:
         return dataclasses.replace(lowered, trial=trial)
 
     def _lowered(self, bundle: Bundle, program: Program, environment: Environment, device: torch.device) -> Lowered:
-        library = bundle.kernels(TARGET)
         properties = torch.cuda.get_device_properties(device)
-        available = [pack.architecture for pack in library.packs]
+        available = [pack.architecture for pack in bundle.kernels(TARGET).packs]
         limit = getattr(properties, "shared_memory_per_block_optin", 48 << 10)
         kernels = kernels_of(bundle, program.name)
         capability = properties.major, properties.minor
@@ -104,14 +97,9 @@ class CudaEngine:
     def _load(self, bundle: Bundle) -> tuple[Driver, Modules]:
         with self._lock:
             if self._loaded is None:
-                driver = Driver.load()
-                self._loaded = driver, Modules(driver, lambda binary: code_of(binary, self._pack(bundle, binary)))
+                driver, pack = Driver.load(), functools.cache(functools.partial(unpacked, bundle))
+                self._loaded = driver, Modules(driver, lambda binary: code_of(binary, pack(binary.architecture)))
             return self._loaded
-
-    def _pack(self, bundle: Bundle, binary: KernelBinary) -> bytes:
-        if binary.architecture not in self._packs:
-            self._packs[binary.architecture] = unpacked(bundle, binary.architecture)
-        return self._packs[binary.architecture]
 
     def _tuner(self, driver: Driver, device: str) -> Tuner | None:
         if not self._options.tune:
@@ -130,10 +118,10 @@ def _launch(
     stream: LaunchStream,
     tuner: Tuner | None,
 ) -> Callable[..., None]:
-    def handle() -> int:
-        return stream.handle
-
-    launchers = [Launcher(kernel, candidate, binary, modules, driver, device, handle) for candidate, binary in choices]
+    launchers = [
+        Launcher(kernel, candidate, binary, modules, driver, device, lambda: stream.handle)
+        for candidate, binary in choices
+    ]
     return launchers[0] if tuner is None or len(launchers) == 1 else TunedKernel(launchers, tuner)
 
 

@@ -32,7 +32,6 @@ MAX_GRAPHS = 8
 _MAX_COUNTED = 64
 """Most sets of shapes whose calls are counted."""
 
-
 _one_at_a_time = threading.Lock()
 """One capture of a process may be under way."""
 
@@ -44,7 +43,6 @@ class Capture:
     """
 
     def __init__(self, device: torch.device) -> None:
-        """Prepare for captures on `device`."""
         self._device = device
         self._stream: torch.cuda.Stream | None = None
         self._pool: Any = None
@@ -92,11 +90,8 @@ class GraphedProgram:
     def __init__(self, lowered: Lowered, returned: int, state: Container[int], capture: Capture) -> None:
         """Prepare a program.
 
-        Args:
-            lowered: the program.
-            returned: how many results of its forward are the caller's; the others are saved tensors.
-            state: inputs that are parameters and buffers, which keep their addresses.
-            capture: captures its passes.
+        `returned`: how many results of its forward are the caller's; the others are saved tensors. `state`: inputs that
+        are parameters and buffers, which keep their addresses.
         """
         self._lowered = lowered
         self._returned = returned
@@ -113,16 +108,13 @@ class GraphedProgram:
                 fixed = [index in self._state for index in range(len(args))]
                 graph = self._forward.graph(args, symbols, fixed)
                 if graph is not None and not graph.is_leased():
-                    return self._replayed(graph, args)
+                    with self._capture.ordered():
+                        graph.replay(args)
+                        returned = [_copy(value) for value in graph.outputs[: self._returned]]
+                    saved = graph.saved(args, self._returned)
+                    args.clear()
+                    return LeasedResults((*returned, *saved), graph.leased())
         return self._lowered.forward(args, symbols)
-
-    def _replayed(self, graph: _Graph, args: list[Any]) -> tuple[Any, ...]:
-        with self._capture.ordered():
-            graph.replay(args)
-            returned = [_copy(value) for value in graph.outputs[: self._returned]]
-        saved = graph.saved(args, self._returned)
-        args.clear()
-        return LeasedResults((*returned, *saved), graph.leased())
 
     def backward(self, args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
         """Run the backward; see `Lowered.backward`."""
@@ -226,11 +218,8 @@ class _Graph:
         """Return the saved tensors of the replay for `args`: inputs of that call, and tensors in the graph's memory."""
         own = [value for value, is_own in zip(self.outputs, self._is_own, strict=True) if is_own]
         torch.autograd.graph.increment_version(own)
-        sources = self._from_input[returned:]
-        return [
-            value if source is None else args[source]
-            for value, source in zip(self.outputs[returned:], sources, strict=True)
-        ]
+        saved = zip(self.outputs[returned:], self._from_input[returned:], strict=True)
+        return [value if source is None else args[source] for value, source in saved]
 
     def fixed_saved(self, returned: int) -> set[int]:
         """Return which saved tensors have the same address after every replay, as positions among them."""
@@ -291,19 +280,10 @@ def _shapes(args: Sequence[Any], fixed: Sequence[bool]) -> tuple[Any, ...]:
 
 def _settings() -> tuple[Any, ...]:
     """Return the switches of torch that a graph's operators were chosen by."""
-    return (
-        torch.are_deterministic_algorithms_enabled(),
-        torch.backends.cudnn.enabled,
-        torch.backends.cudnn.benchmark,
-        *_precision(),
-    )
-
-
-def _precision() -> tuple[Any, ...]:
-    """Return the settings by which torch rounds float32 matmuls."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
-    if not hasattr(torch.backends, "fp32_precision"):  # Since torch 2.9.
-        return torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    # The older names raise where a caller has set different values here.
-    switches: list[Any] = [torch.backends, cuda.matmul, cudnn.conv, cudnn.rnn]
-    return tuple([switch.fp32_precision for switch in switches])
+    if hasattr(torch.backends, "fp32_precision"):  # Since torch 2.9; then the older names may raise.
+        switches: list[Any] = [torch.backends, cuda.matmul, cudnn.conv, cudnn.rnn]
+        precision = tuple([switch.fp32_precision for switch in switches])
+    else:
+        precision = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    return torch.are_deterministic_algorithms_enabled(), cudnn.enabled, cudnn.benchmark, *precision

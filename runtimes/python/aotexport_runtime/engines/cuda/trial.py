@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import threading
 from collections.abc import Mapping, Sequence
@@ -36,7 +37,6 @@ class Trial:
     """Compares a lowered program with its portable form, before the program's results are used."""
 
     def __init__(self, bundle: Bundle, program: Program, environment: Environment, lowered: Lowered) -> None:
-        """Prepare the comparison of `lowered`, a form of `program`."""
         self._bundle = bundle
         self._program = program
         self._environment = environment
@@ -75,45 +75,31 @@ class Trial:
             # If the call itself is wrong, the portable form says so in eager's words.
             log.warning("program %s runs without its kernels: %s", name, first_line(error))
             return False
-        wrong = [
-            each for each in compare(expected, got) if not (each.agrees or each.error <= _limit(each.name, expected))
-        ]
-        for each in wrong[:1]:
-            facts = (
-                f"expected {each.expected}, got {each.got}" if each.expected or each.got else f"{each.error:.1e} off"
-            )
-            log.warning("program %s runs without its kernels, which disagree: %s, %s", name, each.name, facts)
-        return not wrong
-
-
-def _limit(name: str, expected: Observation) -> float:
-    value = expected.values.get(name)
-    return 0.0 if value is None else LIMITS.get(value.dtype, 0.0)
+        limits = {name: LIMITS.get(value.dtype, 0.0) for name, value in expected.values.items()}
+        for each in compare(expected, got):
+            if not (each.agrees or each.error <= limits.get(each.name, 0.0)):
+                other = each.expected or each.got
+                facts = f"expected {each.expected}, got {each.got}" if other else f"{each.error:.1e} off"
+                log.warning("program %s runs without its kernels, which disagree: %s, %s", name, each.name, facts)
+                return False
+        return True
 
 
 def portable_form(bundle: Bundle, program: Program, environment: Environment) -> Lowered:
     """Return a program's functional graph as operator calls of torch, in the calling convention of lowered programs."""
     functional = program.functional
     assert functional is not None
-    graph, label, gradients = (
-        bundle.graph(program.name, functional.file),
-        f"{program.name} (compared)",
-        functional.gradients,
-    )
+    graph, gradients = bundle.graph(program.name, functional.file), functional.gradients
+    compiled = functools.partial(compile_functional, graph, environment=environment, label=f"{program.name} (compared)")
     if gradients is None:
         subgraph = Subgraph([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
-        forward = compile_functional(graph, subgraph, environment, label=label, detached=True)
-        return Lowered(target="portable", forward=forward, backward=None, saved=0)
-    partitioned = partition_graph(
-        graph, functional, gradients.partitions[0], [True] * len(gradients.of_inputs), impure_nodes(graph)
-    )
-    returns = forward_returns(functional)
+        return Lowered(target="portable", forward=compiled(subgraph, detached=True), backward=None, saved=0)
+    wanted = [True] * len(gradients.of_inputs)
+    partitioned = partition_graph(graph, functional, gradients.partitions[0], wanted, impure_nodes(graph))
     return Lowered(
         target="portable",
-        forward=compile_functional(
-            graph, partitioned.forward, environment, label=label, visible=returns, detached=True
-        ),
-        backward=compile_functional(graph, partitioned.backward, environment, label=label),
+        forward=compiled(partitioned.forward, visible=forward_returns(functional), detached=True),
+        backward=compiled(partitioned.backward),
         saved=partitioned.saved_tensors + partitioned.saved_unchecked + partitioned.saved_others,
     )
 
@@ -134,15 +120,9 @@ def _observed(
             tangents.append(layout(tangent)(drawn, symbols))
         found = lowered.backward([*results[returns:], *tangents], symbols)
         values |= {f"gradient of input {index}": value for index, value in enumerate(found)}
-    tensors = {name: _real(value) for name, value in values.items() if isinstance(value, torch.Tensor)}
-    facts = {name: _described(value) for name, value in values.items()}
-    return Observation(facts, tensors)
-
-
-def _real(value: torch.Tensor) -> torch.Tensor:
-    """Return complex numbers as pairs, whose errors can be measured."""
-    return torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
-
-
-def _described(value: Any) -> str:
-    return f"{value.dtype} of shape {tuple(value.shape)}" if isinstance(value, torch.Tensor) else repr(value)
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    facts = {name: repr(value) for name, value in values.items() if name not in tensors}
+    facts |= {name: f"{value.dtype} of shape {tuple(value.shape)}" for name, value in tensors.items()}
+    # Errors of complex numbers are measured as those of pairs.
+    real = {n: torch.view_as_real(t.resolve_conj()) if t.is_complex() else t for n, t in tensors.items()}
+    return Observation(facts, real)

@@ -1,7 +1,6 @@
 """Candidates of a kernel timed at its first launch, on copies of its arguments.
 
-Invariant: tuning changes nothing but which candidate runs. Timed launches work on copies, and a kernel that cannot be
-timed runs its first candidate.
+Tuning changes nothing but which candidate runs; a kernel that cannot be timed runs its first candidate.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from aotexport_runtime.execution.user_cache import Measurements
 log = logging.getLogger("aotexport_runtime")
 
 REPETITIONS = 5
-
 _FASTEST = "candidate"
 
 Measure = Callable[[Callable[[], None], Callable[[], None]], float]
@@ -53,10 +51,7 @@ def may_measure() -> bool:
 class Tuner:
     """The means to tune the kernels of a device.
 
-    Attributes:
-        kept: returns where the position of a kernel's fastest candidate is kept, given the launchers of all of them.
-        measure: times a launch.
-        may_measure: whether launches can be timed now.
+    `kept` returns where the position of a kernel's fastest candidate is kept, given the launchers of all of them.
     """
 
     kept: Callable[[Sequence[Launcher]], Measurements]
