@@ -54,7 +54,7 @@ def unfit(requirements: CpuRequirements) -> str | None:
 
 
 class Libraries:
-    """The libraries of one program."""
+    """The libraries of one program, for a target; `partition` is that of a joint graph, None of an inference graph."""
 
     def __init__(self, bundle: Bundle, target: str, program: Program, environment: Environment) -> None:
         """Load the libraries of `program` for a `cpu` target that has it, after comparing their digests.
@@ -67,7 +67,6 @@ class Libraries:
         assert compiled is not None
         assert program.functional is not None
         self.target = target
-        """Name of the target."""
         self._compiled = compiled
         self._environment = environment
         self._graph = bundle.graph(program.name, program.functional.file)
@@ -80,7 +79,6 @@ class Libraries:
         gradients = program.functional.gradients
         partitions: tuple[Partition, ...] = () if gradients is None else gradients.partitions
         self.partition = next((p for p in partitions if p.name == compiled.partition), None)
-        """Partition of the joint graph; None: it is an inference graph."""
 
     def why_not(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> str | None:
         """Return why the libraries are not right for a call with these sizes; None: they are."""

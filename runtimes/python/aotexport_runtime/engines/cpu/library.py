@@ -8,7 +8,6 @@ runs as torch runs it.
 from __future__ import annotations
 
 import ctypes
-import functools
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -39,13 +38,10 @@ _names: dict[tuple[str, int, int], str] = {}
 
 
 def loader_name(path: Path) -> str:
-    """Return a name by which the system's loader opens the file that is at `path` now.
+    """Return a name by which the system's loader opens the file that is at `path` now; none: `OSError`.
 
     The loader takes a known name for the file that it loaded before, even if another has replaced it: another export to
     the same directory, a link that leads elsewhere. Another spelling of the path makes the loader open the file.
-
-    Raises:
-        OSError: there is no such file.
     """
     status = path.stat()
     key = str(path), status.st_dev, status.st_ino
@@ -68,9 +64,7 @@ class _Matmul(ctypes.Structure):
 
 class _MatmulTable(ctypes.Structure):
     _fields_ = (
-        ("mode", ctypes.c_int64),
-        ("count", ctypes.c_int64),
-        ("is_closed", ctypes.c_int64),
+        *((name, ctypes.c_int64) for name in ("mode", "count", "is_closed")),
         ("matmuls", _Matmul * _CAPACITY),
     )
 
@@ -85,11 +79,7 @@ class Library:
     run: Runner
 
     def __init__(self, path: Path, mode: Mode) -> None:
-        """Load the shared library at `path`; loading runs code of the library.
-
-        Args:
-            path: a file that the caller trusts.
-            mode: the matmul backend.
+        """Load the shared library at `path`, with a matmul backend; loading runs code of the library.
 
         Raises:
             NotSupported: it cannot be loaded here, or is loaded in another mode; its backends are decided only once.
@@ -113,21 +103,20 @@ class Library:
         self.run = run if table.is_closed else self._first_run
 
     def _first_run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Decide the backend of each matmul, and close the table; run again if oneDNN computes any."""
         with self._lock:
             random_state = torch.get_rng_state()
-            results = self._run(inputs)
-            if not self._table.is_closed and self._decide(self._table):
-                torch.set_rng_state(random_state)
-                results = self._run(inputs)
+            results, table = self._run(inputs), self._table
+            if not table.is_closed:
+                matmuls = table.matmuls[: table.count]
+                for matmul in matmuls:
+                    matmul.by_onednn = onednn.available() and self._prefers_onednn(list(matmul.is_))
+                table.is_closed = True
+                if any(matmul.by_onednn for matmul in matmuls):
+                    torch.set_rng_state(random_state)
+                    results = self._run(inputs)
             self.run = self._run
             return results
-
-    def _decide(self, table: _MatmulTable) -> bool:
-        """Decide the backend of each matmul and close the table; return whether oneDNN computes any."""
-        for matmul in table.matmuls[: table.count]:
-            matmul.by_onednn = onednn.available() and self._prefers_onednn(list(matmul.is_))
-        table.is_closed = True
-        return any(matmul.by_onednn for matmul in table.matmuls[: table.count])
 
     def _prefers_onednn(self, matmul: Sequence[int]) -> bool:
         if self._mode == "onednn":
@@ -137,11 +126,8 @@ class Library:
         left = torch.ones(rows * depth).as_strided((rows, depth), strides[:2])
         right = torch.ones(depth * columns).as_strided((depth, columns), strides[2:])
         args = (torch.ones(columns), left, right) if has_bias else (left, right)
-        op = "aten::addmm.default" if has_bias else "aten::mm.default"
-        torchs = torch.addmm if has_bias else torch.mm
-        return faster_by_onednn(
-            described(op, args), functools.partial(onednn.MATMULS[op], *args), functools.partial(torchs, *args)
-        )
+        op, torchs = ("aten::addmm.default", torch.addmm) if has_bias else ("aten::mm.default", torch.mm)
+        return faster_by_onednn(described(op, args), lambda: onednn.MATMULS[op](*args), lambda: torchs(*args))
 
 
 def table_of(path: Path) -> _MatmulTable | None:
