@@ -10,7 +10,8 @@ from torch import nn
 
 from aotexport.errors import ExportFailed
 from aotexport.model.containers import ItemChange, snapshots
-from aotexport_runtime.submodules.python_state import INTERNAL, WithAttributes
+from aotexport_runtime.submodules.python_state import INTERNAL
+from aotexport_runtime.submodules.submodule import Loaded
 
 _MISSING = object()
 
@@ -131,7 +132,7 @@ def attributes_restored(module: nn.Module | None) -> Iterator[None]:
 
 def _own(module: nn.Module) -> dict[str, Any]:
     """Return the attributes of a module; of a loaded bundle, without those internal to its calls."""
-    if not isinstance(module, WithAttributes):
+    if not isinstance(module, Loaded):
         return vars(module).copy()
     return {name: value for name, value in vars(module).items() if name not in INTERNAL}
 

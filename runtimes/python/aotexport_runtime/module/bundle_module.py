@@ -28,19 +28,14 @@ from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.submodules.build import at, build
 from aotexport_runtime.submodules.changes import SubmoduleChange, changes_of, check_peft_targets
 from aotexport_runtime.submodules.places import StateSlot, slot_of
-from aotexport_runtime.submodules.python_state import PythonState, WithAttributes
-from aotexport_runtime.submodules.submodule import (
-    check_class,
-    copied,
-    refuse_replicas,
-    switch,
-)
-from aotexport_runtime.submodules.tables import TABLES, Origin, refill, seal
+from aotexport_runtime.submodules.python_state import PythonState
+from aotexport_runtime.submodules.submodule import Loaded, copied, switch
+from aotexport_runtime.submodules.tables import Origin, seal
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import Form
 
 
-class BundleModule(WithAttributes):
+class BundleModule(Loaded):
     """A bundle, loaded: called, trained and saved like the module that it was exported from.
 
     Parameters and buffers have their original names, tied ones are tied. `train()` and `eval()` choose the program.
@@ -220,15 +215,7 @@ class BundleModule(WithAttributes):
         Raises:
             NotSupported: the model's code may have read the attribute at export, and no call reads it now.
         """
-        if name == "training":
-            self.train(value)
-            return
-        if name in TABLES and "_origin" in self.__dict__:
-            refill(self, name, value)
-            return
-        if name == "__class__":
-            check_class(self, value)
-        elif name in self.__dict__.get("_fixed", ()) and not isinstance(value, nn.Module | torch.Tensor):
+        if name in self.__dict__.get("_fixed", ()) and not isinstance(value, nn.Module | torch.Tensor):
             raise NotSupported(
                 f"no call looks at the attribute `{name}` of the loaded module: what the model's code read of it was "
                 "fixed at export. Set it before the export"
@@ -236,9 +223,6 @@ class BundleModule(WithAttributes):
         super().__setattr__(name, value)
         if name == "peft_config" and isinstance(value, dict):
             check_peft_targets(value, self.changes(), self.bundle.manifest)
-
-    def _replicate_for_data_parallel(self) -> NoReturn:
-        refuse_replicas()
 
     # --- calls --------------------------------------------------------------------------------------------
 

@@ -18,6 +18,8 @@ from aotexport_runtime.submodules.places import is_below, module_at, named
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
 from aotexport_runtime.submodules.tables import HOOKS, WRAP, Origin, is_sharded
 
+_MISSING = object()
+
 
 @dataclass(frozen=True)
 class SubmoduleChange:
@@ -77,8 +79,10 @@ def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleCha
         return change("has its submodules in another order", needs_call=True)
     if (reshaped := module.reshaped()) is not None:
         return change(f"has a `{reshaped}` of another dtype, shape or class", runs_part=runs_part)
-    if (attribute := module.attributes_changed()) is not None:
-        return change(f"has another `{attribute}`", needs_call=True)
+    for name, value in origin.attributes.items():
+        now = module.__dict__.get(name, _MISSING)
+        if type(now) is not type(value) or now != value:
+            return change(f"has another `{name}`", needs_call=True)
     if "forward" in module.__dict__:
         return change("has another `forward`", keeps_state=True, runs_part=True)
     if module.training != mode and origin.known and not module._modules:

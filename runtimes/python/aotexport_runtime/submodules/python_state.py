@@ -10,12 +10,10 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.schema.manifest import ModuleAttribute
 from aotexport_runtime.schema.trees import Tree
-from aotexport_runtime.submodules.places import StateSlot
 from aotexport_runtime.values.structure import IndexOf, take_apart
 from aotexport_runtime.values.trees import builder
 
@@ -81,30 +79,3 @@ INTERNAL = frozenset(
     )
 )
 """Attributes of a loaded module and its submodules that belong to the runtime."""
-
-
-class WithAttributes(nn.Module):
-    """A module that reads and sets attributes which calls change, as the original does."""
-
-    def keep(self, state: PythonState, path: str) -> None:
-        """Take the attributes of this module, at `path` of the whole, from `state`."""
-        # Bypasses `__setattr__`, which handles the user's names.
-        self.__dict__["_own_attributes"] = state, f"{path}." if path else ""
-
-    def kept(self, name: str) -> StateSlot | None:
-        """Return the slot of an attribute that calls change; None: it is none of them."""
-        state, prefix = self.__dict__.get("_own_attributes", (None, ""))
-        return None if state is None or prefix + name not in state.values else (state.values, prefix + name)
-
-    def __getattr__(self, name: str) -> Any:
-        """Return an attribute that calls change, or a parameter, buffer or submodule."""
-        slot = self.kept(name)
-        return super().__getattr__(name) if slot is None else slot[0][slot[1]]
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute that calls read, for the next call; else do as any module."""
-        slot = self.kept(name)
-        if slot is None:
-            super().__setattr__(name, value)
-        else:
-            slot[0][slot[1]] = value

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import copy
+from collections import OrderedDict
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -18,8 +19,9 @@ from torch import nn
 
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.submodules.adapter import adapted_call
-from aotexport_runtime.submodules.python_state import WithAttributes
-from aotexport_runtime.submodules.tables import TABLES, Origin, former_kind, kind_in, refill, watch_tables
+from aotexport_runtime.submodules.places import StateSlot
+from aotexport_runtime.submodules.python_state import PythonState
+from aotexport_runtime.submodules.tables import HOOKS, TABLES, Origin, former_kind, kind_in, watch_tables
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.meshes import check_even
 
@@ -37,7 +39,56 @@ def running(module: nn.Module, part: Callable[..., Any]) -> Generator[None, None
         _RUNNING.reset(token)
 
 
-class LoadedSubmodule(WithAttributes):
+class Loaded(nn.Module):
+    """A loaded module or submodule, which reads and sets attributes that calls change as the original does."""
+
+    def keep(self, state: PythonState, path: str) -> None:
+        """Take the attributes of this module, at `path` of the whole, from `state`."""
+        # Bypasses `__setattr__`, which handles the user's names.
+        self.__dict__["_own_attributes"] = state, f"{path}." if path else ""
+
+    def kept(self, name: str) -> StateSlot | None:
+        """Return the slot of an attribute that calls change; None: it is none of them."""
+        state, prefix = self.__dict__.get("_own_attributes", (None, ""))
+        return None if state is None or prefix + name not in state.values else (state.values, prefix + name)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute that calls change, or a parameter, buffer or submodule."""
+        slot = self.kept(name)
+        return super().__getattr__(name) if slot is None else slot[0][slot[1]]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an attribute; one that calls read, for the next call.
+
+        Raises:
+            NotSupported: the value is a class that is no subclass of the module's.
+        """
+        origin: Origin | None = self.__dict__.get("_origin")
+        if name == "training":
+            self.train(value)
+        elif name in TABLES and origin is not None:
+            table, entries = self.__dict__[name], dict(value)
+            table.clear()
+            table.update(entries)
+        elif (slot := self.kept(name)) is not None:
+            slot[0][slot[1]] = value
+        else:
+            if name == "__class__" and type(self) not in getattr(value, "__mro__", ()):
+                what = f"`{origin.path}`" if origin is not None and origin.path else "the loaded module"
+                raise NotSupported(
+                    f"{what} cannot become a `{getattr(value, '__qualname__', value)}`, only an object of a subclass "
+                    f"of `{type(self).__name__}`"
+                )
+            super().__setattr__(name, value)
+
+    def _replicate_for_data_parallel(self) -> NoReturn:
+        raise NotSupported(
+            "torch.nn.DataParallel runs copies of a module's attributes, which a loaded bundle does not read. Use "
+            "torch.nn.parallel.DistributedDataParallel, one process per device"
+        )
+
+
+class LoadedSubmodule(Loaded):
     """A module in the place of an original submodule."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -83,16 +134,6 @@ class LoadedSubmodule(WithAttributes):
         bases = (base for base in type(self).__mro__ if base.__module__.startswith("torch.nn.modules"))
         return next(bases) if self.__dict__["_origin"].known else type(self)
 
-    def attributes_changed(self) -> str | None:
-        """Return the name of an attribute that changed since the load, of torch's classes only; None: there is none."""
-        origin: Origin = self.__dict__["_origin"]
-        missing = object()
-        for name, value in origin.attributes.items():
-            now = self.__dict__.get(name, missing)
-            if type(now) is not type(value) or now != value:
-                return name
-        return None
-
     def reshaped(self) -> str | None:
         """Return the name of a parameter or buffer of another kind than the one it replaced; None: there is none."""
         tables = (self._parameters, self._buffers)
@@ -124,27 +165,16 @@ class LoadedSubmodule(WithAttributes):
             NotSupported: no call reads the attribute.
         """
         origin: Origin = self.__dict__["_origin"]
-        if name == "training":
-            self.train(value)
-        elif name in TABLES:
-            refill(self, name, value)
-        elif name == "__class__":
-            check_class(self, value, origin.path)
-            super().__setattr__(name, value)
-            origin.whole.changed()
-        elif name in self._parameters or name in self._buffers or name in self._modules:
-            # These tables tell of changes.
-            super().__setattr__(name, value)
-        elif isinstance(value, nn.Module | torch.Tensor) or self._is_looked_at(name):
-            super().__setattr__(name, value)
-            origin.whole.changed()
-        elif name.startswith("_"):
-            super().__setattr__(name, value)
-        else:
+        tells = name in self._parameters or name in self._buffers or name in self._modules or name == "training"
+        is_seen = name == "__class__" or isinstance(value, nn.Module | torch.Tensor) or self._is_looked_at(name)
+        if not (tells or is_seen or name.startswith("_")):
             raise NotSupported(
                 f"no call looks at the attribute `{name}` of `{origin.path}`: what the model's code read of it was "
                 "fixed at export. Set it before the export"
             )
+        super().__setattr__(name, value)
+        if is_seen and not tells:
+            origin.whole.changed()
 
     def __delattr__(self, name: str) -> None:
         """Delete a tensor, a submodule or an attribute."""
@@ -168,24 +198,13 @@ class LoadedSubmodule(WithAttributes):
                 f"`{origin.path}` is a part of a loaded bundle and has no code of its own, so it cannot be copied "
                 "alone. Copy the whole module"
             )
-        plain = self.stands_for().__new__(self.stands_for())
-        memo[id(self)] = plain
-        nn.Module.__init__(plain)
-        for name, value in self.__dict__.items():
-            if name in TABLES:
-                plain.__dict__[name].update(copy.deepcopy(dict(value), memo))
-            elif name not in ("_origin", "_own_attributes"):
-                plain.__dict__[name] = copy.deepcopy(value, memo)
-        return plain
+        return copied(self, memo, alone=self.stands_for())
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise NotSupported(
             f"`{self.__dict__['_origin'].path}` is a part of a loaded bundle, which is not pickled. Save the whole "
             "with `aotexport_runtime.save(module, path)`, or weights with `state_dict()`"
         )
-
-    def _replicate_for_data_parallel(self) -> NoReturn:
-        refuse_replicas()
 
 
 def _unfitting(module: LoadedSubmodule, name: str, error: RuntimeError) -> str:
@@ -198,24 +217,6 @@ def _unfitting(module: LoadedSubmodule, name: str, error: RuntimeError) -> str:
         f"with it ({error}). Give it the former dtype and shape, set the layer's other tensors too, or replace the "
         "whole layer"
     )
-
-
-def refuse_replicas() -> NoReturn:
-    """Refuse `nn.DataParallel` on several devices (`NotSupported`)."""
-    raise NotSupported(
-        "torch.nn.DataParallel runs copies of a module's attributes, which a loaded bundle does not read. Use "
-        "torch.nn.parallel.DistributedDataParallel, one process per device"
-    )
-
-
-def check_class(module: nn.Module, value: Any, path: str = "") -> None:
-    """Refuse a class for a loaded module that is no subclass of its current class (`NotSupported`)."""
-    if not (isinstance(value, type) and issubclass(value, type(module))):
-        name = getattr(value, "__qualname__", value)
-        what = f"`{path}`" if path else "the loaded module"
-        raise NotSupported(
-            f"{what} cannot become a `{name}`, only an object of a subclass of `{type(module).__name__}`"
-        )
 
 
 def switch(module: nn.Module, mode: bool) -> None:
@@ -243,22 +244,31 @@ class Sliced:
         return nn.Sequential(*modules) if isinstance(self, nn.Sequential) else nn.ModuleList(modules)
 
 
-def copied(module: nn.Module, memo: dict[int, Any], given: Mapping[str, Any] = MappingProxyType({})) -> Any:
+def copied(
+    module: Loaded,
+    memo: dict[int, Any],
+    given: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    alone: type[nn.Module] | None = None,
+) -> Any:
     """Return a copy of a loaded module, or of a submodule for a copied whole, which `memo` holds then.
 
     Args:
         module: the module.
         memo: see `copy.deepcopy`.
         given: attributes of the copy that are no copies.
+        alone: the class of a copy that is a plain module; None: the copy is a loaded one.
     """
-    twin = memo[id(module)] = nn.Module.__new__(type(module))
+    twin = memo[id(module)] = nn.Module.__new__(alone or type(module))
     twin.__dict__.update({name: {} for name in TABLES})
+    left_out = (*TABLES, *given, "_own_attributes", *(("_origin",) if alone else ()))
     for name, value in module.__dict__.items():
-        if name not in (*TABLES, *given, "_own_attributes"):
+        if name not in left_out:
             twin.__dict__[name] = copy.deepcopy(value, memo)
     twin.__dict__.update(given)
     for name in TABLES:
-        entries = module.__dict__[name].items()
-        twin.__dict__[name] = {key: copy.deepcopy(entry, memo) for key, entry in entries}
-    watch_tables(twin)
+        entries = {key: copy.deepcopy(entry, memo) for key, entry in module.__dict__[name].items()}
+        twin.__dict__[name] = OrderedDict(entries) if name in HOOKS else entries
+    if alone is None:
+        watch_tables(twin)
     return twin

@@ -156,13 +156,6 @@ def _shards(owner: Mapping[str, Any]) -> bool:
     return bool(owner.get("_is_fsdp_managed_module"))
 
 
-def refill(module: nn.Module, name: str, entries: Any) -> None:
-    """Replace the entries of a module's table, in place of setting another table."""
-    table, new_entries = module.__dict__[name], dict(entries)
-    table.clear()
-    table.update(new_entries)
-
-
 def seal(module: nn.Module) -> None:
     """Record the current state of a module as the loaded one, and report changes from now on."""
     origin: Origin = module.__dict__["_origin"]
