@@ -51,7 +51,7 @@ FAULTS = [
     (SUBCLASS + "attributes", ["integers", "integers"], "`Subclass.attributes` 'integers' occurs twice"),
     (SUBCLASS + "attributes", ["integers", "a.b"], f"an inner tensor of `{NAME}` has a malformed name"),
     (SUBCLASS + "attributes", ["integers"], "`Subclass.inner` has 2 items, and `Subclass.attributes` 1"),
-    (SUBCLASS + "stride", [1], f"`{NAME}` has 2 sizes, 1 strides"),
+    (SUBCLASS + "stride", [1], f"`{NAME}` has 2 sizes and 1 strides; at most 64 are read"),
     (SUBCLASS + "shape", [2, 5], "state 'weight' has another shape than its structure"),
     (SUBCLASS + "shape", ["s0", 4], "unknown symbol 's0' in a size"),
     (CONTEXT, {"kind": "leaf", "index": 0}, "leaf 0 of a tree is out of range"),

@@ -16,7 +16,7 @@ FAULTS = [
     ("seed", -1, "`Vector.seed` is -1; at least 0 is expected"),
     ("inputs", [], "0 arguments; the program takes 1"),
     ("inputs/0/path", "\x1b]", r"`VectorInput.path` '\x1b]' is too long or not printable"),
-    ("inputs/0/stride", [1], "argument 'x' has 2 sizes and 1 strides"),
+    ("inputs/0/stride", [1], "argument 'x' has 2 sizes and 1 strides; at most 64 are read"),
     ("inputs/0/offset", -1, "argument 'x' has negative sizes, strides or offset"),
     ("inputs/0/offset", 1, "argument 'x' reaches past the end of 'input0'"),
     ("inputs/0/shape", [1 << 20, 4], "argument 'x' reaches past the end of 'input0'"),

@@ -58,10 +58,7 @@ def _used(node: Node) -> list[str]:
     """Return the names of the values that a node uses, and its own: a value that nothing uses is freed at once."""
     names = [node.name]
     for argument in (*node.args, *node.kwargs.values()):
-        if isinstance(argument, str):
-            names.append(argument)
-        elif argument.__class__ is list:
-            names.extend(references(argument))
+        names += (argument,) if isinstance(argument, str) else references(argument)
     return names
 
 

@@ -1,37 +1,121 @@
-"""Rules of arguments and of the metadata of values."""
+"""Arguments of operators and metadata of values: what they refer to, and of what kind they are."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from types import MappingProxyType, NoneType
 
 from aotexport_runtime.errors import Place
-from aotexport_runtime.schema.bounded import INT64_MAX, MAX_AXES
-from aotexport_runtime.schema.graph import Node
+from aotexport_runtime.schema.bounded import INT64_MAX
+from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import (
     Argument,
+    ComplexArgument,
+    DeviceArgument,
+    DTypeArgument,
+    Element,
+    FloatArgument,
+    LayoutArgument,
+    MemoryFormatArgument,
+    NothingMeta,
+    ScalarMeta,
     SequenceMeta,
     SizeArgument,
     SizeMeta,
     SliceArgument,
+    StringArgument,
     SubgraphArgument,
     TensorMeta,
     ValueMeta,
 )
+from aotexport_runtime.validate.bounds import check_ranks
 from aotexport_runtime.values.sizes import check_size, symbols_of
 
+Values = Mapping[str, ValueMeta]
+"""Metadata of the values of a graph, by name."""
+
+NUMBERS = ("bool", "int", "float")
+
 _MAX_INTEGER = 1 << 64
+_KINDS: dict[type, str] = {
+    TensorMeta: "Tensor",
+    SizeMeta: "int",
+    SequenceMeta: "sequence",
+    NothingMeta: "nothing",
+    NoneType: "nothing",
+    bool: "bool",
+    int: "int",
+    SizeArgument: "int",
+    float: "float",
+    FloatArgument: "float",
+    ComplexArgument: "complex",
+    StringArgument: "str",
+    DTypeArgument: "ScalarType",
+    LayoutArgument: "Layout",
+    MemoryFormatArgument: "MemoryFormat",
+    DeviceArgument: "Device",
+    SubgraphArgument: "body",
+    SliceArgument: "slice",
+    list: "array",
+}
+_WORDS = {
+    "bool": "an integer",
+    "int": "an integer",
+    "float": "a float",
+    "sequence": "a sequence",
+    "nothing": "nothing",
+}
+
+
+def kind_of(value: Argument | ValueMeta, values: Values = MappingProxyType({})) -> str:
+    """Return the type of an argument or a value, by the name that signatures have for it, if they have one."""
+    if isinstance(value, str):
+        value = values[value]
+    return value.type if isinstance(value, ScalarMeta) else _KINDS[type(value)]
+
+
+def described(meta: ValueMeta | None, more_axes: int = 0, *, typed: bool = True) -> str:
+    """Return what a value is said to be, in words, as far as types go: without sizes.
+
+    Args:
+        meta: its metadata; None: it has none.
+        more_axes: to add to those of a tensor.
+        typed: whether to tell the dtype of a tensor.
+    """
+    if isinstance(meta, TensorMeta):
+        return f"a tensor{f' of {meta.dtype}' if typed else ''} with {len(meta.shape) + more_axes} axes"
+    return _WORDS[kind_of(meta)]
+
+
+def described_argument(argument: Argument, values: Values, more_axes: int = 0, *, typed: bool = True) -> str | None:
+    """Return what an argument or output is, as `described` does; None: the graph has no value of its name."""
+    if isinstance(argument, str):
+        return described(values[argument], more_axes, typed=typed) if argument in values else None
+    return _WORDS.get(kind_of(argument), "a constant")
+
+
+def metas_of(graph: Graph) -> dict[str, ValueMeta]:
+    """Return the metadata of every value of a graph, by name."""
+    return {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+
+
+def elements(argument: Argument) -> Iterator[Element]:
+    """Yield the items of an array, the parts of a slice, else the argument itself."""
+    if isinstance(argument, list):
+        for item in argument:
+            yield from elements(item)
+    elif isinstance(argument, SliceArgument):
+        yield from (argument.start, argument.stop, argument.step)
+    else:
+        yield argument
 
 
 def references(argument: Argument) -> Iterator[str]:
     """Yield the names of the values that `argument` refers to."""
     if isinstance(argument, str):
         yield argument
-    elif isinstance(argument, list):
-        for item in argument:
-            yield from references(item)
-    elif isinstance(argument, SliceArgument):
-        for item in (argument.start, argument.stop, argument.step):
-            yield from references(item)
+    elif isinstance(argument, list | SliceArgument):
+        yield from (each for each in elements(argument) if isinstance(each, str))
 
 
 def descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:
@@ -55,54 +139,37 @@ def check_argument(
         symbols: symbols of the program.
         where: for errors.
     """
-    if isinstance(argument, str):
-        if argument not in defined:
-            raise where.invalid(f"value {argument[:80]!r} is used before it is defined", "value-undefined/reference")
-    elif isinstance(argument, list):
-        for item in argument:
-            check_argument(item, defined, subgraphs, symbols, where)
-    elif isinstance(argument, int):
-        if not -_MAX_INTEGER < argument < _MAX_INTEGER:
-            raise where.invalid("an integer argument has more than 64 bits", "number-limit/argument")
-    elif isinstance(argument, SliceArgument):
-        for item in (argument.start, argument.stop, argument.step):
-            check_argument(item, defined, subgraphs, symbols, where)
-    elif isinstance(argument, SizeArgument):
-        check_size(argument.value, symbols, where=where)
-    elif isinstance(argument, SubgraphArgument) and argument.name not in subgraphs:
-        raise where.invalid(f"no subgraph {argument.name[:80]!r}", "reference-missing/subgraph")
+    for each in elements(argument):
+        if isinstance(each, str):
+            if each not in defined:
+                raise where.invalid(f"value {each[:80]!r} is used before it is defined", "value-undefined/reference")
+        elif isinstance(each, int):
+            if not -_MAX_INTEGER < each < _MAX_INTEGER:
+                raise where.invalid("an integer argument has more than 64 bits", "number-limit/argument")
+        elif isinstance(each, SizeArgument):
+            check_size(each.value, symbols, where=where)
+        elif isinstance(each, SubgraphArgument) and each.name not in subgraphs:
+            raise where.invalid(f"no subgraph {each.name[:80]!r}", "reference-missing/subgraph")
 
 
 def check_constant(argument: Argument, subject: str, where: Place) -> None:
     """Refuse an argument that is no constant: it refers to a value, a symbol or a subgraph."""
-    if isinstance(argument, list):
-        for item in argument:
-            check_constant(item, subject, where)
-    elif isinstance(argument, SliceArgument):
-        for part in (argument.start, argument.stop, argument.step):
-            check_constant(part, subject, where)
-    elif isinstance(argument, str | SizeArgument | SubgraphArgument):
+    if any(isinstance(each, str | SizeArgument | SubgraphArgument) for each in elements(argument)):
         raise where.invalid(f"{subject} is no constant", "constant-expected/constant")
-    else:
-        check_argument(argument, (), (), set(), where)
+    check_argument(argument, (), (), set(), where)
 
 
 def check_meta(meta: ValueMeta, symbols: set[str], where: Place) -> None:
     """Refuse metadata with malformed sizes or unknown symbols."""
     if isinstance(meta, TensorMeta):
-        if len(meta.shape) != len(meta.stride) or len(meta.shape) > MAX_AXES:
-            raise where.invalid(
-                f"a tensor has {len(meta.shape)} sizes and {len(meta.stride)} strides; at most {MAX_AXES} are read",
-                "tensor-layout/ranks",
-            )
+        check_ranks(meta.shape, meta.stride, "a tensor", where)
         for size in (*meta.shape, *meta.stride, meta.offset):
             if not isinstance(size, int) or size > INT64_MAX:
                 check_size(size, symbols, where=where)
             elif size < 0:
                 raise where.invalid("a size, stride or offset is negative", "tensor-layout/negative")
-    elif isinstance(meta, SizeMeta):
-        if meta.value is not None:
-            check_size(meta.value, symbols, where=where)
+    elif isinstance(meta, SizeMeta) and meta.value is not None:
+        check_size(meta.value, symbols, where=where)
     elif isinstance(meta, SequenceMeta):
         for item in meta.items:
             check_meta(item, symbols, where)
@@ -111,9 +178,7 @@ def check_meta(meta: ValueMeta, symbols: set[str], where: Place) -> None:
 def introduced(meta: ValueMeta) -> set[str]:
     """Return the symbols in the sizes of `meta`, which introduces symbols for sizes that depend on data."""
     if isinstance(meta, TensorMeta):
-        return {symbol for size in meta.shape for symbol in symbols_of(size)}
-    if isinstance(meta, SizeMeta):
-        return set() if meta.value is None else symbols_of(meta.value)
+        return set().union(*map(symbols_of, meta.shape))
     if isinstance(meta, SequenceMeta):
-        return {symbol for item in meta.items for symbol in introduced(item)}
-    return set()
+        return set().union(*map(introduced, meta.items))
+    return symbols_of(meta.value) if isinstance(meta, SizeMeta) and meta.value is not None else set()

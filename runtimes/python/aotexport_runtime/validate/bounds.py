@@ -1,25 +1,20 @@
-"""Bounds and forms of values in every record: indices, integers, names, text."""
+"""Bounds and forms of values in every record: indices, names, text, spans."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import INT64_MAX, MAX_AXES, bounds_of
+from aotexport_runtime.schema.manifest import StoredPart
+from aotexport_runtime.schema.vectors import VectorPart
 
 
 def check_index(index: int, count: int, subject: str, check: str, where: Place) -> None:
-    """Refuse an index outside `range(count)`.
-
-    Args:
-        index: the index.
-        count: of what it may lead to.
-        subject: for the message.
-        check: its name.
-        where: for errors.
-    """
+    """Refuse an index outside `range(count)`; `subject` and `check` are for the error."""
     if not 0 <= index < count:
         raise where.invalid(f"{subject} is {index}, out of range({count})", check)
 
@@ -43,16 +38,23 @@ def check_form(text: str, type_: Any, subject: str, check: str, where: Place) ->
         raise where.invalid(f"{subject} {text[:80]!r} is {bounds.fault}", check)
 
 
-def check_span(shape: Sequence[int], stride: Sequence[int], offset: int, subject: str, where: Place) -> None:
+def check_ranks(
+    shape: Sequence[object], stride: Sequence[object], subject: str, where: Place, check: str = "tensor-layout/ranks"
+) -> None:
+    """Refuse another number of strides than of sizes, or more than are read."""
+    sizes, strides = len(shape), len(stride)
+    if sizes != strides or sizes > MAX_AXES:
+        raise where.invalid(f"{subject} has {sizes} sizes and {strides} strides; at most {MAX_AXES} are read", check)
+
+
+def check_span(tensor: StoredPart | VectorPart, subject: str, where: Place) -> None:
     """Refuse sizes, strides and an offset that can address no storage, or one beyond 64 bits."""
-    if len(shape) != len(stride) or len(shape) > MAX_AXES:
-        raise where.invalid(f"{subject} has {len(shape)} sizes and {len(stride)} strides", "tensor-layout/ranks")
-    if offset < 0 or min((*shape, *stride), default=0) < 0:
+    check_ranks(tensor.shape, tensor.stride, subject, where)
+    numbers = *tensor.shape, *tensor.stride, tensor.offset
+    if min(numbers) < 0:
         raise where.invalid(f"{subject} has negative sizes, strides or offset", "tensor-layout/negative")
-    count = 1
-    for size in shape:
-        count *= max(size, 1)
-    if max(count, span_end(shape, stride, offset), *shape, *stride, offset) > INT64_MAX:
+    count = math.prod(max(size, 1) for size in tensor.shape)
+    if max(count, span_end(tensor.shape, tensor.stride, tensor.offset), *numbers) > INT64_MAX:
         raise where.invalid(f"{subject} has sizes, strides or offset beyond 64 bits", "tensor-layout/beyond")
 
 

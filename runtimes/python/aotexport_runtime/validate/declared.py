@@ -1,19 +1,17 @@
 """Checks that follow from what the records declare: bounds, lengths, and references between them.
 
-`schema/bounded.py` and `schema/references.py` have the words. A refusal names the field, and its place is the value.
-A reference into a record that is not at hand is passed over. Sizes, metadata, arguments and the insides of trees
-declare nothing: they mean something in their place alone.
+A refusal names the field, and its place is the value. A reference into a record that is not at hand is passed over.
+Sizes, metadata, arguments and the insides of trees declare nothing: they mean something in their place alone.
 """
 
 from __future__ import annotations
 
-import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema import trees, values
@@ -54,7 +52,7 @@ class _Around:
 
     def find(self, of: str) -> Any:
         """Return the field that `Record.field` leads to."""
-        name, field, *_ = _path(of)
+        name, field, *_ = of.split(".")
         record = self.records[name]
         return () if record is None else getattr(record, field)
 
@@ -63,17 +61,12 @@ class _Around:
         found = self.find(of)
         key = of, id(found)
         if key not in self._names:
-            fields = _path(of)[2:]
+            fields = of.split(".")[2:]
             self._names[key] = frozenset(map(attrgetter(*fields), found) if fields else found)
         return self._names[key]
 
 
 Check = Callable[[Any, _Around], Found]
-
-
-@cache
-def _path(of: str) -> list[str]:
-    return of.split(".")
 
 
 def check_declared(record: Record, where: Place, **around: Record | None) -> None:
@@ -91,37 +84,24 @@ def check_declared(record: Record, where: Place, **around: Record | None) -> Non
             where.at(*steps).refuse(message, name)
 
 
-class _Field(NamedTuple):
-    """A field that declares something.
-
-    Attributes:
-        name: its name.
-        check: of its values.
-        plain: whether these are numbers and text, which is checked once for all records that have the same.
-    """
-
-    name: str
-    check: Check
-    plain: bool
-
-
 @cache
-def _fields(record: type[Record], refers: bool) -> list[_Field]:
+def _fields(record: type[Record], refers: bool) -> list[tuple[str, Check]]:
+    """Return the fields that declare something, each with the check of its values."""
     hints = typing.get_type_hints(record, include_extras=True)
     checks = {
         field: _check_of(hints[field], f"{record.__name__}.{field}", refers) for field in record.__struct_fields__
     }
-    return [_Field(field, check, _is_plain(hints[field])) for field, check in checks.items() if check is not None]
+    return [(field, check) for field, check in checks.items() if check is not None]
 
 
-def _faults(record: Record, around: _Around, fields: Iterable[_Field] | None = None) -> Found:
+def _faults(record: Record, around: _Around, fields: Iterable[tuple[str, Check]] | None = None) -> Found:
     records, name = around.records, type(record).__name__
     outer = records.get(name)
     records[name] = record
     found = [
-        ((field.name, *steps), name, message)
-        for field in (_fields(type(record), around.refers) if fields is None else fields)
-        for steps, name, message in field.check(getattr(record, field.name), around)
+        ((field, *steps), name, message)
+        for field, check in (_fields(type(record), around.refers) if fields is None else fields)
+        for steps, name, message in check(getattr(record, field), around)
     ]
     records[name] = outer
     return found
@@ -129,19 +109,17 @@ def _faults(record: Record, around: _Around, fields: Iterable[_Field] | None = N
 
 def _each_record(kind: type[Record]) -> Check:
     def check(values: Sequence[Record], around: _Around) -> Found:
-        fields = [
-            field for field in _fields(kind, around.refers) if not (field.plain and _all_pass(field, values, around))
-        ]
-        found = enumerate(_faults(value, around, fields) for value in values) if fields else ()
-        return [((index, *steps), name, message) for index, faults in found for steps, name, message in faults]
+        fields = [each for each in _fields(kind, around.refers) if not _all_pass(*each, values, around)]
+        faults = [_faults(value, around, fields) for value in values] if fields else ()
+        return [((i, *steps), name, message) for i, found in enumerate(faults) for steps, name, message in found]
 
     return check
 
 
-def _all_pass(field: _Field, values: Sequence[Record], around: _Around) -> bool:
-    found = [getattr(record, field.name) for record in values]
-    different = {value if isinstance(value, str) else id(value): value for value in found}
-    return not any(field.check(value, around) for value in different.values())
+def _all_pass(field: str, check: Check, records: Sequence[Record], around: _Around) -> bool:
+    """Return whether a field has numbers and text alone, which graphs repeat, and all pass."""
+    different = {id(value): value for value in [getattr(record, field) for record in records]}
+    return all(isinstance(value, int | str | None) and not check(value, around) for value in different.values())
 
 
 def is_walked(hint: Any) -> bool:
@@ -150,33 +128,29 @@ def is_walked(hint: Any) -> bool:
     return is_record and hint.__module__ not in (values.__name__, trees.__name__)
 
 
-def _is_plain(hint: Any) -> bool:
-    if typing.get_origin(hint) in (Annotated, typing.Union, types.UnionType):
-        return all(map(_is_plain, typing.get_args(hint)[: 1 if typing.get_origin(hint) is Annotated else None]))
-    return hint in (int, str, float, types.NoneType) or getattr(hint, "__module__", "") == values.__name__
-
-
 def _check_of(hint: Any, subject: str, refers: bool) -> Check | None:
     """Return the check of the values of a type; None: it declares nothing."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if is_walked(hint):
         return _faults
     if origin is Annotated:
-        checks = [_rule(rule, subject, arguments[0]) for rule in declared_rules(arguments[1:], refers=refers)]
-        inner = None if any(_is_left(rule) for rule in arguments[1:]) else _check_of(arguments[0], subject, refers)
-        return _all([inner, *checks] if inner else checks)
+        rules = declared_rules(arguments[1:], refers)
+        found: list[Check | None] = [_rule(rule, subject, arguments[0]) for rule in rules]
+        # A type that is checked apart is so with what is in it.
+        is_apart = any(isinstance(rule, Bounds) and rule.apart for rule in arguments[1:])
+        return _all([None if is_apart else _check_of(arguments[0], subject, refers), *found])
     checks = [_check_of(argument, subject, refers) for argument in arguments]
     if not any(checks):
         return None
     if origin in (tuple, list):
-        return _each_record(arguments[0]) if is_walked(arguments[0]) else _each(checks[0])
+        return _each_record(arguments[0]) if is_walked(arguments[0]) else _each(checks[0], None, enumerate)
     if origin is dict:
-        return _entries(*checks)
+        return _each(checks[1], checks[0], dict[str, Any].items)
     arms = {_class_of(arm): check for arm, check in zip(arguments, checks, strict=True) if check is not None}
     return lambda value, around: arms[type(value)](value, around) if type(value) in arms else ()
 
 
-def declared_rules(rules: tuple[Any, ...], *, refers: bool) -> list[Any]:
+def declared_rules(rules: tuple[Any, ...], refers: bool) -> list[Any]:
     """Return the references, or all else, without bounds of what refers: it is right if what it refers to is."""
     if refers:
         return [rule for rule in rules if isinstance(rule, _REFERENCES)]
@@ -186,11 +160,6 @@ def declared_rules(rules: tuple[Any, ...], *, refers: bool) -> list[Any]:
     return [rule for rule in rules if isinstance(rule, AtMost | Unique)] + ([] if is_name else bounds)
 
 
-def _is_left(rule: Any) -> bool:
-    """Return whether a type is checked elsewhere, with what is in it."""
-    return isinstance(rule, Bounds) and rule.apart
-
-
 def _class_of(hint: Any) -> type:
     """Return the class that the values of a type have; it is no union."""
     if typing.get_origin(hint) is Annotated:
@@ -198,27 +167,20 @@ def _class_of(hint: Any) -> type:
     return typing.get_origin(hint) or hint
 
 
-def _all(checks: list[Check]) -> Check | None:
-    if len(checks) < 2:
-        return next(iter(checks), None)
-    return lambda value, around: [fault for check in checks for fault in check(value, around)]
+def _all(checks: Sequence[Check | None]) -> Check | None:
+    found = [check for check in checks if check is not None]
+    if len(found) < 2:
+        return next(iter(found), None)
+    return lambda value, around: [fault for check in found for fault in check(value, around)]
 
 
-def _each(check: Check | None) -> Check | None:
-    return check and (
-        lambda values, around: [
-            ((index, *steps), name, message)
-            for index, value in enumerate(values)
-            for steps, name, message in check(value, around)
-        ]
-    )
+def _each(item: Check | None, key: Check | None, steps_of: Callable[[Any], Iterable[tuple[Step, Any]]]) -> Check:
+    """Return the check of the items of an array, or of the keys and values of a map."""
 
-
-def _entries(key: Check | None, value: Check | None) -> Check:
-    def check(entries: Mapping[str, Any], around: _Around) -> Found:
-        for name, item in entries.items():
-            found = [*(key(name, around) if key else ()), *(value(item, around) if value else ())]
-            yield from (((name, *steps), name, message) for steps, name, message in found)
+    def check(values: Any, around: _Around) -> Found:
+        for step, value in steps_of(values):
+            found = [*(key(step, around) if key else ()), *(item(value, around) if item else ())]
+            yield from (((step, *steps), name, message) for steps, name, message in found)
 
     return check
 
@@ -228,80 +190,54 @@ def _rule(rule: Any, subject: str, type_: Any) -> Check:
     check_name, subject = f"{rule.code}/{subject}", f"`{subject}`"
     if isinstance(rule, Unique) and rule.by:
         subject = " and ".join(f"`{typing.get_args(type_)[0].__name__}.{field}`" for field in rule.by.split())
-    name = _path(getattr(rule, "of", ""))[0]
-    fault = _FAULTS[type(rule)]
+    name = getattr(rule, "of", "").partition(".")[0]
 
     def check(value: Any, around: _Around) -> Found:
-        if name == "" or name in around.records:
-            try:
-                message = fault(rule, value, around, subject)
-            except BundleInvalid as error:
-                # Sizes and trees have checks of their own.
-                return (((), error.check, error.reason),)
-            if message is not None:
-                return (((), check_name, message),)
-        return ()
+        if name and name not in around.records:
+            return ()
+        try:
+            message = _fault(rule, value, around, subject)
+        except BundleInvalid as error:
+            # Sizes and trees have checks of their own.
+            return (((), error.check, error.reason),)
+        return () if message is None else (((), check_name, message),)
 
     return check
 
 
-def _beyond_bounds(rule: Bounds, value: Any, around: _Around, subject: str) -> str | None:
-    if rule.takes(value):
-        return None
-    if isinstance(value, str):
-        return f"{subject} {value[:80]!r} is {rule.fault}"
-    if isinstance(value, tuple):
-        return f"{subject} has {len(value)} items; at least {rule.minItems} must be there"
-    limit = f"at least {rule.minimum}" if value < (rule.minimum or 0) else f"at most {rule.maximum}"
-    return f"{subject} is {value}; {limit} is expected"
-
-
-def _above(rule: AtMost, value: int, around: _Around, subject: str) -> str | None:
-    return f"{subject} is {value}; at most {rule.most} is read" if rule.most < value <= INT64_MAX else None
-
-
-def _twice(rule: Unique, values: Iterable[Any], around: _Around, subject: str) -> str | None:
-    fields = rule.by.split()
-    name = first_twice([" ".join(str(getattr(v, f)) for f in fields) for v in values] if fields else values)
-    return None if name is None else f"{subject} {name[:80]!r} occurs twice"
-
-
-def _other_length(rule: Length, value: Any, around: _Around, subject: str) -> str | None:
-    expected = len(around.find(rule.of))
-    return None if len(value) == expected else f"{subject} has {len(value)} items, and `{rule.of}` {expected}"
-
-
-def _unknown(rule: NameOf, name: str, around: _Around, subject: str) -> str | None:
-    return None if name in around.names(rule.of) else f"{subject} {name[:80]!r} is not in `{rule.of}`"
-
-
-def _wrong_index(rule: IndexOf, index: int | trees.Tree | None, around: _Around, subject: str) -> str | None:
-    entries = around.find(rule.of) if rule.of else ()
-    count = entries if isinstance(entries, int) else len(entries)
-    if isinstance(index, int):
-        return None if 0 <= index < count else f"{subject} is {index}, out of range({count})"
-    if index is not None:
-        check_tree(index, count, _NOWHERE)
+def _fault(rule: Any, value: Any, around: _Around, subject: str) -> str | None:
+    """Return what is wrong with a value that a field declares, in words; None: nothing."""
+    match rule:
+        case Bounds() if not rule.takes(value):
+            if isinstance(value, str):
+                return f"{subject} {value[:80]!r} is {rule.fault}"
+            if isinstance(value, tuple):
+                return f"{subject} has {len(value)} items; at least {rule.minItems} must be there"
+            limit = f"at least {rule.minimum}" if value < (rule.minimum or 0) else f"at most {rule.maximum}"
+            return f"{subject} is {value}; {limit} is expected"
+        case AtMost() if rule.most < value <= INT64_MAX:
+            return f"{subject} is {value}; at most {rule.most} is read"
+        case Unique():
+            fields = rule.by.split()
+            twice = first_twice([" ".join(str(getattr(v, f)) for f in fields) for v in value] if fields else value)
+            return None if twice is None else f"{subject} {twice[:80]!r} occurs twice"
+        case Length() if len(value) != (expected := len(around.find(rule.of))):
+            return f"{subject} has {len(value)} items, and `{rule.of}` {expected}"
+        case NameOf() if value not in around.names(rule.of):
+            return f"{subject} {value[:80]!r} is not in `{rule.of}`"
+        case IndexOf():
+            entries = around.find(rule.of) if rule.of else ()
+            count = entries if isinstance(entries, int) else len(entries)
+            if isinstance(value, int):
+                return None if 0 <= value < count else f"{subject} is {value}, out of range({count})"
+            if value is not None:
+                check_tree(value, count, _NOWHERE)
+        case TensorOf():
+            found = around.find(rule.of)[value : value + 1]
+            if found and isinstance(found[0], SizeInput | None):
+                return f"{subject} is {value}, which is no tensor"
+        case Over():
+            check_size(value, around.names(rule.of), where=_NOWHERE)
+        case _:
+            pass
     return None
-
-
-def _number(rule: TensorOf, index: int, around: _Around, subject: str) -> str | None:
-    found = around.find(rule.of)[index : index + 1]
-    return f"{subject} is {index}, which is no tensor" if found and isinstance(found[0], SizeInput | None) else None
-
-
-def _wrong_size(rule: Over, size: Any, around: _Around, subject: str) -> None:
-    check_size(size, around.names(rule.of), where=_NOWHERE)
-
-
-_FAULTS: dict[type, Callable[[Any, Any, _Around, str], str | None]] = {
-    Bounds: _beyond_bounds,
-    AtMost: _above,
-    Unique: _twice,
-    Length: _other_length,
-    NameOf: _unknown,
-    IndexOf: _wrong_index,
-    TensorOf: _number,
-    Over: _wrong_size,
-}
-"""What is wrong with a value that a field declares, in words; None: nothing."""

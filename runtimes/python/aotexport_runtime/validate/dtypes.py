@@ -5,24 +5,14 @@ Engines take no dtype from metadata that these rules do not prove (`execution/fu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from functools import cache, lru_cache
 from typing import NamedTuple
 
 from aotexport_runtime.allowed.signatures import Parameter, Signature, signature_of
 from aotexport_runtime.schema.graph import Node
-from aotexport_runtime.schema.values import (
-    Argument,
-    ComplexArgument,
-    DTypeArgument,
-    FloatArgument,
-    ScalarMeta,
-    SequenceMeta,
-    SizeArgument,
-    SizeMeta,
-    TensorMeta,
-    ValueMeta,
-)
+from aotexport_runtime.schema.values import Argument, DTypeArgument, SequenceMeta, TensorMeta
+from aotexport_runtime.validate.arguments import Values, elements, kind_of
 
 _CATEGORIES = ("bool", "int", "float", "complex")
 _OPERANDS = ("self", "other", "min", "max", "exponent")
@@ -80,7 +70,7 @@ def _writes_by_keyword(schema: str) -> bool:
     return "!" in keywords.partition(") -> ")[0]
 
 
-def result_dtypes(node: Node, schema: str | None, values: Mapping[str, ValueMeta]) -> str | tuple[str, ...] | None:
+def result_dtypes(node: Node, schema: str | None, values: Values) -> str | tuple[str, ...] | None:
     """Return the dtype of an operator's results; where they differ, one per result; None: no rule says it.
 
     Args:
@@ -97,18 +87,16 @@ def result_dtypes(node: Node, schema: str | None, values: Mapping[str, ValueMeta
         return given.value if isinstance(given, DTypeArgument) else None
     if rule.kind in ("", "int64"):
         return rule.kind or None
-    tensors = list(_tensors(node.args, values))
-    if not tensors:
-        return None
-    if rule.kind == "same":
-        return tensors[0]
+    first = next(_tensors(node.args, values), None)
+    if first is None or rule.kind == "same":
+        return first
     if rule.kind == "bool":
         # `all` and `any` of bytes give bytes.
-        return None if tensors[0] == "uint8" else "bool"
+        return None if first == "uint8" else "bool"
     return _computed(rule, arguments, values)
 
 
-def wrong_dtype(node: Node, schema: str | None, values: Mapping[str, ValueMeta]) -> str | None:
+def wrong_dtype(node: Node, schema: str | None, values: Values) -> str | None:
     """Return which dtype an operator gives and which one its metadata say, where a rule tells them apart; else None."""
     found = result_dtypes(node, schema, values)
     if found is None:
@@ -122,9 +110,7 @@ def wrong_dtype(node: Node, schema: str | None, values: Mapping[str, ValueMeta])
     return None
 
 
-def _computed(
-    rule: Rule, arguments: dict[str, Argument], values: Mapping[str, ValueMeta]
-) -> str | tuple[str, ...] | None:
+def _computed(rule: Rule, arguments: dict[str, Argument], values: Values) -> str | tuple[str, ...] | None:
     dtype = _promoted(rule, arguments, values)
     if dtype is None or arguments.get("half_to_float") is True:
         return None
@@ -148,58 +134,36 @@ def category_of(dtype: str) -> str:
     return "int" if dtype.startswith(("int", "uint")) else dtype.rstrip("0123456789")
 
 
-def _promoted(rule: Rule, arguments: dict[str, Argument], values: Mapping[str, ValueMeta]) -> str | None:
+def _promoted(rule: Rule, arguments: dict[str, Argument], values: Values) -> str | None:
     """Return the one dtype of the greatest category; None: there are several there, or a number decides."""
-    dtypes: set[str] = set()
-    numbers: set[str] = set()
+    dtypes, numbers = set[str](), set[str]()
     for parameter in rule.signature.positional:
-        if parameter.name not in arguments or parameter.name == "condition":
+        argument = arguments.get(parameter.name)
+        if argument is None or parameter.name == "condition":
             continue
-        argument = arguments[parameter.name]
-        if isinstance(argument, str) and isinstance(values[argument], SequenceMeta):
+        kind, found = kind_of(argument, values), set(_tensors([argument], values))
+        if kind == "sequence":
             return None
-        found = list(_tensors([argument], values))
-        dtypes.update(found)
-        counts = parameter.type.startswith("Tensor") or parameter.name in _OPERANDS
-        if not found and counts and argument is not None:
-            numbers.add(_number(argument, values))
-    greatest = {name for name in dtypes if category_of(name) == _greatest(map(category_of, dtypes))}
-    if len(greatest) != 1 or "" in numbers:
+        dtypes |= found
+        if not found and (parameter.type.startswith("Tensor") or parameter.name in _OPERANDS):
+            numbers.add(kind)
+    categories = {category_of(dtype) for dtype in dtypes}
+    if not dtypes or not numbers.issubset(_CATEGORIES):
         return None
-    (dtype,) = greatest
-    above = numbers and _rank(_greatest(numbers)) > _rank(category_of(dtype))
-    mixed = category_of(dtype) == "complex" and "float" in (*map(category_of, dtypes), *numbers)
-    return None if above or mixed else dtype
+    greatest = _greatest(categories)
+    decides = greatest != _greatest(categories | numbers) or (greatest == "complex" and "float" in categories | numbers)
+    several = [dtype for dtype in dtypes if category_of(dtype) == greatest]
+    return several[0] if len(several) == 1 and not decides else None
 
 
-def _rank(category: str) -> int:
-    return _CATEGORIES.index(category)
+def _greatest(categories: Iterable[str]) -> str:
+    return max(categories, key=_CATEGORIES.index)
 
 
-def _greatest(categories: Iterator[str] | set[str] | map[str]) -> str:
-    return max(categories, key=_rank, default="bool")
-
-
-def _number(argument: Argument, values: Mapping[str, ValueMeta]) -> str:
-    """Return the category of a number; empty: it is none, or not known."""
-    if isinstance(argument, str):
-        meta = values[argument]
-        return meta.type if isinstance(meta, ScalarMeta) else "int" if isinstance(meta, SizeMeta) else ""
-    if isinstance(argument, SizeArgument):
-        return "int"
-    if isinstance(argument, FloatArgument):
-        return "float"
-    if isinstance(argument, ComplexArgument):
-        return "complex"
-    return type(argument).__name__ if isinstance(argument, bool | int | float) else ""
-
-
-def _tensors(arguments: list[Argument], values: Mapping[str, ValueMeta]) -> Iterator[str]:
+def _tensors(arguments: list[Argument], values: Values) -> Iterator[str]:
     """Yield the dtypes of the tensors among arguments, in order."""
     for argument in arguments:
-        if isinstance(argument, str):
-            meta = values[argument]
+        for each in elements(argument):
+            meta = values[each] if isinstance(each, str) else None
             if isinstance(meta, TensorMeta):
                 yield meta.dtype
-        elif isinstance(argument, list):
-            yield from _tensors(argument, values)

@@ -46,8 +46,7 @@ def check_graph(
     faults, count = where.found, _count_nodes(graph)
     with where:
         if count > limits.nodes:
-            message = f"{count} nodes; at most {limits.nodes} are read"
-            raise where.invalid(message, "bundle-limit/nodes")
+            raise where.invalid(f"{count} nodes; at most {limits.nodes} are read", "bundle-limit/nodes")
         check_declared(graph, where)
     if where.found == faults:
         _Check(graph, symbols, namespaces, where, limits, has_signatures, is_cast).run()
@@ -120,7 +119,10 @@ class _Check:
                     self.described |= introduced(node.meta)
                     check_meta(node.meta, self.described, here)
                     metas.add(id(node.meta))
-                _check_node(node, self.limits, here)
+                results = len(node.meta.items) if isinstance(node.meta, SequenceMeta) else 0
+                if results > self.limits.results:
+                    message = f"{results} results of a node; at most {self.limits.results} are read"
+                    raise here.invalid(message, "bundle-limit/results")
             with here:
                 if where.found == before and (self.has_signatures or node.op in graph.schemas):
                     # Dtypes behind a fault follow from what may be false.
@@ -132,19 +134,11 @@ class _Check:
 
 
 def _check_arguments(node: Node, graph: Graph, values: Mapping[str, ValueMeta], symbols: set[str], here: Place) -> None:
-    for index, argument in enumerate(node.args):
-        # Most are references to what is there.
-        if not (isinstance(argument, str) and argument in values):
-            check_argument(argument, values, graph.subgraphs, symbols, here.at("args", index))
-    for keyword, argument in node.kwargs.items():
-        check_argument(argument, values, graph.subgraphs, symbols, here.at("kwargs", keyword))
-
-
-def _check_node(node: Node, limits: Limits, here: Place) -> None:
-    if isinstance(node.meta, SequenceMeta) and len(node.meta.items) > limits.results:
-        raise here.invalid(
-            f"{len(node.meta.items)} results of a node; at most {limits.results} are read", "bundle-limit/results"
-        )
+    for kind, arguments in (("args", enumerate(node.args)), ("kwargs", node.kwargs.items())):
+        for step, argument in arguments:
+            # Most are references to what is there.
+            if not (isinstance(argument, str) and argument in values):
+                check_argument(argument, values, graph.subgraphs, symbols, here.at(kind, step))
 
 
 def _count_nodes(graph: Graph) -> int:
@@ -161,30 +155,20 @@ def _check_operator(node: Node, namespaces: set[str], where: Place) -> None:
     check_allowed(node.op, namespaces, where=where)
     for keyword in node.kwargs:
         if not (keyword.isidentifier() and keyword.isascii()) or iskeyword(keyword):
-            raise where.invalid(
-                f"operator `{node.op[:80]}` has a malformed keyword {keyword[:40]!r}", "operator-malformed/keyword"
-            )
+            message = f"operator `{node.op[:80]}` has a malformed keyword {keyword[:40]!r}"
+            raise where.invalid(message, "operator-malformed/keyword")
 
 
 def check_allowed(op: str, namespaces: set[str], *, where: Place) -> None:
-    """Refuse an operator that no bundle may call, or whose namespace the manifest does not declare.
-
-    Args:
-        op: full operator name.
-        namespaces: see `check_graph`.
-        where: for errors.
-    """
+    """Refuse an operator that no bundle may call, or whose namespace the manifest does not declare."""
     namespace, _, name = op.partition("::")
     if namespace == "aten":
         if name not in allowed_aten_operators():
-            raise where.invalid(
-                f"operator `{op[:80]}` is not on the list of operators that a bundle may call", "operator-unlisted/aten"
-            )
+            message = f"operator `{op[:80]}` is not on the list of operators that a bundle may call"
+            raise where.invalid(message, "operator-unlisted/aten")
     elif namespace in NAMESPACES:
         if op not in OPERANDS:
             raise where.invalid(f"unknown builtin `{op[:80]}`", "operator-unlisted/builtin")
     elif namespace not in namespaces:
-        raise where.invalid(
-            f"operator `{op[:80]}` is in namespace `{namespace[:40]}`, which the manifest does not declare",
-            "operator-undeclared/namespace",
-        )
+        message = f"operator `{op[:80]}` is in namespace `{namespace[:40]}`, which the manifest does not declare"
+        raise where.invalid(message, "operator-undeclared/namespace")

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from aotexport_runtime.errors import Place
-from aotexport_runtime.schema.gradients import Gradients, Partition
+from aotexport_runtime.schema.gradients import Gradients
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputSpec, Program, SizeInput
 from aotexport_runtime.schema.values import Argument, NothingMeta, SizeMeta, TensorMeta, ValueMeta
-from aotexport_runtime.validate.arguments import descendants, references
-from aotexport_runtime.validate.bodies import described, described_argument
+from aotexport_runtime.validate.arguments import descendants, described, described_argument, metas_of, references
 from aotexport_runtime.validate.subclasses import taken_apart
 
 
@@ -35,27 +34,29 @@ def check_functional_graph(
         where: its file, for errors.
         record: file of the program.
     """
-    program = taken_apart(program)
-    gradients = functional.gradients
+    program, gradients = taken_apart(program), functional.gradients
     _check_inputs(graph, program, [] if gradients is None else [tangent.meta for tangent in gradients.tangents], where)
     for index, node in enumerate(graph.nodes):
         if node.op.startswith("torch::"):
             message = f"`{node.op}` changes the state of the interpreter; a functional graph may not"
             where.at("nodes", index, "op").refuse(message, "operator-unlisted/functional")
-    returned = len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
+    returned = returned_count(functional)
     if len(graph.outputs) < returned or (gradients is None and len(graph.outputs) > returned):
         message = f"{len(graph.outputs)} outputs; the calling convention has {returned}"
         where.at("outputs").refuse(message, "graph-interface/outputs")
         return
-    faults = where.found
-    _check_tensors_returned(graph.outputs[:returned], functional, where)
-    changed = [_meta_of(program.inputs[each.input_index]) for each in functional.mutations]
-    # These may get other axes, and a storage of another dtype.
-    anew = {index for index, each in enumerate(functional.mutations) if each.metadata or each.storage}
+    faults, mutations = where.found, len(functional.mutations)
+    # An epilogue needs tensors in the place of mutated values, aliases and bases.
+    fresh = {index for index, each in enumerate(functional.outputs, mutations) if isinstance(each, FreshOutput)}
+    for index, output in enumerate(graph.outputs[:returned]):
+        if index not in fresh and not isinstance(output, str):
+            where.at("outputs", index).refuse(f"output {index} of the graph is no value", "graph-interface/value")
     if where.found == faults:
-        _check_results(
-            graph, graph.outputs[: len(changed) + len(program.outputs)], [*changed, *program.outputs], where, anew
-        )
+        changed = [_meta_of(program.inputs[each.input_index]) for each in functional.mutations]
+        # These may get other axes, and a storage of another dtype.
+        anew = {index for index, each in enumerate(functional.mutations) if each.metadata or each.storage}
+        outputs = graph.outputs[: mutations + len(program.outputs)]
+        _check_results(graph, outputs, [*changed, *program.outputs], where, anew)
     if gradients is not None and where.found == faults:
         said = Place(record).at("functional", "gradients")
         _check_tangents(graph, functional, gradients, said)
@@ -63,10 +64,14 @@ def check_functional_graph(
         _check_partitions(graph, program, gradients, returned, where, said)
 
 
+def returned_count(functional: FunctionalGraph) -> int:
+    """Return how many values a functional graph returns before gradients."""
+    return len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
+
+
 def _check_tangents(graph: Graph, functional: FunctionalGraph, gradients: Gradients, said: Place) -> None:
     """Refuse tangents of another type than the value that they are gradients of."""
-    metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-    mutations = len(functional.mutations)
+    metas, mutations = metas_of(graph), len(functional.mutations)
     first = {"mutation": 0, "output": mutations, "intermediate_base": mutations + len(functional.outputs)}
     for index, tangent in enumerate(gradients.tangents):
         value = graph.outputs[first[tangent.of] + tangent.index]
@@ -74,48 +79,44 @@ def _check_tangents(graph: Graph, functional: FunctionalGraph, gradients: Gradie
         if tangent.of == "output" and not isinstance(functional.outputs[tangent.index], FreshOutput):
             of = "what is no new tensor"
         if described(tangent.meta) != of:
-            said.at("tangents", index).refuse(
-                f"a tangent is {described(tangent.meta)}, and belongs to {of}", "program-malformed/tangent-value"
-            )
+            message = f"a tangent is {described(tangent.meta)}, and belongs to {of}"
+            said.at("tangents", index).refuse(message, "program-malformed/tangent-value")
 
 
 def _check_gradients_returned(
     graph: Graph, program: Program, gradients: Gradients, returned: int, where: Place, said: Place
 ) -> None:
     """Refuse gradients of another type than their input."""
-    metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    metas = metas_of(graph)
     for index, gradient in enumerate(gradients.of_inputs):
         if gradient is None:
             continue
         if not returned <= gradient < len(graph.outputs):
-            said.at("of_inputs", index).refuse(
-                f"gradient {gradient} is not among the outputs {returned} to {len(graph.outputs) - 1}",
-                "index-range/gradient",
-            )
+            message = f"gradient {gradient} is not among the outputs {returned} to {len(graph.outputs) - 1}"
+            said.at("of_inputs", index).refuse(message, "index-range/gradient")
         output = graph.outputs[gradient] if gradient < len(graph.outputs) else None
         found = metas.get(output) if isinstance(output, str) else None
-        if output is None or isinstance(found, NothingMeta):
-            continue
-        if described(found) != (of := described(_meta_of(program.inputs[index]))):
-            where.at("outputs", gradient).refuse(
-                f"the gradient of input {index} is {described(found)}, and the input {of}", "result-type/gradient"
-            )
+        of = described(_meta_of(program.inputs[index]))
+        if output is not None and not isinstance(found, NothingMeta) and described(found) != of:
+            message = f"the gradient of input {index} is {described(found)}, and the input {of}"
+            where.at("outputs", gradient).refuse(message, "result-type/gradient")
 
 
 def _check_partitions(
     graph: Graph, program: Program, gradients: Gradients, returned: int, where: Place, said: Place
 ) -> None:
-    names = [graph_input.name for graph_input in graph.inputs]
-    late = descendants(graph.nodes, set(names[len(program.inputs) :]))
+    values = metas_of(graph)
+    late = descendants(graph.nodes, {each.name for each in graph.inputs[len(program.inputs) :]})
     for index, argument in enumerate(graph.outputs[:returned]):
         if not late.isdisjoint(references(argument)):
-            where.at("outputs", index).refuse(
-                "an output of the forward needs an incoming gradient", "partition-malformed/forward"
-            )
-    values = {*names, *(node.name for node in graph.nodes)}
+            message = "an output of the forward needs an incoming gradient"
+            where.at("outputs", index).refuse(message, "partition-malformed/forward")
     for index, partition in enumerate(gradients.partitions):
-        with said.at("partitions", index) as here:
-            _check_partition(partition, values, late, here)
+        for position, name in enumerate(partition.saved):
+            if name not in values or name in late:
+                reason = "is not in the graph" if name not in values else "needs an incoming gradient"
+                place = said.at("partitions", index, "saved", position)
+                place.refuse(f"saved value {name[:80]!r} {reason}", "partition-malformed/saved")
 
 
 def _check_results(
@@ -130,31 +131,26 @@ def _check_results(
         where: for errors.
         anew: outputs of which the program says no more than that they are tensors.
     """
-    metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    metas = metas_of(graph)
     for index, (output, expected) in enumerate(zip(outputs, said, strict=False)):
         found = described_argument(output, metas)
         found = "a number" if found in ("an integer", "a float") else found
         required = "a number" if expected is None else described(expected)
-        if found is None or (index in anew and found.startswith("a tensor")):
-            continue
-        if found != required:
-            where.at("outputs", index).refuse(
-                f"output {index} of the graph is {found}, and the program says {required}", "result-type/output"
-            )
+        is_free = found is None or (index in anew and found.startswith("a tensor"))
+        if found != required and not is_free:
+            message = f"output {index} of the graph is {found}, and the program says {required}"
+            where.at("outputs", index).refuse(message, "result-type/output")
 
 
 def _check_inputs(graph: Graph, program: Program, tangents: Sequence[TensorMeta], where: Place) -> None:
-    expected = len(program.inputs) + len(tangents)
-    if len(graph.inputs) != expected:
-        where.at("inputs").refuse(
-            f"{len(graph.inputs)} inputs; the program passes {expected}", "graph-interface/inputs"
-        )
     metas = [*map(_meta_of, program.inputs), *tangents]
+    if len(graph.inputs) != len(metas):
+        message = f"{len(graph.inputs)} inputs; the program passes {len(metas)}"
+        where.at("inputs").refuse(message, "graph-interface/inputs")
     for index, (graph_input, meta) in enumerate(zip(graph.inputs, metas, strict=False)):
         if not _is_same(graph_input.meta, meta):
-            where.at("inputs", index).refuse(
-                f"input {index} of the graph is not what the program passes", "graph-interface/input"
-            )
+            message = f"input {index} of the graph is not what the program passes"
+            where.at("inputs", index).refuse(message, "graph-interface/input")
 
 
 def _meta_of(spec: InputSpec) -> ValueMeta:
@@ -165,20 +161,3 @@ def _is_same(meta: ValueMeta, other: ValueMeta) -> bool:
     if isinstance(meta, TensorMeta) and isinstance(other, TensorMeta):
         return (meta.dtype, meta.shape) == (other.dtype, other.shape)
     return isinstance(meta, SizeMeta) and isinstance(other, SizeMeta)
-
-
-def _check_tensors_returned(outputs: Sequence[Argument], functional: FunctionalGraph, where: Place) -> None:
-    """Refuse constants where an epilogue needs a tensor: mutated values, aliases and bases."""
-    mutations = len(functional.mutations)
-    for index, output in enumerate(outputs):
-        place = index - mutations
-        fresh = 0 <= place < len(functional.outputs) and isinstance(functional.outputs[place], FreshOutput)
-        if not fresh and not isinstance(output, str):
-            where.at("outputs", index).refuse(f"output {index} of the graph is no value", "graph-interface/value")
-
-
-def _check_partition(partition: Partition, values: set[str], late: set[str], where: Place) -> None:
-    for index, name in enumerate(partition.saved):
-        if name not in values or name in late:
-            reason = "is not in the graph" if name not in values else "needs an incoming gradient"
-            raise where.at("saved", index).invalid(f"saved value {name[:80]!r} {reason}", "partition-malformed/saved")

@@ -11,24 +11,15 @@ from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING
 from aotexport_runtime.validate.bounds import check_span, check_unique
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.modules import check_path, check_submodules
-from aotexport_runtime.validate.subclasses import check_layout, check_parts
+from aotexport_runtime.validate.subclasses import check_differentiable, check_parts, subject_of
 
 WHERE = Place("bundle.json")
 
 
 def check_manifest(manifest: Manifest, where: Place = WHERE, *, limits: Limits = DEFAULT) -> None:
-    """Refuse a manifest with escaping paths, duplicate names or dangling references.
-
-    Args:
-        manifest: as decoded.
-        where: for errors.
-        limits: the most that the bundle may ask for.
-    """
+    """Refuse a manifest with escaping paths, duplicate names or dangling references, or files beyond the limits."""
     faults = where.found
-    with where.at("calling_convention") as here:
-        _check_convention(manifest.calling_convention, here)
-    with where.at("operator_set") as here:
-        _check_operator_set(manifest.operator_set, here)
+    _check_versions(manifest, where)
     if where.found == faults:
         check_declared(manifest, where)
     if where.found > faults:
@@ -60,19 +51,17 @@ def check_manifest(manifest: Manifest, where: Place = WHERE, *, limits: Limits =
             )
 
 
-def _check_convention(convention: int, where: Place) -> None:
+def _check_versions(manifest: Manifest, where: Place) -> None:
+    convention, name = manifest.calling_convention, manifest.operator_set
     if not OLDEST_CALLING_CONVENTION <= convention <= CALLING_CONVENTION:
-        raise where.invalid(
+        where.at("calling_convention").refuse(
             f"calling convention {convention} is not known to this runtime, which implements "
             f"{OLDEST_CALLING_CONVENTION} to {CALLING_CONVENTION}. Install the aotexport-runtime that fits, or export "
             "the model again",
             "convention-unknown/convention",
         )
-
-
-def _check_operator_set(name: str, where: Place) -> None:
     if name != OPERATOR_SET and name not in operator_sets():
-        raise where.invalid(
+        where.at("operator_set").refuse(
             f"operator set {name[:80]!r} is not known to this runtime, which has "
             f"{', '.join(operator_sets())}. Install a newer aotexport-runtime, or export the model again",
             "operator-set-unknown/operator-set",
@@ -90,30 +79,21 @@ def _check_variants(manifest: Manifest, where: Place) -> None:
 
 
 def _check_state(tensor: StateTensor, listed: set[str], where: Place) -> None:
-    subject = f"state {tensor.name[:80]!r}"
-    if tensor.subclass is None:
-        _check_stored(tensor, subject, listed, where)
-    else:
-        check_span(tensor.shape, tensor.stride, 0, subject, where)
-    check_parts(tensor.subclass, len(tensor.parts), subject, set(), where)
-    check_layout(tensor.subclass, tensor, subject, where)
-    for part in tensor.parts:
-        _check_stored(part, f"{subject}, part {part.key[:80]!r}", listed, where)
-    if tensor.requires_grad and not tensor.dtype.startswith(("float", "bfloat", "complex")):
-        raise where.invalid(f"{subject} is {tensor.dtype} and cannot require grad", "structure-malformed/requires-grad")
-
-
-def _check_stored(tensor: StateTensor | StoredPart, subject: str, listed: set[str], where: Place) -> None:
-    if tensor.file not in listed:
+    subject = subject_of(tensor)
+    if tensor.subclass is None and tensor.file not in listed:
         raise where.invalid(f"{subject} is in a file that is not listed: {tensor.file[:80]!r}", "file-unlisted/state")
-    check_span(tensor.shape, tensor.stride, tensor.offset, subject, where)
-    if tensor.whole and (tensor.offset != 0 or not _is_contiguous(tensor)):
-        raise where.invalid(
-            f"{subject} is said to be whole, and is not contiguous from its first element", "tensor-layout/whole"
-        )
+    check_parts(tensor, set(), where)
+    subjects = [subject, *(f"{subject}, part {part.key[:80]!r}" for part in tensor.parts)]
+    for stored, name in zip((tensor, *tensor.parts), subjects, strict=True):
+        check_span(stored, name, where)
+        is_stored = stored is not tensor or tensor.subclass is None
+        if is_stored and stored.whole and (stored.offset != 0 or not _is_contiguous(stored)):
+            message = f"{name} is said to be whole, and is not contiguous from its first element"
+            raise where.invalid(message, "tensor-layout/whole")
+    check_differentiable(tensor, subject, where)
 
 
-def _is_contiguous(tensor: StateTensor | StoredPart) -> bool:
+def _is_contiguous(tensor: StoredPart) -> bool:
     expected = 1
     for size, step in zip(reversed(tensor.shape), reversed(tensor.stride), strict=True):
         if size > 1 and step != expected and 0 not in tensor.shape:
@@ -130,9 +110,8 @@ def _check_state_names(names: list[str], where: Place) -> None:
         modules.update(".".join(parts[:count]) for count in range(1, len(parts)))
     both = modules.intersection(names)
     if both:
-        raise where.invalid(
-            f"{min(both)[:80]!r} is the name of a state tensor and of a module", "name-twice/state-in-module"
-        )
+        message = f"{min(both)[:80]!r} is the name of a state tensor and of a module"
+        raise where.invalid(message, "name-twice/state-in-module")
 
 
 def _check_model(model: OnnxModel, where: Place) -> None:
@@ -148,11 +127,9 @@ def check_onnx(model: OnnxModel, program: Program, *, where: Place) -> None:
     names = {spec.name for spec in program.inputs if isinstance(spec, StateInput)}
     counts = len(paths), len(program.outputs) + len(model.updates) + len(model.checks)
     if (len(model.inputs), len(model.outputs)) != counts:
-        raise where.invalid(
-            f"{len(model.inputs)} inputs and {len(model.outputs)} outputs, and program `{program.name}` has "
-            f"{counts[0]} and {counts[1]}",
-            "onnx-malformed/counts",
-        )
+        found = f"{len(model.inputs)} inputs and {len(model.outputs)} outputs"
+        message = f"{found}, and program `{program.name}` has {counts[0]} and {counts[1]}"
+        raise where.invalid(message, "onnx-malformed/counts")
     for name in model.updates:
         if (name in paths) == (name in names):
             raise where.invalid(f"the model changes {name[:80]!r}, which is no one input", "onnx-malformed/updates")

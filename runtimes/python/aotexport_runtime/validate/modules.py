@@ -8,8 +8,8 @@ from aotexport_runtime.allowed.modules import is_own_attribute
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import MAX_NODES, Line
 from aotexport_runtime.schema.graph import Graph, ModuleCall
-from aotexport_runtime.schema.manifest import Manifest, Submodule
-from aotexport_runtime.schema.trees import Leaf, Mapping, Sequence, Tree
+from aotexport_runtime.schema.manifest import Manifest
+from aotexport_runtime.schema.trees import Leaf, Mapping, Sequence
 from aotexport_runtime.validate.arguments import check_argument, references
 from aotexport_runtime.validate.bounds import check_form, check_index
 from aotexport_runtime.values.trees import keys_of, leaves
@@ -27,10 +27,13 @@ def check_path(path: str, subject: str, where: Place) -> list[str]:
 
 
 def check_submodules(manifest: Manifest, where: Place) -> None:
-    """Refuse submodules out of order, twice, or within themselves."""
+    """Refuse submodules out of order, twice, or within themselves, and settings that are something else as well."""
     state = {name for entry in manifest.state for name in (entry.name, *entry.tied)}
-    with where.at("settings") as here:
-        _check_settings(manifest, {*state, *(record.name for record in manifest.modules)}, here)
+    others = state.union(each.name for each in (*manifest.modules, *manifest.attributes))
+    for name in manifest.settings:
+        if name in others:
+            message = f"attribute {name[:80]!r} is listed as something else as well"
+            where.at("settings", name).refuse(message, "name-twice/setting")
     with where.at("modules") as here:
         _check_order(manifest, state, here)
 
@@ -39,57 +42,33 @@ def _check_order(manifest: Manifest, state: set[str], place: Place) -> None:
     ended: set[str] = set()
     around: list[str] = []
     for index, record in enumerate(manifest.modules):
-        where = place.at(index)
+        where, subject = place.at(index), f"submodule {record.name[:80]!r}"
         parts = check_path(record.name, "submodule", where) if record.name else []
         while around and around != parts[: len(around)]:
             ended.add(".".join(around))
             around.pop()
         if around != parts[:-1]:
-            raise where.invalid(
-                f"submodule {record.name[:80]!r} does not follow the one that it is in", "module-malformed/order"
-            )
+            raise where.invalid(f"{subject} does not follow the one that it is in", "module-malformed/order")
         if record.name in state:
-            raise where.invalid(
-                f"{record.name[:80]!r} is the name of a state tensor and of a module", "name-twice/module-and-state"
-            )
+            message = f"{record.name[:80]!r} is the name of a state tensor and of a module"
+            raise where.invalid(message, "name-twice/module-and-state")
         if record.same_as is not None and record.same_as not in ended:
-            raise where.invalid(
-                f"submodule {record.name[:80]!r} is the same as none before it", "module-malformed/same-as"
-            )
-        _check_attributes(record, where)
+            raise where.invalid(f"{subject} is the same as none before it", "module-malformed/same-as")
+        if not isinstance(record.attributes, Mapping | None):
+            raise where.invalid(f"attributes of {subject} are no mapping", "module-malformed/attributes")
+        for name in (*record.absent, *(() if record.attributes is None else keys_of(record.attributes))):
+            text = str(name)
+            if name != text or not text.isidentifier() or iskeyword(text) or not is_own_attribute(text):
+                raise where.invalid(f"{subject} has a malformed attribute {text[:40]!r}", "name-malformed/attribute")
         around = parts
-
-
-def _check_settings(manifest: Manifest, others: set[str], place: Place) -> None:
-    for name in manifest.settings:
-        where = place.at(name)
-        if name in others or any(name == attribute.name for attribute in manifest.attributes):
-            raise where.invalid(f"attribute {name[:80]!r} is listed as something else as well", "name-twice/setting")
-
-
-def _check_attributes(record: Submodule, where: Place) -> None:
-    names = [*record.absent]
-    if record.attributes is not None:
-        if not isinstance(record.attributes, Mapping):
-            raise where.invalid(
-                f"attributes of submodule {record.name[:80]!r} are no mapping", "module-malformed/attributes"
-            )
-        names += keys_of(record.attributes)
-    for name in names:
-        text = str(name)
-        if name != text or not text.isidentifier() or iskeyword(text) or not is_own_attribute(text):
-            raise where.invalid(
-                f"submodule {record.name[:80]!r} has a malformed attribute {text[:40]!r}", "name-malformed/attribute"
-            )
 
 
 def check_calls(graph: Graph, symbols: set[str], where: Place) -> None:
     """Refuse calls of submodules that are no nested runs of a graph's nodes, or use other values than the graph's."""
     place = where.at("calls")
     if len(graph.calls) > MAX_NODES:
-        raise place.invalid(
-            f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read", "bundle-limit/calls"
-        )
+        message = f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read"
+        raise place.invalid(message, "bundle-limit/calls")
     places = {value.name: -1 for value in graph.inputs}
     places |= {node.name: index for index, node in enumerate(graph.nodes)}
     ends: dict[int | None, int] = {}
@@ -100,9 +79,8 @@ def check_calls(graph: Graph, symbols: set[str], where: Place) -> None:
             check_index(call.parent, index, f"parent of {subject}", "index-range/call-parent", where)
             low, high = graph.calls[call.parent].begin, graph.calls[call.parent].end
         if not max(low, ends.get(call.parent, 0)) <= call.begin <= call.end <= high:
-            raise where.invalid(
-                f"{subject} is no run of nodes after the one before it, in the one around it", "module-malformed/run"
-            )
+            message = f"{subject} is no run of nodes after the one before it, in the one around it"
+            raise where.invalid(message, "module-malformed/run")
         ends[call.parent] = call.end
         _check_structures(call, places, graph, symbols, subject, where)
 
@@ -117,15 +95,10 @@ def _check_structures(
         return
     pair = call.arguments.items if isinstance(call.arguments, Sequence) else ()
     if len(pair) != 2 or not isinstance(pair[0], Sequence) or not isinstance(pair[1], Mapping):
-        raise where.invalid(
-            f"arguments of {subject} are no pair of positional and keyword arguments", "module-malformed/call-arguments"
-        )
+        message = f"arguments of {subject} are no pair of positional and keyword arguments"
+        raise where.invalid(message, "module-malformed/call-arguments")
     for tree, end in ((call.arguments, call.begin), (call.result, call.end)):
-        if any(places[name] >= end for leaf in _leaves(tree) for name in references(call.values[leaf])):
-            raise where.invalid(
-                f"{subject} takes or returns a value that is computed after it", "module-malformed/late-value"
-            )
-
-
-def _leaves(tree: Tree) -> list[int]:
-    return [leaf.index for _, leaf in leaves(tree) if isinstance(leaf, Leaf)]
+        used = [call.values[leaf.index] for _, leaf in leaves(tree) if isinstance(leaf, Leaf)]
+        if any(places[name] >= end for value in used for name in references(value)):
+            message = f"{subject} takes or returns a value that is computed after it"
+            raise where.invalid(message, "module-malformed/late-value")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import get_args
+
 import msgspec
 
 from aotexport_runtime.allowed.operators import VIEWS, aten_signatures
@@ -10,31 +13,32 @@ from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.gradients import Gradients, Tangent
 from aotexport_runtime.schema.manifest import Manifest, StateTensor
 from aotexport_runtime.schema.program import (
+    Alias,
     ArgumentInput,
+    ContainerChange,
     FreshOutput,
     FunctionalGraph,
-    InputAlias,
-    IntermediateAlias,
     OutputAlias,
     OutputSpec,
-    Parameter,
     Program,
     SizeInput,
     StateInput,
     ViewStep,
 )
 from aotexport_runtime.schema.sizes import Dimension
-from aotexport_runtime.schema.trees import Leaf, Mapping, Sequence
+from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, NumpyType, Sequence, Tree
 from aotexport_runtime.validate.arguments import check_constant, check_meta, introduced
 from aotexport_runtime.validate.bounds import check_index
-from aotexport_runtime.validate.containers import check_arrays, check_container_changes
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.graph import check_allowed
-from aotexport_runtime.validate.subclasses import check_layout, check_parts, taken_apart
+from aotexport_runtime.validate.subclasses import check_differentiable, check_parts, taken_apart
+from aotexport_runtime.validate.trees import check_keys
 from aotexport_runtime.validate.types import takes
-from aotexport_runtime.values.trees import leaves
+from aotexport_runtime.values.trees import arrays_in, leaves, steps
 
 _RANKS = {"channels_last": 4, "channels_last_3d": 5}
+_ARRAY_DTYPES = frozenset((*get_args(NumpyType), "complex64", "complex128"))
+"""Element types that torch and NumPy both have."""
 
 
 def check_program(program: Program, manifest: Manifest, *, name: str, where: Place) -> None:
@@ -59,12 +63,12 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: Pla
     for index, dimension in enumerate(program.dimensions):
         with where.at("dimensions", index) as here:
             _check_dimension(dimension, program, here)
-    _check_parameters(program, where)
+    _check_parameters(program, where.at("parameters"))
     for index, meta in enumerate(program.outputs):
         with where.at("outputs", index) as here:
             if meta is not None:
                 check_meta(meta, symbols | introduced(meta), here)
-    for check in (check_container_changes, check_arrays, _check_passed):
+    for check in (_check_container_changes, _check_arrays, _check_passed):
         with where:
             if where.found == faults:
                 check(program, where)
@@ -80,27 +84,21 @@ def _check_inputs(program: Program, manifest: Manifest, symbols: set[str], where
                 _check_state_input(spec, state.get(spec.name), here)
             if not isinstance(spec, SizeInput):
                 check_meta(spec.meta, symbols, here)
-                subject = f"argument {spec.path!r}" if isinstance(spec, ArgumentInput) else f"input {spec.name[:80]!r}"
-                check_parts(spec.subclass, len(spec.parts), subject, symbols, here)
-                check_layout(spec.subclass, spec.meta, subject, here)
+                check_parts(spec, symbols, here)
                 for part in spec.parts:
                     check_meta(part, symbols, here)
-                if spec.meta.requires_grad and not spec.meta.dtype.startswith(("float", "bfloat", "complex")):
-                    raise here.invalid(
-                        f"an input is {spec.meta.dtype} and cannot require grad", "structure-malformed/requires-grad"
-                    )
+                check_differentiable(spec.meta, "an input", here)
 
 
 def _check_state_input(spec: StateInput, stored: StateTensor | None, where: Place) -> None:
+    subject = f"input {spec.name[:80]!r}"
     if stored is None:
-        raise where.invalid(f"input {spec.name[:80]!r} is not in the manifest's state", "reference-missing/state")
+        raise where.invalid(f"{subject} is not in the manifest's state", "reference-missing/state")
     if (spec.meta.dtype, spec.meta.shape) != (stored.dtype, stored.shape):
-        raise where.invalid(f"input {spec.name[:80]!r} is not what the manifest's state says", "state-differs/tensor")
+        raise where.invalid(f"{subject} is not what the manifest's state says", "state-differs/tensor")
     metas = [(part.dtype, part.shape) for part in stored.parts]
     if spec.subclass != stored.subclass or [(part.dtype, part.shape) for part in spec.parts] != metas:
-        raise where.invalid(
-            f"input {spec.name[:80]!r} is not made of what the manifest's state says", "state-differs/parts"
-        )
+        raise where.invalid(f"{subject} is not made of what the manifest's state says", "state-differs/parts")
 
 
 def _check_dimension(dimension: Dimension, program: Program, where: Place) -> None:
@@ -114,13 +112,16 @@ def _check_dimension(dimension: Dimension, program: Program, where: Place) -> No
 
 
 def _check_parameters(program: Program, where: Place) -> None:
-    with where.at("parameters") as here:
-        for kind in ("var_positional", "var_keyword"):
-            if sum(parameter.kind == kind for parameter in program.parameters) > 1:
-                raise here.invalid(f"several parameters are {kind}", "program-malformed/parameter-kind")
+    kinds = [parameter.kind for parameter in program.parameters]
+    for kind in ("var_positional", "var_keyword"):
+        if kinds.count(kind) > 1:
+            where.refuse(f"several parameters are {kind}", "program-malformed/parameter-kind")
     for index, parameter in enumerate(program.parameters):
-        with where.at("parameters", index) as here:
-            _check_parameter(parameter, here)
+        subject, here = f"parameter `{parameter.name[:80]}`", where.at(index)
+        if parameter.kind == "var_positional" and not isinstance(parameter.tree, Sequence):
+            here.refuse(f"{subject} is var_positional and no sequence", "program-malformed/var-positional")
+        if parameter.kind == "var_keyword" and not isinstance(parameter.tree, Mapping):
+            here.refuse(f"{subject} is var_keyword and no mapping", "program-malformed/var-keyword")
 
 
 def _check_passed(program: Program, where: Place) -> None:
@@ -133,15 +134,84 @@ def _check_passed(program: Program, where: Place) -> None:
             where.at("inputs", index).refuse(message, "program-malformed/argument")
 
 
-def _check_parameter(parameter: Parameter, where: Place) -> None:
-    if parameter.kind == "var_positional" and not isinstance(parameter.tree, Sequence):
-        raise where.invalid(
-            f"parameter `{parameter.name[:80]}` is var_positional and no sequence", "program-malformed/var-positional"
-        )
-    if parameter.kind == "var_keyword" and not isinstance(parameter.tree, Mapping):
-        raise where.invalid(
-            f"parameter `{parameter.name[:80]}` is var_keyword and no mapping", "program-malformed/var-keyword"
-        )
+# --- arrays and containers --------------------------------------------------------------------------------
+
+
+def _check_arrays(program: Program, where: Place) -> None:
+    """Refuse NumPy arrays that no call can pass or return."""
+    for index in _arrays([parameter.tree for parameter in program.parameters], "input", where):
+        spec = program.inputs[index]
+        if not isinstance(spec, ArgumentInput) or spec.subclass is not None or spec.meta.requires_grad:
+            message = f"input {index} is an array, and no plain argument without gradients"
+            raise where.invalid(message, "structure-malformed/array-input")
+        _check_array(spec.meta.dtype, f"input {index}", where)
+    put = [item for change in program.container_changes for item in change.items if item is not None]
+    for index in _arrays([program.output_tree, *put], "output", where):
+        meta = program.outputs[index]
+        _check_array(None if meta is None else meta.dtype, f"output {index}", where)
+
+
+def _arrays(trees: list[Tree], subject: str, where: Place) -> list[int]:
+    """Return the indices of the leaves that are arrays, in order; refuse one that is also the index of another leaf."""
+    arrays = arrays_in(trees)
+    for leaf in (leaf for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf)):
+        if leaf.index in arrays and not leaf.array:
+            message = f"{subject} {leaf.index} is an array in one place, and none in another"
+            raise where.invalid(message, "structure-malformed/array-mixed")
+    return sorted(arrays)
+
+
+def _check_array(dtype: str | None, subject: str, where: Place) -> None:
+    if dtype not in _ARRAY_DTYPES:
+        raise where.invalid(f"{subject} is an array, and NumPy has no such values", "structure-malformed/array-dtype")
+
+
+def _check_container_changes(program: Program, where: Place) -> None:
+    """Refuse changes of containers that no call passes, or that such a container cannot take."""
+    passed = {path: tree for p in program.parameters if not p.optional for path, tree in _containers(p.tree, p.name)}
+    for index, change in enumerate(program.container_changes):
+        with where.at("container_changes", index) as here:
+            _check_change(change, passed.get(change.path), here)
+
+
+def _check_change(change: ContainerChange, tree: Tree | None, where: Place) -> None:
+    subject = f"changed container {change.path[:80]!r}"
+    if tree is None:
+        raise where.invalid(f"every call must pass the {subject}", "reference-missing/container")
+    check_keys(change.keys, where)
+    if len(set(change.keys)) != len(change.keys) or len(change.items) != len(change.keys):
+        raise where.invalid(f"the keys of the {subject} do not fit", "program-malformed/container-keys")
+    if not _takes(tree, change):
+        message = f"the container {change.path[:80]!r} cannot be changed so"
+        raise where.invalid(message, "program-malformed/container-change")
+
+
+def _containers(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
+    if isinstance(tree, Leaf | Constant):
+        return
+    yield path, tree
+    for step, item in zip(steps(tree), tree.items, strict=True):
+        yield from _containers(item, path + step)
+
+
+def _takes(tree: Tree, change: ContainerChange) -> bool:
+    """Return whether a container can be changed so, and has the items that stay."""
+    stays = {key for key, item in zip(change.keys, change.items, strict=True) if item is None}
+    if isinstance(tree, Sequence) and tree.type == "set":
+        # A set has no keys: all of its items are new.
+        return not stays and all(isinstance(item, Constant) for item in change.items)
+    if isinstance(tree, Sequence) and tree.type in ("list", "deque"):
+        return change.keys == tuple(range(len(change.keys))) and stays <= set(range(len(tree.items)))
+    if isinstance(tree, Mapping):
+        return stays <= set(tree.keys)
+    if not isinstance(tree, NamedFields) or tree.type not in ("dataclass", "object"):
+        return False
+    known, names = set(tree.fields), [key for key in change.keys if isinstance(key, str)]
+    plain = all(name.isidentifier() and not name.startswith("__") for name in names)
+    return plain and len(names) == len(change.keys) and stays <= known <= set(names)
+
+
+# --- functional graphs ------------------------------------------------------------------------------------
 
 
 def _check_functional(program: Program, functional: FunctionalGraph, symbols: set[str], where: Place) -> None:
@@ -158,11 +228,9 @@ def _check_functional(program: Program, functional: FunctionalGraph, symbols: se
 
 def _check_output(output: OutputSpec, functional: FunctionalGraph, where: Place) -> None:
     if isinstance(output, OutputAlias) and not isinstance(functional.outputs[output.output_index], FreshOutput):
-        raise where.invalid(
-            f"output_index of an output is {output.output_index}, which is no new tensor",
-            "program-malformed/alias-of-alias",
-        )
-    if isinstance(output, InputAlias | IntermediateAlias | OutputAlias):
+        message = f"output_index of an output is {output.output_index}, which is no new tensor"
+        raise where.invalid(message, "program-malformed/alias-of-alias")
+    if isinstance(output, Alias):
         for index, step in enumerate(output.steps or ()):
             _check_step(step, where.at("steps", index))
 
@@ -199,21 +267,18 @@ def _check_gradients(
             checked = program.inputs if check.of == "input" else program.outputs
             check_index(check.index, len(checked), f"checked {check.of}", "index-range/checked", here)
             if isinstance(checked[check.index], SizeInput):
-                raise here.invalid(
-                    f"checked input is {check.index}, which is no tensor", "program-malformed/checked-number"
-                )
+                message = f"checked input is {check.index}, which is no tensor"
+                raise here.invalid(message, "program-malformed/checked-number")
 
 
 def _check_tangent(tangent: Tangent, symbols: set[str], where: Place) -> None:
     check_meta(tangent.meta, symbols | introduced(tangent.meta), where)
-    rank = len(tangent.meta.shape)
-    if tangent.memory_format is not None:
-        if tangent.memory_format == "preserve_format" or _RANKS.get(tangent.memory_format, rank) != rank:
-            raise where.invalid(
-                f"a tangent of {rank} axes has memory format {tangent.memory_format}",
-                "program-malformed/tangent-format",
-            )
-        return
-    if tangent.stride is None or len(tangent.stride) != rank:
+    rank, layout = len(tangent.meta.shape), tangent.memory_format
+    if layout is not None:
+        if layout == "preserve_format" or _RANKS.get(layout, rank) != rank:
+            message = f"a tangent of {rank} axes has memory format {layout}"
+            raise where.invalid(message, "program-malformed/tangent-format")
+    elif tangent.stride is None or len(tangent.stride) != rank:
         raise where.invalid(f"a tangent of {rank} axes has no layout", "program-malformed/tangent-stride")
-    check_meta(msgspec.structs.replace(tangent.meta, stride=tangent.stride), symbols, where)
+    else:
+        check_meta(msgspec.structs.replace(tangent.meta, stride=tangent.stride), symbols, where)

@@ -7,12 +7,14 @@ import re
 import msgspec
 
 from aotexport_runtime.errors import Place
-from aotexport_runtime.schema.bounded import MAX_AXES
 from aotexport_runtime.schema.manifest import StateTensor
-from aotexport_runtime.schema.program import InputSpec, Program, SizeInput
+from aotexport_runtime.schema.program import ArgumentInput, InputSpec, Program, SizeInput, StateInput
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Mapping, Sequence, Tree
 from aotexport_runtime.schema.values import StringArgument, TensorMeta
+from aotexport_runtime.schema.vectors import VectorInput
+from aotexport_runtime.validate.bounds import check_ranks
+from aotexport_runtime.validate.dtypes import category_of
 from aotexport_runtime.validate.trees import check_tree
 from aotexport_runtime.values.meshes import DTENSOR
 from aotexport_runtime.values.sizes import check_size
@@ -21,20 +23,10 @@ MAX_PARTS = 1000
 
 
 def check_subclass(record: Subclass, symbols: set[str], where: Place) -> None:
-    """Refuse a structure whose names, sizes or context are malformed.
-
-    Args:
-        record: the structure.
-        symbols: symbols that its sizes may refer to.
-        where: for errors.
-    """
+    """Refuse a structure whose names, context, or sizes over these symbols are malformed."""
     if not all(name.isidentifier() for name in record.attributes):
         raise where.invalid(f"an inner tensor of `{record.type}` has a malformed name", "name-malformed/inner-tensor")
-    if len(record.shape) != len(record.stride) or len(record.shape) > MAX_AXES:
-        raise where.invalid(
-            f"`{record.type}` has {len(record.shape)} sizes, {len(record.stride)} strides",
-            "structure-malformed/subclass-ranks",
-        )
+    check_ranks(record.shape, record.stride, f"`{record.type}`", where, "structure-malformed/subclass-ranks")
     for size in (*record.shape, *record.stride):
         check_size(size, symbols, where=where)
     check_tree(record.context, 0, where, is_context=True)
@@ -47,26 +39,40 @@ def check_subclass(record: Subclass, symbols: set[str], where: Place) -> None:
         raise where.invalid(f"`{record.type}` has {count_parts(record)} parts", "structure-malformed/subclass-parts")
 
 
-def check_parts(
-    record: Subclass | None,
-    parts: int,
-    subject: str,
-    symbols: set[str],
-    where: Place,
-    check: str = "structure-malformed/parts",
-) -> None:
-    """Refuse a malformed structure of a tensor, or another number of parts than it has; None: of a plain tensor."""
+def check_parts(spec: StateTensor | StateInput | ArgumentInput | VectorInput, symbols: set[str], where: Place) -> None:
+    """Refuse a malformed structure of a tensor, or parts or a layout that do not fit it.
+
+    Args:
+        spec: the tensor, which may be plain.
+        symbols: symbols that its sizes may refer to.
+        where: for errors.
+    """
+    record, subject = spec.subclass, subject_of(spec)
     if record is not None:
         check_subclass(record, symbols, where)
     expected = 0 if record is None else count_parts(record)
-    if parts != expected:
-        raise where.invalid(f"{subject} has {parts} parts, not {expected}", check)
-
-
-def check_layout(record: Subclass | None, tensor: TensorMeta | StateTensor, subject: str, where: Place) -> None:
-    """Refuse a structure of another shape or stride than its tensor."""
-    if record is not None and (record.shape, record.stride) != (tensor.shape, tensor.stride):
+    if len(spec.parts) != expected:
+        check = "vector-malformed/parts" if isinstance(spec, VectorInput) else "structure-malformed/parts"
+        raise where.invalid(f"{subject} has {len(spec.parts)} parts, not {expected}", check)
+    if record is None or isinstance(spec, VectorInput):
+        return
+    tensor = spec if isinstance(spec, StateTensor) else spec.meta
+    if (record.shape, record.stride) != (tensor.shape, tensor.stride):
         raise where.invalid(f"{subject} has another shape than its structure", "structure-malformed/subclass-layout")
+
+
+def check_differentiable(tensor: TensorMeta | StateTensor, subject: str, where: Place) -> None:
+    """Refuse a tensor without gradients that is said to require some."""
+    if tensor.requires_grad and category_of(tensor.dtype) not in ("float", "complex"):
+        message = f"{subject} is {tensor.dtype} and cannot require grad"
+        raise where.invalid(message, "structure-malformed/requires-grad")
+
+
+def subject_of(spec: StateTensor | StateInput | ArgumentInput | VectorInput) -> str:
+    """Return how errors name a tensor."""
+    if isinstance(spec, ArgumentInput | VectorInput):
+        return f"argument {spec.path!r}"
+    return f"{'state' if isinstance(spec, StateTensor) else 'input'} {spec.name[:80]!r}"
 
 
 _PLACEMENT = re.compile(r"replicate|shard:[0-9]+|partial:[a-z]+")

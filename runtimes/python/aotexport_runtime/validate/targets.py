@@ -7,15 +7,17 @@ from collections.abc import Collection, Mapping
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import INT64_MAX, Line
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.kernels import Kernel, KernelCandidate, KernelLibrary, NumberParameter
+from aotexport_runtime.schema.kernels import Kernel, KernelLibrary, NumberParameter
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Manifest
-from aotexport_runtime.schema.program import FunctionalGraph, Program
+from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import CompiledHalf, CompiledProgram, LoweredProgram, Target
-from aotexport_runtime.schema.values import NothingMeta, SizeArgument, TensorMeta, ValueMeta
+from aotexport_runtime.schema.values import NothingMeta, SizeArgument, TensorMeta
+from aotexport_runtime.validate.arguments import Values, metas_of
 from aotexport_runtime.validate.bounds import check_form, check_unique
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.graph import check_graph
+from aotexport_runtime.validate.interface import returned_count
 from aotexport_runtime.validate.subclasses import taken_apart
 from aotexport_runtime.values.sizes import check_size
 
@@ -47,7 +49,16 @@ def _check_kernel(kernel: Kernel, packs: dict[str, int], where: Place) -> None:
         check_form(text, Line, f"origin of `{kernel.name}`", "text-malformed/kernel-line", where)
     for index, candidate in enumerate(kernel.candidates):
         with where.at("candidates", index) as here:
-            _check_candidate(candidate, kernel, integers, packs, here)
+            for axis in candidate.grid:
+                check_size(axis, integers, where=here)
+            for constant in candidate.constants:
+                if isinstance(constant.value, int) and abs(constant.value) > INT64_MAX:
+                    raise here.invalid(f"constant `{constant.name}` has more than 64 bits", "kernel-malformed/constant")
+            for binary in candidate.binaries:
+                if binary.offset + binary.nbytes > packs[binary.architecture]:
+                    raise here.invalid(f"code of `{kernel.name}` lies outside of its pack", "kernel-malformed/pack")
+                subject = f"alignment of the scratch memory of `{kernel.name}`"
+                _check_power_of_two(binary.global_scratch_alignment, subject, here)
 
 
 def _check_power_of_two(number: int, subject: str, where: Place) -> None:
@@ -55,38 +66,18 @@ def _check_power_of_two(number: int, subject: str, where: Place) -> None:
         raise where.invalid(f"{subject} is {number}, no power of two", "kernel-malformed/power-of-two")
 
 
-def _check_candidate(
-    candidate: KernelCandidate, kernel: Kernel, integers: set[str], packs: dict[str, int], where: Place
-) -> None:
-    for axis in candidate.grid:
-        check_size(axis, integers, where=where)
-    for constant in candidate.constants:
-        if isinstance(constant.value, int) and abs(constant.value) > INT64_MAX:
-            raise where.invalid(f"constant `{constant.name}` has more than 64 bits", "kernel-malformed/constant")
-    for binary in candidate.binaries:
-        if binary.offset + binary.nbytes > packs[binary.architecture]:
-            raise where.invalid(f"code of `{kernel.name}` lies outside of its pack", "kernel-malformed/pack")
-        _check_power_of_two(
-            binary.global_scratch_alignment, f"alignment of the scratch memory of `{kernel.name}`", where
-        )
-
-
 def check_lowered(lowered: LoweredProgram, program: Program, *, where: Place) -> None:
     """Refuse the record of a lowered program that does not fit its program."""
     functional = program.functional
     if functional is None:
-        raise where.invalid(
-            "the program has no functional graph to stand in for", "target-malformed/lowered-functional"
-        )
+        message = "the program has no functional graph to stand in for"
+        raise where.invalid(message, "target-malformed/lowered-functional")
     if (lowered.backward is None) != (functional.gradients is None):
-        raise where.invalid(
-            "it has a backward and the program has no gradients, or the other way round",
-            "target-malformed/lowered-backward",
-        )
+        message = "it has a backward and the program has no gradients, or the other way round"
+        raise where.invalid(message, "target-malformed/lowered-backward")
     if lowered.backward is None and lowered.saved:
-        raise where.at("saved").invalid(
-            "it saves tensors for a backward that it does not have", "target-malformed/lowered-saved"
-        )
+        message = "it saves tensors for a backward that it does not have"
+        raise where.at("saved").invalid(message, "target-malformed/lowered-saved")
     check_declared(lowered, where, Program=program)
 
 
@@ -113,68 +104,64 @@ def check_lowered_graph(
         where: its file, for errors.
         limits: the most that it may ask for.
     """
-    functional = program.functional
-    assert functional is not None
     symbols = {dimension.symbol for dimension in program.dimensions}
     faults = where.found
     check_graph(graph, symbols, {"kernel", *namespaces}, where=where, limits=limits, has_signatures=False)
     if where.found > faults:
         return
-    returned = len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
-    taken = len(taken_apart(program).inputs)
-    inputs, outputs = taken, returned + lowered.saved
-    if backward:
-        assert functional.gradients is not None
-        inputs, outputs = lowered.saved + len(functional.gradients.tangents), taken
-    for field, count, expected in (("inputs", graph.inputs, inputs), ("outputs", graph.outputs, outputs)):
-        if len(count) != expected:
-            raise where.at(field).invalid(
-                f"{len(count)} {field}; the calling convention has {expected}", "graph-interface/lowered"
-            )
-    values: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-    said = enumerate(taken_apart(program).outputs, len(functional.mutations))
-    numbers = [index for index, meta in said if meta is None]
-    for index, output in enumerate(graph.outputs):
-        is_tensor = isinstance(output, str) and isinstance(values.get(output), TensorMeta)
-        if not is_tensor and not (output is None if backward else index in numbers):
-            is_saved = not backward and index >= returned
-            raise where.at("outputs", index).invalid(
-                f"{'a saved value' if is_saved else f'output {index}'} is no tensor",
-                "target-malformed/saved-value" if is_saved else "result-type/lowered-output",
-            )
+    values = metas_of(graph)
+    _check_convention(graph, lowered, taken_apart(program), values, where, backward=backward)
     for index, node in enumerate(graph.nodes):
         if node.op.startswith(KERNEL):
             _check_launch(node, kernels, values, where.at("nodes", index))
         elif node.op.partition("::")[0] not in ("aten", "python", *namespaces):
-            raise where.at("nodes", index).invalid(
-                f"operator `{node.op[:80]}` may not stand in a lowered graph", "operator-unlisted/lowered"
-            )
+            message = f"operator `{node.op[:80]}` may not stand in a lowered graph"
+            raise where.at("nodes", index).invalid(message, "operator-unlisted/lowered")
 
 
-def _check_launch(node: Node, kernels: Mapping[str, Kernel], values: Mapping[str, ValueMeta], where: Place) -> None:
+def _check_convention(
+    graph: Graph, lowered: LoweredProgram, program: Program, values: Values, where: Place, *, backward: bool
+) -> None:
+    functional = program.functional
+    assert functional is not None
+    returned, taken = returned_count(functional), len(program.inputs)
+    inputs, outputs = taken, returned + lowered.saved
+    if backward:
+        assert functional.gradients is not None
+        inputs, outputs = lowered.saved + len(functional.gradients.tangents), taken
+    for field, count, expected in (("inputs", len(graph.inputs), inputs), ("outputs", len(graph.outputs), outputs)):
+        if count != expected:
+            message = f"{count} {field}; the calling convention has {expected}"
+            raise where.at(field).invalid(message, "graph-interface/lowered")
+    numbers = [index for index, meta in enumerate(program.outputs, len(functional.mutations)) if meta is None]
+    for index, output in enumerate(graph.outputs):
+        is_tensor = isinstance(output, str) and isinstance(values.get(output), TensorMeta)
+        if is_tensor or (output is None if backward else index in numbers):
+            continue
+        here = where.at("outputs", index)
+        if not backward and index >= returned:
+            raise here.invalid("a saved value is no tensor", "target-malformed/saved-value")
+        raise here.invalid(f"output {index} is no tensor", "result-type/lowered-output")
+
+
+def _check_launch(node: Node, kernels: Mapping[str, Kernel], values: Values, where: Place) -> None:
     name = node.op.removeprefix(KERNEL)
     kernel = kernels.get(name)
     if kernel is None:
         raise where.invalid(f"there is no kernel `{name[:80]}`", "reference-missing/kernel")
     expected = {parameter.name for parameter in kernel.parameters} | set(kernel.grid_arguments)
     if node.args or set(node.kwargs) != expected or not isinstance(node.meta, NothingMeta):
-        raise where.invalid(
-            f"a launch of `{name[:80]}` has other arguments than the kernel", "operator-arguments/launch"
-        )
+        message = f"a launch of `{name[:80]}` has other arguments than the kernel"
+        raise where.invalid(message, "operator-arguments/launch")
     for parameter in kernel.parameters:
-        argument = node.kwargs[parameter.name]
+        subject, argument = f"argument `{parameter.name}` of `{name[:80]}`", node.kwargs[parameter.name]
         if isinstance(parameter, NumberParameter):
             if not isinstance(argument, bool | int | float | SizeArgument):
-                raise where.invalid(
-                    f"argument `{parameter.name}` of `{name[:80]}` is no number", "argument-type/launch-number"
-                )
+                raise where.invalid(f"{subject} is no number", "argument-type/launch-number")
             continue
         meta = values[argument] if isinstance(argument, str) else None
         if not isinstance(meta, TensorMeta) or meta.dtype != parameter.dtype:
-            raise where.invalid(
-                f"argument `{parameter.name}` of `{name[:80]}` is no tensor of {parameter.dtype}",
-                "argument-type/launch-tensor",
-            )
+            raise where.invalid(f"{subject} is no tensor of {parameter.dtype}", "argument-type/launch-tensor")
     for argument in kernel.grid_arguments:
         if not isinstance(node.kwargs[argument], int | SizeArgument):
             raise where.invalid(f"argument `{argument}` of `{name[:80]}` is no integer", "argument-type/launch-grid")
@@ -190,9 +177,8 @@ def check_target(target: Target, manifest: Manifest, *, name: str, where: Place)
         where: its file, for errors.
     """
     if target.name != name:
-        raise where.at("name").invalid(
-            f"it is of target {target.name[:80]!r}, not `{name}`", "target-malformed/target-name"
-        )
+        message = f"it is of target {target.name[:80]!r}, not `{name}`"
+        raise where.at("name").invalid(message, "target-malformed/target-name")
     faults = where.found
     check_declared(target, where)
     if where.found > faults:
@@ -203,16 +189,13 @@ def check_target(target: Target, manifest: Manifest, *, name: str, where: Place)
     having = {entry.name for entry in manifest.programs if name in entry.targets}
     missing = having - {program.program for program in target.programs}
     if missing:
-        raise where.invalid(
-            f"it lacks program {min(missing)!r}, which the manifest says it has", "target-malformed/lacking-program"
-        )
+        message = f"it lacks program {min(missing)!r}, which the manifest says it has"
+        raise where.invalid(message, "target-malformed/lacking-program")
     for index, program in enumerate(target.programs):
         here = where.at("programs", index)
         if program.program not in having:
-            raise here.invalid(
-                f"the manifest does not say that it has program {program.program[:80]!r}",
-                "target-malformed/unlisted-program",
-            )
+            message = f"the manifest does not say that it has program {program.program[:80]!r}"
+            raise here.invalid(message, "target-malformed/unlisted-program")
         for library in _libraries(program):
             if f"targets/{name}/{library.file}" not in listed:
                 raise here.invalid(f"library {library.file!r} is not listed in the manifest", "file-unlisted/library")
@@ -228,51 +211,36 @@ def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | N
         where: its place, for errors.
     """
     if program.functional is None or graph is None:
-        raise where.invalid(
-            f"program `{program.name}` has no functional graph to be compiled from",
-            "target-malformed/compiled-functional",
-        )
+        message = f"program `{program.name}` has no functional graph to be compiled from"
+        raise where.invalid(message, "target-malformed/compiled-functional")
     gradients = program.functional.gradients
-    partitions = {None} if gradients is None else {partition.name for partition in gradients.partitions}
+    partitions: dict[str | None, tuple[str, ...]] = {None: ()}
+    if gradients is not None:
+        partitions = {each.name: each.saved for each in gradients.partitions}
     if (gradients is None) != (compiled.backward is None) or compiled.partition not in partitions:
-        raise where.invalid(
-            f"program `{program.name}` has no partition {str(compiled.partition)[:80]!r}", "target-malformed/partition"
-        )
+        message = f"program `{program.name}` has no partition {str(compiled.partition)[:80]!r}"
+        raise where.invalid(message, "target-malformed/partition")
     check_declared(compiled, where, Program=program, Gradients=gradients)
-    tensors = {value.name for value in (*graph.inputs, *graph.nodes) if isinstance(value.meta, TensorMeta)}
+    tensors = {name for name, meta in metas_of(graph).items() if isinstance(meta, TensorMeta)}
     for library in _libraries(compiled):
         for value in (*library.inputs, *library.results):
             if value not in tensors:
-                raise where.invalid(
-                    f"{value[:80]!r} is no tensor of the functional graph", "reference-missing/library-value"
-                )
-    _check_halves(compiled, program.functional, graph, tensors, where)
-
-
-def _check_halves(
-    compiled: CompiledProgram, functional: FunctionalGraph, graph: Graph, tensors: set[str], where: Place
-) -> None:
-    """Refuse libraries that take what their half of the partition does not have, or leave out what it returns."""
-    gradients = functional.gradients
-    tangents = [] if gradients is None else gradients.tangents
+                message = f"{value[:80]!r} is no tensor of the functional graph"
+                raise where.invalid(message, "reference-missing/library-value")
     names = [each.name for each in graph.inputs]
-    given = set(names[: len(names) - len(tangents)])
-    returned = len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
-    halves = [(compiled.forward, given, graph.outputs[:returned])]
-    if gradients is not None and compiled.backward is not None:
-        saved = next(each.saved for each in gradients.partitions if each.name == compiled.partition)
-        halves.append((compiled.backward, {*names, *saved}, graph.outputs[returned:]))
-    for library, inputs, outputs in halves:
+    given = {*names[: len(names) - (0 if gradients is None else len(gradients.tangents))]}
+    returned = returned_count(program.functional)
+    # Libraries take what their half of the partition has, and return what it does.
+    halves = [(given, graph.outputs[:returned]), ({*names, *partitions[compiled.partition]}, graph.outputs[returned:])]
+    for library, (inputs, outputs) in zip(_libraries(compiled), halves, strict=False):
         for name in library.inputs:
             if name not in inputs:
-                raise where.invalid(
-                    f"library {library.file!r} takes {name[:80]!r}, which is no input", "target-malformed/library-input"
-                )
+                message = f"library {library.file!r} takes {name[:80]!r}, which is no input"
+                raise where.invalid(message, "target-malformed/library-input")
         for output in outputs:
             if isinstance(output, str) and output in tensors - inputs - {*library.results}:
-                raise where.invalid(
-                    f"library {library.file!r} does not return {output[:80]!r}", "target-malformed/library-result"
-                )
+                message = f"library {library.file!r} does not return {output[:80]!r}"
+                raise where.invalid(message, "target-malformed/library-result")
 
 
 def _libraries(program: CompiledProgram) -> list[CompiledHalf]:

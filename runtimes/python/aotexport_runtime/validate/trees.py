@@ -58,53 +58,43 @@ def check_tree(tree: Tree, count: int, where: Place, *, is_context: bool = False
 def _check_container(tree: Sequence | Mapping | NamedFields | Instance, where: Place) -> None:
     if isinstance(tree, Sequence):
         _check_sequence(tree, where)
-    elif isinstance(tree, Mapping):
+        return
+    names = tree.keys if isinstance(tree, Mapping) else tree.fields
+    if isinstance(tree, Mapping):
         check_keys(tree.keys, where)
-        _check_names(tree.keys, len(tree.items), where)
-        if tree.factory is not None and tree.type != "default_dict":
-            raise where.invalid(
-                "a dict of a tree makes missing values, and is no `defaultdict`", "structure-malformed/factory"
-            )
-    else:
-        _check_names(tree.fields, len(tree.items), where)
-        if isinstance(tree, NamedFields):
-            _check_identifier(tree.name, "__", where)
-            for field in tree.fields:
-                # Named tuples keep names with an underscore for themselves.
-                _check_identifier(field, "_" if tree.type == "namedtuple" else "__", where)
+    if len(names) != len(tree.items):
+        raise where.invalid(f"{len(names)} names for {len(tree.items)} items of a tree", "structure-malformed/names")
+    if len(set(names)) != len(names):
+        raise where.invalid("a tree has a name twice", "name-twice/tree")
+    if isinstance(tree, Mapping) and tree.factory is not None and tree.type != "default_dict":
+        message = "a dict of a tree makes missing values, and is no `defaultdict`"
+        raise where.invalid(message, "structure-malformed/factory")
+    if isinstance(tree, NamedFields):
+        _check_identifier(tree.name, "__", where)
+        for field in tree.fields:
+            # Named tuples keep names with an underscore for themselves.
+            _check_identifier(field, "_" if tree.type == "namedtuple" else "__", where)
 
 
 def _check_sequence(tree: Sequence, where: Place) -> None:
-    if tree.type in SETS and not all(
-        isinstance(item, Constant) and not isinstance(item.value, list | SliceArgument) for item in tree.items
-    ):
+    constants = [item.value for item in tree.items if isinstance(item, Constant)]
+    others = [item for item in tree.items if not isinstance(item, Constant)]
+    if tree.type in SETS and (others or any(isinstance(value, list | SliceArgument) for value in constants)):
         raise where.invalid("a set of a tree holds something else than plain constants", "structure-malformed/set")
-    if tree.type == "size" and not all(
-        isinstance(item, Leaf) or (isinstance(item, Constant) and _is_size(item.value)) for item in tree.items
-    ):
+    if tree.type == "size" and not (all(isinstance(each, Leaf) for each in others) and all(map(_is_size, constants))):
         raise where.invalid("a size of a tree holds something else than integers", "structure-malformed/size")
     if tree.max_items is not None and (tree.type != "deque" or not len(tree.items) <= tree.max_items <= INT64_MAX):
-        raise where.invalid(
-            "a sequence of a tree has more items than it may keep, or is no deque", "structure-malformed/max-items"
-        )
+        message = "a sequence of a tree has more items than it may keep, or is no deque"
+        raise where.invalid(message, "structure-malformed/max-items")
     if tree.name is not None:
         _check_identifier(tree.name, "__", where)
         if tree.type not in ("list", "tuple"):
-            raise where.invalid(
-                "a sequence of a tree is of a class of its own, and no list or tuple",
-                "structure-malformed/sequence-name",
-            )
+            message = "a sequence of a tree is of a class of its own, and no list or tuple"
+            raise where.invalid(message, "structure-malformed/sequence-name")
 
 
 def _is_size(value: Any) -> bool:
     return type(value) is int and abs(value) <= INT64_MAX
-
-
-def _check_names(names: tuple[object, ...], items: int, where: Place) -> None:
-    if len(names) != items:
-        raise where.invalid(f"{len(names)} names for {items} items of a tree", "structure-malformed/names")
-    if len(set(names)) != items:
-        raise where.invalid("a tree has a name twice", "name-twice/tree")
 
 
 def _check_identifier(name: str, reserved: str, where: Place) -> None:

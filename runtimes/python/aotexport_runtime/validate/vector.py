@@ -11,7 +11,7 @@ from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, 
 from aotexport_runtime.schema.vectors import Vector, VectorInput, spans
 from aotexport_runtime.validate.bounds import check_span, span_end
 from aotexport_runtime.validate.declared import check_declared
-from aotexport_runtime.validate.subclasses import check_parts
+from aotexport_runtime.validate.subclasses import check_parts, subject_of
 
 MAX_GENERATED = 1 << 28
 """Most elements of an argument that is generated."""
@@ -37,19 +37,15 @@ def check_vector(vector: Vector, program: Program, *, where: Place) -> None:
     keys = [part.key for spec in vector.inputs for part in (spec, *spec.parts)]
     for index, (spec, argument) in enumerate(zip(vector.inputs, arguments, strict=False)):
         with where.at("inputs", index) as here:
-            _check_input(spec, here)
+            check_parts(spec, set(), here)
+            for part in (spec, *spec.parts):
+                check_span(part, subject_of(spec), here)
             if spec.quantiles:
                 _check_generated(spec, argument, keys.count(spec.key), here)
 
 
 def check_stored(vector: Vector, shapes: Mapping[str, Sequence[int]], where: Place) -> None:
-    """Refuse a recorded call that its stored tensors do not fit.
-
-    Args:
-        vector: checked.
-        shapes: of the stored tensors, by key.
-        where: its place, for errors.
-    """
+    """Refuse a checked recorded call that its stored tensors do not fit; `shapes` are theirs, by key."""
     for index, spec in enumerate(vector.inputs):
         for part in () if spec.quantiles else spans(spec):
             with where.at("inputs", index) as here:
@@ -64,24 +60,13 @@ def check_stored(vector: Vector, shapes: Mapping[str, Sequence[int]], where: Pla
             where.at("values", index).refuse(f"no tensor of {name!r}", "tensor-stored/vector-value")
 
 
-def _check_input(spec: VectorInput, where: Place) -> None:
-    check_span(spec.shape, spec.stride, spec.offset, f"argument {spec.path!r}", where)
-    check_parts(spec.subclass, len(spec.parts), f"argument {spec.path!r}", set(), where, check="vector-malformed/parts")
-    for part in spec.parts:
-        check_span(part.shape, part.stride, part.offset, f"argument {spec.path!r}", where)
-
-
 def _check_generated(spec: VectorInput, argument: ArgumentInput | SizeInput, users: int, where: Place) -> None:
+    subject = f"argument {spec.path!r} is generated"
     is_plain = spec.value is None and spec.subclass is None and not spec.is_complex and bool(spec.key) and users == 1
     is_float = isinstance(argument, ArgumentInput) and argument.meta.dtype in GENERATED
     if not (is_plain and is_float and 2 <= len(spec.quantiles) <= MAX_QUANTILES):
-        raise where.invalid(
-            f"argument {spec.path!r} is generated: it must be a tensor of floats with a span of its own, by 2 to "
-            f"{MAX_QUANTILES} quantiles",
-            "vector-malformed/generated",
-        )
+        expected = f"a tensor of floats with a span of its own, by 2 to {MAX_QUANTILES} quantiles"
+        raise where.invalid(f"{subject}: it must be {expected}", "vector-malformed/generated")
     if span_end(spec.shape, spec.stride, spec.offset) > MAX_GENERATED:
-        raise where.invalid(
-            f"argument {spec.path!r} is generated, with more than {MAX_GENERATED} elements",
-            "vector-malformed/generated-size",
-        )
+        message = f"{subject}, with more than {MAX_GENERATED} elements"
+        raise where.invalid(message, "vector-malformed/generated-size")
