@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from aotexport_runtime import NotSupported
-from aotexport_runtime.execution.matmul import measured, onednn, operators
+from aotexport_runtime.execution.matmul import measured, onednn
 from aotexport_runtime.execution.matmul.measured import clearly_faster
-from aotexport_runtime.execution.matmul.operators import replacement, replacements
+from aotexport_runtime.execution.matmul.onednn import replacement, replacements
 from aotexport_runtime.execution.matmul.sizes import mode_of
 from aotexport_runtime.execution.user_cache import Measurements, cache_folder
 from aotexport_runtime.schema.graph import Node
@@ -149,7 +149,7 @@ def test_without_onednn_switched_on_torchs_is_chosen(monkeypatch):
 def decisions(monkeypatch):
     """Return a list that grows with each matmul that is measured; the measurement finds for oneDNN."""
     asked: list[str] = []
-    monkeypatch.setattr(operators, "faster_by_onednn", lambda matmul, ours, torchs: [asked.append(matmul)] != [])
+    monkeypatch.setattr(onednn, "faster_by_onednn", lambda matmul, ours, torchs: [asked.append(matmul)] != [])
     return asked
 
 

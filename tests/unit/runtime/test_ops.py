@@ -120,7 +120,7 @@ def test_signature_of_every_listed_operator_is_read_as_torch_has_it():
         assert found is not None
         parameters = [*found.positional, *found.keyword_only]
         assert [each.name for each in parameters] == [each.name for each in schema.arguments]
-        assert [each.is_required for each in parameters] == [not e.has_default_value() for e in schema.arguments]
+        assert [each.default is None for each in parameters] == [not e.has_default_value() for e in schema.arguments]
         assert len(found.returns) == len(schema.returns)
 
 

@@ -13,8 +13,7 @@ from torch.nn import functional
 import aotexport
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.rows.analysis import dependence
-from aotexport_runtime.rows.axes import RowAxes
+from aotexport_runtime.rows.analysis import RowAxes, dependence
 from aotexport_runtime.rows.rules import DIMENSIONS, kinds
 from aotexport_runtime.values.sizes import symbols_of
 

@@ -7,32 +7,20 @@ from functools import lru_cache
 from typing import NamedTuple
 
 
-class Schema(NamedTuple):
-    """The parts of a signature, as text.
-
-    Attributes:
-        positional: arguments that may be passed by position, with types and defaults.
-        keyword_only: those that may not.
-        returns: what is behind the arrow.
-    """
-
-    positional: list[str]
-    keyword_only: list[str]
-    returns: str
-
-
 class Parameter(NamedTuple):
     """An argument of an operator.
 
     Attributes:
         name: its keyword.
         type: `Tensor`, `int[2]`, `ScalarType?`, without alias annotations.
-        is_required: whether it has no default.
+        alias: its annotation: `a` where a result may be a view of it, `a!` where the operator writes to it.
+        default: as text; None: it is required.
     """
 
     name: str
     type: str
-    is_required: bool
+    alias: str
+    default: str | None
 
 
 class Signature(NamedTuple):
@@ -42,42 +30,31 @@ class Signature(NamedTuple):
         positional: arguments that may be passed by position.
         keyword_only: those that may not.
         returns: type per result.
+        results: what is behind the arrow, with annotations and names.
     """
 
     positional: tuple[Parameter, ...]
     keyword_only: tuple[Parameter, ...]
     returns: tuple[str, ...]
-
-
-def split_schema(schema: str) -> Schema | None:
-    """Return the parts of `ns::op.overload(arguments) -> returns`; None: it is no schema."""
-    _, _, rest = schema.partition("(")
-    found = _split(rest)
-    if found is None:
-        return None
-    arguments, end = found
-    cut = arguments.index("*") if "*" in arguments else len(arguments)
-    positional = [argument for argument in arguments[:cut] if argument]
-    return Schema(positional, arguments[cut + 1 :], rest[end:].strip())
+    results: str
 
 
 @lru_cache(maxsize=4096)
 def signature_of(schema: str) -> Signature | None:
-    """Return the signature in `schema`; None: it is malformed."""
-    parts = split_schema(_ALIAS.sub("", schema))
-    if parts is None or not parts.returns.startswith("->"):
+    """Return the signature in `ns::op.overload(arguments) -> results`; None: it is malformed."""
+    rest = schema.partition("(")[2]
+    try:
+        arguments, end = _split(rest)
+        arrow, _, results = rest[end:].strip().partition(" ")
+        listed = _split(results[1:])[0] if results.startswith("(") else [results]
+        cut = arguments.index("*") if "*" in arguments else len(arguments)
+        positional, keyword_only = [
+            tuple([_parameter(each) for each in part if each]) for part in (arguments[:cut], arguments[cut + 1 :])
+        ]
+    except ValueError:
         return None
-    returns = parts.returns.removeprefix("->").strip()
-    several = _split(returns[1:]) if returns.startswith("(") else None
-    results = [returns] if several is None else [result for result in several[0] if result]
-    positional, keyword_only = [tuple(map(_parameter, each)) for each in (parts.positional, parts.keyword_only)]
-    if None in (*positional, *keyword_only) or not all(results):
-        return None
-    return Signature(
-        tuple(each for each in positional if each is not None),
-        tuple(each for each in keyword_only if each is not None),
-        tuple(result.split(" ")[0] for result in results),
-    )
+    returns = tuple([_ALIAS.sub("", each).split(" ")[0] for each in listed if results != "()"])
+    return Signature(positional, keyword_only, returns, results) if arrow == "->" and all(returns) else None
 
 
 def is_compatible(captured: str, current: str) -> bool:
@@ -86,15 +63,14 @@ def is_compatible(captured: str, current: str) -> bool:
     True when `current` only adds arguments with defaults, after the positional ones or among the keywords, and
     nothing else differs but what `RENAMED` lists, and `SymInt` in the place of `int`: calls are made with numbers.
     """
-    old, new = split_schema(_uniform(captured)), split_schema(_uniform(current))
-    if old is None or new is None or old.returns != new.returns:
+    old, new = signature_of(_uniform(captured)), signature_of(_uniform(current))
+    if old is None or new is None or old.results != new.results:
         return False
     count = len(old.positional)
-    if new.positional[:count] != old.positional:
-        return False
-    by_keyword = [*new.positional[count:], *new.keyword_only]
-    added = [argument for argument in by_keyword if argument not in old.keyword_only]
-    return set(old.keyword_only) <= set(by_keyword) and all("=" in argument for argument in added)
+    by_keyword = {*new.positional[count:], *new.keyword_only}
+    added = by_keyword - {*old.keyword_only}
+    is_same = new.positional[:count] == old.positional and by_keyword.issuperset(old.keyword_only)
+    return is_same and all(each.default is not None for each in added)
 
 
 _DISTANCES = ("Tensor grad_output,", "Tensor grad,")
@@ -110,29 +86,33 @@ def _uniform(schema: str) -> str:
     return schema.replace(*renamed) if renamed else schema
 
 
-def _split(text: str) -> tuple[list[str], int] | None:
-    """Return what commas separate up to the bracket that closes `text`, and the index behind it."""
-    depth, current, items, is_quoted = 1, "", list[str](), False
+def _split(text: str) -> tuple[list[str], int]:
+    """Return what commas separate up to the bracket that closes `text`, and the index behind it.
+
+    Raises:
+        ValueError: no bracket does.
+    """
+    depth, begin, items, is_quoted = 1, 0, list[str](), False
     for index, character in enumerate(text):
         is_quoted ^= character == '"'
         if is_quoted:
-            current += character
             continue
         depth += (character in "([") - (character in ")]")
         if depth == 0 or (character == "," and depth == 1):
-            items.append(current.strip())
-            current = ""
-        else:
-            current += character
+            items.append(text[begin:index].strip())
+            begin = index + 1
         if depth == 0:
-            return items, index + 1
-    return None
+            return items, begin
+    raise ValueError(text)
 
 
-def _parameter(text: str) -> Parameter | None:
-    declared, equals, _ = text.partition("=")
-    type_, space, name = declared.strip().rpartition(" ")
-    return Parameter(name, type_, not equals) if space and name.isidentifier() else None
+def _parameter(text: str) -> Parameter:
+    declared, equals, default = text.partition("=")
+    type_, _, name = declared.strip().rpartition(" ")
+    if not type_ or not name.isidentifier():
+        raise ValueError(text)
+    alias = _ALIAS.search(type_)
+    return Parameter(name, _ALIAS.sub("", type_), alias[1] if alias else "", default if equals else None)
 
 
 _SYMBOLIC = re.compile(r"\bSym(?:Int|Bool)\b")

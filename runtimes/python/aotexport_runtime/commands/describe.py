@@ -11,8 +11,7 @@ from aotexport_runtime.bundle.notes import notes_of
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import PORTABLE, Request
 from aotexport_runtime.engines.select import select_engine
-from aotexport_runtime.rows.analysis import dependence
-from aotexport_runtime.rows.axes import row_axes
+from aotexport_runtime.rows.analysis import dependence, row_axes
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import (
     ArgumentInput,

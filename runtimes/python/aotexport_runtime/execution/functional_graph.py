@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
-from aotexport_runtime.execution.matmul.operators import replacements
+from aotexport_runtime.execution.matmul.onednn import replacements
 from aotexport_runtime.rewrite.names import operands
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.rewrite.reuse import possible_views, reusing

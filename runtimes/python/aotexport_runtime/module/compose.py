@@ -27,7 +27,7 @@ from aotexport_runtime.engines.select import select_engine
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, constant_value
-from aotexport_runtime.execution.matmul.operators import prefers_onednn
+from aotexport_runtime.execution.matmul.onednn import would_prefer_onednn
 from aotexport_runtime.execution.matmul.sizes import Matmul
 from aotexport_runtime.guards.arguments import ARGUMENTS
 from aotexport_runtime.guards.caller import MODES, STATE, Caller, records_gradients
@@ -201,8 +201,7 @@ def program_of(method: str, methods: Mapping[str, Sequence[Program]], *, trainin
 def _prefers_onednn(environment: Environment, matmul: Matmul) -> bool:
     if environment.place("cpu").type != "cpu":
         return False
-    rows, depth, columns = sizes_of(matmul)
-    return prefers_onednn(rows, depth, columns, adds=matmul.adds, is_turned=matmul.is_turned, mode=environment.matmul)
+    return would_prefer_onednn(matmul, sizes_of(matmul), environment.matmul)
 
 
 def _check_state_read(program: Program, live: LiveGraph | None, slot: Callable[[str], StateSlot]) -> None:

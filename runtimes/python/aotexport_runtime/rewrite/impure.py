@@ -37,16 +37,11 @@ def draws(graph: Graph, node: Node, known: dict[str, bool]) -> bool:
 
 def _operator_draws(node: Node) -> bool:
     base, _, overload = node.op.removeprefix("aten::").partition(".")
-    function = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+    function: Any = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
     if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):
         return False
-    return not any(_value(node, function, name) in (0, False) for name in _SWITCHES)
-
-
-def _value(node: Node, function: Any, name: str) -> Any:
-    """Return the value of a node's argument if it is a number or flag; None: it is not, or the operator has no such."""
     for index, argument in enumerate(function._schema.arguments):
-        if argument.name == name:
-            arguments = node.args[index] if index < len(node.args) else node.kwargs.get(name, argument.default_value)
-            return arguments if isinstance(arguments, bool | int | float) else None
-    return None
+        given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
+        if argument.name in _SWITCHES and given in (0, False):
+            return False
+    return True

@@ -1,19 +1,20 @@
-"""Why calls of a program may not be joined: the first operator by which a row of the batch may know of another."""
+"""Along which axes calls of a program could be joined, and by which operator a row may know of another."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from aotexport_runtime.allowed.operators import aten_signatures
-from aotexport_runtime.allowed.signatures import split_schema
-from aotexport_runtime.rows.axes import RowAxes
-from aotexport_runtime.rows.layout import Dependent, Rows, number_of, reshaped
-from aotexport_runtime.rows.rules import RULES, Call, Operand, kinds
+from aotexport_runtime.allowed.signatures import Parameter, signature_of
+from aotexport_runtime.rows.rules import RULES, Call, Dependent, Operand, Rows, kinds, number_of, reshaped
 from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput
+from aotexport_runtime.schema.sizes import Dimension
+from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import (
     Argument,
     NothingMeta,
@@ -26,6 +27,51 @@ from aotexport_runtime.schema.values import (
     ValueMeta,
 )
 from aotexport_runtime.values.sizes import symbols_of
+from aotexport_runtime.values.trees import leaves
+
+
+@dataclass(frozen=True, kw_only=True)
+class RowAxes:
+    """A dynamic size that stands once in every tensor of a call, and is read nowhere else.
+
+    Attributes:
+        dimension: the size.
+        inputs: axis per `ArgumentInput`, by its index in `Program.inputs`.
+        outputs: axis per leaf of the result, by its index in `Program.outputs`.
+    """
+
+    dimension: Dimension
+    inputs: dict[int, int]
+    outputs: dict[int, int]
+
+
+def row_axes(program: Program) -> list[RowAxes]:
+    """Return the sizes along which calls of a program could be joined, the likeliest first."""
+    returned = [leaf.index for _, leaf in leaves(program.output_tree) if isinstance(leaf, Leaf)]
+    given = {index: spec.meta for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)}
+    made = {index: program.outputs[index] for index in returned}
+    if not given or not made or any(isinstance(spec, SizeInput) for spec in program.inputs):
+        return []
+    found: list[RowAxes] = []
+    for dimension in program.dimensions:
+        inputs, outputs = (
+            {index: axis for index, meta in metas.items() if (axis := _only_axis(meta, dimension.symbol)) is not None}
+            for metas in (given, made)
+        )
+        is_free = (dimension.factor, dimension.offset) == (1, 0) and not any(
+            dimension.symbol in symbols_of(guard) for guard in program.guards
+        )
+        if is_free and (inputs.keys(), outputs.keys()) == (given.keys(), made.keys()):
+            found.append(RowAxes(dimension=dimension, inputs=inputs, outputs=outputs))
+    return sorted(found, key=lambda axes: ("batch" not in axes.dimension.name.lower(), sum(axes.inputs.values())))
+
+
+def _only_axis(meta: TensorMeta | None, symbol: str) -> int | None:
+    """Return the one axis whose size is `symbol`; None: there is none, or another size depends on it."""
+    shape = () if meta is None else meta.shape
+    dependent = [axis for axis, size in enumerate(shape) if symbol in symbols_of(size)]
+    return dependent[0] if len(dependent) == 1 and shape[dependent[0]] == symbol else None
+
 
 State = Rows | None | tuple["State", ...]
 """Where a value has rows; None: it has none, and does not depend on their number. A tuple: of each item."""
@@ -97,7 +143,7 @@ class _Reading:
             return items[node.args[1]] if isinstance(items, tuple) else None
         if isinstance(node.meta, SizeMeta) and node.meta.value is not None:
             return None  # Its own expression tells whether it depends on the number of rows.
-        if isinstance(node.meta, NothingMeta) and node.op.startswith("aten::") and not _signature(node.op).written:
+        if isinstance(node.meta, NothingMeta) and node.op.startswith("aten::") and not _written(node.op):
             return None  # An assertion: where it fails, every call of the batch runs again, alone.
         if node.op in _BODIES:
             return self._of_body(node)
@@ -115,7 +161,7 @@ class _Reading:
             RULES[kind](Call(arguments, operands), trailing)
         state = self._placed(node.meta, kind if with_rows or counts else "", with_rows)
         for each in operands:
-            if each.parameter in _signature(node.op).written and each.rows != state:
+            if each.parameter in _written(node.op) and each.rows != state:
                 raise Dependent(f"writes rows to `{each.parameter}`, which does not have them on that axis")
         return state
 
@@ -179,36 +225,31 @@ class _Reading:
         return replace(source.rows, axis=axes[0], numbered=source.rows.numbered and kind in _KEEPS_NUMBERS)
 
 
-class _Signature(NamedTuple):
-    """Parameters of an operator with their defaults, and the names of those that it writes to."""
-
-    defaults: dict[str, Any]
-    written: frozenset[str]
+def _parameters(op: str) -> tuple[Parameter, ...]:
+    """Return the parameters of an operator of aten; of others, which have no names, none."""
+    signature = signature_of(aten_signatures().get(op.removeprefix("aten::"), ""))
+    return (*signature.positional, *signature.keyword_only) if signature else ()
 
 
 @lru_cache(maxsize=4096)
-def _signature(op: str) -> _Signature:
-    """Return the signature of an operator of aten; of others, which have no names, an empty one."""
-    schema = split_schema(aten_signatures().get(op.removeprefix("aten::"), "()"))
-    defaults: dict[str, Any] = {}
-    written: set[str] = set()
-    for text in [*schema.positional, *schema.keyword_only] if schema else []:
-        declared, _, default = text.partition("=")
-        type_, _, name = declared.rpartition(" ")
-        defaults[name] = _literal(default)
-        written |= {name} if "!" in type_ else set()
-    return _Signature(defaults, frozenset(written))
+def _defaults(op: str) -> dict[str, Any]:
+    return {each.name: _literal(each.default) for each in _parameters(op)}
 
 
-def _literal(default: str) -> Any:
+def _written(op: str) -> set[str]:
+    """Return the parameters that an operator writes to."""
+    return {each.name for each in _parameters(op) if "!" in each.alias}
+
+
+def _literal(default: str | None) -> Any:
     try:
-        return ast.literal_eval(default)
+        return ast.literal_eval(default or "None")
     except (ValueError, SyntaxError):  # None there is, and names of enumerations.
         return None
 
 
 def _named(node: Node) -> dict[str, Any]:
-    defaults = _signature(node.op).defaults
+    defaults = _defaults(node.op)
     names = [*defaults, *map(str, range(len(defaults), len(node.args)))]
     return defaults | dict(zip(names, node.args, strict=False)) | node.kwargs
 
@@ -228,7 +269,7 @@ def _kind(op: str) -> tuple[str, int]:
     none = ("", 0)
     name = op.removeprefix("aten::")
     base = name.partition(".")[0]
-    if name == op or "out" in _signature(op).defaults:
+    if name == op or "out" in _defaults(op):
         return none
     if name in kinds() or base in kinds():
         return kinds().get(name) or kinds()[base]

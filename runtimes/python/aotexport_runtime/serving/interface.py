@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.rows.axes import row_axes
+from aotexport_runtime.rows.analysis import row_axes
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.schema.values import StringArgument, TensorMeta

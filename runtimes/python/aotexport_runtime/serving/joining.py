@@ -13,8 +13,7 @@ import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import AotExportError
-from aotexport_runtime.rows.analysis import dependence
-from aotexport_runtime.rows.axes import row_axes
+from aotexport_runtime.rows.analysis import dependence, row_axes
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.serving.interface import BatchAxes, interface_of
 from aotexport_runtime.values.tensors import is_torch_tensor

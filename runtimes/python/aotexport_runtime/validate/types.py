@@ -100,7 +100,7 @@ def _check_arguments(node: Node, signature: Signature, values: Values, here: Pla
             raise here.at("kwargs", keyword).invalid(message, "operator-arguments/keyword")
         if not takes(rest[keyword].type, argument, values):
             raise _wrong_type(node, rest[keyword], here.at("kwargs", keyword))
-    lacking = next((each.name for each in rest.values() if each.is_required and each.name not in node.kwargs), None)
+    lacking = next((each.name for each in rest.values() if each.default is None and each.name not in node.kwargs), None)
     if lacking is not None:
         raise here.invalid(f"{subject} lacks its argument `{lacking}`", "operator-arguments/missing")
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime.errors import NotSupported, first_line
-from aotexport_runtime.execution.matmul import onednn
-from aotexport_runtime.execution.matmul.measured import described, faster_by_onednn
+from aotexport_runtime.execution.matmul.onednn import prefers_onednn
 from aotexport_runtime.execution.matmul.sizes import Mode
 
 Runner = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
@@ -110,7 +109,7 @@ class Library:
             if not table.is_closed:
                 matmuls = table.matmuls[: table.count]
                 for matmul in matmuls:
-                    matmul.by_onednn = onednn.available() and self._prefers_onednn(list(matmul.is_))
+                    matmul.by_onednn = self._prefers_onednn(list(matmul.is_))
                 table.is_closed = True
                 if any(matmul.by_onednn for matmul in matmuls):
                     torch.set_rng_state(random_state)
@@ -119,15 +118,13 @@ class Library:
             return results
 
     def _prefers_onednn(self, matmul: Sequence[int]) -> bool:
-        if self._mode == "onednn":
-            return True
         has_bias, rows, depth, columns, *strides = matmul
         # In the layout that the library computes with; numbers do not matter.
         left = torch.ones(rows * depth).as_strided((rows, depth), strides[:2])
         right = torch.ones(depth * columns).as_strided((depth, columns), strides[2:])
         args = (torch.ones(columns), left, right) if has_bias else (left, right)
-        op, torchs = ("aten::addmm.default", torch.addmm) if has_bias else ("aten::mm.default", torch.mm)
-        return faster_by_onednn(described(op, args), lambda: onednn.MATMULS[op](*args), lambda: torchs(*args))
+        op = "aten::addmm.default" if has_bias else "aten::mm.default"
+        return prefers_onednn(op, args, self._mode)
 
 
 def table_of(path: Path) -> _MatmulTable | None:

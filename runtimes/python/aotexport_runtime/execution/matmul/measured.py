@@ -70,9 +70,9 @@ def faster_by_onednn(matmul: str, ours: Callable[[], object], torchs: Callable[[
     threads = torch.get_num_threads()
     with _lock:
         cache = kept(cache_folder("matmul"), threads)
-        known = _known.get(threads)
-        if known is None:
-            known = _known[threads] = {key: found for key, found in cache.read().items() if type(found) is bool}
+        if threads not in _known:
+            _known[threads] = {key: found for key, found in cache.read().items() if type(found) is bool}
+        known = _known[threads]
         if matmul not in known:
             start = time.perf_counter()
             found = clearly_faster(ours, torchs, _left_s)
@@ -84,12 +84,10 @@ def faster_by_onednn(matmul: str, ours: Callable[[], object], torchs: Callable[[
         return known[matmul]
 
 
-MARGIN = 0.92
+_MARGIN = 0.92
 """Most time of the faster computation, as a part of the other's."""
 
-_ROUNDS, _FEW_ROUNDS = 5, 3
-_LONG_S = 1e-3
-"""Computations of at least so many seconds run `_FEW_ROUNDS`."""
+_ROUNDS = 4
 _ROUND_S = 2e-4
 """Least seconds of one measurement."""
 
@@ -102,17 +100,15 @@ def clearly_faster(candidate: Callable[[], object], reference: Callable[[], obje
 
     Where the comparison would take longer than `limit_s` seconds, `reference` runs once and nothing else.
     """
-    if limit_s <= 0 or 2 * _FEW_ROUNDS * _timed(reference, 1) > limit_s:
+    if limit_s <= 0 or 2 * _ROUNDS * _timed(reference, 1) > limit_s:
         return None
     candidate()
-    once = _timed(reference, 1)
-    times = max(1, int(_ROUND_S / once))
-    rounds = _ROUNDS if once < _LONG_S else _FEW_ROUNDS
-    ours, others = zip(*[(_timed(candidate, times), _timed(reference, times)) for _ in range(rounds)], strict=True)
-    if min(ours) > MARGIN * min(others):
+    times = max(1, int(_ROUND_S / _timed(reference, 1)))
+    ours, others = zip(*[(_timed(candidate, times), _timed(reference, times)) for _ in range(_ROUNDS)], strict=True)
+    if min(ours) > _MARGIN * min(others):
         return False
     steady = all(statistics.median(each) <= _UNSTEADY * min(each) for each in (ours, others))
-    return True if steady and statistics.median(ours) <= MARGIN * statistics.median(others) else None
+    return True if steady and statistics.median(ours) <= _MARGIN * statistics.median(others) else None
 
 
 def _timed(run: Callable[[], object], times: int) -> float:

@@ -1,17 +1,29 @@
-"""Matmuls by oneDNN, which every torch for processors has: fresh results in torch's layout, and no gradients.
+"""Matmuls by oneDNN, which every torch for processors has, and the choice between it and torch's own operators.
 
-They keep torch's operator within its bounds: it reads a bias as contiguous without checking, and fails on empty sums.
+It keeps torch's operator within its bounds: it reads a bias as contiguous without checking, and fails on empty sums.
+Results are fresh, in torch's layout, without gradients.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
+from torch.nn import functional
 
-_linear: Callable[..., torch.Tensor] | None = getattr(
-    getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None
-)
+from aotexport_runtime.execution.matmul.measured import described, faster_by_onednn
+from aotexport_runtime.execution.matmul.sizes import Matmul, Mode, is_worth_choosing, matmuls_of, operands
+from aotexport_runtime.schema.graph import Node
+from aotexport_runtime.schema.values import ValueMeta
+
+Run = Callable[..., torch.Tensor]
+
+_SIZES = 16
+"""Most sizes of a matmul that are decided; oneDNN takes 0.7 ms to prepare for each."""
+
+_linear: Run | None = getattr(getattr(torch.ops.mkldnn, "_linear_pointwise", None), "default", None)
 
 
 def available() -> bool:
@@ -36,20 +48,87 @@ def addmm(bias: torch.Tensor, rows: torch.Tensor, matrix: torch.Tensor) -> torch
 
 def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """Return `torch.nn.functional.linear(rows, weight, bias)` under the same conditions."""
-    if not takes(weight):
-        return torch.nn.functional.linear(rows, weight, bias)
+    if not _takes(weight):
+        return functional.linear(rows, weight, bias)
     assert _linear is not None
     return _linear(rows, weight, None if bias is None else bias.contiguous(), "none", (), "")
 
 
-def takes(matrix: torch.Tensor) -> bool:
+def _takes(matrix: torch.Tensor) -> bool:
     """Return whether oneDNN has a layout for a second operand, or for its transpose."""
     return matrix.is_contiguous() or matrix.t().is_contiguous()
 
 
-MATMULS: dict[str, Callable[..., torch.Tensor]] = {
-    "aten::mm.default": mm,
-    "aten::addmm.default": addmm,
-    "aten::linear.default": linear,
-}
+MATMULS: dict[str, Run] = {"aten::mm.default": mm, "aten::addmm.default": addmm, "aten::linear.default": linear}
 """The operators above by name."""
+
+_TORCHS: dict[str, Run] = {
+    "aten::mm.default": torch.mm,
+    "aten::addmm.default": torch.addmm,
+    "aten::linear.default": functional.linear,
+}
+
+
+def prefers_onednn(
+    op: str, args: Sequence[torch.Tensor], mode: Mode, is_fixed: Sequence[bool] = (True, True, True)
+) -> bool:
+    """Return whether oneDNN is to compute a matmul of these operands; measures it where `mode` is `fastest`.
+
+    Args:
+        op: its operator.
+        args: its operands, in the layout that it computes with.
+        mode: the caller's choice.
+        is_fixed: whether its rows, depth and columns are fixed.
+    """
+    _, rows, matrix = operands(op, args)
+    if mode == "torch" or not available() or rows.device.type != "cpu" or not _takes(matrix):
+        return False
+    ours, torchs = functools.partial(MATMULS[op], *args), functools.partial(_TORCHS[op], *args)
+    return mode == "onednn" or faster_by_onednn(described(op, args, is_fixed), ours, torchs)
+
+
+def would_prefer_onednn(matmul: Matmul, sizes: tuple[int, int, int], mode: Mode) -> bool:
+    """Return what the first call of a matmul of these rows, depth and columns decides."""
+    rows, depth, columns = sizes
+    matrix = torch.ones(columns, depth).t() if matmul.is_turned else torch.ones(depth, columns)
+    if matmul.adds:
+        return prefers_onednn("aten::addmm.default", [torch.ones(columns), torch.ones(rows, depth), matrix], mode)
+    return prefers_onednn("aten::mm.default", [torch.ones(rows, depth), matrix], mode)
+
+
+def replacements(nodes: Iterable[Node], metas: Mapping[str, ValueMeta], mode: Mode) -> dict[str, Run]:
+    """Return the replacement of each matmul that oneDNN may compute, by the value's name.
+
+    `nodes` are functional operators that run on the processor, where nothing records gradients.
+    """
+    found: dict[str, Run] = {}
+    for matmul in matmuls_of(nodes, metas) if mode != "torch" else ():
+        sizes = matmul.rows, matmul.depth, matmul.columns
+        fixed = [size for size in sizes if isinstance(size, int)]
+        if len(fixed) < len(sizes) or is_worth_choosing(mode, *fixed):
+            found[matmul.name] = replacement(matmul.op, mode, [isinstance(size, int) for size in sizes])
+    return found
+
+
+def replacement(op: str, mode: Mode, is_fixed: Sequence[bool]) -> Run:
+    """Return a function that computes a matmul; it chooses a library at the first call of each size.
+
+    Sizes after the first few run by torch's operator. `is_fixed`: whether its rows, depth and columns are fixed.
+    """
+    chosen: dict[Any, Run] = {}
+    torchs, first = _TORCHS[op], 1 if op == "aten::addmm.default" else 0
+
+    def matmul(*args: Any) -> Any:
+        sizes = args[first].shape, args[first + 1].shape
+        run = chosen.get(sizes)
+        if run is None:
+            # Tensors of tracers and transforms cannot be timed.
+            is_plain = all(type(arg) in (torch.Tensor, torch.nn.Parameter) for arg in args if arg is not None)
+            if len(chosen) == _SIZES or not is_plain:
+                return torchs(*args)
+            rows, depth, columns = *sizes[0], sizes[1][0 if op == "aten::linear.default" else 1]
+            prefers = is_worth_choosing(mode, rows, depth, columns) and prefers_onednn(op, args, mode, is_fixed)
+            run = chosen[sizes] = MATMULS[op] if prefers else torchs
+        return run(*args)
+
+    return matmul
