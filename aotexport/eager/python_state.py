@@ -34,7 +34,8 @@ from aotexport.model.structure import flattened, tree_of
 from aotexport.process.objects import is_a, namespace_of
 from aotexport.values.same_tensors import are_same
 from aotexport_runtime.execution.codegen import Environment, constant_value
-from aotexport_runtime.guards.arguments import argument_guards
+from aotexport_runtime.guards.arguments import argument_rows
+from aotexport_runtime.guards.rule import GuardTable
 from aotexport_runtime.guards.signature import Signature
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.trees import Tree
@@ -349,7 +350,7 @@ def fits(program: Program, call: ExampleCall) -> bool:
     leaves: list[Any] = [None] * len(program.inputs)
     if signature.flatten(call.args, call.kwargs, leaves):
         return False
-    return not argument_guards(program).check(leaves, {})
+    return not GuardTable([argument_rows(program)], len(leaves)).check(leaves, {})
 
 
 def initial_values(call: ExampleCall, state: State) -> tuple[State, dict[str, Tree]]:

@@ -22,7 +22,7 @@ from aotexport_runtime import NotSupported, load
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.guards.rule import Row
-from aotexport_runtime.schema.program import ArgumentInput, SizeInput
+from aotexport_runtime.schema.program import ArgumentInput, SizeInput, StateInput
 from aotexport_runtime.values import sizes
 from aotexport_runtime.values.dtypes import dtype
 from aotexport_runtime.values.trees import builder
@@ -133,7 +133,9 @@ class Paths:
         self.complete = self._function([*map(_complete, self.usual.fast_path.rows)])
         self.program = self.usual.program
         self.slots = {
-            each.subject.index: each.subject for each in self.usual.guards.rows if each.rule.name == "present"
+            index: module._slot(spec.name)
+            for index, spec in enumerate(self.program.inputs)
+            if isinstance(spec, StateInput)
         }
         self.trees = [builder(parameter.tree, lambda leaf: leaf.value) for parameter in self.program.parameters]
 
@@ -153,13 +155,14 @@ class Paths:
             elif isinstance(spec, ArgumentInput):
                 found.append(_looked_like(spec.meta, symbols))
             else:
-                found.append(self.slots[index].table.get(self.slots[index].key))
+                table, key = self.slots[index]
+                found.append(table.get(key))
         return found
 
 
 def _complete(row: Row) -> Row:
     """Return a row whose quick form turns away no call that it holds for."""
-    return row._replace(rule=dataclasses.replace(row.rule, quick=None)) if row.rule.stricter else row
+    return row._replace(quick=None) if row.stricter else row
 
 
 def _explained(plan: Plan, args: Any, kwargs: Any) -> Any:
@@ -213,9 +216,9 @@ def _agree(known: Paths, data: st.DataObject) -> None:
         args = (*args, 3) if how == "extra" else (*args[:-1], "other")
     with contextlib.ExitStack() as stack:
         if known.slots and data.draw(st.integers(0, 4)) == 0:
-            slot = data.draw(st.sampled_from([*known.slots.values()]))
-            stack.callback(slot.table.__setitem__, slot.key, slot.table[slot.key])
-            slot.table[slot.key] = STATE[data.draw(st.sampled_from([*STATE]))](slot.table[slot.key])
+            table, key = data.draw(st.sampled_from([*known.slots.values()]))
+            stack.callback(table.__setitem__, key, table[key])
+            table[key] = STATE[data.draw(st.sampled_from([*STATE]))](table[key])
         stack.enter_context(MODES[data.draw(st.sampled_from(["grad"] * 4 + ["no grad"] * 3 + [*MODES]))]())
         expected = _explained(known.explaining, args, kwargs)
         assert _same(_explained(known.usual, args, kwargs), expected)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 import torch
 
-from aotexport_runtime.guards.arguments import argument_guards
+from aotexport_runtime.guards.arguments import argument_rows
+from aotexport_runtime.guards.rule import GuardTable
 from aotexport_runtime.schema.program import ArgumentInput, ForwardGraph, Program, SizeInput
 from aotexport_runtime.schema.sizes import Dimension, SizeExpression
 from aotexport_runtime.schema.trees import Sequence
@@ -29,7 +30,7 @@ def size(op: Any, *args: Any) -> SizeExpression:
 
 def check(program: Program, *leaves: Any, devices: tuple[str, ...] = ()) -> tuple[dict[str, int], list[str]]:
     symbols: dict[str, int] = {}
-    violations = argument_guards(program, *devices).check(list(leaves), symbols)
+    violations = GuardTable([argument_rows(program, devices)], len(leaves)).check(list(leaves), symbols)
     return symbols, violations
 
 

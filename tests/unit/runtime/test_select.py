@@ -9,11 +9,10 @@ import torch
 
 from aotexport_runtime.engines import figures
 from aotexport_runtime.engines.candidates import Request
-from aotexport_runtime.engines.functional.guards import NATIVE as NATIVE_GUARDS
-from aotexport_runtime.engines.functional.guards import NativeCalls
+from aotexport_runtime.engines.functional.guards import native_rows
 from aotexport_runtime.engines.select import Choice, select_engine, select_targets
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.guards.rule import GuardTable, rows
+from aotexport_runtime.guards.rule import GuardTable
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import TensorMeta
 
@@ -266,7 +265,7 @@ def test_native_code_serves_a_call_unless_a_guard_says_why_not(wanted, serves, r
         return None if serves else f"libraries are for 2 <= rows, not {symbols['rows']}"
 
     native = record(why_not=why_not)
-    table = GuardTable([rows(NATIVE_GUARDS, NativeCalls(native, (0, None), ["rows"], 2))], 2, known=["rows"])
+    table = GuardTable([native_rows(native, (0, None), ["rows"], 2)], 2, known=["rows"])
     inputs = [torch.ones(1, requires_grad=wanted), torch.ones(1)]
     assert table.first(inputs, {"rows": 1}) == reason
 

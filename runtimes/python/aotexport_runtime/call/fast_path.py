@@ -76,8 +76,7 @@ class FastPath:
         outputs = self.engine.expression(source)
         if outputs is None:
             inputs = ", ".join(map(input_name, range(len(self.program.inputs))))
-            symbols = ", ".join(f"{source.constant(symbol)}: {name}" for symbol, name in source.symbols.items())
-            outputs = f"{source.constant(self.engine.run)}([{inputs}], {{{symbols}}})"
+            outputs = f"{source.constant(self.engine.run)}([{inputs}], {source.values_of(list(source.symbols))})"
         return f"{source.constant(self.returned)}({outputs})"
 
 

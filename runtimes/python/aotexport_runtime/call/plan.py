@@ -65,10 +65,11 @@ class Plan:
         self._container_changes = ContainerChanges(program.container_changes, constant)
         self._rebinds = rebinds
         self._unflatten = builder(program.output_tree, constant)
-        usual, asked = kinds[0](), sum(map(len, guards))
-        last = [row._replace(number=asked + row.number) for row in engines[-1].rows]
+        usual = kinds[0]()
         self._takes_arrays = not usual.has_autograd
-        self.guards = GuardTable([*guards, last], len(program.inputs), None if self._takes_arrays else usual)
+        self.guards = GuardTable(
+            [*guards, engines[-1].rows], len(program.inputs), None if self._takes_arrays else usual
+        )
         self.fast_path = FastPath(
             program=program,
             signature=self._signature,

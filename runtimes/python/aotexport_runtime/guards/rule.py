@@ -1,4 +1,4 @@
-"""Rules about the calls that a program serves, rows of a program, and tables that explain. No torch.
+"""Rows: the guards of a program's calls, and tables of them that explain. No torch.
 
 A row holds its predicate as Python source. The fast path and the function that explains are both generated from it.
 Source holds positions and integers alone; strings of the bundle go into a table of constants.
@@ -6,11 +6,11 @@ Source holds positions and integers alone; strings of the bundle go into a table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from aotexport_runtime.errors import AotExportError, CallInvalid
 from aotexport_runtime.execution.source import define
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.values import sizes
+from aotexport_runtime.values.tensors import is_tensor
 
 Cost = Literal["mode", "tensor", "sizes", "memory"]
 """The object of a predicate, from cheap to dear: `mode`: the process, once a call; `tensor`: an attribute of a tensor;
@@ -26,15 +27,17 @@ Cost = Literal["mode", "tensor", "sizes", "memory"]
 COSTS: tuple[Cost, ...] = ("mode", "tensor", "sizes", "memory")
 
 Gate = Literal["ranks", "symbols"]
-"""A precondition of a row: `ranks`: all tensors have their ranks; `symbols`: every symbol has a value."""
-
-Ended = Literal["subject", Gate]
-"""What a violated row ends: a gate, or the later rows of its subject."""
+"""A precondition: `ranks`: all tensors have their ranks; `symbols`: moreover, every symbol has a value."""
 
 
 def input_name(index: int) -> str:
     """Return the name of the variable that holds a program's input."""
     return f"v{index}"
+
+
+def name_of(value: Any) -> str:
+    """Return the format's name of a dtype or layout (`torch.float32`: `float32`)."""
+    return str(value).removeprefix("torch.")
 
 
 class Call(NamedTuple):
@@ -44,10 +47,7 @@ class Call(NamedTuple):
     symbols: Mapping[str, int]
 
 
-# --- kinds of tensors that quick paths serve ----------------------------------------------------------------
-
-Constant = Callable[[Any], str]
-"""Returns the name of a constant in generated source."""
+# --- the source of predicates -------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,23 +57,32 @@ class Kind:
     Attributes:
         is_plain: is it a tensor of this kind, of no subclass?
         has_dtype: has it a dtype, by its name in the format?
-        is_on: is it on the first of some types of devices?
+        is_on: is it on one of some types of devices; for quick paths, on the first?
         is_strided: is it no sparse tensor?
         has_autograd: whether it has torch's attributes: `stride()`, `requires_grad`.
     """
 
-    is_plain: Callable[[Constant, str], str]
-    has_dtype: Callable[[Constant, str, str], str]
-    is_on: Callable[[Constant, str, Sequence[str]], str]
-    is_strided: Callable[[Constant, str], str]
+    is_plain: Callable[[GuardSource, str], str]
+    has_dtype: Callable[[GuardSource, str, str], str]
+    is_on: Callable[[GuardSource, str, Sequence[str]], str]
+    is_strided: Callable[[GuardSource, str], str]
     has_autograd: bool
 
 
+ANY = Kind(
+    is_plain=lambda source, value: source.ask(is_tensor, value),
+    has_dtype=lambda source, value, dtype: f"{source.ask(name_of, f'{value}.dtype')} == {source.constant(dtype)}",
+    is_on=lambda source, value, types: f"{value}.device.type in {source.constant(types)}",
+    is_strided=lambda source, value: f"{source.ask(name_of, f'{value}.layout')} == 'strided'",
+    has_autograd=True,
+)
+"""Tensors and arrays of every kind, for explanations."""
+
 ARRAYS = Kind(
-    is_plain=lambda constant, value: f"type({value}) is {constant(np.ndarray)}",
-    has_dtype=lambda constant, value, dtype: f"{value}.dtype is {constant(np.dtype(dtype))}",
-    is_on=lambda constant, value, types: str("cpu" in types),
-    is_strided=lambda constant, value: "True",
+    is_plain=lambda source, value: f"type({value}) is {source.constant(np.ndarray)}",
+    has_dtype=lambda source, value, dtype: f"{value}.dtype is {source.constant(np.dtype(dtype))}",
+    is_on=lambda source, value, types: str("cpu" in types),
+    is_strided=lambda source, value: "True",
     has_autograd=False,
 )
 """Arrays of numpy, in the processor's order of bytes."""
@@ -85,35 +94,35 @@ def torch_tensors() -> Kind:
 
     from aotexport_runtime.values import dtypes
 
-    def is_on(constant: Constant, value: str, types: Sequence[str]) -> str:
+    def is_plain(source: GuardSource, value: str) -> str:
+        tensor, parameter = source.constant(torch.Tensor), source.constant(torch.nn.Parameter)
+        return f"type({value}) is {tensor} or type({value}) is {parameter}"
+
+    def is_on(source: GuardSource, value: str, types: Sequence[str]) -> str:
         # Several times as fast as reading the device.
-        return (
-            f"{value}.is_{types[0]}" if types[0] in ("cpu", "cuda") else f"{value}.device.type == {constant(types[0])}"
-        )
+        fast = types[0] in ("cpu", "cuda")
+        return f"{value}.is_{types[0]}" if fast else f"{value}.device.type == {source.constant(types[0])}"
 
     return Kind(
-        is_plain=lambda constant, value: (
-            f"type({value}) is {constant(torch.Tensor)} or type({value}) is {constant(torch.nn.Parameter)}"
-        ),
-        has_dtype=lambda constant, value, dtype: f"{value}.dtype is {constant(dtypes.dtype(dtype))}",
+        is_plain=is_plain,
+        has_dtype=lambda source, value, dtype: f"{value}.dtype is {source.constant(dtypes.dtype(dtype))}",
         is_on=is_on,
-        is_strided=lambda constant, value: f"{value}.layout is {constant(torch.strided)}",
+        is_strided=lambda source, value: f"{value}.layout is {source.constant(torch.strided)}",
         has_autograd=True,
     )
-
-
-# --- rules --------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class GuardSource:
     """The names that the source of predicates refers to: constants in `scope`, the source of symbols.
 
-    `kind`: kind of the tensors of a quick path. `explains`: it is the source of the function that explains.
+    Attributes:
+        kind: kind of the tensors that are asked about.
+        fills: whether functions have arguments `inputs` and `symbols`, which get what rows bind.
     """
 
-    kind: Kind = ARRAYS
-    explains: bool = False
+    kind: Kind = ANY
+    fills: bool = False
     scope: dict[str, Any] = field(default_factory=lambda: dict[str, Any](sizes.SCOPE))
     symbols: dict[str, str] = field(default_factory=dict[str, str])
 
@@ -133,7 +142,7 @@ class GuardSource:
 
     def condition(self, size: Size) -> str:
         """Return the source of a condition over sizes."""
-        make = sizes.condition_source if self.explains else sizes.source
+        make = sizes.condition_source if self.kind is ANY else sizes.source
         return make(size, self.symbols.__getitem__)
 
     def shape(self, shape: Sequence[Size]) -> str:
@@ -142,69 +151,51 @@ class GuardSource:
             return self.constant(tuple(shape))
         return f"({''.join(f'{self.size(size)}, ' for size in shape)})"
 
-    def known(self, symbols: Sequence[str]) -> list[str]:
-        """Return lines that bind known symbols from the argument `symbols`."""
-        self.symbols = {symbol: f"s{number}" for number, symbol in enumerate(symbols)}
-        return [f"{name} = symbols[{self.constant(symbol)}]" for symbol, name in self.symbols.items()]
+    def values_of(self, symbols: Sequence[str]) -> str:
+        """Return the source of a dict of the values of symbols."""
+        return f"{{{', '.join(f'{self.constant(symbol)}: {self.symbols[symbol]}' for symbol in symbols)}}}"
 
 
-Facts = TypeVar("Facts")
-Subject = TypeVar("Subject")
+# --- rows ---------------------------------------------------------------------------------------------------
 
-
-@dataclass(frozen=True, kw_only=True)
-class GuardRule(Generic[Facts, Subject]):
-    """A row of a table of guards.
-
-    Attributes:
-        name: of the row, unique in its table.
-        cost: see `Cost`.
-        of: returns its subjects, given the facts of the program: inputs, symbols, or one subject for the whole call.
-            Consecutive rows with one `of` are asked subject by subject.
-        holds: source of its predicate; it may raise `sizes.UNDEFINED`, which counts as a violation.
-        message: describes a violation, for people. None: a condition of quick paths alone, no rule of the program.
-        quick: source that quick paths use in place of `holds`; None: they use `holds`. If it returns None, the program
-            has no quick path.
-        stricter: whether `quick` also rejects calls for which the row holds. It never admits others.
-        prepare: lines before it, which bind variables.
-        needs: its preconditions.
-        ends: preconditions that do not hold after a violation.
-        error: class of the error of a violation; `CallInvalid` is raised with all violations.
-    """
-
-    name: str
-    cost: Cost
-    of: Callable[[Facts], Iterable[Subject]]
-    holds: Callable[[GuardSource, Subject], str]
-    message: Callable[[Subject, Call], str] | None
-    quick: Callable[[GuardSource, Subject], str | None] | None = None
-    stricter: bool = False
-    prepare: Callable[[GuardSource, Subject], list[str]] | None = None
-    needs: tuple[Gate, ...] = ()
-    ends: tuple[Ended, ...] = ()
-    error: type[AotExportError] = CallInvalid
+Source = str | Callable[[GuardSource], str]
+"""Source of a predicate, or a function that makes it."""
 
 
 class Row(NamedTuple):
-    """A rule about one subject, which the `number` of its first row in the table identifies."""
+    """A guard of a program's calls.
 
-    rule: GuardRule[Any, Any]
-    subject: Any
-    number: int
+    Attributes:
+        cost: see `Cost`.
+        holds: its predicate, which may raise `sizes.UNDEFINED`: that counts as a violation.
+        message: describes a violation, for people. None: a condition of quick paths alone, no rule of the program.
+        quick: what quick paths ask in place of `holds`; None: `holds`; empty: the program has no quick path.
+        stricter: whether `quick` also rejects calls for which the row holds. It never admits others.
+        prepare: makes lines before it, which bind variables.
+        needs: its precondition.
+        ends: the precondition that a violation ends, as it ends the later rows of its subject.
+        subject: of consecutive rows, one after the other.
+        error: class of the error of a violation; `CallInvalid` is raised with all violations.
+    """
+
+    cost: Cost
+    holds: Source
+    message: str | Callable[[Call], str] | None
+    quick: Source | None = None
+    stricter: bool = False
+    prepare: Callable[[GuardSource], list[str]] | None = None
+    needs: Gate | None = None
+    ends: Gate | None = None
+    subject: str = ""
+    error: type[AotExportError] = CallInvalid
+
+    def words(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> str:
+        """Return the violation of a call in words."""
+        return self.message(Call(inputs, symbols)) if callable(self.message) else str(self.message)
 
 
-def rows(rules: Sequence[GuardRule[Facts, Any]], facts: Facts, *, after: Sequence[Row] = ()) -> list[Row]:
-    """Return the rows of a program, in the order in which they are explained, below those of `after` in the table."""
-    found: list[Row] = []
-    for of, group in groupby(rules, key=lambda rule: rule.of):
-        together = list(group)
-        for subject in of(facts):
-            number = len(after) + len(found)
-            found += [Row(rule, subject, number) for rule in together]
-    return found
-
-
-# --- tables -------------------------------------------------------------------------------------------------
+def _text(source: GuardSource, predicate: Source) -> str:
+    return predicate(source) if callable(predicate) else predicate
 
 
 def quick_lines(source: GuardSource, rows: Sequence[Row], turn_away: str) -> list[str] | None:
@@ -213,10 +204,10 @@ def quick_lines(source: GuardSource, rows: Sequence[Row], turn_away: str) -> lis
     `turn_away` is the statement for other calls, and for those that only `GuardTable.violations` admits.
     """
     lines: list[tuple[str, bool]] = []
-    for rule, subject, _ in sorted(rows, key=lambda row: COSTS.index(row.rule.cost)):
-        lines += [(line, False) for line in (rule.prepare(source, subject) if rule.prepare is not None else ())]
-        predicate = (rule.quick or rule.holds)(source, subject)
-        if predicate is None:
+    for row in sorted(rows, key=lambda row: COSTS.index(row.cost)):
+        lines += [(line, False) for line in (row.prepare(source) if row.prepare is not None else ())]
+        predicate = _text(source, row.holds if row.quick is None else row.quick)
+        if not predicate:
             return None
         if predicate != "True":
             lines.append((f"if not ({predicate}): ", True))
@@ -268,65 +259,64 @@ class GuardTable:
             return []
         found: list[str] = []
         for row in self.violations(inputs, symbols):
-            assert row.rule.message is not None
-            message = row.rule.message(row.subject, Call(inputs, symbols))
-            if row.rule.error is CallInvalid:
-                found.append(message)
+            if row.error is CallInvalid:
+                found.append(row.words(inputs, symbols))
             elif not found:
-                raise row.rule.error(message)
+                raise row.error(row.words(inputs, symbols))
         return found
 
     def first(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
         """Return the first violation in words; None: there is none."""
-        row = next(self.violations(inputs, symbols), None)
-        if row is None:
-            return None
-        assert row.rule.message is not None
-        return row.rule.message(row.subject, Call(inputs, symbols))
+        return next((row.words(inputs, symbols) for row in self.violations(inputs, symbols)), None)
 
     @cached_property
     def _admits(self) -> Callable[[list[Any], dict[str, int]], bool] | None:
         """Whether all rows hold, by the quick forms of their predicates; None: some have none."""
-        source = GuardSource(kind=self._kind or ARRAYS)
-        lines = [*self._inputs, *source.known(self._known)]
-        quick = None if self._kind is None else quick_lines(source, self.rows, "return False")
-        if quick is None:
+        if self._kind is None:
             return None
-        bound = () if self._known else source.symbols.items()
-        lines += [*quick, *(f"symbols[{source.constant(symbol)}] = {name}" for symbol, name in bound)]
-        state = [row.subject.index for row in self.rows if row.rule.name == "present"]
-        lines += [*(f"inputs[{index}] = {input_name(index)}" for index in state), "return True"]
-        return define("admits", "inputs, symbols", lines, source.scope, "guards")
+        source = GuardSource(self._kind, fills=True)
+        lines = quick_lines(source, self.rows, "return False")
+        if lines is None:
+            return None
+        return define("admits", "inputs, symbols", [*self._inputs, *lines, "return True"], source.scope, "guards")
 
     @cached_property
     def violations(self) -> Callable[[list[Any], Mapping[str, int]], Iterator[Row]]:
         """A function that yields the violated rows, in order, without those whose preconditions do not hold."""
-        source = GuardSource(explains=True)
-        closing = {row.number for row in self.rows if "subject" in row.rule.ends}
-        gates = "".join(f"g{number} = " for number in sorted(closing))
-        lines = [*self._inputs, *source.known(self._known), f"{gates}fits = ranks = known = True"]
+        source = GuardSource(fills=True, symbols={symbol: f"s{number}" for number, symbol in enumerate(self._known)})
+        lines = [f"{name} = symbols[{source.constant(symbol)}]" for symbol, name in source.symbols.items()]
+        lines = [*self._inputs, *lines, "fits = ranks = known = True"]
         for stage in self.stages:
-            for row in stage:
-                lines += _asked(source, row, closing)
+            for _, about_one in groupby(stage, key=lambda row: row.subject):
+                lines += _asked(source, [*about_one])
             lines.append("if not fits: return")
         return define("violations", "inputs, symbols", [*lines, "yield from ()"], source.scope, "guards in words")
 
 
-def _asked(source: GuardSource, row: Row, closing: Set[int]) -> list[str]:
-    """Return source that yields a row if its preconditions hold and it is violated."""
-    rule, subject, number = row
-    lines = rule.prepare(source, subject) if rule.prepare is not None else []
-    holds = rule.holds(source, subject) if rule.message is not None else "True"
+_ENDED = {"ranks": "ranks", "symbols": "known"}
+
+
+def _asked(source: GuardSource, rows: list[Row]) -> list[str]:
+    """Return source that yields those rows about one subject whose preconditions hold, and that are violated."""
+    if not rows:
+        return []
+    row, *others = rows
+    lines = row.prepare(source) if row.prepare is not None else []
+    holds = "True" if row.message is None else _text(source, row.holds)
+    later = _asked(source, others)
     if holds != "True":
-        if rule.cost == "sizes" and source.symbols:
+        if row.cost == "sizes" and source.symbols:
             lines += [f"try: holds = {holds}", f"except {source.constant(sizes.UNDEFINED)}: holds = False"]
             holds = "holds"
-        ended = ["fits", *(f"g{number}" if gate == "subject" else _GATES[gate] for gate in rule.ends)]
-        lines += [f"if not ({holds}):", f"    {' = '.join(ended)} = False", f"    yield {source.constant(row)}"]
-    needed = [*([f"g{number}"] if number in closing else []), *(_GATES[gate] for gate in rule.needs)]
-    if not needed or not lines:
-        return lines
-    return [f"if {' and '.join(needed)}:", *(f"    {line}" for line in lines)]
+        ended = "fits = " if row.ends is None else f"fits = {_ENDED[row.ends]} = "
+        lines += [f"if not ({holds}):", f"    {ended}False", f"    yield {source.constant(row)}"]
+        if row.ends is not None and later:
+            lines += ["else:", *_indented(later)]
+            later = []
+    if row.needs is not None and lines:
+        lines = [f"if {'ranks' if row.needs == 'ranks' else 'ranks and known'}:", *_indented(lines)]
+    return lines + later
 
 
-_GATES = {"ranks": "ranks", "symbols": "known"}
+def _indented(lines: list[str]) -> list[str]:
+    return [f"    {line}" for line in lines]

@@ -29,10 +29,9 @@ from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.execution.matmul.onednn import would_prefer_onednn
 from aotexport_runtime.execution.matmul.sizes import Matmul
-from aotexport_runtime.guards.arguments import ARGUMENTS
-from aotexport_runtime.guards.caller import MODES, STATE, Caller, records_gradients
-from aotexport_runtime.guards.rule import Row, rows, torch_tensors
-from aotexport_runtime.guards.subjects import ArgumentFacts
+from aotexport_runtime.guards.arguments import argument_rows
+from aotexport_runtime.guards.caller import mode_rows, records_gradients, state_rows
+from aotexport_runtime.guards.rule import Row, torch_tensors
 from aotexport_runtime.module.measured import fastest, is_measured
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.submodules.adapter import adapters_below
@@ -136,18 +135,12 @@ def _guards(module: BundleModule, program: Program, live: LiveGraph | None) -> l
         for entry in module.bundle.manifest.state
         if entry.tied and entry.name in used and entry.role != "constant"
     ]
-    caller = Caller(
-        program=program,
-        device_type=device_type_of(program, environment.device),
-        state=[(index, *(slot(name) if index in reads else _UNREAD)) for index, name in specs],
-        ties=ties,
-        forms={index: form for index, form in forms.items() if index in reads},
-        added=() if live is None else live.added,
-    )
+    state = [(index, *(slot(name) if index in reads else _UNREAD)) for index, name in specs]
     devices = () if environment.device is None else (environment.device.type,)
-    first = rows(ARGUMENTS, ArgumentFacts(program=program, device_types=devices, forms=forms))
-    first += rows(MODES, caller, after=first)
-    return [first, rows(STATE, caller, after=first)]
+    of_modes = mode_rows(program, device_type_of(program, environment.device))
+    forms_read = {index: form for index, form in forms.items() if index in reads}
+    of_state = state_rows(program, state, ties, forms_read, () if live is None else live.added)
+    return [[*argument_rows(program, devices, forms), *of_modes], of_state]
 
 
 def _reads(program: Program, live: LiveGraph | None) -> set[int]:

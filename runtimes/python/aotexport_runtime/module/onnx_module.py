@@ -15,9 +15,8 @@ from aotexport_runtime.engines.openvino.session import OpenVino
 from aotexport_runtime.engines.runs import Engines, Explanation, ProgramExplanation
 from aotexport_runtime.engines.select import Choice
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.guards.arguments import ARGUMENTS
-from aotexport_runtime.guards.rule import ARRAYS, rows, torch_tensors
-from aotexport_runtime.guards.subjects import ArgumentFacts
+from aotexport_runtime.guards.arguments import argument_rows
+from aotexport_runtime.guards.rule import ARRAYS, torch_tensors
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program
 from aotexport_runtime.schema.trees import Constant
@@ -35,7 +34,7 @@ def compose_onnx(
     engine = OnnxEngine(bundle, program, model, options, state)
     # Tensors elsewhere are copied, wherever the program was captured.
     captured = [spec.meta.device for spec in program.inputs if isinstance(spec, ArgumentInput)]
-    guards = rows(ARGUMENTS, ArgumentFacts(program=program, device_types=("cpu", *captured)))
+    guards = argument_rows(program, ("cpu", *captured))
     record = Engines(program.name, engine.session.device, Choice(engines=(engine.name,)))
     return Plan(program, [engine], record, [guards], [lambda: ARRAYS, torch_tensors], _constant)
 

@@ -19,7 +19,7 @@ from aotexport_runtime.engines.forward.engine import ForwardEngine
 from aotexport_runtime.engines.functional.autograd import apply_joint, run_joint
 from aotexport_runtime.engines.functional.checks import InnerOutput, inner_outputs, node_of, remember_versions, watch
 from aotexport_runtime.engines.functional.epilogue import Mutations, regenerators
-from aotexport_runtime.engines.functional.guards import CALLER, DIRECT, INPUTS, NATIVE, Functional, NativeCalls
+from aotexport_runtime.engines.functional.guards import caller_rows, direct_rows, input_rows, native_rows
 from aotexport_runtime.engines.functional.joint import JointProgram, Reference
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.onnx.frozen import FrozenModel
@@ -27,7 +27,7 @@ from aotexport_runtime.engines.runs import LIBRARY_FAILED, Engines
 from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, Function
 from aotexport_runtime.execution.functional_graph import compile_functional
-from aotexport_runtime.guards.rule import GuardSource, GuardTable, Row, input_name, rows
+from aotexport_runtime.guards.rule import GuardSource, GuardTable, Row, input_name
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import StateTensor
@@ -57,8 +57,8 @@ class FunctionalEngine:
         self._engines = engines
         device_type = device_type_of(program, environment.device)
         self._symbols = [dimension.symbol for dimension in program.dimensions]
-        self._caller = rows(CALLER, Functional(whole, functional, graph, device_type))
-        self._own = rows(INPUTS, Functional(program, functional, graph, device_type))
+        self._caller = caller_rows(whole, functional, device_type)
+        self._own = input_rows(program, functional, graph)
         self._counts = len(whole.inputs), len(program.inputs)
         self._mutations = Mutations(functional) if functional.mutations or functional.version_rises else None
         self._checks = functional.gradients is not None and bool(functional.gradients.checks)
@@ -89,8 +89,8 @@ class FunctionalEngine:
             engine._joint = self._joint.by_native(native)
         else:
             engine._infer = self._inference(native)
-        gradients = None if self._record.gradients is None else self._record.gradients.of_inputs
-        engine._own = [*self._own, *rows(NATIVE, NativeCalls(native, gradients, self._symbols, self._counts[1]))]
+        gradients = () if self._record.gradients is None else self._record.gradients.of_inputs
+        engine._own = [*self._own, *native_rows(native, gradients, self._symbols, self._counts[1])]
         engine._guard()
         return engine
 
@@ -99,7 +99,7 @@ class FunctionalEngine:
         self._of_caller = GuardTable([self._caller], whole, known=self._symbols)
         self._of_inputs = GuardTable([self._own], apart, known=self._symbols)
         direct = self._direct
-        self.rows: Sequence[Row] = [*self._caller, *self._own, *([] if direct is None else rows(DIRECT, direct.plain))]
+        self.rows: Sequence[Row] = [*self._caller, *self._own, *([] if direct is None else direct_rows(direct.plain))]
 
     @property
     def _direct(self) -> JointProgram | None:
@@ -121,9 +121,9 @@ class FunctionalEngine:
         """Return source that runs the joint graph, if there is nothing else to do."""
         if self._direct is None:
             return None
-        symbols = ", ".join(f"{source.constant(symbol)}: {name}" for symbol, name in source.symbols.items())
+        symbols = source.values_of(self._symbols)
         inputs = ", ".join(map(input_name, range(self._counts[0])))
-        return f"{source.constant(apply_joint)}({source.constant(self._direct)}, {{{symbols}}}, {inputs})"
+        return f"{source.constant(apply_joint)}({source.constant(self._direct)}, {symbols}, {inputs})"
 
     def run(self, inputs: list[Any], symbols: dict[str, int], because: str = "") -> Sequence[Any]:
         """Run the graph and its epilogues; see `Engine`."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -14,77 +11,166 @@ from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.onnx.frozen import FrozenModel
 from aotexport_runtime.execution import transforms
 from aotexport_runtime.execution.autocast import autocast_dtype
+from aotexport_runtime.guards.arguments import same_layout, value_of
 from aotexport_runtime.guards.caller import without_autocast
-from aotexport_runtime.guards.rule import Call, GuardRule, GuardSource, input_name
-from aotexport_runtime.guards.subjects import same_layout, value_of
+from aotexport_runtime.guards.rule import Call, GuardSource, Row, input_name
 from aotexport_runtime.rewrite.partition import reached_in_part
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     ArgumentInput,
     FunctionalGraph,
     InputAlias,
-    InputMutation,
     Program,
     SizeInput,
     StateInput,
 )
+from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.values import sizes
 
+_Tensors = list[tuple[int, ArgumentInput | StateInput]]
 
-@dataclass(frozen=True)
-class Functional:
-    """Facts for guards of a functional graph.
 
-    Attributes:
-        program: its program; for guards of inputs, tensor subclasses are taken apart.
-        record: its calling convention.
-        graph: its operators.
+def _tensors(program: Program) -> _Tensors:
+    return [(index, spec) for index, spec in enumerate(program.inputs) if not isinstance(spec, SizeInput)]
+
+
+def caller_rows(program: Program, record: FunctionalGraph, device_type: str) -> list[Row]:
+    """Return the guards of the modes around a call and of what requires grad.
+
+    Args:
+        program: the program, with tensor subclasses as inputs.
+        record: calling convention of its functional graph.
         device_type: type of the devices that it runs on.
     """
+    tensors = _tensors(program)
+    some = _some_require_grad(index for index, _ in tensors)
+    found = [
+        Row("mode", lambda source: f"not {source.ask(transforms.active)}", "function transforms"),
+        # Under the caller's autocast every operator chooses its dtype anew; only the forward graph does so.
+        Row(
+            "mode",
+            lambda source: f"{source.ask(autocast_dtype, source.constant(device_type))} is None",
+            "autocast around the call",
+            quick=lambda source: without_autocast(source, device_type),
+        ),
+    ]
+    nothing, others = "no gradients are recorded", "gradients of an inference program"
+    if record.gradients is None:
+        records = Row("tensor", lambda source: f"not ({source.ask(torch.is_grad_enabled)} and ({some}))", others)
+        return [*found, records]
+    # A region of a program without gradients may record some. Under the caller's grad mode there are more.
+    found += [
+        Row("mode", lambda source: source.ask(torch.is_grad_enabled), nothing)
+        if program.grad
+        else Row("mode", "False", others),
+        Row("tensor", some, nothing),
+    ]
+    if record.mutations:
+        # A checkpoint ends its second run where the last tensor is saved: with all changes that eager makes before.
+        words = "a checkpoint, which may end the call before its changes"
+        found.append(Row("mode", lambda source: f"not {source.ask(transforms.checkpointed)}", words))
+    for index, spec in tensors:
+        if not spec.meta.requires_grad:
+            words = f"input {index} requires grad, and did not at capture"
+            found.append(Row("tensor", f"not {input_name(index)}.requires_grad", words))
+    return found
 
-    program: Program
-    record: FunctionalGraph
-    graph: Graph
-    device_type: str
 
-    @cached_property
-    def tensors(self) -> list[Tensor]:
-        """The tensors among its inputs."""
-        inputs = enumerate(self.program.inputs)
-        return [Tensor(index, spec) for index, spec in inputs if not isinstance(spec, SizeInput)]
+def input_rows(program: Program, record: FunctionalGraph, graph: Graph) -> list[Row]:
+    """Return the guards of the inputs of a functional graph; those of `program` are tensor subclasses taken apart."""
+    tensors, gradients = _tensors(program), record.gradients
+    integers = {spec.symbol for spec in program.inputs if isinstance(spec, SizeInput)}
+    found = [_not_empty(each.symbol) for each in program.dimensions if each.symbol not in integers]
+    found += [_assumed(guard) for guard in record.guards]
+    found += [_laid_out(*each) for each in tensors]
+    for index, spec in tensors:
+        if isinstance(spec, ArgumentInput) and spec.meta.dtype.startswith(("complex", "float", "bfloat")):
+            conjugated = f" and not {input_name(index)}.is_conj()" if spec.meta.dtype.startswith("complex") else ""
+            words = f"input {index} is a conjugated or negated view"
+            found.append(Row("tensor", f"not {input_name(index)}.is_neg(){conjugated}", words))
+    if gradients is not None:
+        detached = gradients.detached_inputs
+        with_grad = _some_require_grad(index for index, _ in tensors if index not in detached)
+        # If gradients flow to all inputs, a row of the caller asks the same.
+        quick = None if detached else "True"
+        found.append(Row("tensor", with_grad, "only inputs that get no gradient require grad", quick))
+    # A joint backward would call them with None for outputs that have no gradient with regard to the input.
+    for index in reached_in_part(graph, record):
+        words = f"input {index} has hooks, and some outputs have no gradient with regard to it"
+        found.append(Row("tensor", f"not {input_name(index)}._backward_hooks", words))
+    for mutation in record.mutations if gradients is not None else ():
+        index, is_leaf = mutation.input_index, mutation.is_leaf
+        if mutation.requires_grad and isinstance(program.inputs[index], ArgumentInput):
+            words = f"mutated input {index} is {'no' if is_leaf else 'a'} leaf, unlike at capture"
+            found.append(Row("tensor", f"{input_name(index)}.is_leaf is {is_leaf}", words))
+    found += [_begins(*each) for each in _with_offsets(tensors, record, graph)]
+    if record.mutations and any(isinstance(spec, ArgumentInput) for _, spec in tensors):
+        found.append(_apart(tensors, {mutation.input_index for mutation in record.mutations}))
+    return found
 
-    @cached_property
-    def mutated(self) -> set[int]:
-        """The inputs that it changes."""
-        return {mutation.input_index for mutation in self.record.mutations}
 
-    @cached_property
-    def sizes(self) -> list[str]:
-        """The symbols that sizes of tensors have, and no integer of the call."""
-        integers = {spec.symbol for spec in self.program.inputs if isinstance(spec, SizeInput)}
-        return [dimension.symbol for dimension in self.program.dimensions if dimension.symbol not in integers]
+def _some_require_grad(indices: Iterable[int]) -> str:
+    return " or ".join(f"{input_name(index)}.requires_grad" for index in indices) or "False"
 
-    @property
-    def has_arguments(self) -> bool:
-        """Whether a tensor is an argument of the caller."""
-        return any(isinstance(tensor.spec, ArgumentInput) for tensor in self.tensors)
 
-    @property
-    def is_joint(self) -> bool:
-        """Whether it records gradients."""
-        return self.record.gradients is not None
+def _not_empty(symbol: str) -> Row:
+    words = "a size is 0, and kernels of functional graphs do not all bear that"
+    return Row("sizes", lambda source: f"{source.size(symbol)} != 0", words)
 
-    def shares_memory(self, *tensors: torch.Tensor) -> bool:
-        """Return whether an input that the graph changes shares memory with another.
 
-        Two storages may overlap, as those of two views of a NumPy array.
-        """
-        mutated = self.mutated
+def _assumed(guard: Size) -> Row:
+    return Row("sizes", lambda source: source.condition(guard), f"the graph assumes {sizes.describe(guard)}")
+
+
+def _laid_out(index: int, spec: ArgumentInput | StateInput) -> Row:
+    value, stride = input_name(index), spec.meta.stride
+
+    def equal(source: GuardSource) -> str:
+        return f"{value}.stride() == {source.shape(stride)}"
+
+    def same(source: GuardSource) -> str:
+        return (
+            f"{equal(source)} or {source.ask(same_layout, f'{value}.shape', f'{value}.stride()', source.shape(stride))}"
+        )
+
+    def message(call: Call) -> str:
+        expected = tuple(value_of(step, call.symbols) for step in stride)
+        return f"input {index} has strides {call.inputs[index].stride()}, captured with {expected}"
+
+    return Row("sizes", same, message, quick=equal, stricter=True)
+
+
+def _begins(index: int, spec: ArgumentInput | StateInput) -> Row:
+    return Row(
+        "sizes",
+        lambda source: f"{input_name(index)}.storage_offset() == {source.size(spec.meta.offset)}",
+        f"input {index} does not begin where it did in its storage at capture",
+    )
+
+
+def _with_offsets(tensors: _Tensors, record: FunctionalGraph, graph: Graph) -> _Tensors:
+    """Return the inputs whose storage offset matters.
+
+    A view without recorded steps is made by `as_strided` with its offset in the graph. If the graph writes to the base,
+    that offset is into a new tensor, and right for the caller's only if the base begins where it did at capture; the
+    same holds if the graph also changes its metadata. An `as_strided` in the graph counts from the caller's storage.
+    """
+    if any(node.op.startswith("aten::as_strided") for node in graph.nodes):
+        return tensors
+    written = {mutation.input_index for mutation in record.mutations if mutation.data}
+    viewed = {o.input_index for o in record.outputs if isinstance(o, InputAlias) and o.steps is None}
+    moved = {mutation.input_index for mutation in record.mutations if mutation.data and mutation.metadata}
+    return [(index, spec) for index, spec in tensors if index in (written & viewed) | moved]
+
+
+def _apart(tensors: _Tensors, mutated: set[int]) -> Row:
+    def share_memory(*values: torch.Tensor) -> bool:
+        """Return whether a changed tensor's storage overlaps that of another, as of two views of a NumPy array."""
         spans: list[tuple[int, int, bool]] = []
-        for known, tensor in zip(self.tensors, tensors, strict=True):
+        for (index, _), tensor in zip(tensors, values, strict=True):
             storage = tensor.untyped_storage()
             if pointer := storage.data_ptr():
-                spans.append((pointer, pointer + storage.nbytes(), known.index in mutated))
+                spans.append((pointer, pointer + storage.nbytes(), index in mutated))
         spans.sort()
         end, was_mutated = 0, False
         for low, high, is_mutated in spans:
@@ -94,270 +180,40 @@ class Functional:
             end = max(end, high)
         return False
 
-
-@dataclass(frozen=True)
-class Tensor:
-    """A tensor among the inputs."""
-
-    index: int
-    spec: ArgumentInput | StateInput
-
-    @property
-    def variable(self) -> str:
-        """Name of its variable."""
-        return input_name(self.index)
-
-
-def _lazy(graph: Functional) -> list[Tensor]:
-    floats = ("complex", "float", "bfloat")
-    return [t for t in graph.tensors if isinstance(t.spec, ArgumentInput) and t.spec.meta.dtype.startswith(floats)]
-
-
-def _with_grad(graph: Functional) -> list[Tensor]:
-    """Return the inputs that gradients flow to, of which one must require grad."""
-    return [tensor for tensor in graph.tensors if tensor.index not in _detached(graph)]
-
-
-def _detached(graph: Functional) -> Sequence[int]:
-    return () if graph.record.gradients is None else graph.record.gradients.detached_inputs
-
-
-def _changed_leaves(graph: Functional) -> list[InputMutation]:
-    inputs = graph.program.inputs
-    return [
-        mutation
-        for mutation in graph.record.mutations
-        if graph.is_joint and mutation.requires_grad and isinstance(inputs[mutation.input_index], ArgumentInput)
-    ]
-
-
-def _offsets(graph: Functional) -> list[Tensor]:
-    """Return the inputs whose storage offset matters.
-
-    A view without recorded steps is made by `as_strided` with its offset in the graph. If the graph writes to the base,
-    that offset is into a new tensor, and right for the caller's only if the base begins where it did at capture; the
-    same holds if the graph also changes its metadata. An `as_strided` in the graph counts from the caller's storage.
-    """
-    if any(node.op.startswith("aten::as_strided") for node in graph.graph.nodes):
-        return graph.tensors
-    written = {mutation.input_index for mutation in graph.record.mutations if mutation.data}
-    viewed = {o.input_index for o in graph.record.outputs if isinstance(o, InputAlias) and o.steps is None}
-    moved = {mutation.input_index for mutation in graph.record.mutations if mutation.data and mutation.metadata}
-    return [tensor for tensor in graph.tensors if tensor.index in (written & viewed) | moved]
-
-
-def _some_require_grad(tensors: Sequence[Tensor]) -> str:
-    return " or ".join(f"{tensor.variable}.requires_grad" for tensor in tensors) or "False"
-
-
-def _is_laid_out(source: GuardSource, tensor: Tensor) -> str:
-    value, stride = tensor.variable, source.shape(tensor.spec.meta.stride)
-    same = source.ask(same_layout, f"{value}.shape", f"{value}.stride()", stride)
-    return f"{value}.stride() == {stride} or {same}"
-
-
-def _other_strides(tensor: Tensor, call: Call) -> str:
-    expected = tuple(value_of(step, call.symbols) for step in tensor.spec.meta.stride)
-    return f"input {tensor.index} has strides {call.inputs[tensor.index].stride()}, captured with {expected}"
-
-
-def _is_resolved(_: GuardSource, tensor: Tensor) -> str:
-    value = tensor.variable
-    return f"not {value}.is_neg()" + (
-        f" and not {value}.is_conj()" if tensor.spec.meta.dtype.startswith("complex") else ""
+    return Row(
+        "memory",
+        lambda source: f"not {source.ask(share_memory, *(input_name(index) for index, _ in tensors))}",
+        "a mutated input shares memory with another input",
     )
 
 
-CALLER: tuple[GuardRule[Functional, Any], ...] = (
-    GuardRule(
-        name="transforms",
-        cost="mode",
-        of=lambda graph: [graph],
-        holds=lambda source, graph: f"not {source.ask(transforms.active)}",
-        message=lambda graph, call: "function transforms",
-    ),
-    GuardRule(
-        # Under the caller's autocast every operator chooses its dtype anew; only the forward graph does so.
-        name="autocast",
-        cost="mode",
-        of=lambda graph: [graph],
-        holds=lambda source, graph: f"{source.ask(autocast_dtype, source.constant(graph.device_type))} is None",
-        quick=lambda source, graph: without_autocast(source, graph.device_type),
-        message=lambda graph, call: "autocast around the call",
-    ),
-    GuardRule(
-        # A region of a program without gradients may record some. Under the caller's grad mode there are more.
-        name="grad mode",
-        cost="mode",
-        of=lambda graph: [graph] if graph.is_joint else [],
-        holds=lambda source, graph: source.ask(torch.is_grad_enabled) if graph.program.grad else "False",
-        message=lambda graph, call: (
-            "no gradients are recorded" if graph.program.grad else "gradients of an inference program"
-        ),
-    ),
-    GuardRule(
-        name="records",
-        cost="tensor",
-        of=lambda graph: [graph] if graph.is_joint else [],
-        holds=lambda source, graph: _some_require_grad(graph.tensors),
-        message=lambda graph, call: "no gradients are recorded",
-    ),
-    GuardRule(
-        # A checkpoint ends its second run where the last tensor is saved: with all changes that eager makes before.
-        name="checkpoint",
-        cost="mode",
-        of=lambda graph: [graph] if graph.is_joint and graph.mutated else [],
-        holds=lambda source, graph: f"not {source.ask(transforms.checkpointed)}",
-        message=lambda graph, call: "a checkpoint, which may end the call before its changes",
-    ),
-    GuardRule(
-        name="records nothing",
-        cost="tensor",
-        of=lambda graph: [] if graph.is_joint else [graph],
-        holds=lambda source, graph: (
-            f"not ({source.ask(torch.is_grad_enabled)} and ({_some_require_grad(graph.tensors)}))"
-        ),
-        message=lambda graph, call: "gradients of an inference program",
-    ),
-    GuardRule(
-        name="without grad",
-        cost="tensor",
-        of=lambda graph: [each for each in graph.tensors if graph.is_joint and not each.spec.meta.requires_grad],
-        holds=lambda source, tensor: f"not {tensor.variable}.requires_grad",
-        message=lambda tensor, call: f"input {tensor.index} requires grad, and did not at capture",
-    ),
-)
-"""Guards of the modes around a call and of what requires grad, with tensor subclasses as inputs."""
+def direct_rows(indices: Sequence[int]) -> list[Row]:
+    """Return conditions of quick paths that pass inputs straight to a joint graph's autograd function."""
 
-INPUTS: tuple[GuardRule[Functional, Any], ...] = (
-    GuardRule(
-        name="no size is 0",
-        cost="sizes",
-        of=lambda graph: graph.sizes,
-        holds=lambda source, symbol: f"{source.size(symbol)} != 0",
-        message=lambda symbol, call: "a size is 0, and kernels of functional graphs do not all bear that",
-    ),
-    GuardRule(
-        name="guard of the graph",
-        cost="sizes",
-        of=lambda graph: graph.record.guards,
-        holds=lambda source, guard: source.condition(guard),
-        message=lambda guard, call: f"the graph assumes {sizes.describe(guard)}",
-    ),
-    GuardRule(
-        name="strides",
-        cost="sizes",
-        of=lambda graph: graph.tensors,
-        holds=_is_laid_out,
-        quick=lambda source, tensor: f"{tensor.variable}.stride() == {source.shape(tensor.spec.meta.stride)}",
-        stricter=True,
-        message=_other_strides,
-    ),
-    GuardRule(
-        name="lazy",
-        cost="tensor",
-        of=_lazy,
-        holds=_is_resolved,
-        message=lambda tensor, call: f"input {tensor.index} is a conjugated or negated view",
-    ),
-    GuardRule(
-        name="with grad",
-        cost="tensor",
-        of=lambda graph: [graph] if graph.is_joint else [],
-        # If gradients flow to all inputs, `records` asks the same.
-        holds=lambda source, graph: _some_require_grad(_with_grad(graph)),
-        quick=lambda source, graph: _some_require_grad(_with_grad(graph)) if _detached(graph) else "True",
-        message=lambda graph, call: "only inputs that get no gradient require grad",
-    ),
-    GuardRule(
-        name="hooks",
-        cost="tensor",
-        # A joint backward would call them with None for outputs that have no gradient with regard to the input.
-        of=lambda graph: reached_in_part(graph.graph, graph.record),
-        holds=lambda source, index: f"not {input_name(index)}._backward_hooks",
-        message=lambda index, call: f"input {index} has hooks, and some outputs have no gradient with regard to it",
-    ),
-    GuardRule(
-        name="changed leaves",
-        cost="tensor",
-        of=_changed_leaves,
-        holds=lambda source, mutation: f"{input_name(mutation.input_index)}.is_leaf is {mutation.is_leaf}",
-        message=lambda mutation, call: (
-            f"mutated input {mutation.input_index} is {'no' if mutation.is_leaf else 'a'} leaf, unlike at capture"
-        ),
-    ),
-    GuardRule(
-        name="offset",
-        cost="sizes",
-        of=_offsets,
-        holds=lambda source, tensor: f"{tensor.variable}.storage_offset() == {source.size(tensor.spec.meta.offset)}",
-        message=lambda tensor, call: f"input {tensor.index} does not begin where it did in its storage at capture",
-    ),
-    GuardRule(
-        name="shared memory",
-        cost="memory",
-        of=lambda graph: [graph] if graph.mutated and graph.has_arguments else [],
-        holds=lambda source, graph: (
-            f"not {source.ask(graph.shares_memory, *(tensor.variable for tensor in graph.tensors))}"
-        ),
-        message=lambda graph, call: "a mutated input shares memory with another input",
-    ),
-)
-"""Guards of the inputs of a functional graph; tensor subclasses are taken apart."""
+    def alive(index: int) -> Row:
+        return Row("tensor", lambda source: f"not {source.ask(transforms.may_be_dead, input_name(index))}", None)
+
+    return [*map(alive, indices)]
 
 
-DIRECT: tuple[GuardRule[Sequence[int], int], ...] = (
-    GuardRule(
-        name="alive",
-        cost="tensor",
-        of=lambda indices: indices,
-        holds=lambda source, index: f"not {source.ask(transforms.may_be_dead, input_name(index))}",
-        message=None,
-    ),
-)
-"""Conditions of quick paths that pass inputs, by index, straight to a joint graph's autograd function."""
+def native_rows(
+    native: Lowered | Libraries | FrozenModel, gradients: Sequence[int | None], symbols: Sequence[str], count: int
+) -> list[Row]:
+    """Return the guards of the calls that native code serves; its functional graph serves the others.
 
-# --- native code --------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NativeCalls:
-    """Facts for guards of the calls that native code of a functional graph with `count` inputs serves.
-
-    `gradients`: per input the index of its gradient; None: it is no joint graph.
+    Args:
+        native: code of a graph with `count` inputs.
+        gradients: per input of a joint graph the index of its gradient; empty: it is no joint graph.
+        symbols: those of its program.
+        count: see above.
     """
-
-    native: Lowered | Libraries | FrozenModel
-    gradients: Sequence[int | None] | None
-    symbols: Sequence[str]
-    count: int
-
-
-def _all_require_grad(source: GuardSource, calls: NativeCalls) -> str:
-    wanted = [index for index, gradient in enumerate(calls.gradients or ()) if gradient is not None]
-    return " and ".join(f"{input_name(index)}.requires_grad" for index in wanted) or "True"
-
-
-def _is_served(source: GuardSource, calls: NativeCalls) -> str:
-    inputs = ", ".join(map(input_name, range(calls.count)))
-    symbols = ", ".join(f"{source.constant(symbol)}: {source.symbols[symbol]}" for symbol in calls.symbols)
-    return f"{source.ask(calls.native.why_not, f'[{inputs}]', f'{{{symbols}}}')} is None"
-
-
-NATIVE: tuple[GuardRule[NativeCalls, NativeCalls], ...] = (
-    GuardRule(
-        name="every gradient",
-        cost="tensor",
-        of=lambda calls: [calls],
-        holds=_all_require_grad,
-        message=lambda calls, call: "not every gradient is wanted",
-    ),
-    GuardRule(
-        name="native code",
-        cost="memory",
-        of=lambda calls: [calls],
-        holds=_is_served,
-        message=lambda calls, call: str(calls.native.why_not(call.inputs, call.symbols)),
-    ),
-)
-"""Guards of the calls that native code serves; its functional graph serves the others."""
+    wanted = [f"{input_name(index)}.requires_grad" for index, gradient in enumerate(gradients) if gradient is not None]
+    inputs = ", ".join(map(input_name, range(count)))
+    return [
+        Row("tensor", " and ".join(wanted) or "True", "not every gradient is wanted"),
+        Row(
+            "memory",
+            lambda source: f"{source.ask(native.why_not, f'[{inputs}]', source.values_of(symbols))} is None",
+            lambda call: str(native.why_not(call.inputs, call.symbols)),
+        ),
+    ]

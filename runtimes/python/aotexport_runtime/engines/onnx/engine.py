@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ import numpy as np
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.onnx.session import ModelRuntime, as_complex
 from aotexport_runtime.errors import CheckFailed, NotSupported, Place
-from aotexport_runtime.guards.rule import GuardRule, GuardSource, Row, input_name, rows
+from aotexport_runtime.guards.rule import GuardSource, Row, input_name
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.validate import check_onnx
@@ -46,7 +45,7 @@ class OnnxEngine:
         self._paths = {i: spec.path for i, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)}
         self._written = {path: i for i, path in self._paths.items() if path in model.updates}
         written = {i: path for path, i in self._written.items()}
-        self.rows: Sequence[Row] = rows(MODEL, ModelInputs(program, self._paths, written))
+        self.rows: Sequence[Row] = model_rows(program, self._paths, written)
         self.session = options.open(bundle, model)
 
     def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
@@ -131,24 +130,36 @@ def _write(argument: Any, value: Any) -> None:
 # --- guards -------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ModelInputs:
-    """Facts for guards of ONNX models.
+def model_rows(program: Program, paths: Mapping[int, str], written: Mapping[int, str]) -> list[Row]:
+    """Return the guards of the inputs of an ONNX model.
 
-    Attributes:
-        program: the program that the model computes.
+    Args:
+        program: the program that it computes.
         paths: paths of its arguments, by input.
         written: those of arguments that calls write to.
     """
+    tensors = [input_name(index) for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)]
 
-    program: Program
-    paths: Mapping[int, str]
-    written: Mapping[int, str]
+    def requires_nothing(source: GuardSource) -> str:
+        if not source.kind.has_autograd:
+            return "True"
+        return " and ".join(f"not {value}.requires_grad" for value in tensors) or "True"
 
-    @property
-    def tensors(self) -> list[int]:
-        """The inputs that are tensors of the caller."""
-        return [index for index, spec in enumerate(self.program.inputs) if isinstance(spec, ArgumentInput)]
+    gradients = Row(
+        "tensor",
+        lambda source: f"not {source.ask(_require_grad, *tensors)}",
+        f"an input of program `{program.name}` requires grad, and ONNX models record no gradients. Call it under "
+        "`torch.no_grad()`, or load target `portable`",
+        quick=requires_nothing,
+        stricter=True,
+        error=NotSupported,
+    )
+    return [
+        gradients,
+        *map(_as_models_read_it, tensors),
+        *(_writable(*each) for each in written.items()),
+        *(_apart(*each, *other) for each in written.items() for other in paths.items() if each != other),
+    ]
 
 
 def _require_grad(*values: Any) -> bool:
@@ -158,72 +169,35 @@ def _require_grad(*values: Any) -> bool:
     return any(is_torch_tensor(value) and value.requires_grad for value in values)
 
 
-def _requires_nothing(source: GuardSource, inputs: ModelInputs) -> str:
-    if not source.kind.has_autograd:
-        return "True"
-    return " and ".join(f"not {input_name(index)}.requires_grad" for index in inputs.tensors) or "True"
+def _as_models_read_it(value: str) -> Row:
+    def holds(source: GuardSource) -> str:
+        if source.kind.has_autograd:
+            return f"{value}.is_contiguous() and not {value}.is_neg()"
+        return f"{value}.flags.c_contiguous"
+
+    return Row("tensor", holds, None)
 
 
-def _is_as_models_read(source: GuardSource, index: int) -> str:
-    value = input_name(index)
-    if source.kind.has_autograd:
-        return f"{value}.is_contiguous() and not {value}.is_neg()"
-    return f"{value}.flags.c_contiguous"
+def _writable(index: int, path: str) -> Row:
+    def is_writable(value: Any) -> bool:
+        return not isinstance(value, NumpyTensor) or value.value.flags.writeable
+
+    words = f"the program changes `{path}`, which is a read-only array"
+    return Row("tensor", lambda source: source.ask(is_writable, input_name(index)), words, "", error=NotSupported)
 
 
-def _is_writable(value: Any) -> bool:
-    return not isinstance(value, NumpyTensor) or value.value.flags.writeable
+def _apart(index: int, path: str, other: int, other_path: str) -> Row:
+    return Row(
+        "memory",
+        lambda source: f"not {source.ask(_share, input_name(index), input_name(other))}",
+        f"the program changes `{path}`, which shares memory with `{other_path}`, and the model does not know. Pass a "
+        "copy, or load target `portable`",
+        quick="",
+        error=NotSupported,
+    )
 
 
 def _share(a: Any, b: Any) -> bool:
     if is_torch_tensor(a) and is_torch_tensor(b):
         return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
     return isinstance(a, NumpyTensor) and isinstance(b, NumpyTensor) and np.may_share_memory(a.value, b.value)
-
-
-MODEL: tuple[GuardRule[ModelInputs, Any], ...] = (
-    GuardRule(
-        name="no gradients",
-        cost="tensor",
-        of=lambda inputs: [inputs],
-        holds=lambda source, inputs: f"not {source.ask(_require_grad, *map(input_name, inputs.tensors))}",
-        quick=_requires_nothing,
-        stricter=True,
-        error=NotSupported,
-        message=lambda inputs, call: (
-            f"an input of program `{inputs.program.name}` requires grad, and ONNX models record no gradients. Call it "
-            "under `torch.no_grad()`, or load target `portable`"
-        ),
-    ),
-    GuardRule(
-        name="as models read it",
-        cost="tensor",
-        of=lambda inputs: inputs.tensors,
-        holds=_is_as_models_read,
-        message=None,
-    ),
-    GuardRule(
-        name="writable",
-        cost="tensor",
-        of=lambda inputs: inputs.written.items(),
-        holds=lambda source, each: source.ask(_is_writable, input_name(each[0])),
-        quick=lambda source, each: None,
-        error=NotSupported,
-        message=lambda each, call: f"the program changes `{each[1]}`, which is a read-only array",
-    ),
-    GuardRule(
-        name="memory of its own",
-        cost="memory",
-        of=lambda inputs: [
-            (*each, *other) for each in inputs.written.items() for other in inputs.paths.items() if each != other
-        ],
-        holds=lambda source, pair: f"not {source.ask(_share, input_name(pair[0]), input_name(pair[2]))}",
-        quick=lambda source, pair: None,
-        error=NotSupported,
-        message=lambda pair, call: (
-            f"the program changes `{pair[1]}`, which shares memory with `{pair[3]}`, and the model does not know. Pass "
-            "a copy, or load target `portable`"
-        ),
-    ),
-)
-"""Guards of the inputs of an ONNX model."""

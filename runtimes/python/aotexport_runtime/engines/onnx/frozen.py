@@ -14,7 +14,7 @@ from aotexport_runtime.engines.onnx.engine import OnnxEngine
 from aotexport_runtime.engines.onnx.session import ModelRuntime
 from aotexport_runtime.errors import CheckFailed, NotSupported, first_line
 from aotexport_runtime.execution.codegen import Function
-from aotexport_runtime.guards.subjects import same_layout
+from aotexport_runtime.guards.arguments import same_layout
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.program import ArgumentInput, FreshOutput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.values import TensorMeta
