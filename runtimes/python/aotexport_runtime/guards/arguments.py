@@ -122,7 +122,7 @@ def _symbol(name: str, dimension: Dimension, holder: InputSpec) -> list[Row]:
 
     def taken(source: GuardSource) -> list[str]:
         source.symbols[dimension.symbol] = name
-        return [f"symbols[{source.constant(dimension.symbol)}] = {name}"] if source.fills else []
+        return [f"symbols[{source.constant(dimension.symbol)}] = {name}"] if source.explains else []
 
     def multiple(call: Call) -> str:
         held = call.inputs[dimension.input_index]

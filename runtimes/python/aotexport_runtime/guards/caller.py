@@ -123,7 +123,7 @@ def _present(index: int, table: dict[str, Any], key: str, name: str, is_passed: 
     def taken(source: GuardSource) -> list[str]:
         lines = [f"p{index} = {value}"] if is_passed else []
         lines.append(f"{value} = {source.constant(table)}.get({source.constant(key)})")
-        return [*lines, f"inputs[{index}] = {value}"] if source.fills else lines
+        return [*lines, f"inputs[{index}] = {value}"] if source.explains else lines
 
     return Row(
         "tensor",

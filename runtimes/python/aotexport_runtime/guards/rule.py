@@ -117,14 +117,18 @@ class GuardSource:
     """The names that the source of predicates refers to: constants in `scope`, the source of symbols.
 
     Attributes:
-        kind: kind of the tensors that are asked about.
-        fills: whether functions have arguments `inputs` and `symbols`, which get what rows bind.
+        kind: kind of the tensors that are asked about; `ANY`: in the function that explains, whose arguments `inputs`
+            and `symbols` get what rows bind.
     """
 
     kind: Kind = ANY
-    fills: bool = False
     scope: dict[str, Any] = field(default_factory=lambda: dict[str, Any](sizes.SCOPE))
     symbols: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def explains(self) -> bool:
+        """Whether it is that of the function that explains."""
+        return self.kind is ANY
 
     def constant(self, value: Any) -> str:
         """Return the name of a constant."""
@@ -142,7 +146,7 @@ class GuardSource:
 
     def condition(self, size: Size) -> str:
         """Return the source of a condition over sizes."""
-        make = sizes.condition_source if self.kind is ANY else sizes.source
+        make = sizes.condition_source if self.explains else sizes.source
         return make(size, self.symbols.__getitem__)
 
     def shape(self, shape: Sequence[Size]) -> str:
@@ -240,8 +244,8 @@ class GuardTable:
         """
         self.stages = stages
         self.rows = [row for stage in stages for row in stage]
-        names = ", ".join(map(input_name, range(count)))
-        self._inputs = [f"{names}, = inputs"] if names else []
+        self._names = "".join(f"{input_name(index)}, " for index in range(count))
+        self._inputs = [f"{self._names}= inputs"] if count else []
         self._kind = kind
         self._known = known
 
@@ -274,16 +278,18 @@ class GuardTable:
         """Whether all rows hold, by the quick forms of their predicates; None: some have none."""
         if self._kind is None:
             return None
-        source = GuardSource(self._kind, fills=True)
+        source = GuardSource(self._kind)
         lines = quick_lines(source, self.rows, "return False")
         if lines is None:
             return None
-        return define("admits", "inputs, symbols", [*self._inputs, *lines, "return True"], source.scope, "guards")
+        lines += [f"inputs[:] = {self._names}"] if self._names else []
+        lines += [f"symbols.update({source.values_of([*source.symbols])})", "return True"]
+        return define("admits", "inputs, symbols", [*self._inputs, *lines], source.scope, "guards")
 
     @cached_property
     def violations(self) -> Callable[[list[Any], Mapping[str, int]], Iterator[Row]]:
         """A function that yields the violated rows, in order, without those whose preconditions do not hold."""
-        source = GuardSource(fills=True, symbols={symbol: f"s{number}" for number, symbol in enumerate(self._known)})
+        source = GuardSource(symbols={symbol: f"s{number}" for number, symbol in enumerate(self._known)})
         lines = [f"{name} = symbols[{source.constant(symbol)}]" for symbol, name in source.symbols.items()]
         lines = [*self._inputs, *lines, "fits = ranks = known = True"]
         for stage in self.stages:
