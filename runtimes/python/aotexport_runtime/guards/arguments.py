@@ -106,6 +106,7 @@ def _integer(index: int, spec: SizeInput) -> Row:
         lambda call: f"`{spec.path}`: expected an int, got {type(call.inputs[index]).__name__}",
         quick=f"type({input_name(index)}) is int",
         ends="ranks",
+        subject=input_name(index),
     )
 
 

@@ -177,8 +177,8 @@ class Row(NamedTuple):
         stricter: whether `quick` also rejects calls for which the row holds. It never admits others.
         prepare: makes lines before it, which bind variables.
         needs: its precondition.
-        ends: the precondition that a violation ends, as it ends the later rows of its subject.
-        subject: of consecutive rows, one after the other.
+        ends: the precondition that a violation ends, as it ends the rows of its subject that follow.
+        subject: name of what it is about.
         error: class of the error of a violation; `CallInvalid` is raised with all violations.
     """
 
