@@ -22,6 +22,7 @@ from aotexport_runtime import NotSupported, load
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.guards.rule import Row
+from aotexport_runtime.module.compose import compose
 from aotexport_runtime.schema.program import ArgumentInput, SizeInput, StateInput
 from aotexport_runtime.values import sizes
 from aotexport_runtime.values.dtypes import dtype
@@ -127,7 +128,7 @@ class Paths:
 
     def __init__(self, name: str, program: str, target: str) -> None:
         module = load(GOLDEN / name / "bundle", target=target)
-        self.usual, self.explaining = module._compose(program), module._compose(program)
+        self.usual, self.explaining = (compose(module, module.bundle.program(program)) for _ in range(2))
         self.explaining.guards.__dict__["_admits"] = None
         self.fast = self._function(self.usual.fast_path.rows)
         self.complete = self._function([*map(_complete, self.usual.fast_path.rows)])
