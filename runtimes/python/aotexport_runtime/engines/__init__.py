@@ -1,4 +1,4 @@
-"""Engines: what serves the calls of a program. `select.py` chooses by rules over facts that `candidates.py` collects.
+"""Engines: what serves the calls of a program. `select.py` chooses by rules.
 
 forward/      the forward graph under eager autograd: the program's meaning, and the last that is tried
 functional/   the joint or inference graph with its epilogues, by generated code

@@ -1,4 +1,4 @@
-"""Which engine runs a program: tables of rules, each with its reason in words. No torch.
+"""Which engine runs a program: rules, each with its reason in words. No torch.
 
 Every engine that a bundle has for a program serves it, unless a rule rules it out. The reason is that of the first rule
 that does; `explain`, `inspect` and the log show it. Each serving engine takes the calls that the ones before it do not;
@@ -7,25 +7,16 @@ the forward graph under autograd is the last, and takes every call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, TypeVar
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines import figures
-from aotexport_runtime.engines.candidates import (
-    AUTOGRAD,
-    CUDA,
-    PORTABLE,
-    EngineOfProgram,
-    Request,
-    TargetOfBundle,
-    is_native,
-    is_of,
-)
+from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request, is_native, is_of
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.matmul.sizes import Matmul
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 
 ENGINES = {
@@ -63,88 +54,6 @@ NO_TARGETS = Choice()
 """No native code may run; no reasons are given."""
 
 
-_Facts = TypeVar("_Facts")
-
-
-class EngineRule(NamedTuple, Generic[_Facts]):
-    """A rule that rules engines out (`TARGET_RULES`, `PROGRAM_RULES`), or one that chooses (`GRAPH_PREFERENCES`).
-
-    Attributes:
-        engines: names of the engines ruled out, `cpu` for every compiled target; or the name of the engine chosen.
-        holds: returns whether it does, given the facts.
-        reason: why, in words; `{0.x}` is attribute `x` of the facts.
-    """
-
-    engines: str
-    holds: Callable[[_Facts], Any]
-    reason: str
-
-
-TARGET_RULES: tuple[EngineRule[TargetOfBundle], ...] = (
-    EngineRule("cuda", lambda its: not its.has_kernels, "the bundle has no kernels. Export it with `--target cuda`"),
-    EngineRule("cuda cpu", lambda its: its.is_for_another_target, "target `{0.request.target}` was asked for"),
-    EngineRule(
-        "cuda",
-        lambda its: its.request.trust != "native",
-        "kernels are native code, which runs only with `trust='native'`",
-    ),
-    EngineRule(
-        "cpu",
-        lambda its: its.request.trust != "native",
-        "it holds native code, and was loaded without trust='native'",
-    ),
-    EngineRule("cpu", lambda its: its.is_off_processors, "it is for processors, and was loaded to {0.device}"),
-    EngineRule("cpu", lambda its: not its.bundle.target(its.engine).programs, "it has none of the programs"),
-    EngineRule("cpu", lambda its: its.unfit, "{0.unfit}"),
-    EngineRule("cpu", lambda its: its.higher_level, "{0.higher_level} was chosen"),
-)
-"""Which native code of a bundle may run: the caller wants it, and this machine can run it."""
-
-GRAPH_PREFERENCES: tuple[EngineRule[EngineOfProgram], ...] = (
-    EngineRule(
-        "portable", lambda its: not its.program.forward.differentiable, "the forward graph is not differentiable"
-    ),
-    EngineRule(
-        "autograd",
-        lambda its: figures.is_taken_apart(its.forward, its.functional),
-        "the other graph takes {0.counts}",
-    ),
-    EngineRule(
-        "portable",
-        lambda its: figures.is_element_wise(its.forward, its.functional),
-        "most of its {0.functional_count} operators are element-wise",
-    ),
-    EngineRule("autograd", lambda its: its.matmul is None, "no matmul is large enough to gain by oneDNN"),
-    EngineRule(
-        "portable",
-        lambda its: its.prefers_onednn is None,
-        "oneDNN may be faster for {0.matmul_in_words}, which the first call measures; else the forward graph runs",
-    ),
-    EngineRule("portable", lambda its: its.onednn_is_faster, "oneDNN is faster here for {0.matmul_in_words}"),
-    EngineRule("autograd", lambda its: True, "oneDNN is not clearly faster here for {0.matmul_in_words}"),
-)
-"""Which graph of a program is the faster one where both are right and the target is `auto`. The first rule that holds
-decides, so a rule stands before those that it overrules. They follow the figures of docs/decisions/0018."""
-
-PROGRAM_RULES: tuple[EngineRule[EngineOfProgram], ...] = (
-    EngineRule("cuda cpu portable", lambda its: its.changed, "{0.changed}"),
-    EngineRule("cuda portable", lambda its: its.no_functional is not None, "{0.no_functional}"),
-    EngineRule("cuda cpu", lambda its: its.is_for_another_target, "target `{0.request.target}` was asked for"),
-    EngineRule("portable", lambda its: its.request.target == AUTOGRAD, "target `{0.request.target}` was asked for"),
-    EngineRule("cpu", lambda its: its.is_off_processors, "it is for processors, and the bundle is on {0.device}"),
-    EngineRule("cuda", lambda its: its.exceeds_budget, "they save more for backward than the memory budget"),
-    EngineRule(
-        "cpu",
-        lambda its: its.exceeds_budget,
-        "it saves more for backward than the memory budget of {0.request.memory_budget:g}",
-    ),
-    EngineRule("cpu", lambda its: its.not_compiled, "{0.not_compiled}"),
-    EngineRule("cuda cpu", lambda its: its.failed, "{0.failed}"),
-    EngineRule("cpu", lambda its: its.libraries_lose, "it has too little to fuse to be faster than the forward graph"),
-)
-"""Which engines serve a program; the functional graph also takes the calls that its native code does not."""
-
-
 def select_targets(
     bundle: Bundle, request: Request, *, device: str | None, why_unfit: Callable[[str], str | None]
 ) -> Choice:
@@ -164,10 +73,11 @@ def select_targets(
     serving: list[str] = []
     why_not: dict[str, str] = {}
     for engine in (CUDA, *compiled):
-        candidate = TargetOfBundle(
-            engine=engine, bundle=bundle, request=request, serving=serving, device=device, why_unfit=why_unfit
-        )
-        _decide(candidate, TARGET_RULES, serving, why_not)
+        reason = next(_against_target(engine, bundle, request, serving, device, why_unfit), None)
+        if reason is None:
+            serving.append(engine)
+        else:
+            why_not[engine] = reason
     found, target = Choice(engines=tuple(serving), why_not=why_not), request.target
     if is_native(target) and not any(is_of(engine, target) for engine in serving):
         if target == CUDA:
@@ -205,36 +115,123 @@ def select_engine(
     serving: list[str] = []
     why_not, because = dict(targets.why_not), ""
     for engine in (*targets.engines, PORTABLE):
-        candidate = EngineOfProgram(
-            engine=engine,
-            bundle=bundle,
-            request=request,
-            serving=serving,
-            device=device,
-            program=program,
-            changed=changed,
-            failed=failed.get(engine),
-            is_measured=is_measured,
-            prefers_onednn=prefers_onednn,
-        )
-        _decide(candidate, PROGRAM_RULES, serving, why_not)
-        if engine == PORTABLE and PORTABLE in serving and candidate.is_left_to_figures:
-            rule = next(rule for rule in GRAPH_PREFERENCES if rule.holds(candidate))
-            if rule.engines == PORTABLE:
-                because = rule.reason.format(candidate)
-            else:
-                serving.remove(PORTABLE)
-                why_not[PORTABLE] = rule.reason.format(candidate)
+        reason = next(_against(engine, bundle, program, request, device, changed, failed), None)
+        # Recorded figures say nothing of kernels, of what was asked for, and of what is measured or chosen already.
+        passes = engine == CUDA or is_measured if engine != PORTABLE else any(map(is_native, serving))
+        if reason is None and request.target == "auto" and not _exceeds_budget(program, request) and not passes:
+            reason, because = _by_figures(engine, bundle, program, prefers_onednn)
+        if reason is None:
+            serving.append(engine)
+        else:
+            why_not[engine] = reason
     return Choice(engines=(*serving, AUTOGRAD), why_not=why_not, because=because)
 
 
-def _decide(candidate: Any, rules: Iterable[EngineRule[Any]], serving: list[str], why_not: dict[str, str]) -> None:
-    """Add a candidate to `serving`, or the reason against it to `why_not`."""
-    rule = next((rule for rule in rules if candidate.kind in rule.engines.split() and rule.holds(candidate)), None)
-    if rule is None:
-        serving.append(candidate.engine)
-    else:
-        why_not[candidate.engine] = rule.reason.format(candidate)
+def _exceeds_budget(program: Program, request: Request) -> bool:
+    """Return whether a memory budget asks for values that backward recomputes."""
+    return request.memory_budget < 1 and program.grad
+
+
+def _against_target(
+    engine: str,
+    bundle: Bundle,
+    request: Request,
+    serving: list[str],
+    device: str | None,
+    why_unfit: Callable[[str], str | None],
+) -> Iterator[str]:
+    """Yield why native code of a bundle may not run: the caller does not want it, or this machine cannot run it."""
+    if engine == CUDA and not any(CUDA in entry.targets for entry in bundle.manifest.programs):
+        yield "the bundle has no kernels. Export it with `--target cuda`"
+    if request.target != "auto" and not is_of(engine, request.target):
+        yield f"target `{request.target}` was asked for"
+    if engine == CUDA:
+        if request.trust != "native":
+            yield "kernels are native code, which runs only with `trust='native'`"
+        return
+    if request.trust != "native":
+        yield "it holds native code, and was loaded without trust='native'"
+    if device not in (None, "cpu"):
+        yield f"it is for processors, and was loaded to {device}"
+    if not bundle.target(engine).programs:
+        yield "it has none of the programs"
+    if (reason := why_unfit(engine)) is not None:
+        yield reason
+    yield from (f"{higher} was chosen" for higher in serving if higher != CUDA)
+
+
+def _against(
+    engine: str,
+    bundle: Bundle,
+    program: Program,
+    request: Request,
+    device: str | None,
+    changed: str,
+    failed: Mapping[str, str],
+) -> Iterator[str]:
+    """Yield why an engine does not serve a program."""
+    if changed:
+        yield changed
+    if engine in (CUDA, PORTABLE) and program.functional is None:
+        yield "; ".join(refusal.reason for refusal in program.refusals)
+    is_other = request.target != "auto" and not is_of(engine, request.target)
+    if request.target == AUTOGRAD if engine == PORTABLE else is_other:
+        yield f"target `{request.target}` was asked for"
+    if engine == CUDA and _exceeds_budget(program, request):
+        yield "they save more for backward than the memory budget"
+    if engine not in (CUDA, PORTABLE):
+        if device not in (None, "cpu"):
+            yield f"it is for processors, and the bundle is on {device}"
+        if _exceeds_budget(program, request):
+            yield f"it saves more for backward than the memory budget of {request.memory_budget:g}"
+        if bundle.compiled(engine, program.name) is None:
+            refusals = {refusal.program: refusal.reason for refusal in bundle.target(engine).refusals}
+            yield refusals.get(program.name, "it has none of this program")
+    if engine in failed:
+        yield failed[engine]
+
+
+def _by_figures(
+    engine: str, bundle: Bundle, program: Program, prefers_onednn: Callable[[Matmul], bool] | None
+) -> tuple[str | None, str]:
+    """Return why the forward graph is faster than a library or the functional graph, else None and why it is not."""
+    assert program.functional is not None
+    files = program.forward.file, program.functional.file
+    forward, functional = (bundle.graph(program.name, file) for file in files)
+    if engine == PORTABLE:
+        graph, reason = _faster_graph(program, forward, functional, prefers_onednn)
+        return (None, reason) if graph == PORTABLE else (reason, "")
+    wins = not program.forward.differentiable or figures.libraries_win(forward, functional)
+    if not wins and prefers_onednn is not None:
+        matmul = figures.largest_matmul(functional)
+        wins = matmul is not None and prefers_onednn(matmul)
+    return None if wins else "it has too little to fuse to be faster than the forward graph", ""
+
+
+def _faster_graph(
+    program: Program, forward: Graph, functional: Graph, prefers_onednn: Callable[[Matmul], bool] | None
+) -> tuple[str, str]:
+    """Return which graph is the faster one where both are right and the target is `auto`, and why.
+
+    The first rule that holds decides, so a rule stands before those that it overrules. They follow the figures of
+    docs/decisions/0018.
+    """
+    if not program.forward.differentiable:
+        return PORTABLE, "the forward graph is not differentiable"
+    if figures.is_taken_apart(forward, functional):
+        return AUTOGRAD, f"the other graph takes its {len(forward.nodes)} operators apart, into {len(functional.nodes)}"
+    if figures.is_element_wise(forward, functional):
+        return PORTABLE, f"most of its {len(functional.nodes)} operators are element-wise"
+    matmul = figures.largest_matmul(functional)
+    if matmul is None:
+        return AUTOGRAD, "no matmul is large enough to gain by oneDNN"
+    rows, depth, columns = figures.sizes_of(matmul)
+    words = f"for {rows}x{depth} by {depth}x{columns}"
+    if prefers_onednn is None:
+        return PORTABLE, f"oneDNN may be faster {words}, which the first call measures; else the forward graph runs"
+    if prefers_onednn(matmul):
+        return PORTABLE, f"oneDNN is faster here {words}"
+    return AUTOGRAD, f"oneDNN is not clearly faster here {words}"
 
 
 def passed_over(targets: Choice, target: str) -> str:

@@ -1,4 +1,4 @@
-"""Guards: which calls does a program serve? One table of rows: a predicate, a message, the cost of the predicate.
+"""Guards: which calls does a program serve? Rows: a predicate, a message, the cost of the predicate.
 
     arguments.py    tensors, integers, sizes, symbols; facts of arguments that the model's code reads  every engine
     caller.py       modes of the process; the module's own tensors, hooks, ties                       all but ONNX
