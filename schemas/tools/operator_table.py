@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from aotexport_runtime.allowed.operators import OPERANDS, VIEWS, operator_sets
-from aotexport_runtime.validate.dtypes import rule_of
+from aotexport_runtime.validate.types import rule_of
 
 TABLE = Path(__file__).parents[1] / "v1/operators.json"
 

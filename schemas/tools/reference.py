@@ -75,7 +75,7 @@ def _record(record: type[Record], entries: dict[str, Entry]) -> str:
     if record.__struct_fields__:
         lines += ["| field | type | default | meaning |", "|---|---|---|---|"]
         types = hints(record, bounds=True)
-        lines += [_row(each, types[each], entries[f"{name}.{each}"], docs[each]) for each in types] + [""]
+        lines += [_row(each, types[each], entries[f"{name}.{each}"], docs.get(each, "")) for each in types] + [""]
     return "\n".join(lines)
 
 

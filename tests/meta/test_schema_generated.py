@@ -35,7 +35,10 @@ def test_tool_of_the_schema_finds_everything_current(tool):
 
 @pytest.mark.parametrize("record", records(), ids=lambda record: record.__name__)
 def test_docstrings_of_a_record_tell_of_every_field(record):
-    assert list(attribute_docs(record)) == list(record.__struct_fields__)
+    fields = list(record.__struct_fields__)
+
+    # The sentence on a record of one field may be on the field as well.
+    assert list(attribute_docs(record)) == fields or (len(fields) == 1 and attribute_docs(record) == {})
 
 
 @pytest.mark.parametrize("validator", VALIDATORS.values(), ids=VALIDATORS)

@@ -18,7 +18,7 @@ from aotexport_runtime.execution.ops import ADAPTERS
 from aotexport_runtime.schema.bounded import MAX_AXES, MAX_NODES, MAX_QUANTILES, MAX_TERMS
 from aotexport_runtime.schema.limits import DEFAULT
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, FORMAT_VERSION, format_version
-from aotexport_runtime.validate.dtypes import kinds
+from aotexport_runtime.validate.types import kinds
 from aotexport_runtime.validate.vector import MAX_GENERATED
 from aotexport_runtime.values.compare import TOLERANCES
 from aotexport_runtime.values.observe import SAMPLE

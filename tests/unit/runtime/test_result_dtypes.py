@@ -15,7 +15,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
-from aotexport_runtime.validate.dtypes import kinds, result_dtypes
+from aotexport_runtime.validate.types import kinds, result_dtypes
 from tests.fuzz.valid_calls import valid_calls
 
 UNRECORDED = {"copy", "native_dropout", "rand_like"}

@@ -13,7 +13,7 @@ from aotexport_runtime.rewrite.reuse import possible_views, reusing
 from aotexport_runtime.rewrite.simplify import simplified
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import ValueMeta
-from aotexport_runtime.validate.dtypes import result_dtypes
+from aotexport_runtime.validate.types import result_dtypes
 
 
 def compile_functional(

@@ -136,11 +136,7 @@ class FreshOutput(Record, kw_only=True, tag="fresh", tag_field="kind"):
 
 
 class InputItself(Record, kw_only=True, tag="input", tag_field="kind"):
-    """The very tensor object of an input.
-
-    Attributes:
-        input_index: which input.
-    """
+    """The very tensor object of an input."""
 
     input_index: TensorIndex
 

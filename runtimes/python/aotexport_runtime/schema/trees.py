@@ -25,11 +25,7 @@ class Leaf(Record, kw_only=True, tag="leaf", tag_field="kind"):
 
 
 class Bytes(Record, kw_only=True, tag="bytes", tag_field="kind"):
-    """A string of bytes.
-
-    Attributes:
-        hex: two hexadecimal digits per byte, in lower case.
-    """
+    """A string of bytes: two hexadecimal digits per byte, in lower case."""
 
     hex: Hexadecimal
 
@@ -74,11 +70,7 @@ PythonValue = Bytes | Range | EllipsisLiteral | NumpyNumber
 
 
 class Constant(Record, kw_only=True, tag="constant", tag_field="kind"):
-    """A Python value fixed at capture.
-
-    Attributes:
-        value: the value; in an input tree, a call must pass an equal one of the same type.
-    """
+    """A Python value fixed at capture; in an input tree, a call must pass an equal one of the same type."""
 
     value: Argument | PythonValue
 

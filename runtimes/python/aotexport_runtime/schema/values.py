@@ -49,31 +49,19 @@ class TensorMeta(Record, kw_only=True, tag="tensor", tag_field="kind"):
 
 
 class SizeMeta(Record, kw_only=True, tag="size", tag_field="kind"):
-    """An integer (or truth value, as 0 or 1) computed from sizes.
-
-    Attributes:
-        value: its expression over the program's symbols; None: it depends on the data of tensors.
-    """
+    """An integer (or truth value, as 0 or 1) over the program's symbols; None: it depends on the data of tensors."""
 
     value: Size | None = None
 
 
 class ScalarMeta(Record, kw_only=True, tag="scalar", tag_field="kind"):
-    """A Python number computed at run time.
-
-    Attributes:
-        type: its Python type.
-    """
+    """A Python number computed at run time, by its type."""
 
     type: Literal["float", "bool", "int"]
 
 
 class SequenceMeta(Record, kw_only=True, tag="sequence", tag_field="kind"):
-    """The tuple or list that an operator with several results returns.
-
-    Attributes:
-        items: metadata per result, in order.
-    """
+    """The tuple or list that an operator with several results returns: metadata per result, in order."""
 
     items: tuple[ValueMeta, ...]
 
@@ -86,21 +74,13 @@ ValueMeta = TensorMeta | SizeMeta | ScalarMeta | SequenceMeta | NothingMeta
 
 
 class StringArgument(Record, kw_only=True, tag="string", tag_field="kind"):
-    """A string argument (a bare JSON string is a reference to a value).
-
-    Attributes:
-        value: the string.
-    """
+    """A string argument (a bare JSON string is a reference to a value)."""
 
     value: str
 
 
 class FloatArgument(Record, kw_only=True, tag="float", tag_field="kind"):
-    """A float that JSON has no literal for.
-
-    Attributes:
-        value: which one; the sign and payload of a NaN are not kept.
-    """
+    """A float that JSON has no literal for; sign and payload of a NaN are not kept."""
 
     value: Literal["inf", "-inf", "nan"]
 
@@ -118,61 +98,37 @@ class ComplexArgument(Record, kw_only=True, tag="complex", tag_field="kind"):
 
 
 class DTypeArgument(Record, kw_only=True, tag="dtype", tag_field="kind"):
-    """A `torch.dtype`.
-
-    Attributes:
-        value: its name, without `torch.`.
-    """
+    """A `torch.dtype`, by its name without `torch.`."""
 
     value: AnyDType
 
 
 class DeviceArgument(Record, kw_only=True, tag="device", tag_field="kind"):
-    """A `torch.device`, by class only: a loader that places the bundle on another device replaces it by that.
-
-    Attributes:
-        type: device class at capture.
-    """
+    """A `torch.device`, by its class at capture; a loader that places the bundle elsewhere replaces it."""
 
     type: DeviceClass
 
 
 class LayoutArgument(Record, kw_only=True, tag="layout", tag_field="kind"):
-    """A `torch.layout`; tensors of a bundle are strided.
-
-    Attributes:
-        value: its name, without `torch.`.
-    """
+    """A `torch.layout`, by its name without `torch.`; tensors of a bundle are strided."""
 
     value: Layout
 
 
 class MemoryFormatArgument(Record, kw_only=True, tag="memory_format", tag_field="kind"):
-    """A `torch.memory_format`.
-
-    Attributes:
-        value: its name, without `torch.`.
-    """
+    """A `torch.memory_format`, by its name without `torch.`."""
 
     value: MemoryFormat
 
 
 class SizeArgument(Record, kw_only=True, tag="size", tag_field="kind"):
-    """An integer computed from the program's symbols.
-
-    Attributes:
-        value: its expression.
-    """
+    """An integer computed from the program's symbols, by its expression."""
 
     value: Size
 
 
 class SubgraphArgument(Record, kw_only=True, tag="subgraph", tag_field="kind"):
-    """A body of a higher-order operator.
-
-    Attributes:
-        name: its key in `Graph.subgraphs`.
-    """
+    """A body of a higher-order operator, by its key in `Graph.subgraphs`."""
 
     name: str
 
@@ -191,23 +147,9 @@ class SliceArgument(Record, kw_only=True, tag="slice", tag_field="kind"):
     step: int | str | None = None
 
 
-Element = (
-    bool
-    | int
-    | float
-    | str
-    | StringArgument
-    | FloatArgument
-    | ComplexArgument
-    | DTypeArgument
-    | DeviceArgument
-    | LayoutArgument
-    | MemoryFormatArgument
-    | SizeArgument
-    | SubgraphArgument
-    | SliceArgument
-    | None
-)
+_Literal = StringArgument | FloatArgument | ComplexArgument | SliceArgument
+_Named = DTypeArgument | DeviceArgument | LayoutArgument | MemoryFormatArgument
+Element = bool | int | float | str | _Literal | _Named | SizeArgument | SubgraphArgument | None
 """An argument that is no array."""
 
 if TYPE_CHECKING:

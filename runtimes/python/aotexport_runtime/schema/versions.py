@@ -5,7 +5,6 @@ A bundle is read in steps: a lenient envelope, the range gate, the strict decode
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from functools import cache
 from typing import Any, cast
@@ -13,6 +12,7 @@ from typing import Any, cast
 import msgspec
 
 from aotexport_runtime.errors import BundleInvalid, BundleTooNew
+from aotexport_runtime.schema.bounded import VersionText, bounds_of
 
 Version = tuple[int, int]
 
@@ -39,8 +39,6 @@ FEATURES: dict[str, Version] = {
 }
 """Fields newer than 1.0, with the format version that brought them; `min_reader` is computed from it."""
 
-_VERSION = re.compile(r"(0|[1-9][0-9]{0,3})\.(0|[1-9][0-9]{0,3})", re.ASCII)
-
 
 class Envelope(msgspec.Struct, frozen=True):
     """The two fields that every version of the manifest has; all others are ignored."""
@@ -55,14 +53,11 @@ def parse_version(text: str) -> Version:
     Raises:
         BundleInvalid: `text` is not of that form.
     """
-    match = _VERSION.fullmatch(text)
-    if match is None:
-        raise BundleInvalid(
-            f"expected a version `MAJOR.MINOR`, got {text[:20]!r}",
-            where="bundle.json",
-            check="version-malformed/version",
-        )
-    return int(match[1]), int(match[2])
+    if not bounds_of(VersionText).takes(text):
+        message = f"expected a version `MAJOR.MINOR`, got {text[:20]!r}"
+        raise BundleInvalid(message, where="bundle.json", check="version-malformed/version")
+    major, minor = text.split(".")
+    return int(major), int(minor)
 
 
 def format_version(version: Version) -> str:

@@ -13,8 +13,7 @@ from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.values import SequenceMeta, ValueMeta
 from aotexport_runtime.validate.allocations import check_allocations
 from aotexport_runtime.validate.arguments import check_argument, check_meta, introduced
-from aotexport_runtime.validate.bodies import check_bodies
-from aotexport_runtime.validate.builtins import Builtins
+from aotexport_runtime.validate.builtins import Builtins, check_bodies
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.modules import check_calls
 from aotexport_runtime.validate.subclasses import check_subclass

@@ -14,8 +14,8 @@ from aotexport_runtime.schema.trees import Constant, Mapping, Sequence, Tree
 from aotexport_runtime.schema.values import StringArgument, TensorMeta
 from aotexport_runtime.schema.vectors import VectorInput
 from aotexport_runtime.validate.bounds import check_ranks
-from aotexport_runtime.validate.dtypes import category_of
 from aotexport_runtime.validate.trees import check_tree
+from aotexport_runtime.validate.types import category_of
 from aotexport_runtime.values.meshes import DTENSOR
 from aotexport_runtime.values.sizes import check_size
 
