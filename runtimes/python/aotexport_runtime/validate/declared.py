@@ -14,20 +14,8 @@ from operator import attrgetter
 from typing import Annotated, Any
 
 from aotexport_runtime.errors import BundleInvalid, Place
-from aotexport_runtime.schema import trees, values
+from aotexport_runtime.schema import bounded, trees, values
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import (
-    INT64_MAX,
-    AtMost,
-    Bounds,
-    Code,
-    IndexOf,
-    Length,
-    NameOf,
-    Over,
-    TensorOf,
-    Unique,
-)
 from aotexport_runtime.schema.program import SizeInput
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.validate.bounds import first_twice
@@ -35,7 +23,7 @@ from aotexport_runtime.validate.trees import check_tree
 from aotexport_runtime.values.sizes import check_size
 
 _NOWHERE = Place("")
-_REFERENCES = (IndexOf, TensorOf, NameOf, Over, Length)
+_REFERENCES = (bounded.IndexOf, bounded.TensorOf, bounded.NameOf, bounded.Over, bounded.Length)
 
 Step = str | int
 Found = Iterable[tuple[tuple[Step, ...], str, str]]
@@ -69,8 +57,8 @@ class _Around:
 Check = Callable[[Any, _Around], Found]
 
 
-def check_declared(record: Record, where: Place, **around: Record | None) -> None:
-    """Refuse a record that is not as its fields, and those of the records in it, declare.
+def check_declared(record: Record, where: Place, **around: Record | None) -> bool:
+    """Refuse a record that is not as its fields, and those of the records in it, declare; return whether it is.
 
     Args:
         record: as decoded.
@@ -82,6 +70,7 @@ def check_declared(record: Record, where: Place, **around: Record | None) -> Non
     for refers in (False, True):
         for steps, name, message in _faults(record, _Around(around, refers=refers)) if where.found == faults else ():
             where.at(*steps).refuse(message, name)
+    return where.found == faults
 
 
 @cache
@@ -137,7 +126,7 @@ def _check_of(hint: Any, subject: str, refers: bool) -> Check | None:
         rules = declared_rules(arguments[1:], refers)
         found: list[Check | None] = [_rule(rule, subject, arguments[0]) for rule in rules]
         # A type that is checked apart is so with what is in it.
-        is_apart = any(isinstance(rule, Bounds) and rule.apart for rule in arguments[1:])
+        is_apart = any(isinstance(rule, bounded.Bounds) and rule.apart for rule in arguments[1:])
         return _all([None if is_apart else _check_of(arguments[0], subject, refers), *found])
     checks = [_check_of(argument, subject, refers) for argument in arguments]
     if not any(checks):
@@ -154,10 +143,12 @@ def declared_rules(rules: tuple[Any, ...], refers: bool) -> list[Any]:
     """Return the references, or all else, without bounds of what refers: it is right if what it refers to is."""
     if refers:
         return [rule for rule in rules if isinstance(rule, _REFERENCES)]
-    code = next((rule.code for rule in rules if isinstance(rule, Code)), "")
-    bounds = [replace(rule, code=code or rule.code) for rule in rules if isinstance(rule, Bounds) and not rule.apart]
-    is_name = any(isinstance(rule, IndexOf | NameOf | Over) for rule in rules)
-    return [rule for rule in rules if isinstance(rule, AtMost | Unique)] + ([] if is_name else bounds)
+    code = next((rule.code for rule in rules if isinstance(rule, bounded.Code)), "")
+    limits = [rule for rule in rules if isinstance(rule, bounded.AtMost | bounded.Unique)]
+    if any(isinstance(rule, bounded.IndexOf | bounded.NameOf | bounded.Over) for rule in rules):
+        return limits
+    bounds = [rule for rule in rules if isinstance(rule, bounded.Bounds) and not rule.apart]
+    return limits + [replace(rule, code=code or rule.code) for rule in bounds]
 
 
 def _class_of(hint: Any) -> type:
@@ -188,7 +179,7 @@ def _each(item: Check | None, key: Check | None, steps_of: Callable[[Any], Itera
 def _rule(rule: Any, subject: str, type_: Any) -> Check:
     """Return the check of one thing that a field of a type declares; its name has the field behind the code."""
     check_name, subject = f"{rule.code}/{subject}", f"`{subject}`"
-    if isinstance(rule, Unique) and rule.by:
+    if isinstance(rule, bounded.Unique) and rule.by:
         subject = " and ".join(f"`{typing.get_args(type_)[0].__name__}.{field}`" for field in rule.by.split())
     name = getattr(rule, "of", "").partition(".")[0]
 
@@ -208,35 +199,35 @@ def _rule(rule: Any, subject: str, type_: Any) -> Check:
 def _fault(rule: Any, value: Any, around: _Around, subject: str) -> str | None:
     """Return what is wrong with a value that a field declares, in words; None: nothing."""
     match rule:
-        case Bounds() if not rule.takes(value):
+        case bounded.Bounds() if not rule.takes(value):
             if isinstance(value, str):
                 return f"{subject} {value[:80]!r} is {rule.fault}"
             if isinstance(value, tuple):
                 return f"{subject} has {len(value)} items; at least {rule.minItems} must be there"
             limit = f"at least {rule.minimum}" if value < (rule.minimum or 0) else f"at most {rule.maximum}"
             return f"{subject} is {value}; {limit} is expected"
-        case AtMost() if rule.most < value <= INT64_MAX:
+        case bounded.AtMost() if rule.most < value <= bounded.INT64_MAX:
             return f"{subject} is {value}; at most {rule.most} is read"
-        case Unique():
+        case bounded.Unique():
             fields = rule.by.split()
             twice = first_twice([" ".join(str(getattr(v, f)) for f in fields) for v in value] if fields else value)
             return None if twice is None else f"{subject} {twice[:80]!r} occurs twice"
-        case Length() if len(value) != (expected := len(around.find(rule.of))):
+        case bounded.Length() if len(value) != (expected := len(around.find(rule.of))):
             return f"{subject} has {len(value)} items, and `{rule.of}` {expected}"
-        case NameOf() if value not in around.names(rule.of):
+        case bounded.NameOf() if value not in around.names(rule.of):
             return f"{subject} {value[:80]!r} is not in `{rule.of}`"
-        case IndexOf():
+        case bounded.IndexOf():
             entries = around.find(rule.of) if rule.of else ()
             count = entries if isinstance(entries, int) else len(entries)
             if isinstance(value, int):
                 return None if 0 <= value < count else f"{subject} is {value}, out of range({count})"
             if value is not None:
                 check_tree(value, count, _NOWHERE)
-        case TensorOf():
+        case bounded.TensorOf():
             found = around.find(rule.of)[value : value + 1]
             if found and isinstance(found[0], SizeInput | None):
                 return f"{subject} is {value}, which is no tensor"
-        case Over():
+        case bounded.Over():
             check_size(value, around.names(rule.of), where=_NOWHERE)
         case _:
             pass

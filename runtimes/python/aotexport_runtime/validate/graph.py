@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
+from functools import cache
 from keyword import iskeyword
 
-from aotexport_runtime.allowed.operators import NAMESPACES, OPERANDS, allowed_aten_operators
+from aotexport_runtime.allowed.operators import NAMESPACES, OPERANDS, VIEWS, allowed_aten_operators
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.limits import DEFAULT, Limits
-from aotexport_runtime.schema.values import SequenceMeta, ValueMeta
-from aotexport_runtime.validate.allocations import check_allocations
-from aotexport_runtime.validate.arguments import check_argument, check_meta, introduced
+from aotexport_runtime.schema.values import DTypeArgument, SequenceMeta, TensorMeta, ValueMeta
+from aotexport_runtime.validate.arguments import check_argument, check_meta, introduced, references
 from aotexport_runtime.validate.builtins import Builtins, check_bodies
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.modules import check_calls
@@ -42,12 +44,10 @@ def check_graph(
         has_signatures: whether it must have the signature of every operator that it calls.
         is_cast: whether its program runs under autocast.
     """
-    faults, count = where.found, _count_nodes(graph)
-    with where:
-        if count > limits.nodes:
-            raise where.invalid(f"{count} nodes; at most {limits.nodes} are read", "bundle-limit/nodes")
-        check_declared(graph, where)
-    if where.found == faults:
+    count = _count_nodes(graph)
+    if count > limits.nodes:
+        where.refuse(f"{count} nodes; at most {limits.nodes} are read", "bundle-limit/nodes")
+    elif check_declared(graph, where):
         _Check(graph, symbols, namespaces, where, limits, has_signatures, is_cast).run()
 
 
@@ -85,7 +85,7 @@ class _Check:
                 check_argument(output, self.values, graph.subgraphs, self.symbols, here)
         with where:
             if where.found == self.faults:
-                check_allocations(graph, self.limits, where)
+                _check_allocations(graph, self.limits, where)
         for name, subgraph in graph.subgraphs.items():
             replace(self, graph=subgraph, where=where.at("subgraphs", name)).run()
 
@@ -171,3 +171,89 @@ def check_allowed(op: str, namespaces: set[str], *, where: Place) -> None:
     elif namespace not in namespaces:
         message = f"operator `{op[:80]}` is in namespace `{namespace[:40]}`, which the manifest does not declare"
         raise where.invalid(message, "operator-undeclared/namespace")
+
+
+# --- memory -----------------------------------------------------------------------------------------------
+
+_SIZED = frozenset(
+    (
+        *("arange", "empty", "empty_permuted", "empty_strided", "eye", "full", "linspace", "logspace", "new_empty"),
+        *("new_empty_strided", "new_full", "new_ones", "new_zeros", "ones", "rand", "randint", "randn", "randperm"),
+        *("repeat", "resize_", "tril_indices", "triu_indices", "zeros"),
+    )
+)
+"""Operators that make a tensor of sizes that are arguments."""
+
+
+def _check_allocations(graph: Graph, limits: Limits, where: Place) -> None:
+    """Refuse a graph whose values take more memory at once than the limit, or one of whose operators does.
+
+    Sizes of symbols are not known yet, and count as nothing; views take no memory of their own.
+    """
+    used = [_used(node) for node in graph.nodes]
+    last = {name: index for index, names in enumerate(used) for name in names}
+    last.update(dict.fromkeys(references(graph.outputs), len(used)))
+    held: dict[str, int] = {}
+    sizes: dict[int, int] = {}
+    live = 0
+    for index, node in enumerate(graph.nodes):
+        base = _base(node.op)
+        if base not in VIEWS:
+            if id(node.meta) not in sizes:  # Layers repeat their metadata.
+                sizes[id(node.meta)] = _declared_nbytes(node.meta)
+            held[node.name] = nbytes = sizes[id(node.meta)]
+            live += nbytes
+        asked = max(live, _asked_nbytes(node)) if base in _SIZED else live
+        if asked > limits.allocation_nbytes:
+            most = limits.allocation_nbytes
+            message = f"`{node.op}` takes the graph's memory to {asked} bytes; at most {most} are given"
+            raise where.at("nodes", index).invalid(message, "bundle-limit/memory")
+        for name in used[index]:
+            if last[name] == index:
+                live -= held.pop(name, 0)
+
+
+def _used(node: Node) -> list[str]:
+    """Return the names of the values that a node uses, and its own: a value that nothing uses is freed at once."""
+    names = [node.name]
+    for argument in (*node.args, *node.kwargs.values()):
+        names += (argument,) if isinstance(argument, str) else references(argument)
+    return names
+
+
+def _declared_nbytes(meta: ValueMeta) -> int:
+    """Return the memory of a value whose sizes are numbers; 0: they are not, or it is no tensor."""
+    if isinstance(meta, SequenceMeta):
+        return sum(map(_declared_nbytes, meta.items))
+    if not isinstance(meta, TensorMeta):
+        return 0
+    last = 0
+    for size, step in zip(meta.shape, meta.stride, strict=True):
+        if not isinstance(size, int) or not isinstance(step, int) or size <= 0:
+            return 0
+        last += (size - 1) * abs(step)
+    return (last + 1) * _itemsize(meta.dtype)
+
+
+def _asked_nbytes(node: Node) -> int:
+    """Return the memory of a tensor that an operator of `_SIZED` makes of literal sizes; 0: they are not literal."""
+    base = _base(node.op)
+    counts = node.args[2:3] if base in ("linspace", "logspace") else node.args[:2]
+    sizes = next((argument for argument in node.args if isinstance(argument, list)), counts)
+    numbers = [abs(size) for size in sizes if isinstance(size, int) and not isinstance(size, bool)]
+    if base == "eye" and len(numbers) == 1:
+        numbers *= 2
+    count = max(numbers, default=0) if base == "arange" else math.prod(numbers)
+    dtype = node.kwargs.get("dtype")
+    return count * (_itemsize(dtype.value) if isinstance(dtype, DTypeArgument) else 4)
+
+
+@cache
+def _base(op: str) -> str:
+    return op.removeprefix("aten::").partition(".")[0]
+
+
+@cache
+def _itemsize(dtype: str) -> int:
+    digits = re.search(r"\d+", dtype)
+    return 1 if digits is None else max(int(digits[0]) // 8, 1)

@@ -60,8 +60,7 @@ def check_functional_graph(
     if gradients is not None and where.found == faults:
         said = Place(record).at("functional", "gradients")
         _check_tangents(graph, functional, gradients, said)
-        _check_gradients_returned(graph, program, gradients, returned, where, said)
-        _check_partitions(graph, program, gradients, returned, where, said)
+        _check_gradients(graph, program, gradients, returned, where, said)
 
 
 def returned_count(functional: FunctionalGraph) -> int:
@@ -83,10 +82,10 @@ def _check_tangents(graph: Graph, functional: FunctionalGraph, gradients: Gradie
             said.at("tangents", index).refuse(message, "program-malformed/tangent-value")
 
 
-def _check_gradients_returned(
+def _check_gradients(
     graph: Graph, program: Program, gradients: Gradients, returned: int, where: Place, said: Place
 ) -> None:
-    """Refuse gradients of another type than their input."""
+    """Refuse gradients of another type than their input, and partitions that the graph does not have."""
     metas = metas_of(graph)
     for index, gradient in enumerate(gradients.of_inputs):
         if gradient is None:
@@ -100,12 +99,6 @@ def _check_gradients_returned(
         if output is not None and not isinstance(found, NothingMeta) and described(found) != of:
             message = f"the gradient of input {index} is {described(found)}, and the input {of}"
             where.at("outputs", gradient).refuse(message, "result-type/gradient")
-
-
-def _check_partitions(
-    graph: Graph, program: Program, gradients: Gradients, returned: int, where: Place, said: Place
-) -> None:
-    values = metas_of(graph)
     late = descendants(graph.nodes, {each.name for each in graph.inputs[len(program.inputs) :]})
     for index, argument in enumerate(graph.outputs[:returned]):
         if not late.isdisjoint(references(argument)):
@@ -113,8 +106,8 @@ def _check_partitions(
             where.at("outputs", index).refuse(message, "partition-malformed/forward")
     for index, partition in enumerate(gradients.partitions):
         for position, name in enumerate(partition.saved):
-            if name not in values or name in late:
-                reason = "is not in the graph" if name not in values else "needs an incoming gradient"
+            if name not in metas or name in late:
+                reason = "is not in the graph" if name not in metas else "needs an incoming gradient"
                 place = said.at("partitions", index, "saved", position)
                 place.refuse(f"saved value {name[:80]!r} {reason}", "partition-malformed/saved")
 

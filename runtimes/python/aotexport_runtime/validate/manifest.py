@@ -20,9 +20,7 @@ def check_manifest(manifest: Manifest, where: Place = WHERE, *, limits: Limits =
     """Refuse a manifest with escaping paths, duplicate names or dangling references, or files beyond the limits."""
     faults = where.found
     _check_versions(manifest, where)
-    if where.found == faults:
-        check_declared(manifest, where)
-    if where.found > faults:
+    if where.found > faults or not check_declared(manifest, where):
         return
     nbytes = sum(entry.nbytes for entry in manifest.files)
     if nbytes > limits.bundle_nbytes:

@@ -42,19 +42,11 @@ _ARRAY_DTYPES = frozenset((*get_args(NumpyType), "complex64", "complex128"))
 
 
 def check_program(program: Program, manifest: Manifest, *, name: str, where: Place) -> None:
-    """Refuse a program whose indices, symbols or names are inconsistent.
-
-    Args:
-        program: as decoded.
-        manifest: manifest of its bundle, checked.
-        name: its name in the manifest.
-        where: its file, for errors.
-    """
+    """Refuse a program whose indices, symbols or names are inconsistent, or not those of a checked manifest."""
     faults = where.found
     if program.name != name:
         where.at("name").refuse(f"it is of program {program.name[:80]!r}, not `{name}`", "program-malformed/name")
-    check_declared(program, where, Manifest=manifest)
-    if where.found > faults:
+    if not check_declared(program, where, Manifest=manifest) or where.found > faults:
         return
     if not program.method.isidentifier() or program.method.startswith("__"):
         where.at("method").refuse(f"method {program.method[:80]!r} is no name of a method", "name-malformed/method")
@@ -215,9 +207,8 @@ def _takes(tree: Tree, change: ContainerChange) -> bool:
 
 
 def _check_functional(program: Program, functional: FunctionalGraph, symbols: set[str], where: Place) -> None:
-    faults, plain = where.found, taken_apart(program)
-    check_declared(functional, where, Program=program, Plain=plain)
-    if where.found > faults:
+    plain = taken_apart(program)
+    if not check_declared(functional, where, Program=program, Plain=plain):
         return
     for index, output in enumerate(functional.outputs):
         with where.at("outputs", index) as here:

@@ -26,9 +26,7 @@ KERNEL = "kernel::"
 
 def check_kernels(library: KernelLibrary, *, where: Place) -> None:
     """Refuse kernels with malformed names, grids over unknown arguments, or code outside of its pack."""
-    faults = where.found
-    check_declared(library, where)
-    if where.found > faults:
+    if not check_declared(library, where):
         return
     sizes = {pack.architecture: pack.nbytes for pack in library.packs}
     for index, kernel in enumerate(library.kernels):
@@ -168,20 +166,11 @@ def _check_launch(node: Node, kernels: Mapping[str, Kernel], values: Values, whe
 
 
 def check_target(target: Target, manifest: Manifest, *, name: str, where: Place) -> None:
-    """Refuse a target whose programs or files are not in the bundle.
-
-    Args:
-        target: as decoded.
-        manifest: of its bundle, checked.
-        name: of its directory.
-        where: its file, for errors.
-    """
+    """Refuse a target of directory `name` whose programs or files are not in a checked manifest."""
     if target.name != name:
         message = f"it is of target {target.name[:80]!r}, not `{name}`"
         raise where.at("name").invalid(message, "target-malformed/target-name")
-    faults = where.found
-    check_declared(target, where)
-    if where.found > faults:
+    if not check_declared(target, where):
         return
     listed = {entry.path for entry in manifest.files}
     named = [program.program for program in (*target.programs, *target.refusals)]
@@ -202,14 +191,7 @@ def check_target(target: Target, manifest: Manifest, *, name: str, where: Place)
 
 
 def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | None, *, where: Place) -> None:
-    """Refuse a compiled program that does not fit its functional graph.
-
-    Args:
-        compiled: of a checked target.
-        program: its program, checked.
-        graph: the functional graph of `program`, checked; None: it has none.
-        where: its place, for errors.
-    """
+    """Refuse a compiled program of a checked target that does not fit its checked program, or its functional graph."""
     if program.functional is None or graph is None:
         message = f"program `{program.name}` has no functional graph to be compiled from"
         raise where.invalid(message, "target-malformed/compiled-functional")

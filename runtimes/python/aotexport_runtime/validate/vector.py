@@ -26,9 +26,7 @@ def check_vector(vector: Vector, program: Program, *, where: Place) -> None:
     if vector.program != program.name:
         message = f"it is of program {vector.program[:80]!r}, not `{program.name}`"
         where.at("program").refuse(message, "vector-malformed/program")
-    faults = where.found
-    check_declared(vector, where)
-    if where.found > faults:
+    if not check_declared(vector, where):
         return
     arguments = [spec for spec in program.inputs if not isinstance(spec, StateInput)]
     if len(vector.inputs) != len(arguments):
