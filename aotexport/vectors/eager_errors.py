@@ -35,8 +35,8 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.values import dtypes
-from aotexport_runtime.values.compare import TOLERANCES, allowance, compare
-from aotexport_runtime.values.observe import NORMS, Observation
+from aotexport_runtime.values.compare import NORMS, TOLERANCES, allowance, compare
+from aotexport_runtime.values.observe import Observation
 
 _DIGITS = 3
 _OTHERS = 4
@@ -143,7 +143,7 @@ def eager_errors(
 def worth_recording(errors: Mapping[str, float]) -> dict[str, float]:
     """Return errors that allow for more than the tolerance, with the digits that a record has."""
     rounded = {name: float(f"{error:.{_DIGITS}g}") for name, error in errors.items() if math.isfinite(error)}
-    return {name: error for name, error in rounded.items() if allowance(error) > TOLERANCES[torch.float32]}
+    return {name: error for name, error in rounded.items() if allowance(error) > TOLERANCES["float32"]}
 
 
 _ObservedRun = tuple[Observation, list[bytes]]

@@ -37,7 +37,7 @@ from aotexport_runtime.schema.manifest import VectorEntry, Verification
 from aotexport_runtime.schema.program import Program, SizeInput
 from aotexport_runtime.schema.vectors import Vector as VectorRecord
 from aotexport_runtime.schema.vectors import VectorInput
-from aotexport_runtime.values.observe import SAMPLE
+from aotexport_runtime.values.compare import SAMPLE
 
 _CALLS = 2
 """Number of calls in a row, of which the later ones find what the first one left."""

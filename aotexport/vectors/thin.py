@@ -15,7 +15,8 @@ from aotexport_runtime.bundle.weights import read_tensors
 from aotexport_runtime.schema import decode_record, encode_record
 from aotexport_runtime.schema.manifest import Manifest, VectorEntry
 from aotexport_runtime.schema.vectors import Vector, VectorInput, VectorPart
-from aotexport_runtime.values.observe import NORMS, SAMPLE, halved, sampled
+from aotexport_runtime.values.compare import NORMS, SAMPLE, kept
+from aotexport_runtime.values.observe import sampled
 
 _MOST_NBYTES = 256_000
 _OF_WEIGHTS = 0.1
@@ -127,15 +128,15 @@ def _nbytes(call: Call) -> int:
 def _thinned(vector: Vector, stored: dict[str, torch.Tensor], sample: int) -> Call:
     arguments = dict(stored)
     values = {name: arguments.pop(f"v{index}") for index, name in enumerate(vector.values)}
-    kept, errors = dict[str, torch.Tensor](), dict(vector.eager_errors)
+    thin, errors = dict[str, torch.Tensor](), dict(vector.eager_errors)
     for name, value in values.items():
         if name.endswith(NORMS):
-            kept[name] = value
+            thin[name] = value
         elif name + NORMS in values:
-            kept[name] = halved(value, sample)
+            thin[name] = kept(value, sample).contiguous().clone()
         else:
-            kept |= sampled(name, value, sample)
-            if name in errors and name + NORMS in kept:
+            thin |= sampled(name, value, sample)
+            if name in errors and name + NORMS in thin:
                 errors[name + NORMS] = errors[name]
-    record = msgspec.structs.replace(vector, values=tuple(kept), sample=sample, eager_errors=errors)
-    return record, {**arguments, **{f"v{index}": value for index, value in enumerate(kept.values())}}
+    record = msgspec.structs.replace(vector, values=tuple(thin), sample=sample, eager_errors=errors)
+    return record, {**arguments, **{f"v{index}": value for index, value in enumerate(thin.values())}}

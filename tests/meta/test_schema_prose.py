@@ -20,8 +20,7 @@ from aotexport_runtime.schema.limits import DEFAULT
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, FORMAT_VERSION, format_version
 from aotexport_runtime.validate.types import kinds
 from aotexport_runtime.validate.vector import MAX_GENERATED
-from aotexport_runtime.values.compare import TOLERANCES
-from aotexport_runtime.values.observe import SAMPLE
+from aotexport_runtime.values.compare import SAMPLE, TOLERANCES
 from aotexport_runtime.values.sizes import OPERATORS
 from tests.reader.rules import RULES
 
@@ -135,8 +134,7 @@ def test_prose_and_history_are_of_the_current_versions():
         f"A signature has at most {MOST_NBYTES >> 20} MiB",
         f"of more than {SAMPLE} elements",
         *(
-            f"{bound:.0e} for {str(dtype).removeprefix('torch.')}".replace("e-0", "e-")
-            for dtype, bound in TOLERANCES.items()
+            f"{bound:.0e} for {dtype}".replace("e-0", "e-") for dtype, bound in TOLERANCES.items()
         ),
     ],
 )

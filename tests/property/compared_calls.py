@@ -153,7 +153,7 @@ def _compared(
             yield Call(kind, place, f"{draw} {texts}")
             return
         rounded = any(each.autocast for each in draws[: number + 1])
-        finer = max(least, TOLERANCES[torch.bfloat16] if rounded else 0.0)
+        finer = max(least, TOLERANCES["bfloat16"] if rounded else 0.0)
         differences = [each for each in compare(seen, got, least=finer) if not each.agrees]
         if differences and rounded:
             own = _own_errors(other, draws[: number + 1], seen)

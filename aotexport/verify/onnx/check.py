@@ -40,8 +40,7 @@ from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import SizeArgument, TensorMeta
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.values.compare import compare
-from aotexport_runtime.values.observe import NORM, NORMS
+from aotexport_runtime.values.compare import NORM, NORMS, compare
 from aotexport_runtime.values.trees import leaves
 
 TARGET = "onnx"

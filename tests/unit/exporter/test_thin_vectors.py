@@ -16,8 +16,8 @@ import aotexport
 from aotexport.vectors import thin
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.self_test import run_vectors
-from aotexport_runtime.values.compare import compare
-from aotexport_runtime.values.observe import NORMS, SAMPLE, Observation, halved, sampled
+from aotexport_runtime.values.compare import NORMS, SAMPLE, compare, kept
+from aotexport_runtime.values.observe import Observation, sampled
 from tests.hostile.crafted import Crafted
 from tests.reader.bundle import without_tables
 
@@ -25,8 +25,8 @@ from tests.reader.bundle import without_tables
 @given(count=st.integers(0, 20_000), sample=st.sampled_from([1, 32, 64, 1024, SAMPLE]))
 def test_value_halved_from_a_kept_one_is_the_value_halved_at_once(count: int, sample: int) -> None:
     flat = torch.arange(count)
-    assert torch.equal(halved(halved(flat, SAMPLE), sample), halved(flat, sample))
-    assert len(halved(flat, sample)) <= sample
+    assert torch.equal(kept(kept(flat, SAMPLE), sample), kept(flat, sample))
+    assert len(kept(flat, sample)) <= sample
 
 
 def test_value_with_more_elements_keeps_its_2_norm_and_its_greatest_finite_magnitude() -> None:

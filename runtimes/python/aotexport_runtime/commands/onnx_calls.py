@@ -19,7 +19,8 @@ from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.values.observe import NORM, NORMS, Observation, make_inputs
+from aotexport_runtime.values.compare import NORM, NORMS
+from aotexport_runtime.values.observe import Observation, make_inputs
 from aotexport_runtime.values.trees import leaves
 
 ORDERS = {"aten::topk.default": 2, "aten::sort.default": 1, "aten::argsort.default": 1}

@@ -294,7 +294,7 @@ def least_tolerance(bundle: Bundle, program: str, *, exact: bool) -> float:
 def rounding(bundle: Bundle, program: str) -> float:
     """Return the tolerance of the coarsest dtype that `program` computes in."""
     nodes = bundle.graph(program, bundle.program(program).forward.file).nodes
-    computed = {dtypes.dtype(node.meta.dtype) for node in nodes if isinstance(node.meta, TensorMeta)}
+    computed = {node.meta.dtype for node in nodes if isinstance(node.meta, TensorMeta)}
     return max((TOLERANCES.get(dtype, 0.0) for dtype in computed), default=0.0)
 
 

@@ -1,21 +1,22 @@
-"""Compare the observation of a call with a recorded one."""
+"""Compare what was observed of a call with what was recorded: tensors of torch, or arrays of numpy. No torch."""
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
-import torch
+import numpy as np
 
-from aotexport_runtime.values.observe import NORM, NORMS, Observation
+SAMPLE = 4096
+"""Most elements of a tensor that are kept; its norms cover the rest."""
 
-TOLERANCES: dict[torch.dtype, float] = {
-    torch.float64: 1e-7,
-    torch.float32: 1e-4,
-    torch.float16: 2e-2,
-    torch.bfloat16: 4e-2,
-}
+NORM, NORMS = " norm", " norms"
+"""End the name of the 2-norm of a value that is kept in part, and of its 2-norm and greatest finite magnitude."""
+
+TOLERANCES = {"float64": 1e-7, "float32": 1e-4, "float16": 2e-2, "bfloat16": 4e-2}
 """Largest accepted error per dtype, relative to the largest magnitude of the expected tensor."""
 
 EAGER_ERRORS, MOST = 2.0, 1e-1
@@ -23,6 +24,39 @@ EAGER_ERRORS, MOST = 2.0, 1e-1
 as eager are up to twice as far from each other."""
 
 _GRADIENT = "gradient of "
+
+
+@dataclass
+class Observed:
+    """Observed facts and values.
+
+    Attributes:
+        facts: by name, as text.
+        values: by name, as flat tensors or arrays of at most `sample` elements, and `... norms` of those that had more.
+        sample: most elements of a tensor to keep; None: as records without a number do, see `Vector.sample`.
+    """
+
+    facts: dict[str, str] = field(default_factory=dict[str, str])
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    sample: int | None = SAMPLE
+
+
+def kept(flat: Any, sample: int | None) -> Any:
+    """Return a view of the elements of a flat value that are kept; `sample`: see `Observed`.
+
+    Every second element is dropped, as often as it takes: what is kept of a kept value is kept of the value.
+    """
+    count, step = len(flat), 1
+    if sample is None:
+        return flat[:: max(-(-count // SAMPLE), 1)]
+    while -(-count // step) > sample:
+        step *= 2
+    return flat[::step]
+
+
+def name_of_dtype(value: Any) -> str:
+    """Return the dtype of a tensor or array by the format's name."""
+    return str(value.dtype).removeprefix("torch.")
 
 
 @dataclass(frozen=True)
@@ -53,7 +87,7 @@ def allowance(eager_error: float) -> float:
 
 
 def compare(
-    expected: Observation, got: Observation, *, least: float = 0.0, eager_errors: Mapping[str, float] = {}
+    expected: Observed, got: Observed, *, least: float = 0.0, eager_errors: Mapping[str, float] = {}
 ) -> list[Difference]:
     """Compare two observations: facts exactly, values within the tolerance of their dtype.
 
@@ -87,7 +121,7 @@ def _call_of_gradient(name: str) -> str:
     return call if found else ""
 
 
-def _gradient_floors(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
+def _gradient_floors(values: Mapping[str, Any]) -> dict[str, float]:
     """Return, per call, the least scale of its gradients: a tenth of the largest.
 
     Gradients that are zero but for rounding (a bias before a softmax, or before batch norm) carry the rounding of the
@@ -96,36 +130,46 @@ def _gradient_floors(values: Mapping[str, torch.Tensor]) -> dict[str, float]:
     floors: dict[str, float] = {}
     for name, tensor in values.items():
         call = _call_of_gradient(name)
-        if call and tensor.dtype.is_floating_point and not name.endswith((NORM, NORMS)):
+        if call and _is_float(tensor) and not name.endswith((NORM, NORMS)):
             floors[call] = max(floors.get(call, 0.0), 0.1 * _greatest(name, values))
     return floors
 
 
-def _greatest(name: str, values: Mapping[str, torch.Tensor]) -> float:
+def _greatest(name: str, values: Mapping[str, Any]) -> float:
     """Return the greatest finite magnitude of a value, also of elements that are not kept."""
     norms = values.get(name + NORMS)
     if norms is not None:
         return float(norms[1])
-    elements = values[name].to(torch.float64)
-    finite = elements[elements.isfinite()].abs()
-    return float(finite.max()) if finite.numel() else 0.0
+    lib, elements = _float64(values[name])
+    finite = elements[lib.isfinite(elements)]
+    return float(lib.abs(finite).max()) if len(finite) else 0.0
 
 
-def _tolerance(name: str, values: Mapping[str, torch.Tensor]) -> float:
+def _tolerance(name: str, values: Mapping[str, Any]) -> float:
     """Return the tolerance of a value; a norm has that of its tensor, though it is kept as float64."""
     tensor = values.get(name.removesuffix(NORM).removesuffix(NORMS), values[name])
-    dtype = tensor.dtype if tensor.dtype.is_floating_point else values[name].dtype
-    return TOLERANCES.get(dtype, 0.13)
+    return TOLERANCES.get(name_of_dtype(tensor if _is_float(tensor) else values[name]), 0.13)
 
 
-def _compare_values(name: str, expected: torch.Tensor, got: torch.Tensor, tolerance: float, scale: float) -> Difference:
-    if not expected.dtype.is_floating_point:
+def _is_float(value: Any) -> bool:
+    return "float" in name_of_dtype(value)
+
+
+def _float64(value: Any) -> tuple[Any, Any]:
+    """Return the library of a value, numpy or torch, and the value as float64 where it is."""
+    lib: Any = np if isinstance(value, np.ndarray) else importlib.import_module("torch")
+    return lib, lib.asarray(value, dtype=lib.float64)
+
+
+def _compare_values(name: str, expected: Any, got: Any, tolerance: float, scale: float) -> Difference:
+    if not _is_float(expected):
         wrong = int((expected != got).sum())
         return Difference(name, float(wrong > 0), float(wrong), wrong == 0)
-    a, b = expected.to(torch.float64), got.to(torch.float64)
-    same = (a == b) | (a.isnan() & b.isnan())
+    (lib, a), (_, b) = _float64(expected), _float64(got)
+    same = (a == b) | (lib.isnan(a) & lib.isnan(b))
+    with np.errstate(invalid="ignore"):
+        gap = lib.where(same, 0.0, lib.abs(a - b))
     # An error of NaN would be neither within a limit nor beyond it, and `max` would lose it.
-    gap = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=math.inf, posinf=math.inf)
-    absolute = float(gap.max()) if gap.numel() else 0.0
+    absolute = float(lib.nan_to_num(gap, nan=math.inf, posinf=math.inf).max()) if math.prod(gap.shape) else 0.0
     error = absolute / max(scale, 1e-6 if tolerance < 1e-6 else 1e-3)
     return Difference(name, error, absolute, bool(error <= tolerance))

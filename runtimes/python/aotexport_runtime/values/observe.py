@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,31 +17,16 @@ import torch
 from aotexport_runtime.errors import CheckFailed
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.vectors import VectorInput, spans
+from aotexport_runtime.values.compare import NORM, NORMS, SAMPLE, Observed, kept
 from aotexport_runtime.values.subclasses import Form, inner_tensors, is_wrapper, parts, protocol
 
-SAMPLE = 4096
-"""Most elements of a tensor that are kept; its norms cover the rest."""
-
-NORM, NORMS = " norm", " norms"
-"""End the name of the 2-norm of a value that is kept in part, and of its 2-norm and greatest finite magnitude."""
 _PART = 1 << 16
 """Elements that are widened at a time: a wide copy of a large tensor would not fit, and large freed blocks between
 small kept ones stay unused."""
 
 
-@dataclass
-class Observation:
-    """Observed facts and values.
-
-    Attributes:
-        facts: by name, as text.
-        values: by name, as flat tensors of at most `sample` elements, and `... norms` of those that had more.
-        sample: most elements of a tensor to keep; None: as records without a number do, see `Vector.sample`.
-    """
-
-    facts: dict[str, str] = field(default_factory=dict)
-    values: dict[str, torch.Tensor] = field(default_factory=dict)
-    sample: int | None = SAMPLE
+class Observation(Observed):
+    """What is observed of tensors of torch."""
 
     def tensor(self, name: str, tensor: torch.Tensor | None) -> None:
         """Record the value and metadata of a tensor, or that there is none."""
@@ -78,22 +63,14 @@ def sampled(name: str, flat: torch.Tensor, sample: int | None) -> dict[str, torc
     Args:
         name: of the value.
         flat: its elements.
-        sample: see `Observation`.
+        sample: see `Observed`.
     """
-    most, count = SAMPLE if sample is None else sample, flat.numel()
-    if count <= most:
-        return {name: flat.contiguous().clone()}
+    elements = kept(flat, sample).contiguous().clone()
+    if len(elements) == flat.numel():
+        return {name: elements}
     if sample is None:
-        return {f"{name}{NORM}": _norms(flat)[:1], name: flat[:: -(-count // most)].contiguous().clone()}
-    return {f"{name}{NORMS}": _norms(flat), name: halved(flat, most)}
-
-
-def halved(flat: torch.Tensor, most: int) -> torch.Tensor:
-    """Return a value without every second element, as often as it takes to have at most so many."""
-    step = 1
-    while -(-flat.numel() // step) > most:
-        step *= 2
-    return flat[::step].contiguous().clone()
+        return {f"{name}{NORM}": _norms(flat)[:1], name: elements}
+    return {f"{name}{NORMS}": _norms(flat), name: elements}
 
 
 def _norms(flat: torch.Tensor) -> torch.Tensor:
@@ -217,7 +194,7 @@ def observe(
         backward: run a backward pass from all differentiable outputs after each call.
         loss: run it only from the first of them that is a scalar.
         dropped: names of state tensors whose gradients are dropped after each call.
-        sample: see `Observation`.
+        sample: see `Observed`.
         sparing: look at each gradient that is dropped when the backward pass has it, and drop it then. The backward
             pass is one of torch's operators, in which each tensor gets its whole gradient at once.
     """
