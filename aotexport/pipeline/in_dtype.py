@@ -34,6 +34,7 @@ from aotexport_runtime.commands.self_test import run_vector
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import cast_bundle
+from aotexport_runtime.module.loading import LoadOptions
 from aotexport_runtime.schema.program import Refusal
 
 _SERVED = "loads in {dtype} (`load(dtype=)`) run graphs captured in it"
@@ -95,17 +96,14 @@ def _verified(
                 record = beginning_at(record, size.symbol, low)
         record, vectors, _ = record_vectors(run, record, "fast")
     bundle = cast_bundle(open_bundle(directory, check_digests=False), getattr(torch, dtype))
+    options = LoadOptions(
+        target="autograd",
+        mapped=True,
+        operator_namespaces=bundle.manifest.requirements.operator_namespaces,
+        tensor_types=CLASSES,
+    )
     for each in vectors:
-        result = run_vector(
-            bundle,
-            each.name,
-            each.record,
-            each.tensors,
-            target="autograd",
-            mapped=True,
-            operator_namespaces=bundle.manifest.requirements.operator_namespaces,
-            tensor_types=CLASSES,
-        )
+        result = run_vector(bundle, each.name, each.record, each.tensors, options)
         if not result.agrees:
             report = describe_failures(result)
             raise VerificationFailed(f"it disagreed with the cast model: {report[0].strip()}", report)

@@ -14,6 +14,7 @@ from aotexport.vectors.record import RecordedCall
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.self_test import run_vector
 from aotexport_runtime.errors import CheckFailed
+from aotexport_runtime.module.loading import LoadOptions
 from aotexport_runtime.rewrite.names import CHECK
 
 
@@ -52,9 +53,7 @@ def on_path(
                 vector.name,
                 vector.record,
                 vector.tensors,
-                target=target,
-                operator_namespaces=namespaces,
-                mapped=True,
+                LoadOptions(target=target, operator_namespaces=namespaces, mapped=True),
             ).error
         if not error.startswith(f"{CheckFailed.__name__}: "):
             followed.append(vector)

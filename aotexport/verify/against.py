@@ -26,6 +26,7 @@ from aotexport_runtime.bundle.weights import load_parts, parts_of
 from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.commands.self_test import run_vector
 from aotexport_runtime.execution.autocast import device_type_of, under_autocast
+from aotexport_runtime.module.loading import LoadOptions
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.values import dtypes
@@ -58,15 +59,8 @@ def compare_with_model(
         for vector in vectors:
 
             def run(vector: RecordedCall, target: str) -> VectorResult:
-                return run_vector(
-                    bundle.root,
-                    vector.name,
-                    vector.record,
-                    vector.tensors,
-                    target=target,
-                    operator_namespaces=namespaces,
-                    tensor_types=CLASSES,
-                )
+                options = LoadOptions(target=target, operator_namespaces=namespaces, tensor_types=CLASSES)
+                return run_vector(bundle.root, vector.name, vector.record, vector.tensors, options)
 
             found = [run(vector, target) for target in targets]
             if not all(result.agrees for result in found):

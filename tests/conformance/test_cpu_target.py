@@ -19,7 +19,8 @@ import aotexport_runtime
 from aotexport.lower.cpu.levels import LEVELS, own_level
 from aotexport_runtime import BundleInvalid, NotSupported
 from aotexport_runtime.commands.describe import describe
-from aotexport_runtime.commands.self_test import rounding, run_vectors
+from aotexport_runtime.commands.results import rounding
+from aotexport_runtime.commands.self_test import run_vectors
 from aotexport_runtime.engines.cpu.engine import Libraries
 from tests.cases import all_cases
 from tests.conformance.test_not_a_number import with_nan

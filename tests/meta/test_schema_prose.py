@@ -133,9 +133,7 @@ def test_prose_and_history_are_of_the_current_versions():
         f"no more than {MAX_HOLE_NBYTES >> 20} MiB of holes",
         f"A signature has at most {MOST_NBYTES >> 20} MiB",
         f"of more than {SAMPLE} elements",
-        *(
-            f"{bound:.0e} for {dtype}".replace("e-0", "e-") for dtype, bound in TOLERANCES.items()
-        ),
+        *(f"{bound:.0e} for {dtype}".replace("e-0", "e-") for dtype, bound in TOLERANCES.items()),
     ],
 )
 def test_prose_has_the_bounds_of_the_code(sentence):

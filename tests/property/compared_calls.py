@@ -24,7 +24,7 @@ from torch import nn
 
 import aotexport
 from aotexport_runtime import AotExportError, load, open_bundle
-from aotexport_runtime.commands.self_test import rounding
+from aotexport_runtime.commands.results import rounding
 from aotexport_runtime.values.compare import TOLERANCES, compare
 from aotexport_runtime.values.observe import Observation
 from tests.cases import all_cases

@@ -13,8 +13,9 @@ import numpy as np
 from aotexport.process.patches import Patch, patched
 from aotexport_runtime.__main__ import class_named
 from aotexport_runtime.bundle.read import Bundle, open_bundle
-from aotexport_runtime.commands.self_test import LoadKeywords, run_vector, without_target
+from aotexport_runtime.commands.self_test import run_vector, without_target
 from aotexport_runtime.engines.cuda import engine as cuda
+from aotexport_runtime.module.loading import LoadOptions
 from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.rewrite.impure import random_nodes
 
@@ -32,12 +33,9 @@ def main() -> None:
         importlib.import_module(module)
     having = [name for name in bundle.program_names if bundle.has_target(cuda.TARGET, name)]
     drawing = [name for name in having if _draws(bundle, name)]
-    loading: LoadKeywords = {
-        "device": "cpu",
-        "trust": "native",
-        "operator_namespaces": namespaces,
-        "tensor_types": types,
-    }
+    options = LoadOptions(
+        target=cuda.TARGET, device="cpu", trust="native", operator_namespaces=namespaces, tensor_types=types
+    )
     results = []
     # Masked lanes compute on arbitrary values.
     with (
@@ -47,7 +45,7 @@ def main() -> None:
         for entry in bundle.manifest.testvectors:
             if entry.program in having and entry.program not in drawing:
                 vector, stored = read_vector(bundle, entry)
-                results.append(run_vector(path, entry.name, vector, stored, target=cuda.TARGET, **loading))
+                results.append(run_vector(path, entry.name, vector, stored, options))
     results = [without_target(result, results) for result in results]
     found = [{**dataclasses.asdict(result), "agrees": result.agrees} for result in results]
     sys.stdout.write(json.dumps({"results": found, "drawing": drawing, "launches": dict(engine.launches)}) + "\n")

@@ -30,7 +30,7 @@ from aotexport_runtime.bundle.directory import BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.commands.onnx_calls import ORDERS, Calls, observed, order_of, outputs_of, recorded
-from aotexport_runtime.commands.self_test import rounding
+from aotexport_runtime.commands.results import rounding
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.onnx_module import compose_onnx
 from aotexport_runtime.schema import encode_record

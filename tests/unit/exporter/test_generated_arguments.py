@@ -13,7 +13,7 @@ from aotexport.vectors import thin
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.self_test import selftest
 from aotexport_runtime.module.recorded import read_vector
-from aotexport_runtime.serving.recorded_arrays import read_call
+from aotexport_runtime.serving.onnx_program import read_call
 
 BATCH = torch.export.Dim("batch")
 

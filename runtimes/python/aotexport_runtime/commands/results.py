@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.runs import EngineRun, words
-from aotexport_runtime.values.compare import Difference
+from aotexport_runtime.errors import SelfTestFailed
+from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.values.compare import TOLERANCES, Difference
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,24 @@ class VectorResult:
     def agrees(self) -> bool:
         """Whether everything is within tolerance."""
         return not self.error and all(difference.agrees for difference in self.differences)
+
+
+def rounding(bundle: Bundle, program: str) -> float:
+    """Return the tolerance of the coarsest dtype that `program` computes in."""
+    nodes = bundle.graph(program, bundle.program(program).forward.file).nodes
+    return max((TOLERANCES.get(n.meta.dtype, 0.0) for n in nodes if isinstance(n.meta, TensorMeta)), default=0.0)
+
+
+def least_tolerance(bundle: Bundle, program: str, *, exact: bool) -> float:
+    """Return the least tolerance of results: 0 where a program rounds as eager does (`exact`), but under autocast."""
+    return 0.0 if exact and bundle.program(program).autocast is None else rounding(bundle, program)
+
+
+def check_results(results: Iterable[VectorResult]) -> None:
+    """Raise `SelfTestFailed`, with a line per quantity that differs, if one does."""
+    failures = [line for result in results for line in describe_failures(result)]
+    if failures:
+        raise SelfTestFailed("the bundle disagrees with eager execution:\n" + "\n".join(failures))
 
 
 def describe_failures(result: VectorResult) -> list[str]:

@@ -2,114 +2,89 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, TypedDict, Unpack
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import torch
 
 from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.bundle.signature import Signed, verify_signature
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs, returning_whole_result, whole_result_tree
 from aotexport_runtime.commands.onnx_calls import observed, recorded, without_orders
-from aotexport_runtime.commands.results import VectorResult, describe_failures
+from aotexport_runtime.commands.results import VectorResult, check_results, least_tolerance, rounding
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, MODEL_ENGINES, ONNX, PORTABLE, is_native, is_of
-from aotexport_runtime.engines.runs import EngineRun, ProgramExplanation, kind_of, words
-from aotexport_runtime.errors import NotSupported, SelfTestFailed, first_line
+from aotexport_runtime.engines.runs import EngineRun, kind_of, words
+from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.execution.autocast import device_type_of, under_autocast
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import cast_bundle
-from aotexport_runtime.module.loading import LoadOptions, check_target, load
+from aotexport_runtime.module.loading import LoadOptions, Source, check_target, load_module
 from aotexport_runtime.module.onnx_module import compose_onnx, runtime_of
 from aotexport_runtime.module.recorded import read_vector, recorded_observation
 from aotexport_runtime.rewrite.impure import random_nodes
 from aotexport_runtime.schema.manifest import OnnxModel, VectorEntry
 from aotexport_runtime.schema.program import Program
-from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.schema.vectors import Vector, spans
 from aotexport_runtime.values import dtypes
-from aotexport_runtime.values.compare import TOLERANCES, compare
+from aotexport_runtime.values.arguments import keywords_of
+from aotexport_runtime.values.compare import compare
 from aotexport_runtime.values.observe import Observation, make_inputs, observe
 
 _LARGE_NBYTES = 64 << 20
 """Least size of weights that are freed before the next are loaded."""
 
 
-class LoadKeywords(TypedDict, total=False):
-    """Keywords of `load` that a recorded call may be run with, beside `target`."""
-
-    device: Any
-    trust: Literal["data", "native"]
-    operator_namespaces: Iterable[str]
-    tensor_types: Iterable[type] | Mapping[str, type]
-    mapped: bool | None
-
-
-def selftest(
-    path: str | os.PathLike[str],
-    *,
-    device: Any = None,
-    target: str = "auto",
-    trust: Literal["data", "native"] = "data",
-    operator_namespaces: Iterable[str] = (),
-    tensor_types: Iterable[type] | Mapping[str, type] = (),
-    mapped: bool | None = None,
-) -> list[VectorResult]:
+@keywords_of(LoadOptions)
+def selftest(path: Source, options: LoadOptions) -> list[VectorResult]:
     """Run every recorded call of the bundle at `path` by every graph that it ships, and compare.
 
     Args:
-        path: directory of the bundle.
-        device: see `load`.
-        target: the engine to test alone, see `load`; `auto`: every one that the bundle has something for, which are
-            forward graphs, joint or inference graphs, libraries and kernels (with `trust="native"`), ONNX models, and
-            forward graphs for loads in another dtype.
-        trust: see `load`.
-        operator_namespaces: see `load`.
-        tensor_types: see `load`.
-        mapped: see `load`.
+        path: directory of the bundle, or the open bundle.
+        options: as keywords, those of `load`. `target` is the engine to test alone; `auto`: every one that the bundle
+            has something for, which are forward graphs, joint or inference graphs, libraries and kernels (with
+            `trust="native"`), ONNX models, and forward graphs for loads in another dtype.
 
     Returns:
         One result per recorded call and engine, all in agreement; one per engine of a program that cannot run here.
 
     Raises:
         SelfTestFailed: a result differs; the message lists the differences.
+        NotSupported: `dtype` or `taps` is given, with which calls return other values than recorded.
     """
-    results = run_vectors(
-        path,
-        device=device,
-        target=target,
-        trust=trust,
-        operator_namespaces=operator_namespaces,
-        tensor_types=tensor_types,
-        mapped=mapped,
-    )
-    failures = [line for result in results for line in describe_failures(result)]
-    if failures:
-        raise SelfTestFailed("the bundle disagrees with eager execution:\n" + "\n".join(failures))
+    results = _results(path, options)
+    check_results(results)
     return results
 
 
-def run_vectors(
-    path: str | os.PathLike[str] | Bundle, *, target: str = "auto", **loading: Unpack[LoadKeywords]
-) -> list[VectorResult]:
-    """Run every recorded call, of a bundle at `path` or an open one, whether it agrees or not; see `selftest`."""
-    bundle = path if isinstance(path, Bundle) else open_bundle(path)
-    loading["operator_namespaces"] = tuple(loading.get("operator_namespaces", ()))
+@keywords_of(LoadOptions)
+def run_vectors(path: Source, options: LoadOptions) -> list[VectorResult]:
+    """Run every recorded call, whether it agrees or not; see `selftest`."""
+    return _results(path, options)
+
+
+def _results(path: Source, options: LoadOptions) -> list[VectorResult]:
+    if options.dtype is not None or options.taps:
+        raise NotSupported("a self-test takes neither `dtype` nor `taps`, with which calls return other values")
+    bundle, target = path if isinstance(path, Bundle) else open_bundle(path), options.target
+    if isinstance(options.trust, Signed):
+        verify_signature(bundle, options.trust)
+        options = replace(options, trust="native")
     if target == "auto":
         pairs = [(program, engine) for program in bundle.program_names for engine in _engines(bundle, program)]
-        results = [result for pair in pairs for result in _run_if_here(bundle, *pair, **loading)]
-        return [*results, *(r for d in cast_dtypes(bundle.manifest) for r in _run_cast(bundle, d, **loading))]
+        results = [result for pair in pairs for result in _run_if_here(bundle, *pair, options)]
+        return [*results, *(r for d in cast_dtypes(bundle.manifest) for r in _run_cast(bundle, d, options))]
     if target in MODEL_ENGINES and not bundle.manifest.onnx:
         raise NotSupported("the bundle has no ONNX models; add them with `aotexport onnx`")
     if target in MODEL_ENGINES:
-        return [result for model in bundle.manifest.onnx for result in _run_onnx(bundle, model, target)]
-    check_target(bundle, LoadOptions(target=target, **loading))
+        return [result for model in bundle.manifest.onnx for result in _run_onnx(bundle, model, options)]
+    check_target(bundle, options)
     entries = bundle.manifest.testvectors
-    entries = [e for e in entries if _autocasts_alike(bundle.program(e.program), loading.get("device"))]
-    results = _run(bundle, entries, target, **loading)
+    entries = [e for e in entries if _autocasts_alike(bundle.program(e.program), options.device)]
+    results = _run(bundle, entries, options)
     return [without_target(result, results) for result in results]
 
 
@@ -127,23 +102,22 @@ def _engines(bundle: Bundle, program: str) -> Iterator[str]:
         yield ONNX
 
 
-def _run_if_here(bundle: Bundle, program: str, engine: str, **loading: Unpack[LoadKeywords]) -> list[VectorResult]:
+def _run_if_here(bundle: Bundle, program: str, engine: str, options: LoadOptions) -> list[VectorResult]:
     """Return the results of a program by an engine, or one that says why it cannot run here."""
     entries = [entry for entry in bundle.manifest.testvectors if entry.program == program]
-    results: list[VectorResult] = []
+    options, results = replace(options, target=engine), list[VectorResult]()
     reason, record = "" if entries else "the bundle has no recorded call of it", bundle.program(program)
     if engine == AUTOGRAD and record.grad and not record.forward.differentiable:
         reason, entries = "it lacks the backward of a custom function, which the joint graph has", []
-    if not _autocasts_alike(record, loading.get("device")):
+    if not _autocasts_alike(record, options.device):
         reason, entries = "it was captured under autocast on another kind of device", []
     try:
         if engine == ONNX:
-            results = [
-                each for m in bundle.manifest.onnx if m.program == program for each in _run_onnx(bundle, m, engine)
-            ]
+            models = [model for model in bundle.manifest.onnx if model.program == program]
+            results = [result for model in models for result in _run_onnx(bundle, model, options)]
         elif entries:
-            check_target(bundle, LoadOptions(target=engine, **loading))
-            results = _run(bundle, entries, engine, exact=False, **loading)
+            check_target(bundle, options)
+            results = _run(bundle, entries, options, exact=False)
     except NotSupported as error:
         reason = str(error).rpartition(f"; not {engine}: ")[2]
     runs = dict.fromkeys(run for result in results for run in result.ran)
@@ -154,20 +128,20 @@ def _run_if_here(bundle: Bundle, program: str, engine: str, **loading: Unpack[Lo
 
 
 def _run(
-    bundle: Bundle, entries: Sequence[VectorEntry], target: str, *, exact: bool = True, **loading: Unpack[LoadKeywords]
+    bundle: Bundle, entries: Sequence[VectorEntry], options: LoadOptions, *, exact: bool = True
 ) -> list[VectorResult]:
     results: list[VectorResult] = []
     for entry in entries:
         recorded = read_vector(bundle, entry)
-        results.append(run_vector(bundle, entry.name, *recorded, target=target, exact=exact, **loading))
+        results.append(run_vector(bundle, entry.name, *recorded, options, exact=exact))
         compiled = [bundle.compiled(name, entry.program) for name in bundle.target_names]
-        if target not in (PORTABLE, AUTOGRAD) and any(c is not None and c.undefined_tangents for c in compiled):
+        if options.target not in (PORTABLE, AUTOGRAD) and any(c is not None and c.undefined_tangents for c in compiled):
             name = f"{entry.name}, backward from the loss"
-            results.append(run_vector(bundle, name, *recorded, target=target, loss=True, **loading))
-    return [dataclasses.replace(each, graph=_graph_of(bundle, each.program, target)) for each in results]
+            results.append(run_vector(bundle, name, *recorded, options, loss=True))
+    return [replace(each, graph=_graph_of(bundle, each.program, options.target)) for each in results]
 
 
-def _run_cast(bundle: Bundle, dtype: str, **loading: Unpack[LoadKeywords]) -> Iterator[VectorResult]:
+def _run_cast(bundle: Bundle, dtype: str, options: LoadOptions) -> Iterator[VectorResult]:
     """Yield the results of the programs that a bundle holds for loads in a dtype."""
     try:
         cast = cast_bundle(bundle, dtypes.dtype(dtype))
@@ -175,7 +149,7 @@ def _run_cast(bundle: Bundle, dtype: str, **loading: Unpack[LoadKeywords]) -> It
         yield VectorResult("", "", AUTOGRAD, [], graph=f"forward graphs in {dtype}", not_run=str(error))
         return
     for program in sorted(cast.own):
-        yield from _run_if_here(cast, program, AUTOGRAD, **loading)
+        yield from _run_if_here(cast, program, AUTOGRAD, options)
 
 
 def _graph_of(bundle: Bundle, program: str, target: str) -> str:
@@ -190,10 +164,10 @@ def _graph_of(bundle: Bundle, program: str, target: str) -> str:
     return "ONNX model" if target in MODEL_ENGINES else kind_of(target)
 
 
-def _run_onnx(bundle: Bundle, model: OnnxModel, engine: str) -> list[VectorResult]:
+def _run_onnx(bundle: Bundle, model: OnnxModel, options: LoadOptions) -> list[VectorResult]:
     """Run the recorded calls of a program by its ONNX model."""
-    program, state = bundle.program(model.program), dict[str, Any]()
-    plan = compose_onnx(bundle, program, model, runtime_of(engine), state)
+    program, engine, state = bundle.program(model.program), options.target, dict[str, Any]()
+    plan = compose_onnx(bundle, program, model, getattr(options, engine) or runtime_of(engine), state)
     least, results = rounding(bundle, program.name), list[VectorResult]()
     for calls in recorded(bundle, program, model):
         orders = without_orders(bundle.graph(program.name, program.forward.file), program, calls)
@@ -201,9 +175,9 @@ def _run_onnx(bundle: Bundle, model: OnnxModel, engine: str) -> list[VectorResul
         try:
             got = observed(program, model, calls, lambda *args, **kwargs: plan(args, kwargs), state)
         except Exception as error:  # noqa: BLE001 - errors of runtimes have no class in common
-            results.append(dataclasses.replace(result, error=f"{type(error).__name__}: {first_line(error)}"))
+            results.append(replace(result, error=f"{type(error).__name__}: {first_line(error)}"))
             continue
-        result = dataclasses.replace(
+        result = replace(
             result,
             differences=compare(calls.expected, got, least=least, eager_errors=calls.eager_errors),
             device=plan.record.device,
@@ -226,19 +200,18 @@ def without_target(result: VectorResult, results: Iterable[VectorResult]) -> Vec
     if result.error or not missed:
         return result
     said = f"target `{result.target}` ran nothing of program `{result.program}`: {words(result.ran) or 'nothing ran'}"
-    return dataclasses.replace(result, error=said)
+    return replace(result, error=said)
 
 
 def run_vector(
-    path: str | os.PathLike[str] | Bundle,
+    path: Source,
     name: str,
     vector: Vector,
     stored: dict[str, torch.Tensor],
+    options: LoadOptions,
     *,
-    target: str = "auto",
     loss: bool = False,
     exact: bool = True,
-    **loading: Unpack[LoadKeywords],
 ) -> VectorResult:
     """Load the bundle afresh and run a recorded call, the bundle's own or another.
 
@@ -247,30 +220,31 @@ def run_vector(
         name: name of the recorded call.
         vector: its record.
         stored: its tensors.
-        target: see `load`.
+        options: how to load.
         loss: run a backward pass from the loss alone, and compare with the graph's; the record has no such pass.
         exact: whether graphs requested by name have to give eager's results on the machine of the export.
-        **loading: see `load`.
     """
-    expected = recorded_observation(vector, stored)
+    expected, target = recorded_observation(vector, stored), options.target
     try:
         bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
-        own, got, nbytes, engines = _observe_afresh(
-            lambda: load(bundle, target=target, check_digests=False, **loading), vector, stored, loss=loss
-        )
+        module = load_module(bundle, replace(options, check_digests=False))
+        if loss:
+            expected = observe_vector(module.twin(target="portable"), vector, stored, loss=True)
+        got = observe_vector(module, vector, stored, loss=loss)
         # Graphs requested by name give eager's results. Other kernels, also those that `auto` finds on the machine,
         # round at other places, which shows in results of finer dtypes as well.
         least = least_tolerance(bundle, vector.program, exact=exact and target in (PORTABLE, AUTOGRAD))
     except Exception as error:  # noqa: BLE001 - the call has failed, which the result says
         return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")
+    engines, nbytes = module.explain_program(vector.program), sum(t.nbytes for t in module.state_tensors().values())
+    del module
     if nbytes > _LARGE_NBYTES:
         # The module refers to itself: it and its gradients would wait for the collector, beside those of the next. A
         # second collection finds the objects that nodes of autograd refer to.
         for _ in range(2):
             gc.collect()
-    expected, left_out = own or expected, why_values_differ(bundle, vector.program, engines.device)
-    if left_out:
-        expected = dataclasses.replace(expected, values={})
+    if left_out := why_values_differ(bundle, vector.program, engines.device):
+        expected = replace(expected, values={})
     errors = {} if loss else vector.eager_errors
     differences = compare(expected, got, least=least, eager_errors=errors)
     ran = engines.has_run or ()
@@ -284,29 +258,6 @@ def why_values_differ(bundle: Bundle, name: str, device: str) -> str:
     if here in ("", there) or not random_nodes(bundle.graph(name, program.forward.file)):
         return ""
     return f"it draws random numbers, others on {here} than on {there}"
-
-
-def least_tolerance(bundle: Bundle, program: str, *, exact: bool) -> float:
-    """Return the least tolerance of results: 0 where a program rounds as eager does (`exact`), but under autocast."""
-    return 0.0 if exact and bundle.program(program).autocast is None else rounding(bundle, program)
-
-
-def rounding(bundle: Bundle, program: str) -> float:
-    """Return the tolerance of the coarsest dtype that `program` computes in."""
-    nodes = bundle.graph(program, bundle.program(program).forward.file).nodes
-    computed = {node.meta.dtype for node in nodes if isinstance(node.meta, TensorMeta)}
-    return max((TOLERANCES.get(dtype, 0.0) for dtype in computed), default=0.0)
-
-
-def _observe_afresh(
-    loaded: Callable[[], BundleModule], vector: Vector, stored: dict[str, torch.Tensor], *, loss: bool
-) -> tuple[Observation | None, Observation, int, ProgramExplanation]:
-    """Return the expected observation (None: the recorded one), the new one, the bytes of the state, the engines."""
-    module = loaded()
-    expected = observe_vector(module.twin(target="portable"), vector, stored, loss=True) if loss else None
-    got = observe_vector(module, vector, stored, loss=loss)
-    nbytes = sum(tensor.nbytes for tensor in module.state_tensors().values())
-    return expected, got, nbytes, module.explain_program(vector.program)
 
 
 def record_again(

@@ -5,17 +5,21 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.commands.results import VectorResult, check_results, least_tolerance
 from aotexport_runtime.errors import AotExportError
 from aotexport_runtime.rows.analysis import dependence, row_axes
 from aotexport_runtime.schema.manifest import VectorEntry
+from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.serving.interface import BatchAxes, interface_of
+from aotexport_runtime.values.compare import Observed, compare
 from aotexport_runtime.values.tensors import is_torch_tensor
 
 log = logging.getLogger("aotexport_runtime")
@@ -24,7 +28,7 @@ Values = list[Any]
 """A tensor, array or integer per input of an `Interface`."""
 
 
-class AnyProgram:
+class AnyProgram(ABC):
     """The program of `forward` that a servable calls, by torch or by ONNX Runtime; one thread at a time calls it.
 
     Attributes:
@@ -38,11 +42,7 @@ class AnyProgram:
     adapters: tuple[str, ...] = ()
 
     def __init__(self, bundle: Bundle, variants: list[str]) -> None:
-        """Read the interface of the program, the first of `variants`.
-
-        Raises:
-            NotSupported: clients cannot call it.
-        """
+        """Read the interface of the program, the first of `variants`; `NotSupported`: clients cannot call it."""
         self.bundle = bundle
         self.name = variants[0]
         self.variants = variants
@@ -53,6 +53,7 @@ class AnyProgram:
         """Recorded calls of the program and its variants."""
         return [entry for entry in self.bundle.manifest.testvectors if entry.program in self.variants]
 
+    @abstractmethod
     def run(self, values: Values, choice: int = 0) -> list[Any]:
         """Return a tensor, array or number per output of the interface.
 
@@ -62,16 +63,32 @@ class AnyProgram:
 
         Raises:
             CallInvalid: the call does not fit the program.
+            ValueError: ONNX Runtime refuses a value, such as an index out of range.
         """
-        raise NotImplementedError
+
+    @abstractmethod
+    def values_of(self, entry: VectorEntry) -> Values:
+        """Return the arguments of a recorded call."""
+
+    @abstractmethod
+    def run_recorded(self) -> Iterator[tuple[Values, VectorResult]]:
+        """Run the recorded calls; yield their arguments and results; `NotSupported`: one changes the module's state."""
 
     def applying(self, adapter: str | None) -> AbstractContextManager[None]:
         """Return a context in which calls of this thread apply an adapter; None: none, as outside of it."""
         return nullcontext()
 
-    def values_of(self, entry: VectorEntry) -> Values:
-        """Return the arguments of a recorded call."""
+    def rounded(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
+        """Return a float32 array as a value of a dtype that numpy lacks."""
         raise NotImplementedError
+
+    def result(
+        self, entry: VectorEntry, target: str, expected: Observed, got: Observed, vector: Vector, *, exact: bool = False
+    ) -> VectorResult:
+        """Return the result of a recorded call that was run again; `exact`: see `least_tolerance`."""
+        least = least_tolerance(self.bundle, entry.program, exact=exact)
+        differences = compare(expected, got, least=least, eager_errors=vector.eager_errors)
+        return VectorResult(entry.program, entry.name, target, differences)
 
     def check_recorded_calls(self) -> list[Values]:
         """Run the recorded calls, compare with eager's answers, and return their arguments.
@@ -80,15 +97,15 @@ class AnyProgram:
             SelfTestFailed: an answer differs; the message lists the differences.
             NotSupported: a call changes the module's state.
         """
-        raise NotImplementedError
+        again = [*self.run_recorded()]
+        check_results(result for _, result in again)
+        return [values for values, _ in again]
 
-    def agree(self, expected: Sequence[Any], got: Sequence[Any]) -> bool:
-        """Return whether outputs are equal within the tolerance of their dtype."""
-        raise NotImplementedError
 
-    def rounded(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
-        """Return a float32 array as a value of a dtype that numpy lacks."""
-        raise NotImplementedError
+def _observed(outputs: Sequence[Any]) -> Observed:
+    named = {str(index): output for index, output in enumerate(outputs)}
+    facts = {name: f"{value.dtype}{list(value.shape)}" for name, value in named.items()}
+    return Observed(facts, {name: value.reshape(-1) for name, value in named.items()})
 
 
 def run_together(
@@ -186,7 +203,8 @@ def _disagree(program: AnyProgram, values: Values, axes: BatchAxes, choice: int,
     except (AotExportError, RuntimeError, ValueError, IndexError) as error:
         log.debug("program %s: joined calls were not tried: %s", program.name, error)
         return False
-    return not all(program.agree(alone[index], got) for index, got in zip(chosen, joined, strict=True))
+    compared = [compare(_observed(alone[i]), _observed(got)) for i, got in zip(chosen, joined, strict=True)]
+    return not all(each.agrees for differences in compared for each in differences)
 
 
 def _variations(values: Values, axes: BatchAxes) -> list[Values]:

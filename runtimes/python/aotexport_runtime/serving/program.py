@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +14,9 @@ from aotexport_runtime.adapters import load_adapter, use_adapter
 from aotexport_runtime.adapters.base import checksum
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
-from aotexport_runtime.commands.results import VectorResult, describe_failures
-from aotexport_runtime.commands.self_test import least_tolerance, observe_vector
-from aotexport_runtime.errors import NotSupported, SelfTestFailed
+from aotexport_runtime.commands.results import VectorResult
+from aotexport_runtime.commands.self_test import observe_vector
+from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.module.compose import program_of
 from aotexport_runtime.module.loading import load
 from aotexport_runtime.module.module_class import methods_of
@@ -25,8 +25,7 @@ from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.serving.joining import AnyProgram, Values
 from aotexport_runtime.values import dtypes
-from aotexport_runtime.values.compare import compare
-from aotexport_runtime.values.observe import Observation, make_inputs
+from aotexport_runtime.values.observe import make_inputs
 from aotexport_runtime.values.tensors import is_torch_tensor
 
 
@@ -94,26 +93,18 @@ class ServedProgram(AnyProgram):
     def _made(self, vector: Vector, stored: dict[str, torch.Tensor]) -> Values:
         return make_inputs(vector.inputs, stored, self.module.device, self.module.form).values
 
-    def check_recorded_calls(self) -> list[Values]:
-        failures: list[str] = []
-        recorded: list[Values] = []
+    def run_recorded(self) -> Iterator[tuple[Values, VectorResult]]:
         versions, sums = self._versions(), self._sums()
+        exact = self._target in ("portable", "autograd")
         for entry in self.recorded_calls:
             vector, stored = read_vector(self.bundle, entry)
-            got = observe_vector(self.module, vector, stored)
+            expected, got = recorded_observation(vector, stored), observe_vector(self.module, vector, stored)
             self.module.zero_grad()
             self._check_unchanged(versions, self._versions())
-            least = least_tolerance(self.bundle, entry.program, exact=self._target in ("portable", "autograd"))
-            expected = recorded_observation(vector, stored)
-            differences = compare(expected, got, least=least, eager_errors=vector.eager_errors)
-            failures += describe_failures(VectorResult(entry.program, entry.name, self._target, differences))
-            recorded.append(self._made(vector, stored))
+            yield self._made(vector, stored), self.result(entry, self._target, expected, got, vector, exact=exact)
         # Batch norm raises no version.
         self._check_unchanged(sums, self._sums())
         self.module.eval()
-        if failures:
-            raise SelfTestFailed("the bundle disagrees with eager execution:\n" + "\n".join(failures))
-        return recorded
 
     def _check_unchanged(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         changed = [name for name, state in after.items() if state != before[name]]
@@ -131,9 +122,6 @@ class ServedProgram(AnyProgram):
     def _sums(self) -> dict[str, int]:
         return {name: checksum(tensor) for name, tensor in self.module.state_tensors().items()}
 
-    def agree(self, expected: Sequence[Any], got: Sequence[Any]) -> bool:
-        return all(each.agrees for each in compare(_observation(expected), _observation(got)))
-
     def rounded(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
         return torch.tensor(array, dtype=dtypes.dtype(dtype))
 
@@ -143,9 +131,3 @@ class ServedProgram(AnyProgram):
             fits = value.flags.writeable and all(step >= 0 for step in value.strides)
             value = torch.from_numpy(value if fits else value.copy())
         return value.to(self._device)
-
-
-def _observation(outputs: Sequence[Any]) -> Observation:
-    values = {str(index): value.detach().cpu().reshape(-1) for index, value in enumerate(outputs)}
-    facts = {str(index): f"{value.dtype}{list(value.shape)}" for index, value in enumerate(outputs)}
-    return Observation(facts, values)
