@@ -16,6 +16,8 @@ import pytest
 import aotexport
 import aotexport_runtime
 from aotexport_runtime.module.loading import LoadOptions
+from aotexport_runtime.server.options import ServeOptions, sentences_of
+from aotexport_runtime.serving.options import ServableOptions
 
 
 def _modules() -> list[str]:
@@ -63,6 +65,14 @@ def test_help_and_page_of_load_name_every_option():
     assert sorted(re.findall(r"\w+", " ".join(rows))) == options
     assert sorted(inspect.signature(aotexport_runtime.load).parameters) == sorted(["path", *options])
     assert sorted(re.findall(r"^    (\w+):", inspect.getdoc(LoadOptions), re.MULTILINE)) == options
+
+
+def test_help_of_a_servable_and_of_the_server_names_every_option():
+    own = {field.name for field in dataclasses.fields(ServableOptions)}
+    assert sentences_of(ServableOptions).keys() == own
+    assert inspect.signature(aotexport_runtime.Servable).parameters.keys() == own | {"path"}
+    options = {field.name for field in dataclasses.fields(ServeOptions)}
+    assert own | sentences_of(ServeOptions).keys() == options
 
 
 @pytest.mark.parametrize("package", [aotexport, aotexport_runtime], ids=lambda package: package.__name__)

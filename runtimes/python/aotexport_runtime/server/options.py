@@ -1,71 +1,80 @@
 """Options of `python -m aotexport_runtime serve`."""
-# ruff: noqa: RUF009 (`_option` makes fields)
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import os
-from dataclasses import dataclass, field
+import re
+from dataclasses import dataclass
+from inspect import getdoc
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType
+from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
 
 from aotexport_runtime.errors import ArgumentInvalid
 from aotexport_runtime.schema.limits import Limits
+from aotexport_runtime.serving.options import ServableOptions
 
 SERVED = Limits(calls=10_000_000)
 """What bundles may ask for, unless `--limits` says otherwise: calls of a server end."""
 
 
-def _option(default: Any, text: str, kind: type = str, /, *, least: float | None = None, **how: Any) -> Any:
-    """Return a field that is an option of the command line; `how` it is parsed, beside `kind` and `default`."""
-    parsed = how if "action" in how else {"type": kind, "default": default, **how}
-    return field(default=default, metadata={"least": least, "parsed": {"help": text, **parsed}})
-
-
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions:
-    """What a server serves, and how; the fields are the options of the command line."""
+class ServeOptions(ServableOptions):
+    """What a server serves, and how; the fields are the options of the command line, which shows these sentences.
+
+    Attributes:
+        repository: a bundle, or a directory of them: MODEL/VERSION/ or MODEL/
+        name: serve one model by this name: the bundle, or the directory of its versions
+        host: address to listen at; 0.0.0.0: every one
+        http_port: 0: any that is free
+        grpc_port: 0: any that is free
+        workers: processes, which share the weights
+        threads: threads of an operator in each worker (default: the container's cores / workers)
+        limits: the most that a bundle may ask for, by the names of `Limits`: nodes=20000,bundle_nbytes=2000000000
+        max_request_bytes: greatest request
+        request_timeout_s: longest time of a request
+        memory_limit: most bytes of loaded bundles (default: any number)
+        poll_s: time between looks at the repository
+        drain_s: longest time for the last requests at the end
+        access_log: one line per request
+        ui: serve no page at /ui to try models in a browser
+        tls_cert: certificate, for HTTPS and gRPC with TLS
+        tls_key: its key
+    """
 
     repository: Path
-    name: str | None = _option(None, "serve one model by this name: the bundle, or the directory of its versions")
-    host: str = _option("127.0.0.1", "address to listen at; 0.0.0.0: every one (default: %(default)s)")
-    http_port: int = _option(8080, "0: any that is free (default: %(default)s)", int, least=0)
-    grpc_port: int = _option(8081, "0: any that is free (default: %(default)s)", int, least=0)
-    workers: int = _option(1, "processes, which share the weights (default: %(default)s)", int, least=1)
-    threads: int | None = _option(
-        None, "threads of an operator in each worker (default: the container's cores / workers)", int, least=1
-    )
-    engine: str | None = _option(None, "target of `load` (default: auto)")
-    device: str = _option("cpu", "where models run (default: %(default)s)")
-    max_batch_size: int = _option(32, "greatest joined batch; 1: none is joined (default: %(default)s)", int, least=1)
-    max_latency_ms: float = _option(0.0, "how long a request waits for others (default: 0)", float, least=0)
-    max_waiting: int = _option(1024, "most requests that wait for a model (default: %(default)s)", int, least=1)
-    max_request_bytes: int = _option(64 << 20, "greatest request (default: %(default)s)", int, least=1)
-    request_timeout_s: float = _option(30.0, "longest time of a request (default: %(default)s)", float, least=0.001)
-    memory_limit: int | None = _option(
-        None, "most bytes of loaded bundles (default: any number)", int, least=1, metavar="BYTES"
-    )
-    poll_s: float = _option(1.0, "time between looks at the repository (default: %(default)s)", float, least=0.01)
-    drain_s: float = _option(
-        30.0, "longest time for the last requests at the end (default: %(default)s)", float, least=0
-    )
-    trust: Literal["data", "native"] = _option("data", "native: run native files as well", choices=("data", "native"))
-    mapped: bool = _option(
-        False,
-        "map weights, so that workers share them; nobody may write into files that are served",
-        action="store_true",
-    )
-    limits: Limits = _option(
-        SERVED,
-        "the most that a bundle may ask for, by the names of `Limits`: nodes=20000,bundle_nbytes=2000000000",
-        default="",
-        metavar="NAME=NUMBER,...",
-    )
-    access_log: bool = _option(True, "one line per request (default: %(default)s)", default="on", choices=("on", "off"))
-    ui: bool = _option(True, "serve no page at /ui to try models in a browser", action="store_false")
-    tls_cert: Path | None = _option(None, "certificate, for HTTPS and gRPC with TLS", Path)
-    tls_key: Path | None = _option(None, "its key", Path)
+    name: str | None = None
+    host: str = "127.0.0.1"
+    http_port: int = 8080
+    grpc_port: int = 8081
+    workers: int = 1
+    limits: Limits = SERVED
+    max_request_bytes: int = 64 << 20
+    request_timeout_s: float = 30.0
+    memory_limit: int | None = None
+    poll_s: float = 1.0
+    drain_s: float = 30.0
+    access_log: Literal["on", "off"] = "on"
+    ui: bool = True
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+
+    LEAST: ClassVar[dict[str, float]] = ServableOptions.LEAST | {
+        "http_port": 0,
+        "grpc_port": 0,
+        "workers": 1,
+        "max_request_bytes": 1,
+        "memory_limit": 1,
+        "request_timeout_s": 0.001,
+        "poll_s": 0.01,
+        "drain_s": 0.0,
+    }
+
+    def shown(self, name: str) -> str:
+        """Return the option of the command line."""
+        return f"--{name.replace('_', '-')}"
 
     @property
     def threads_per_worker(self) -> int:
@@ -93,11 +102,33 @@ def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options to the parser of the command."""
-    parser.add_argument("repository", type=Path, help="a bundle, or a directory of them: MODEL/VERSION/ or MODEL/")
-    for each in dataclasses.fields(ServeOptions)[1:]:
-        flag = "--no-ui" if each.name == "ui" else f"--{each.name.replace('_', '-')}"
-        parser.add_argument(flag, dest=each.name, **each.metadata["parsed"])
+    """Add an option per field of `ServeOptions` to the parser of the command."""
+    told = sentences_of(ServableOptions) | sentences_of(ServeOptions)
+    parser.add_argument("repository", type=Path, help=told["repository"])
+    kinds = get_type_hints(ServeOptions)
+    for name in (each.name for each in dataclasses.fields(ServeOptions) if each.name not in ("repository", "adapters")):
+        default, kind, how = getattr(ServeOptions, name), kinds[name], dict[str, Any](help=told[name])
+        flag = f"--{'no-' if default is True else ''}{name.replace('_', '-')}"
+        if default is not None and not isinstance(default, bool | Limits):
+            how["help"] += " (default: %(default)s)"
+        kind = next((each for each in get_args(kind) if each is not NoneType), kind) if not _is_choice(kind) else kind
+        if kind is bool:
+            how |= {"action": "store_const", "const": not default}
+        elif kind is Limits:
+            default, how["metavar"] = "", "NAME=NUMBER,..."
+        else:
+            how |= {"choices": get_args(kind)} if _is_choice(kind) else {"type": kind}
+        parser.add_argument(flag, dest=name, default=default, **how)
+
+
+def _is_choice(kind: Any) -> bool:
+    return get_origin(kind) is Literal
+
+
+def sentences_of(record: type) -> dict[str, str]:
+    """Return the sentences about the fields of a record, by name, from its docstring."""
+    found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", getdoc(record) or "", re.MULTILINE)
+    return {name: " ".join(text.split()).rstrip(".") for name, text in found}
 
 
 def options_of(parsed: Any) -> ServeOptions:
@@ -106,17 +137,14 @@ def options_of(parsed: Any) -> ServeOptions:
     Raises:
         ArgumentInvalid: a value is out of range, or the repository is no directory.
     """
-    values = {each.name: getattr(parsed, each.name) for each in dataclasses.fields(ServeOptions)}
-    for each in dataclasses.fields(ServeOptions):
-        least, value = each.metadata.get("least"), values[each.name]
-        if least is not None and value is not None and value < least:
-            raise ArgumentInvalid(f"`--{each.name.replace('_', '-')}`: expected at least {least}, got {value}")
+    values: dict[str, Any] = {name: value for name, value in vars(parsed).items() if hasattr(ServeOptions, name)}
+    values |= {"repository": parsed.repository, "limits": limits_of(parsed.limits)}
+    options = ServeOptions(**values)
     if not parsed.repository.is_dir():
         raise ArgumentInvalid(f"`{parsed.repository}` is no directory; name a bundle, or a directory of bundles")
     if (parsed.tls_cert is None) != (parsed.tls_key is None):
         raise ArgumentInvalid("`--tls-cert` and `--tls-key` belong together")
-    values["access_log"], values["limits"] = parsed.access_log == "on", limits_of(parsed.limits)
-    return ServeOptions(**values)
+    return options
 
 
 def limits_of(text: str) -> Limits:

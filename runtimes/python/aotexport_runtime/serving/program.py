@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,7 +23,9 @@ from aotexport_runtime.module.recorded import read_vector, recorded_observation
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.serving.joining import AnyProgram, Values
+from aotexport_runtime.serving.options import ServableOptions
 from aotexport_runtime.values import dtypes
+from aotexport_runtime.values.arguments import path_of
 from aotexport_runtime.values.observe import make_inputs
 from aotexport_runtime.values.tensors import is_torch_tensor
 
@@ -36,30 +37,22 @@ class ServedProgram(AnyProgram):
         module: the loaded bundle.
     """
 
-    def __init__(
-        self,
-        bundle: Bundle,
-        *,
-        target: str,
-        device: str,
-        threads: int | None,
-        trust: Literal["data", "native"],
-        mapped: bool | None,
-        adapters: Mapping[str, Path],
-    ) -> None:
-        """Load the bundle, and adapters from directories, by name; the other arguments are those of `Servable`.
+    def __init__(self, bundle: Bundle, target: str, options: ServableOptions) -> None:
+        """Load the bundle, and its adapters.
 
         Raises:
             ArgumentInvalid: an adapter cannot be read, or is one of other weights.
             NotSupported: see `load`; or the bundle has no program for evaluation, or clients cannot call it.
         """
+        adapters = {name: path_of("adapters", path) for name, path in (options.adapters or {}).items()}
         with torch.no_grad():
             name = program_of("forward", methods_of(bundle), training=False)
         super().__init__(bundle, bundle.manifest.with_variants(name))
-        if threads is not None:
-            torch.set_num_threads(threads)
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
         # Copies of mapped weights would be memory that processes do not share.
-        frozen = not mapped and not adapters
+        frozen = not options.mapped and not adapters
+        device, trust, mapped = options.device, options.trust, options.mapped
         self.module = load(bundle, target=target, device=device, trust=trust, mapped=mapped, frozen=frozen).eval()
         trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
         for adapter, path in adapters.items():

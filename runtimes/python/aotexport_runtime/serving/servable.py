@@ -8,18 +8,18 @@ import math
 import os
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
-from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.engines.candidates import MODEL_ENGINES, ONNX
-from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported
-from aotexport_runtime.schema.limits import DEFAULT, Limits
+from aotexport_runtime.errors import CallInvalid, NotSupported
 from aotexport_runtime.serving.batcher import Answer, Batcher, Waiting
 from aotexport_runtime.serving.interface import BatchAxes, TensorSpec, TextSpec, is_rare, join_key
 from aotexport_runtime.serving.joining import AnyProgram, Values, batch_of, run_together
-from aotexport_runtime.values.arguments import check_torch, check_type, path_of
+from aotexport_runtime.serving.options import ServableOptions
+from aotexport_runtime.values.arguments import check_torch, keywords_of
 from aotexport_runtime.values.tensors import is_torch_tensor
 
 log = logging.getLogger("aotexport_runtime")
@@ -45,37 +45,13 @@ class Servable:
     outputs: tuple[TensorSpec, ...]
     texts: tuple[TextSpec, ...]
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        *,
-        engine: str | None = None,
-        device: str = "cpu",
-        threads: int | None = None,
-        max_batch_size: int = 32,
-        max_latency_ms: float = 0.0,
-        max_waiting: int = 1024,
-        trust: Literal["data", "native"] = "data",
-        mapped: bool | None = None,
-        limits: Limits = DEFAULT,
-        adapters: Mapping[str, str | os.PathLike[str]] | None = None,
-    ) -> None:
+    @keywords_of(ServableOptions)
+    def __init__(self, path: str | os.PathLike[str], options: ServableOptions) -> None:
         """Load the bundle at `path`; nothing has run yet, see `warm_up`.
 
         Args:
             path: directory of the bundle.
-            engine: target of `load`; None: `auto`. `onnx` and `openvino` need no torch.
-            device: see `load`.
-            threads: threads of an operator, of the whole process (of `onnx` and `openvino`, of this servable); None: as
-                torch or the runtime chooses.
-            max_batch_size: greatest size of the batch that `submit` joins calls to; 1: it joins none.
-            max_latency_ms: how long a call of `submit` waits for others; 0: no longer than the calls before it take.
-            max_waiting: most calls of `submit` that wait.
-            trust: see `load`.
-            mapped: see `load`; True: processes that serve one bundle share its weights.
-            limits: the most that the bundle may ask for.
-            adapters: directories of LoRA adapters (of `save_adapter` or of peft) by name, which calls may ask for; a
-                bundle with adapters runs its forward graph.
+            options: as keywords, see below.
 
         Raises:
             ArgumentInvalid: an argument is of a wrong type, or below its least value; or an adapter cannot be read, or
@@ -83,40 +59,16 @@ class Servable:
             BundleInvalid: see `load`.
             NotSupported: see `load`; or the bundle has no program that clients can call.
         """
-        _check_least("threads", 1 if threads is None else threads, 1, int)
-        _check_least("max_batch_size", max_batch_size, 1, int)
-        _check_least("max_latency_ms", max_latency_ms, 0, (int, float))
-        _check_least("max_waiting", max_waiting, 1, int)
-        self._bundle = open_bundle(path, limits=limits)
+        self._bundle = open_bundle(path, limits=options.limits)
         self._batches: dict[int, BatchAxes | None] = {}
         self._not_joined: dict[int, str] = {}
         self.batcher = Batcher(
-            self._run, max_batch_size=max_batch_size, max_latency_s=max_latency_ms / 1e3, max_waiting=max_waiting
+            self._run,
+            max_batch_size=options.max_batch_size,
+            max_latency_s=options.max_latency_ms / 1e3,
+            max_waiting=options.max_waiting,
         )
-        directories = {name: path_of("adapters", path) for name, path in (adapters or {}).items()}
-
-        def loaded() -> AnyProgram:
-            """Import torch unless the engine runs ONNX models, as `load` chooses."""
-            target = engine or "auto"
-            if target == "auto" and self._bundle.manifest.onnx and importlib.util.find_spec("torch") is None:
-                target = ONNX
-            if target in MODEL_ENGINES:
-                from aotexport_runtime.serving.onnx_program import OnnxProgram
-
-                if device != "cpu":
-                    raise NotSupported(f"engine `{target}` runs on the CPU, not on `{device}`")
-                if directories:
-                    raise NotSupported(
-                        f"engine `{target}` applies no adapters; run the bundle by torch, or merge them into it"
-                    )
-                return OnnxProgram(self._bundle, target, threads=threads)
-            check_torch(f"engine `{target}`")
-            from aotexport_runtime.serving.program import ServedProgram
-
-            loading: Any = {"target": target, "device": device, "trust": trust, "mapped": mapped}
-            return ServedProgram(self._bundle, threads=threads, adapters=directories, **loading)
-
-        self._program: AnyProgram | None = self.batcher.apply(loaded)
+        self._program: AnyProgram | None = self.batcher.apply(lambda: _loaded(self._bundle, options))
         self.inputs = self._program.interface.inputs
         self.outputs = self._program.interface.outputs
         self.texts = self._program.interface.texts
@@ -276,10 +228,23 @@ class Servable:
         return {spec.name: value for spec, value in zip(self.outputs, values, strict=True)}
 
 
-def _check_least(name: str, value: Any, least: int, types: type | tuple[type, ...]) -> None:
-    check_type(name, value, types, "an integer" if types is int else "a number")
-    if value < least:
-        raise ArgumentInvalid(f"`{name}`: expected at least {least}, got {value}")
+def _loaded(bundle: Bundle, options: ServableOptions) -> AnyProgram:
+    """Return the program; torch is imported unless the engine runs ONNX models, as `load` chooses."""
+    engine = options.engine or "auto"
+    if engine == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None:
+        engine = ONNX
+    if engine not in MODEL_ENGINES:
+        check_torch(f"engine `{engine}`")
+        from aotexport_runtime.serving.program import ServedProgram
+
+        return ServedProgram(bundle, engine, options)
+    from aotexport_runtime.serving.onnx_program import OnnxProgram
+
+    if options.device != "cpu":
+        raise NotSupported(f"engine `{engine}` runs on the CPU, not on `{options.device}`")
+    if options.adapters:
+        raise NotSupported(f"engine `{engine}` applies no adapters; run the bundle by torch, or merge them into it")
+    return OnnxProgram(bundle, engine, threads=options.threads)
 
 
 def _as_array(value: Any) -> np.ndarray[Any, Any]:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import signal
@@ -23,6 +24,7 @@ from aotexport_runtime.server.endpoints.rpc import start_grpc
 from aotexport_runtime.server.logs import log_as_json
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.repository import Marks, Repository
+from aotexport_runtime.serving.options import ServableOptions
 from aotexport_runtime.serving.servable import Servable
 
 log = logging.getLogger("aotexport_runtime.server")
@@ -56,7 +58,7 @@ async def _serve(options: ServeOptions, http: socket.socket, grpc_port: int, dir
     marks = Marks(directory)
     plane = BundlePlane(repository, options.request_timeout_s)
     extension = BundleExtension(plane, marks)
-    inference = Inference(plane, access_log=options.access_log)
+    inference = Inference(plane, access_log=options.access_log == "on")
     ended = threading.Event()
     repository.find()
     watching = threading.Thread(target=watch, args=(repository, marks, options, ended), name="watch", daemon=True)
@@ -81,20 +83,9 @@ def _end_at_once() -> None:
 
 
 def make_servable(path: Path, options: ServeOptions) -> Servable:
-    """Return the servable of a bundle."""
-    return Servable(
-        path,
-        engine=options.engine,
-        device=options.device,
-        threads=options.threads_per_worker,
-        max_batch_size=options.max_batch_size,
-        max_latency_ms=options.max_latency_ms,
-        max_waiting=options.max_waiting,
-        trust=options.trust,
-        mapped=options.mapped or None,
-        limits=options.limits,
-        adapters=adapters_beside(path),
-    )
+    """Return the servable of a bundle, and of the adapters beside it."""
+    own = {each.name: getattr(options, each.name) for each in dataclasses.fields(ServableOptions)}
+    return Servable(path, **own | {"adapters": adapters_beside(path)})
 
 
 def watch(repository: Repository, marks: Marks, options: ServeOptions, ended: threading.Event) -> None:

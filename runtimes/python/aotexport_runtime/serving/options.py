@@ -1,0 +1,61 @@
+"""Options of a servable, which are among those of the server. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from aotexport_runtime.errors import ArgumentInvalid
+from aotexport_runtime.schema.limits import DEFAULT, Limits
+from aotexport_runtime.values.arguments import check_type
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServableOptions:
+    """How a servable loads and calls a bundle: the keywords of `Servable`.
+
+    Attributes:
+        engine: target of `load`; `onnx` and `openvino` need no torch; None: `auto`.
+        device: where models run, see `load`.
+        threads: threads of an operator, of the whole process (of `onnx` and `openvino`, of this servable); None: as
+            torch or the runtime chooses.
+        max_batch_size: greatest joined batch; 1: none is joined.
+        max_latency_ms: how long a call waits for others; 0: no longer than the calls before it take.
+        max_waiting: most calls that wait for a model.
+        trust: native: run native files as well; see `load`.
+        mapped: map weights, so that processes share them; nobody may write into files that are served; see `load`.
+        limits: the most that a bundle may ask for, by the names of `Limits`.
+        adapters: directories of LoRA adapters (of `save_adapter` or of peft) by name, which calls may ask for; a bundle
+            with adapters runs its forward graph.
+    """
+
+    engine: str | None = None
+    device: str = "cpu"
+    threads: int | None = None
+    max_batch_size: int = 32
+    max_latency_ms: float = 0.0
+    max_waiting: int = 1024
+    trust: Literal["data", "native"] = "data"
+    mapped: bool | None = None
+    limits: Limits = DEFAULT
+    adapters: Mapping[str, str | os.PathLike[str]] | None = None
+
+    LEAST: ClassVar[dict[str, float]] = {"threads": 1, "max_batch_size": 1, "max_latency_ms": 0.0, "max_waiting": 1}
+    """Least values of numbers; of those that are integers, as integers."""
+
+    def __post_init__(self) -> None:
+        """Refuse a number below its least (`ArgumentInvalid`)."""
+        for name, least in self.LEAST.items():
+            value = vars(self)[name]
+            if value is None and getattr(type(self), name) is None:
+                continue
+            types, expected = (int, "an integer") if isinstance(least, int) else ((int, float), "a number")
+            check_type(self.shown(name), value, types, expected)
+            if value < least:
+                raise ArgumentInvalid(f"`{self.shown(name)}`: expected at least {least:g}, got {value}")
+
+    def shown(self, name: str) -> str:
+        """Return the name of a field as errors have it."""
+        return name
