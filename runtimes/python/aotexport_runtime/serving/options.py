@@ -49,7 +49,7 @@ class ServableOptions:
         """Refuse a number below its least (`ArgumentInvalid`)."""
         for name, least in self.LEAST.items():
             value = vars(self)[name]
-            if value is None and getattr(type(self), name) is None:
+            if (value, getattr(type(self), name)) == (None, None):
                 continue
             types, expected = (int, "an integer") if isinstance(least, int) else ((int, float), "a number")
             check_type(self.shown(name), value, types, expected)
