@@ -18,8 +18,7 @@ from kserve.protocol.rest.server import RESTServer
 from starlette.exceptions import HTTPException
 
 from aotexport_runtime.server.endpoints import metrics
-from aotexport_runtime.server.endpoints.inference import Inference, refusal_of_kserve
-from aotexport_runtime.server.endpoints.models import BundleExtension, BundlePlane
+from aotexport_runtime.server.endpoints.plane import BundleExtension, BundlePlane, refusal_of_kserve
 from aotexport_runtime.server.messages import Request as InferRequest
 from aotexport_runtime.server.messages import Signature, read_request, write_answer, write_call
 from aotexport_runtime.server.options import ServeOptions
@@ -42,9 +41,7 @@ _PAGE_HEADERS = {
 class RestServer(RESTServer):
     """KServe's HTTP server, at a socket that other workers listen at as well, with our routes."""
 
-    def __init__(
-        self, plane: BundlePlane, extension: BundleExtension, inference: Inference, options: ServeOptions
-    ) -> None:
+    def __init__(self, plane: BundlePlane, extension: BundleExtension, options: ServeOptions) -> None:
         super().__init__(
             "kserve.model_server:app",
             plane,
@@ -59,7 +56,6 @@ class RestServer(RESTServer):
         self.config.ws = "none"
         self._plane = plane
         self._extension = extension
-        self._inference = inference
         self._options = options
         self._files = {
             path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in _PAGE.iterdir() if path.suffix in _TYPES
@@ -157,7 +153,7 @@ class RestServer(RESTServer):
             headers[JSON_NBYTES] = str(json_nbytes)
             return Response(body, media_type="application/octet-stream", headers=headers)
 
-        return await self._inference.answer("http", model, version, read, write)
+        return await self._plane.answer("http", model, version, read, write)
 
     async def file(self, request: Request) -> Response:
         """Return a file of the page."""

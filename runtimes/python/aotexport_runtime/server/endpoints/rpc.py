@@ -15,8 +15,7 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 from kserve.protocol.grpc import grpc_predict_v2_pb2_grpc as service
 from kserve.protocol.grpc.servicer import InferenceServicer
 
-from aotexport_runtime.server.endpoints.inference import Inference, refusal_of_kserve
-from aotexport_runtime.server.endpoints.models import Answered, BundleExtension, BundlePlane
+from aotexport_runtime.server.endpoints.plane import Answered, BundleExtension, BundlePlane, refusal_of_kserve
 from aotexport_runtime.server.messages import Request, Signature, check_input, check_outputs, timeout_s
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal
@@ -36,10 +35,6 @@ _CONTENTS = {
 
 class Service(InferenceServicer):
     """KServe's service over the models of a data plane."""
-
-    def __init__(self, plane: BundlePlane, extension: BundleExtension, inference: Inference) -> None:
-        super().__init__(plane, extension)
-        self._inference = inference
 
     async def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
         """Return whether a model, or the version that is asked for, is served."""
@@ -66,7 +61,7 @@ class Service(InferenceServicer):
         def write(asked: Request, answered: Answered, signature: Signature) -> Any:
             return write_grpc(asked, request.model_name, answered, signature)
 
-        return await self._inference.answer("grpc", request.model_name, request.model_version, read, write)
+        return await self._data_plane.answer("grpc", request.model_name, request.model_version, read, write)
 
 
 def _named(message: Any) -> Any:
@@ -160,9 +155,7 @@ _FRAME_NBYTES = 1 << 16
 """Of a message, beside its tensors."""
 
 
-async def start_grpc(
-    plane: BundlePlane, extension: BundleExtension, inference: Inference, options: ServeOptions, port: int
-) -> aio.Server:
+async def start_grpc(plane: BundlePlane, extension: BundleExtension, options: ServeOptions, port: int) -> aio.Server:
     """Return a server that answers at a port that other workers answer at as well."""
     server = aio.server(
         interceptors=[Codes()],
@@ -172,7 +165,7 @@ async def start_grpc(
             ("grpc.max_send_message_length", -1),
         ],
     )
-    service.add_GRPCInferenceServiceServicer_to_server(Service(plane, extension, inference), server)
+    service.add_GRPCInferenceServiceServicer_to_server(Service(plane, extension), server)
     address = f"{options.host}:{port}"
     if options.tls_cert and options.tls_key:
         pair = (options.tls_key.read_bytes(), options.tls_cert.read_bytes())

@@ -17,8 +17,7 @@ from pathlib import Path
 
 from aotexport_runtime.server.bundles import adapters_beside
 from aotexport_runtime.server.endpoints import metrics
-from aotexport_runtime.server.endpoints.inference import Inference
-from aotexport_runtime.server.endpoints.models import BundleExtension, BundlePlane
+from aotexport_runtime.server.endpoints.plane import BundleExtension, BundlePlane
 from aotexport_runtime.server.endpoints.rest import RestServer
 from aotexport_runtime.server.endpoints.rpc import start_grpc
 from aotexport_runtime.server.logs import log_as_json
@@ -56,16 +55,15 @@ async def _serve(options: ServeOptions, http: socket.socket, grpc_port: int, dir
         watcher=metrics.count_event,
     )
     marks = Marks(directory)
-    plane = BundlePlane(repository, options.request_timeout_s)
+    plane = BundlePlane(repository, options)
     extension = BundleExtension(plane, marks)
-    inference = Inference(plane, access_log=options.access_log == "on")
     ended = threading.Event()
     repository.find()
     watching = threading.Thread(target=watch, args=(repository, marks, options, ended), name="watch", daemon=True)
     watching.start()
     beating = asyncio.create_task(beat(repository, options, life))
-    rpc = await start_grpc(plane, extension, inference, options, grpc_port)
-    await RestServer(plane, extension, inference, options).serve(http)
+    rpc = await start_grpc(plane, extension, options, grpc_port)
+    await RestServer(plane, extension, options).serve(http)
     # A load that does not come to an end, on a file system that is gone for one, keeps nobody.
     ending = threading.Timer(options.drain_s + _CLOSING_S, _end_at_once)
     ending.daemon = True
