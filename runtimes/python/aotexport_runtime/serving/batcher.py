@@ -1,7 +1,6 @@
-"""Joins waiting calls to batches, in one thread that runs all operators of a servable. No torch.
+"""Joins waiting calls to batches, in one thread that runs all operators of a servable, and ends when idle. No torch.
 
-Each thread that runs operators has a pool of OpenMP threads. While pools have more threads than there are processors,
-GNU's OpenMP lets them sleep between operators, and small models take 2 to 4 times as long. The thread ends when idle.
+Each such thread has a pool of OpenMP threads, which sleep between operators where pools have more than the processors.
 """
 
 from __future__ import annotations
@@ -48,9 +47,7 @@ class Waiting:
         function: what is called in place of `Run`; the call is then not joined.
         key: calls of one key may be joined; None: this one may not.
         size: of its batch.
-        deadline: when it is given up, by `time.monotonic`; None: never.
-        since: when it came.
-        result: gets its result.
+        deadline: when it is given up, by `time.monotonic` as `since`, when it came; None: never.
     """
 
     call: Any = None
@@ -73,14 +70,7 @@ class Batcher:
     running_since: float | None = None
 
     def __init__(self, run: Run, *, max_batch_size: int, max_latency_s: float, max_waiting: int) -> None:
-        """Make an empty queue; the first call starts the thread.
-
-        Args:
-            run: runs calls of one key.
-            max_batch_size: see the class.
-            max_latency_s: how long a call waits for others, in seconds; 0: no longer than calls before it take.
-            max_waiting: most calls that wait.
-        """
+        """Make an empty queue for calls that `run` runs; the first call starts the thread. See `ServableOptions`."""
         self._run = run
         self.max_batch_size = max_batch_size
         self._max_latency_s = max_latency_s
@@ -101,12 +91,7 @@ class Batcher:
         return len(self._waiting) >= self._max_waiting
 
     def submit(self, waiting: Waiting) -> Answer:
-        """Queue a call; return its future result, which may be cancelled while the call waits.
-
-        Raises:
-            Overloaded: the queue is full.
-            NotSupported: the batcher is closed.
-        """
+        """Queue a call; return its future result (`Overloaded`: the queue is full; `NotSupported`: it is closed)."""
         with self._changed:
             if self._closed:
                 raise NotSupported("the servable is closed")
@@ -122,11 +107,7 @@ class Batcher:
         return waiting.result
 
     def apply(self, function: Callable[[], Result]) -> Result:
-        """Run a function in the thread, after the calls that wait; return its result, or raise its error.
-
-        Raises:
-            Overloaded, NotSupported: see `submit`.
-        """
+        """Run a function in the thread, after the calls that wait; return its result, or raise its error."""
         return self.submit(Waiting(function=function)).result()
 
     def close(self) -> None:
@@ -139,22 +120,20 @@ class Batcher:
             thread.join()
 
     def _work(self) -> None:
-        while self._answer_next():
-            pass
+        """Answer batch after batch, until none comes."""
+        while batch := self._next():
+            self.running_since = time.monotonic()
+            answer(self._run, [each for each in batch if _is_wanted(each)])
+            self.running_since = None
 
-    def _answer_next(self) -> bool:
-        """Answer the next batch; return False, and end, if none comes."""
+    def _next(self) -> list[Waiting]:
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed, _IDLE_S)
             if not self._waiting:
                 self._thread = None
-                return False
+                return []
             self._wait_for_others(self._waiting[0])
-            batch = self._take()
-        self.running_since = time.monotonic()
-        answer(self._run, [each for each in batch if _is_wanted(each)])
-        self.running_since = None
-        return True
+            return self._take()
 
     def _wait_for_others(self, first: Waiting) -> None:
         end = first.since + self._max_latency_s

@@ -6,12 +6,13 @@ import dataclasses
 from collections.abc import Hashable, Iterable, Iterator
 from collections.abc import Mapping as MappingOf
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any
 
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.rows.analysis import row_axes
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
-from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, Sequence, Tree
 from aotexport_runtime.schema.values import StringArgument, TensorMeta
 from aotexport_runtime.values.trees import keys_of
 
@@ -128,20 +129,15 @@ def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: Iterable[Any
 
 
 def interface_of(programs: Iterable[Program]) -> Interface:
-    """Return the inputs and outputs of a program.
+    """Return the inputs and outputs of a program and its variants.
 
-    Args:
-        programs: the program, then its variants; sizes in which these differ are -1, and calls are joined along axes
-            that all of them have.
+    Sizes in which these differ are -1, and calls are joined along axes that all of them have.
 
     Raises:
         NotSupported: an input cannot come from a client, or two have one name.
     """
     programs = [*programs]
-    first, *variants = programs
-    found = _interface(first)
-    for variant in variants:
-        found = _merged(found, _interface(variant))
+    found = reduce(_merged, map(_interface, programs))
     strings = [_strings(program) for program in programs]
     names = [name for name in strings[0] if all(name in each for each in strings)]
     _check_names([spec.name for spec in found.inputs] + names)
@@ -204,19 +200,15 @@ def _named(tree: Tree, name: str) -> Iterator[tuple[str, Leaf | Constant]]:
     """Yield every leaf and constant of `tree` with its dotted name, in order."""
     if isinstance(tree, Leaf | Constant):
         yield name or RESULT, tree
-    else:
-        named = isinstance(tree, NamedFields) or (
-            isinstance(tree, Mapping) and all(isinstance(key, str) and key for key in tree.keys)
-        )
-        prefix = f"{name}." if name else "" if named else f"{RESULT}."
-        for step, item in zip(_steps(tree), tree.items, strict=True):
-            yield from _named(item, prefix + step)
-
-
-def _steps(tree: Sequence | Mapping | NamedFields | Instance) -> list[str]:
+        return
     if isinstance(tree, Sequence):
-        return [str(index) for index in range(len(tree.items))]
-    return [str(key) for key in keys_of(tree)] if isinstance(tree, Mapping) else list(tree.fields)
+        steps: list[Any] = [*range(len(tree.items))]
+    else:
+        steps = [*(keys_of(tree) if isinstance(tree, Mapping) else tree.fields)]
+    named = not isinstance(tree, Sequence | Instance) and all(isinstance(step, str) and step for step in steps)
+    prefix = f"{name}." if name else "" if named else f"{RESULT}."
+    for step, item in zip(steps, tree.items, strict=True):
+        yield from _named(item, f"{prefix}{step}")
 
 
 def _spec(name: str, index: int, meta: TensorMeta | None) -> TensorSpec:

@@ -6,7 +6,7 @@ import itertools
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -111,13 +111,9 @@ def _observed(outputs: Sequence[Any]) -> Observed:
 def run_together(
     program: AnyProgram, calls: Sequence[Values], axes: BatchAxes | None, choice: int = 0
 ) -> list[list[Any]]:
-    """Return the outputs of each of several calls: run as one along `axes`, or each alone.
+    """Return the outputs of each of several calls: run as one along `axes`, or each alone; see `AnyProgram.run`.
 
-    Args:
-        program: the program.
-        calls: alike in all but the size of the batch, if there is more than one and there are axes.
-        axes: where calls are joined; None: nowhere.
-        choice: see `AnyProgram.run`, as for errors.
+    With axes, calls are alike in all but the size of the batch.
     """
     if axes is None or len(calls) == 1:
         return [program.run(values, choice) for values in calls]
@@ -145,17 +141,8 @@ def _part(value: Any, axis: int, begin: int, end: int | None) -> Any:
 def batch_of(program: AnyProgram, recorded: Sequence[Values], choice: int, most: int) -> tuple[BatchAxes | None, str]:
     """Return the first axes along which joined calls give what each gives alone, and why those before it do not.
 
-    The forward graph shows that no row knows of another (`rows.dependence`). Joined calls are then tried, and compared
-    with each alone: what a graph means is not all that may be wrong.
-
-    Args:
-        program: the program.
-        recorded: arguments of its recorded calls.
-        choice: index of the program that has the strings of the calls.
-        most: greatest size of a batch.
-
-    Returns:
-        The axes, None if there are none; and the reason, empty if the first ones do.
+    The forward graph shows that no row knows of another (`rows.dependence`). Calls made of the `recorded` ones are then
+    joined to batches of at most `most`, and compared with each alone: what a graph means is not all that may be wrong.
     """
     interface, reasons = program.interface, list[str]()
     names = [
@@ -209,20 +196,18 @@ def _disagree(program: AnyProgram, values: Values, axes: BatchAxes, choice: int,
 
 def _variations(values: Values, axes: BatchAxes) -> list[Values]:
     """Return calls with rows of a recorded one: the first, all, in reverse, and with floats of other magnitudes."""
-    kinds = ((True, 1, False), (False, 1, False), (True, 4, False), (False, 0.5, True))
-    return [
-        [
-            _varied(_part(value, axis, 0, max(axes.least, 1) if is_first else None), axis, factor, is_reversed)
-            for value, axis in zip(values, axes.inputs, strict=True)
-        ]
-        for is_first, factor, is_reversed in kinds
-    ]
 
+    def varied(factor: float, change: Callable[[Any, int], Any]) -> Values:
+        made = [change(value, axis) for value, axis in zip(values, axes.inputs, strict=True)]
+        return [value * factor if "float" in str(value.dtype) else value for value in made]
 
-def _varied(value: Any, axis: int, factor: float, is_reversed: bool) -> Any:
-    if is_reversed:
-        value = value.flip(axis) if is_torch_tensor(value) else np.flip(value, axis)
-    return value * factor if "float" in str(value.dtype) else value
+    def first(value: Any, axis: int) -> Any:
+        return _part(value, axis, 0, max(axes.least, 1))
+
+    def reverse(value: Any, axis: int) -> Any:
+        return value.flip(axis) if is_torch_tensor(value) else np.flip(value, axis)
+
+    return [varied(1, first), varied(1, lambda value, _: value), varied(4, first), varied(0.5, reverse)]
 
 
 def _copied(values: Values) -> Values:
