@@ -22,7 +22,7 @@ class Tensor(Struct):
     datatype: str
     shape: list[int]
     parameters: dict[str, Any] | None = None
-    data: Any = None
+    data: list[Any] | None = None
 
 
 class Output(Struct):
@@ -43,12 +43,7 @@ class Head(Struct):
 
 @dataclass(frozen=True, kw_only=True)
 class Signature:
-    """Inputs and outputs of a model as the protocol has them.
-
-    Attributes:
-        inputs: datatype and shape by name; -1 where a size differs between calls.
-        outputs: the same of the outputs.
-    """
+    """Inputs and outputs of a model as the protocol has them: datatype and shape by name, -1 where a size differs."""
 
     inputs: Mapping[str, tuple[str, tuple[int, ...]]]
     outputs: Mapping[str, tuple[str, tuple[int, ...]]]
@@ -57,11 +52,7 @@ class Signature:
     def of(
         cls, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], texts: Sequence[TextSpec] = ()
     ) -> Signature:
-        """Return the signature of a servable, whose strings are inputs that a request may lack.
-
-        Raises:
-            NotSupported: the protocol lacks a dtype.
-        """
+        """Return that of a servable, whose strings a request may lack; `NotSupported`: the protocol lacks a dtype."""
         strings = {text.name: ("BYTES", (1,)) for text in texts}
         return cls(inputs=_by_name(inputs) | strings, outputs=_by_name(outputs))
 
@@ -117,7 +108,9 @@ def read_request(body: bytearray, json_nbytes: int | None, signature: Signature,
         nbytes = (tensor.parameters or {}).get("binary_data_size")
         check_input(tensor.name, tensor.datatype, tensor.shape, inputs, signature)
         if nbytes is None:
-            inputs[tensor.name] = from_numbers(tensor.name, tensor.datatype, tensor.shape, _data(tensor))
+            if tensor.data is None:
+                raise Refusal(f"`{tensor.name}`: it has neither `data` nor `binary_data_size`")
+            inputs[tensor.name] = from_numbers(tensor.name, tensor.datatype, tensor.shape, tensor.data)
             continue
         if not isinstance(nbytes, int) or not 0 <= nbytes <= len(body) - end:
             raise Refusal(f"`{tensor.name}`: `binary_data_size` is {nbytes}, and {len(body) - end} bytes are left")
@@ -126,25 +119,16 @@ def read_request(body: bytearray, json_nbytes: int | None, signature: Signature,
     if end != len(body):
         raise Refusal(f"{len(body) - end} bytes of binary data belong to no input")
     parameters = head.parameters or {}
+    adapter = parameters.get("adapter")
+    if adapter is not None and not isinstance(adapter, str):
+        raise Refusal(f"the parameter `adapter` is the name of an adapter, got {adapter!r:.100}")
     return Request(
         id=head.id or request_id or str(uuid.uuid4()),
         inputs=inputs,
         outputs=_wanted(head.outputs, parameters.get("binary_data_output") is True, signature),
         timeout_s=timeout_s(parameters.get("timeout")),
-        adapter=_adapter(parameters.get("adapter")),
+        adapter=adapter,
     )
-
-
-def _adapter(name: Any) -> str | None:
-    if name is not None and not isinstance(name, str):
-        raise Refusal(f"the parameter `adapter` is the name of an adapter, got {name!r:.100}")
-    return name
-
-
-def _data(tensor: Tensor) -> Any:
-    if not isinstance(tensor.data, list):
-        raise Refusal(f"`{tensor.name}`: it has neither `data` nor `binary_data_size`")
-    return tensor.data  # pyright: ignore[reportUnknownVariableType]
 
 
 def check_input(name: str, datatype: str, shape: Sequence[int], known: Mapping[str, Any], signature: Signature) -> None:

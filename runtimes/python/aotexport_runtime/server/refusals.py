@@ -59,9 +59,10 @@ def refusal_of(error: BaseException) -> Refusal:
     """Return what a client is told of an error of its call."""
     if isinstance(error, Refusal):
         return error
+    text = " ".join(str(error).split())
     for known, kind in _KINDS:
         if isinstance(error, known):
-            return Refusal(" ".join(str(error).split()), kind)
+            return Refusal(text, kind)
     # Operators refuse values by these: an index out of range, a shape that does not broadcast.
     kind = "invalid" if isinstance(error, IndexError | ValueError) else "internal"
-    return Refusal(f"the model failed with {type(error).__name__}: {' '.join(str(error).split())[:500]}", kind)
+    return Refusal(f"the model failed with {type(error).__name__}: {text[:500]}", kind)

@@ -1,7 +1,6 @@
 """The models of a repository: found, proved, swapped, let go. Knows no server and no torch.
 
-Invariant: a model is served by a servable that has passed its self-test, or not at all. A new one is loaded beside the
-old one; the old one answers what it was asked, and goes.
+A model is served by a servable that has passed its self-test, or not at all.
 """
 
 from __future__ import annotations
@@ -84,7 +83,14 @@ class Model:
 
 
 class Repository:
-    """The models below a directory. Changes wait for one another; `current` waits for nothing."""
+    """The models below a directory. Changes wait for one another; `current` waits for nothing.
+
+    Attributes:
+        models: by name, also those that cannot be served.
+        is_proved: whether every model that the repository held at first has passed its self-test, or is gone.
+    """
+
+    is_proved = False
 
     def __init__(
         self,
@@ -98,9 +104,9 @@ class Repository:
         """Look at nothing yet; see `scan`.
 
         Args:
-            root: see `find_models`.
+            root: see `find_models`, as for `name`.
             make: returns the servable of a bundle, which has not run yet.
-            name: see `find_models`.
+            name: of the one model.
             most_nbytes: most bytes of the bundles that are loaded at once; None: any number. What was not asked for
                 longest goes first, and is loaded again when it is asked for.
             watcher: is told what happens.
@@ -111,9 +117,7 @@ class Repository:
         self._most_nbytes = most_nbytes
         self._watcher = watcher
         self._lock = threading.RLock()
-        self._seen: dict[Path, Fingerprint] = {}
-        self._scanned = False
-        self._proved = False
+        self._seen: dict[Path, Fingerprint] | None = None
         self._ending: Servable | None = None
         self.models: dict[str, Model] = {}
 
@@ -123,11 +127,6 @@ class Repository:
         servables = [model.served.servable for model in [*self.models.values()] if model.served]
         servables += [ending] if (ending := self._ending) else []
         return min((since for each in servables if (since := each.batcher.running_since) is not None), default=None)
-
-    @property
-    def is_proved(self) -> bool:
-        """Whether every model that the repository held at first has passed its self-test, or is gone."""
-        return self._proved
 
     def model(self, name: str) -> Model:
         """Return the model called `name`; `Refusal`: there is none."""
@@ -139,9 +138,7 @@ class Repository:
     def current(self, name: str, version: str = "") -> Served | None:
         """Return what answers calls of a model now; None: it is to be loaded first, by `demand`.
 
-        Args:
-            name: of the model.
-            version: that the client asks for; empty: the one that is served.
+        An empty `version` is the one that is served.
 
         Raises:
             Refusal: no such model or version, or it cannot be served.
@@ -213,8 +210,7 @@ class Repository:
                 if not model.refused:
                     self._choose(model, watching=True)
         self._seen = {bundle.path: bundle.files for bundles in found.values() for bundle in bundles}
-        self._scanned = True
-        self._proved = self._proved or all(m.chosen or m.refused for m in self.models.values())
+        self.is_proved = self.is_proved or all(m.chosen or m.refused for m in self.models.values())
 
     def close(self) -> None:
         """Let every model go when it has answered what it was asked."""
@@ -222,14 +218,11 @@ class Repository:
             for model in self.models.values():
                 self._let_go(model)
 
-    def _is_settled(self, bundle: Candidate) -> bool:
-        """Return whether nothing has changed since the last look: what is being copied is left alone."""
-        return not self._scanned or self._seen.get(bundle.path) == bundle.files
-
     def _choose(self, model: Model, *, watching: bool = False) -> None:
         """Serve the newest version that passes; the one that is served stays where none does.
 
-        With `watching`, leave alone what is being copied, and what was let go until it is asked for.
+        With `watching`, leave alone what is being copied, as it has changed since the last look, and what was let go
+        until it is asked for.
         """
         for bundle in model.candidates:
             if model.chosen is not None and model.chosen.files == bundle.files and (watching or model.served):
@@ -237,7 +230,8 @@ class Repository:
                 return
             if bundle.files in model.failures:
                 continue
-            if (watching and not self._is_settled(bundle)) or self._try(model, bundle):
+            is_copied = watching and self._seen is not None and self._seen.get(bundle.path) != bundle.files
+            if is_copied or self._try(model, bundle):
                 return
 
     def _try(self, model: Model, bundle: Candidate) -> bool:
