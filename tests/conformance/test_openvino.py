@@ -19,7 +19,7 @@ from aotexport_runtime import CheckFailed, NotSupported, OnnxRuntime, OpenVino, 
 from tests.hostile.crafted import Crafted
 
 openvino = pytest.importorskip("openvino", reason="needs the extra `openvino`")
-from aotexport_runtime.engines.openvino import exact, session  # noqa: E402
+from aotexport_runtime.engines.openvino import session  # noqa: E402
 
 
 class Counting(nn.Module):
@@ -236,7 +236,7 @@ INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
 )
 def test_model_is_refused_where_openvino_computes_otherwise(tmp_path, nodes, inputs, reason):
     constants = [("one", np.array([1])), ("end", np.array([2**63 - 1])), ("large", np.array([1 << 40]))]
-    assert exact.why_inexact(_model(tmp_path, nodes, inputs, constants=constants)) == reason
+    assert session.why_inexact(_model(tmp_path, nodes, inputs, constants=constants)) == reason
 
 
 _DATA = np.arange(6, dtype=np.float32).reshape(3, 2)
@@ -255,7 +255,7 @@ _DATA = np.arange(6, dtype=np.float32).reshape(3, 2)
 def test_indices_out_of_bounds_are_seen(tmp_path, node, axes, good, bad):
     inputs = [("i", INT64, axes), ("u", FLOAT, axes)][: len(node.input) - 1]
     model = _model(tmp_path, [node], inputs, constants=[("data", _DATA)])
-    assert exact.indices_in_bounds(model)
+    assert session.indices_in_bounds(model)
     compiled = session.openvino_core().compile_model(model, "CPU", {"INFERENCE_NUM_THREADS": 1})
     results = []
     for indices, expected in [(good, True), *((each, False) for each in bad), (good, True)]:

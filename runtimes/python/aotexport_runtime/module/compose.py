@@ -159,10 +159,13 @@ def _live(module: BundleModule, program: Program) -> LiveGraph | None:
         graph = module.bundle.graph(program.name, program.forward.file)
         # Constants are in no table of a submodule.
         names = {e.name: () if e.role == "constant" else (e.name, *e.tied) for e in module.bundle.manifest.state}
+        make = functools.partial(
+            live_graph, graph, program, adapters=adapters, names=names, environment=module._environment
+        )
         if untold is None:
-            live = live_graph(graph, program, changes, adapters, names, module._environment)
+            live = make(changes)
         else:
-            live, paths = graph_of_calls(module, graph, program, changes, adapters, names, module._environment)
+            live, paths = graph_of_calls(module, graph, changes, make)
             untold.update(paths)
     _check_state_read(program, live, module._slot)
     return live

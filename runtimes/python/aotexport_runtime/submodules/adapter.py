@@ -1,8 +1,5 @@
 """Adapters: modules that change what the tensors of a loaded module compute, without a change of the module."""
 
-# The tables of a module have no public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
@@ -25,11 +22,8 @@ _OVERRIDES: ContextVar[Mapping[int, tuple[str, ...]]] = ContextVar("adapters of 
 class Adapters:
     """The named adapters of a loaded module.
 
-    Attributes:
-        configs: their settings, by name.
-        active: names of those that calls apply.
-        merged: names of those that the module's own weights hold.
-        bases: digests of the weights that each was added beside, by their names.
+    Calls apply the `active` ones; the module's own weights hold the `merged` ones. `bases` has digests of the weights
+    that each was added beside, by their names.
     """
 
     configs: dict[str, Any] = field(default_factory=dict[str, Any])
@@ -90,7 +84,7 @@ class Adapter(nn.ModuleDict):
 
     def is_needed(self) -> bool:
         """Return whether calls need it: not while weights hold adapters."""
-        return bool(self._modules) and not self.adapters.merged
+        return len(self) > 0 and not self.adapters.merged
 
     def held(self, names: Sequence[str]) -> list[Any]:
         """Return its changes for adapters."""
@@ -111,14 +105,10 @@ class Adapter(nn.ModuleDict):
         return tensor
 
 
-def adapters_in(module: nn.Module) -> list[Adapter]:
-    """Return the adapters that `module` itself holds."""
-    return [child for child in module._modules.values() if isinstance(child, Adapter)]
-
-
 def adapters_below(whole: nn.Module) -> list[tuple[str, Adapter]]:
     """Return all adapters, each with the path of the module that holds it."""
-    return [(path, adapter) for path, module in whole.named_modules() for adapter in adapters_in(module)]
+    children = ((path, child) for path, module in whole.named_modules() for child in module.children())
+    return [(path, child) for path, child in children if isinstance(child, Adapter)]
 
 
 def adapted_call(module: nn.Module, result: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -127,12 +117,13 @@ def adapted_call(module: nn.Module, result: torch.Tensor, args: Sequence[torch.T
     Raises:
         NotSupported: an adapter takes the place of a tensor, which that code does not know.
     """
-    for adapter in adapters_in(module):
-        if adapter.is_needed() and adapter.in_weight:
+    for adapter in module.children():
+        if not isinstance(adapter, Adapter) or not adapter.is_needed():
+            continue
+        if adapter.in_weight:
             raise NotSupported(
                 f"a `{type(module).__name__}` computes with its own `{adapter.tensor}` here, and has an adapter that "
                 "takes its place. Merge the adapter first (`aotexport_runtime.adapters.merge_adapter`)"
             )
-        if adapter.is_needed():
-            result = adapter.adapted(result, args[0], getattr(module, adapter.tensor), getattr(module, "bias", None))
+        result = adapter.adapted(result, args[0], getattr(module, adapter.tensor), getattr(module, "bias", None))
     return result

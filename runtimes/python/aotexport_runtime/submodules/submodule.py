@@ -1,4 +1,4 @@
-"""Modules in the places of original submodules."""
+"""Modules in the places of original submodules, and the tree of them."""
 
 # The tables of a module have no public names.
 # pyright: reportPrivateUsage=false
@@ -17,13 +17,18 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from aotexport_runtime.allowed.modules import KNOWN
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.schema.manifest import Manifest, StateTensor
+from aotexport_runtime.schema.manifest import Submodule as Record
+from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.submodules.adapter import adapted_call
 from aotexport_runtime.submodules.places import StateSlot
 from aotexport_runtime.submodules.python_state import PythonState
 from aotexport_runtime.submodules.tables import HOOKS, TABLES, Origin, former_kind, kind_in, watch_tables
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.meshes import check_even
+from aotexport_runtime.values.trees import builder
 
 _RUNNING: ContextVar[tuple[tuple[nn.Module, Callable[..., Any]], ...]] = ContextVar("running", default=())
 """Submodules in the call that runs, each with the function that its call runs."""
@@ -98,17 +103,15 @@ class LoadedSubmodule(Loaded):
         return next(base for base in cls.__mro__ if base.__module__.startswith("torch.nn.modules"))(*args, **kwargs)
 
     def __init__(self, origin: Origin) -> None:
-        """Begin without state; see `seal`."""
         nn.Module.__init__(self)
         self.__dict__["_origin"] = origin
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the original's part of the running program.
+        """Run the original's part of the running program, or by itself, the code of torch's class.
 
         Raises:
-            NotSupported: the submodule is called by itself, and its class is the model's own; or its weights are in
-                parts of different sizes, or have shapes or dtypes that do not fit together, and torch cannot compute
-                with them.
+            NotSupported: its class is the model's own; or torch cannot compute with its weights, which are in parts of
+                different sizes, or have shapes or dtypes that do not fit together.
         """
         origin: Origin = self.__dict__["_origin"]
         part = next((part for module, part in reversed(_RUNNING.get()) if module is self), None)
@@ -251,13 +254,9 @@ def copied(
     *,
     alone: type[nn.Module] | None = None,
 ) -> Any:
-    """Return a copy of a loaded module, or of a submodule for a copied whole, which `memo` holds then.
+    """Return a copy of a loaded module, or of a submodule for a copied whole, which `memo` of `copy.deepcopy` holds.
 
-    Args:
-        module: the module.
-        memo: see `copy.deepcopy`.
-        given: attributes of the copy that are no copies.
-        alone: the class of a copy that is a plain module; None: the copy is a loaded one.
+    `given`: attributes of the copy that are no copies. `alone`: the class of a copy that is a plain module.
     """
     twin = memo[id(module)] = nn.Module.__new__(alone or type(module))
     twin.__dict__.update({name: {} for name in TABLES})
@@ -272,3 +271,72 @@ def copied(
     if alone is None:
         watch_tables(twin)
     return twin
+
+
+# --- the tree of submodules, with its state -----------------------------------------------------------------
+
+
+def build(
+    whole: nn.Module, manifest: Manifest, tensors: Mapping[str, torch.Tensor], constant: Callable[[Constant], Any]
+) -> dict[str, torch.Tensor]:
+    """Give a module the submodules and the state of a bundle; return tensors that are no parameter or buffer, by name.
+
+    The module owns `tensors`, the state by name, from now on. `constant` returns the value of a constant leaf.
+    """
+    for record in manifest.modules:
+        _place(whole, record, constant)
+    constants: dict[str, torch.Tensor] = {}
+    for entry in manifest.state:
+        tensor = tensors[entry.name]
+        if entry.role == "constant":
+            constants[entry.name] = tensor.requires_grad_(entry.requires_grad)
+        else:
+            _register(whole, entry, tensor)
+    return constants
+
+
+def _place(whole: nn.Module, record: Record, constant: Callable[[Constant], Any]) -> None:
+    """Put a submodule in the place of an original one."""
+    path, _, name = record.name.rpartition(".")
+    owner = whole
+    if record.same_as is not None:
+        at(whole, path)._modules[name] = at(whole, record.same_as)
+        return
+    if name:
+        known = record.type if record.type in KNOWN else None
+        origin = Origin(whole, record.name, known is not None)
+        owner = (LoadedSubmodule if known is None else known_class(known))(origin)
+        if record.attributes is not None and known is not None:
+            origin.attributes = builder(record.attributes, constant)([])
+            owner.__dict__.update(origin.attributes)
+        at(whole, path)._modules[name] = owner
+    for leaf in record.absent:
+        owner._parameters[leaf] = None
+
+
+def _register(whole: nn.Module, entry: StateTensor, tensor: torch.Tensor) -> None:
+    value = nn.Parameter(tensor, requires_grad=entry.requires_grad) if entry.role == "parameter" else tensor
+    if entry.role == "buffer" and entry.requires_grad:
+        tensor.requires_grad_(True)
+    for name in (entry.name, *entry.tied):
+        path, _, leaf = name.rpartition(".")
+        owner = at(whole, path)
+        # Directly into the tables: a name of the user's may equal one of ours.
+        if isinstance(value, nn.Parameter):
+            owner._parameters[leaf] = value
+        else:
+            owner._buffers[leaf] = value
+            if not entry.persistent:
+                owner._non_persistent_buffers_set.add(leaf)
+
+
+def at(whole: nn.Module, path: str) -> Any:
+    """Return the submodule at `path`; make it if the bundle does not list submodules."""
+    module, parts = whole, path.split(".") if path else []
+    for position, part in enumerate(parts, 1):
+        if part not in module._modules:
+            module._modules[part] = LoadedSubmodule(Origin(whole, ".".join(parts[:position])))
+        child = module._modules[part]
+        assert isinstance(child, LoadedSubmodule)
+        module = child
+    return module

@@ -36,16 +36,12 @@ WRAP = (
 
 @dataclass
 class Origin:
-    """The state of a module when it was loaded.
+    """The state of a module, at a path of the whole, when it was loaded; the whole's method `changed` hears of changes.
 
     Attributes:
-        whole: the loaded module; its method `changed` hears of changes.
-        path: path of the module in it.
         known: whether its class is one of torch's, so that it can be called alone.
         attributes: of such a class: its attributes beside tensors and submodules.
-        type: its class.
         tensors: kinds of its parameters and buffers, by name.
-        submodules: its submodules, by name.
         left: names of tensors that calls have put there since.
     """
 

@@ -61,7 +61,7 @@ class Modules:
     """The functions of a bundle's kernels on the devices that they run on."""
 
     def __init__(self, driver: Driver, code: Callable[[KernelBinary], bytes]) -> None:
-        """Prepare to load what `code` returns: the bytes of a kernel's code, its digest compared."""
+        """Prepare to load what `code` returns: a kernel's code, its digest compared."""
         self._driver = driver
         self._code = code
         self._functions: dict[tuple[int, str, str], int] = {}

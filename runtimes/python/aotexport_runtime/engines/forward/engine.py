@@ -28,10 +28,7 @@ class ForwardEngine:
     def __init__(
         self, bundle: Bundle, program: Program, environment: Environment, engines: Engines, live: LiveGraph | None
     ) -> None:
-        """Prepare the graph; it is read and compiled by the first call.
-
-        `engines` records which passes have run. `live` is the graph with changed submodules, which runs in its place.
-        """
+        """Prepare the graph, which the first call compiles; `live`, with changed submodules, runs in its place."""
         self._bundle = bundle
         self._program = program
         self._environment = environment
@@ -91,8 +88,6 @@ class ForwardEngine:
 
 
 def _records(inputs: Sequence[Any]) -> bool:
-    return torch.is_grad_enabled() and any(map(_requires_grad, inputs))
-
-
-def _requires_grad(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad
+    if not torch.is_grad_enabled():
+        return False
+    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)

@@ -111,9 +111,8 @@ def live_graph(
     for change in needed:
         _check_can_follow(change, change.path in called, graph, program)
     followed = {change.path: change for change in needed if change.path in called}
-    outline = _Outline(graph, followed, program, names, environment)
-    adapted = outline.adapt(program, adapters, names)
-    if not followed and not adapted:
+    outline = _Outline(graph, followed, program, adapters, names, environment)
+    if not followed and not outline.adapted:
         return None
     nodes = (*outline.first, *outline.nodes(0, len(graph.nodes), None))
     outputs = [outline.renamed(output) for output in graph.outputs]
@@ -124,7 +123,7 @@ def live_graph(
         graph=msgspec.structs.replace(graph, nodes=nodes, outputs=outputs, calls=()),
         environment=outline.environment,
         reads=frozenset(value.name for value in graph.inputs if value.name in used),
-        reasons=(*reasons, *(f"`{name}` has an adapter" for name in adapted[:1])),
+        reasons=(*reasons, *(f"`{name}` has an adapter" for name in outline.adapted[:1])),
         added=(*(adapter for _, adapter in adapters), *put_in),
     )
 
@@ -160,6 +159,7 @@ class _Outline:
         graph: Graph,
         changes: Mapping[str, SubmoduleChange],
         program: Program,
+        adapters: Sequence[tuple[str, Adapter]],
         names: Mapping[str, Sequence[str]],
         environment: Environment,
     ) -> None:
@@ -171,7 +171,7 @@ class _Outline:
             if isinstance(spec, StateInput)
         }
         self.first: list[Node] = []
-        self._adapted: dict[str, Operands] = {}
+        self._places: dict[str, Operands] = {}
         self._callables: dict[str, Callable[..., Any]] = dict(environment.submodules)
         self.environment = dataclasses.replace(environment, submodules=self._callables)
         self._names: dict[str, str] = {}
@@ -193,19 +193,19 @@ class _Outline:
         for index, output in enumerate(graph.outputs):
             for name in names_in([output]):
                 self._uses.setdefault(name, []).extend([len(graph.nodes)] * max(returned[index], 1))
+        self.adapted: list[str] = []
+        self._adapt(Readers(graph, program), adapters, {name: group for group in names.values() for name in group})
 
-    def adapt(
-        self, program: Program, adapters: Sequence[tuple[str, Adapter]], names: Mapping[str, Sequence[str]]
-    ) -> list[str]:
-        """Call adapters: before all nodes (`first`), or after those that read a tensor; return the tensors' names."""
-        readers, adapted = Readers(self._graph, program), list[str]()
-        all_names = {name: group for group in names.values() for name in group}
+    def _adapt(
+        self, readers: Readers, adapters: Sequence[tuple[str, Adapter]], all_names: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Call adapters before all nodes (`first`), or after those that read a tensor; note the tensors' names."""
         for path, adapter in adapters:
             name = named(path, adapter.tensor)
             value, found = readers.value(all_names[name]), readers.of(all_names[name], path)
             if value is None or not found:
                 continue
-            adapted.append(name)
+            self.adapted.append(name)
             if adapter.in_weight:
                 new = self._names[value] = f"{value} of {name}"
                 self._callables[new] = functools.partial(_without_symbols, adapter.adapted_tensor)
@@ -213,8 +213,7 @@ class _Outline:
             for each in found if not adapter.in_weight else ():
                 if each.node is not None and each.operands is not None:
                     self._callables[each.node.name] = functools.partial(_without_symbols, adapter.adapted)
-                    self._adapted[each.node.name] = each.operands
-        return adapted
+                    self._places[each.node.name] = each.operands
 
     def renamed(self, argument: Argument) -> Argument:
         return rename(argument, self._names)
@@ -233,7 +232,7 @@ class _Outline:
         """Yield nodes with their new operands, and the calls of adapters after them."""
         for node in self._graph.nodes[begin:end]:
             node = renamed(node, self._names) if self._names else node
-            places = self._adapted.get(node.name)
+            places = self._places.get(node.name)
             if places is not None:
                 own = msgspec.structs.replace(node, name=f"{node.name} without adapter")
                 yield own
@@ -289,7 +288,8 @@ class _Outline:
         made = {node.name for node in nodes}
         needed = [*(name for node in nodes for name in operands(node)), *names_in(outputs.values())]
         outside = [name for name in dict.fromkeys(needed) if name not in made and name not in arguments.values()]
-        own = {name: alias for name in outside if (alias := self._own(name, path)) is not None}
+        aliases = ((name, alias) for name in outside for alias in self._state.get(name, ()))
+        own = {name: alias.removeprefix(f"{path}.") for name, alias in aliases if is_below(alias, path)}
         captured = [name for name in outside if name not in own]
         graph = msgspec.structs.replace(self._graph, nodes=tuple(nodes), outputs=[*outputs.values()], calls=())
         names = [*arguments.values(), *captured, *own]
@@ -301,12 +301,6 @@ class _Outline:
             outputs=[*outputs],
             compiled=functools.cache(lambda: compile_graph(graph, nodes, names, graph.outputs, self.environment)),
         )
-
-    def _own(self, name: str, path: str) -> str | None:
-        """Return the name of a graph input among the state below `path`; None: it is no state of that module."""
-        prefix = f"{path}."
-        names = self._state.get(name, ())
-        return next((alias.removeprefix(prefix) for alias in names if alias.startswith(prefix)), None)
 
     def _results(self, call: ModuleCall, change: SubmoduleChange, returned: set[int]) -> list[Result]:
         """Return the results of a call that later nodes use; arguments that it returns get new names."""
@@ -375,15 +369,12 @@ class _Outline:
 def graph_of_calls(
     whole: nn.Module,
     graph: Graph,
-    program: Program,
     changes: Sequence[SubmoduleChange],
-    adapters: Sequence[tuple[str, Adapter]],
-    names: Mapping[str, Sequence[str]],
-    environment: Environment,
+    make: Callable[[Sequence[SubmoduleChange]], LiveGraph | None],
 ) -> tuple[LiveGraph | None, set[str]]:
     """Return a forward graph that calls every submodule that it can, and the paths of those that it cannot.
 
-    For other arguments than the loaded module, and errors, see `live_graph`.
+    `make` returns a live graph of the forward `graph`; see `live_graph`.
     """
     changed = [change.path for change in changes]
     shown = {
@@ -394,7 +385,7 @@ def graph_of_calls(
     }
     while True:
         try:
-            live = live_graph(graph, program, [*changes, *shown.values()], adapters, names, environment)
+            live = make([*changes, *shown.values()])
             return live, {path for path, _ in whole.named_modules() if path} - shown.keys() - {*changed}
         except CannotFollow as error:
             if shown.pop(error.path, None) is None:

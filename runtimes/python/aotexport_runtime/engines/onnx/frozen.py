@@ -29,9 +29,7 @@ Weights = Mapping[str, tuple[torch.Tensor, int]]
 class FrozenModel:
     """Runs an inference graph while the weights are those that were loaded; see `Libraries`.
 
-    Attributes:
-        target: name of the engine.
-        failure: what the runtime said the last time that it failed; empty: it did not.
+    `failure` is what the runtime said the last time that it failed; empty: it did not.
     """
 
     def __init__(self, bundle: Bundle, program: Program, runtime: ModelRuntime, weights: Weights) -> None:
