@@ -546,6 +546,12 @@ def test_change_that_calls_cannot_follow_is_refused_by_the_next(bundle, change, 
     assert str(caught.value) == message
 
 
+def test_tensors_of_a_removed_submodule_are_gone(bundle):
+    loaded = load(bundle)
+    del loaded.block
+    assert not any(name.startswith("block.") for name in loaded.present_tensors())
+
+
 # --- a whole that is a list ---------------------------------------------------------------------------------
 
 

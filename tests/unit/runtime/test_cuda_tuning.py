@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from aotexport_runtime import NotSupported
-from aotexport_runtime.engines.cuda.tuning import TunedKernel, Tuner
+from aotexport_runtime.engines.cuda import tuning
+from aotexport_runtime.engines.cuda.tuning import TunedKernel
 from aotexport_runtime.execution.user_cache import Measurements
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary, KernelCandidate, PointerParameter
 
@@ -52,14 +53,19 @@ class Clock:
         return cls.now - start
 
 
-def tuner(directory=None, **options):
-    kept = lambda launchers: Measurements(directory, [each.binary.sha256 for each in launchers])  # noqa: E731
-    return Tuner(kept, **{"measure": Clock.measure, "may_measure": lambda: True, **options})
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch):
+    monkeypatch.setattr(tuning, "device_time", Clock.measure)
+    monkeypatch.setattr(tuning, "may_measure", lambda: True)
+
+
+def kept(directory=None):
+    return lambda launchers: Measurements(directory, [each.binary.sha256 for each in launchers])
 
 
 def test_fastest_candidate_runs_and_the_arguments_are_changed_once():
     slow, fast, x = Adding(1, 5.0), Adding(2, 3.0), torch.zeros(4)
-    launch = TunedKernel([slow, fast], tuner())
+    launch = TunedKernel([slow, fast], kept())
     launch(x=x, y=x)
     assert x.tolist() == [2.0] * 4
     launch(x=x, y=x)
@@ -70,45 +76,44 @@ def test_fastest_candidate_runs_and_the_arguments_are_changed_once():
 def test_copies_have_values_strides_and_sharing_of_the_originals():
     memory = torch.arange(12.0)
     x, y = memory.view(3, 4).t(), memory[5:]
-    kept = memory.clone()
+    before = memory.clone()
     timed = Adding(1, 1.0)
-    TunedKernel([timed, Adding(1, 0.5)], tuner())(x=x, y=y)
+    TunedKernel([timed, Adding(1, 0.5)], kept())(x=x, y=y)
     first = timed.launches[0]
     assert first["x"].stride() == x.stride()
     assert first["y"].storage_offset() == 5
     assert first["x"].untyped_storage().data_ptr() == first["y"].untyped_storage().data_ptr() != memory.data_ptr()
-    assert torch.equal(memory, kept + 1)
+    assert torch.equal(memory, before + 1)
 
 
 def test_candidate_that_cannot_be_launched_is_not_chosen():
     working, x = Adding(2, 3.0), torch.zeros(1)
-    TunedKernel([Adding(1, 0.0, fails=True), working], tuner())(x=x, y=x)
+    TunedKernel([Adding(1, 0.0, fails=True), working], kept())(x=x, y=x)
     assert x.item() == 2
 
 
-@pytest.mark.parametrize(
-    ("elements", "options"), [(0, {}), (3, {"may_measure": lambda: False})], ids=["no blocks", "not now"]
-)
-def test_first_candidate_runs_where_nothing_can_be_timed(elements, options, tmp_path):
+@pytest.mark.parametrize(("elements", "can_measure"), [(0, True), (3, False)], ids=["no blocks", "not now"])
+def test_first_candidate_runs_where_nothing_can_be_timed(elements, can_measure, tmp_path, monkeypatch):
+    monkeypatch.setattr(tuning, "may_measure", lambda: can_measure)
     first, second, x = Adding(1, 5.0), Adding(2, 3.0), torch.zeros(elements)
-    TunedKernel([first, second], tuner(tmp_path, **options))(x=x, y=x)
+    TunedKernel([first, second], kept(tmp_path))(x=x, y=x)
     assert (len(first.launches), len(second.launches)) == (1, 0)
     assert not any(tmp_path.iterdir())
 
 
 def test_next_process_runs_the_winner_without_timing(tmp_path):
-    TunedKernel([Adding(1, 5.0), Adding(2, 3.0)], tuner(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
+    TunedKernel([Adding(1, 5.0), Adding(2, 3.0)], kept(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
     slow, fast = Adding(1, 5.0), Adding(2, 3.0)
-    TunedKernel([slow, fast], tuner(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
+    TunedKernel([slow, fast], kept(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
     assert (len(slow.launches), len(fast.launches)) == (0, 1)
 
 
 @pytest.mark.parametrize("found", [{}, {"candidate": 2}, {"candidate": True}])
 def test_record_that_names_no_candidate_is_passed_over(found, tmp_path):
-    TunedKernel([Adding(1, 5.0), Adding(2, 3.0)], tuner(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
+    TunedKernel([Adding(1, 5.0), Adding(2, 3.0)], kept(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
     (file,) = tmp_path.iterdir()
     file.write_text(json.dumps({"found": found}))
     slow, fast = Adding(1, 5.0), Adding(2, 3.0)
-    TunedKernel([slow, fast], tuner(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
+    TunedKernel([slow, fast], kept(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
     assert len(slow.launches) > 0
     assert json.loads(file.read_text())["found"]["candidate"] == 1

@@ -19,7 +19,7 @@ from aotexport_runtime.engines.cuda.driver import Driver
 from aotexport_runtime.engines.cuda.graphs import Capture, GraphedProgram
 from aotexport_runtime.engines.cuda.launch import Launcher, Modules
 from aotexport_runtime.engines.cuda.trial import Trial
-from aotexport_runtime.engines.cuda.tuning import TunedKernel, Tuner
+from aotexport_runtime.engines.cuda.tuning import Kept, TunedKernel
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, Function
@@ -82,10 +82,10 @@ class CudaEngine:
             )
         architecture, choices = chosen
         driver, modules = self._load(bundle)
-        tuner = self._tuner(driver, properties.name)
+        kept = self._kept(driver, properties.name)
         stream = LaunchStream()
         launches = {
-            kernel.name: _launch(kernel, choices[kernel.name], modules, driver, device, stream, tuner)
+            kernel.name: _launch(kernel, choices[kernel.name], modules, driver, device, stream, kept)
             for kernel in kernels
         }
         fitting = architectures_for(available, capability)
@@ -101,12 +101,12 @@ class CudaEngine:
                 self._loaded = driver, Modules(driver, lambda binary: code_of(binary, pack(binary.architecture)))
             return self._loaded
 
-    def _tuner(self, driver: Driver, device: str) -> Tuner | None:
+    def _kept(self, driver: Driver, device: str) -> Kept | None:
         if not self._options.tune:
             return None
         folder, version = cache_folder("tuned") if self._options.remember else None, driver.version()
         # The driver's compiler makes code of PTX.
-        return Tuner(lambda all_: Measurements(folder, [[each.binary.sha256 for each in all_], device, version]))
+        return lambda all_: Measurements(folder, [[each.binary.sha256 for each in all_], device, version])
 
 
 def _launch(
@@ -116,13 +116,13 @@ def _launch(
     driver: Driver,
     device: torch.device,
     stream: LaunchStream,
-    tuner: Tuner | None,
+    kept: Kept | None,
 ) -> Callable[..., None]:
     launchers = [
         Launcher(kernel, candidate, binary, modules, driver, device, lambda: stream.handle)
         for candidate, binary in choices
     ]
-    return launchers[0] if tuner is None or len(launchers) == 1 else TunedKernel(launchers, tuner)
+    return launchers[0] if kept is None or len(launchers) == 1 else TunedKernel(launchers, kept)
 
 
 def on_device(lowered: Lowered, driver: Driver, device: torch.device, stream: LaunchStream) -> Lowered:

@@ -9,7 +9,6 @@ import logging
 import statistics
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -23,12 +22,12 @@ log = logging.getLogger("aotexport_runtime")
 REPETITIONS = 5
 _FASTEST = "candidate"
 
-Measure = Callable[[Callable[[], None], Callable[[], None]], float]
-"""`(prepare, launch) -> milliseconds of the device`; `prepare` runs before each launch, and is not timed."""
-
 
 def device_time(prepare: Callable[[], None], launch: Callable[[], None]) -> float:
-    """Return how long the current CUDA stream takes for the work of `launch`, in milliseconds."""
+    """Return how long the current CUDA stream takes for the work of `launch`, in milliseconds.
+
+    `prepare` runs before each launch, and is not timed.
+    """
     launch()  # Code is loaded at the first launch.
     times: list[float] = []
     for _ in range(REPETITIONS):
@@ -47,25 +46,17 @@ def may_measure() -> bool:
     return not (torch.cuda.is_current_stream_capturing() or torch.are_deterministic_algorithms_enabled())
 
 
-@dataclass(frozen=True)
-class Tuner:
-    """The means to tune the kernels of a device.
-
-    `kept` returns where the position of a kernel's fastest candidate is kept, given the launchers of all of them.
-    """
-
-    kept: Callable[[Sequence[Launcher]], Measurements]
-    measure: Measure = device_time
-    may_measure: Callable[[], bool] = may_measure
+Kept = Callable[[Sequence[Launcher]], Measurements]
+"""Returns where the position of a kernel's fastest candidate is kept, given the launchers of all of them."""
 
 
 class TunedKernel:
     """Launches the fastest candidate of a kernel."""
 
-    def __init__(self, launchers: Sequence[Launcher], tuner: Tuner) -> None:
+    def __init__(self, launchers: Sequence[Launcher], kept: Kept) -> None:
         """Prepare a kernel with a launcher per candidate, the default first."""
         self._launchers = launchers
-        self._tuner = tuner
+        self._kept = kept
         self._chosen: Launcher | None = None
         self._lock = threading.Lock()
 
@@ -75,22 +66,22 @@ class TunedKernel:
         launcher(**arguments)
 
     def _choose(self, arguments: Mapping[str, Any]) -> Launcher:
-        first, tuner = self._launchers[0], self._tuner
-        if 0 in first.grid(arguments) or not tuner.may_measure():
+        first = self._launchers[0]
+        if 0 in first.grid(arguments) or not may_measure():
             return first
         with self._lock:
             if self._chosen is None:
-                kept = tuner.kept(self._launchers)
+                kept = self._kept(self._launchers)
                 position = kept.read().get(_FASTEST)
                 if type(position) is not int or not 0 <= position < len(self._launchers):
-                    position = fastest(self._launchers, arguments, tuner.measure)
+                    position = fastest(self._launchers, arguments)
                     kept.add(_FASTEST, position)
                 self._chosen = self._launchers[position]
                 log.debug("kernel %s runs candidate %d", first.kernel.name, position)
             return self._chosen
 
 
-def fastest(launchers: Sequence[Launcher], arguments: Mapping[str, Any], measure: Measure) -> int:
+def fastest(launchers: Sequence[Launcher], arguments: Mapping[str, Any]) -> int:
     """Return the position of the fastest launcher of one kernel; the first where none can be timed."""
     try:
         copies = _Copies(arguments)
@@ -99,7 +90,7 @@ def fastest(launchers: Sequence[Launcher], arguments: Mapping[str, Any], measure
     times: list[float] = []
     for launcher in launchers:
         try:
-            times.append(measure(copies.refresh, lambda launcher=launcher: launcher(**copies.arguments)))
+            times.append(device_time(copies.refresh, lambda launcher=launcher: launcher(**copies.arguments)))
         except NotSupported:
             times.append(float("inf"))
     return times.index(min(times))
