@@ -14,7 +14,6 @@ import msgspec
 
 from aotexport_runtime.rewrite.names import names_in, operands
 from aotexport_runtime.rewrite.partition import Subgraph
-from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import SequenceMeta, TensorMeta
 
@@ -175,8 +174,6 @@ class _Memory:
 
 def _remember(node: Node, memories: dict[str, _Memory], last_uses: dict[str, int]) -> None:
     taken = operands(node)
-    if node.op == ASSUMED_SHAPE:
-        return
     if node.op == "python::getitem":
         # Each item has memory of its own, keyed by its index, and lives as long as the sequence.
         key = f"{taken[0]}[{node.args[1]!r}]" if taken else ""
