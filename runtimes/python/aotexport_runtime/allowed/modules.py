@@ -4,62 +4,21 @@ Class, attributes, parameters and buffers determine the behaviour of such a modu
 others. A reader may so call it alone.
 """
 
-_DIMENSIONAL = (
-    "Conv",
-    "ConvTranspose",
-    "BatchNorm",
-    "InstanceNorm",
-    "Dropout",
-    "MaxPool",
-    "AvgPool",
-    "AdaptiveAvgPool",
-    "AdaptiveMaxPool",
-)
-
 CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})
 """Classes that hold modules."""
 
+_DIMENSIONAL = (
+    *("Conv", "ConvTranspose", "BatchNorm", "InstanceNorm", "Dropout", "MaxPool", "AvgPool"),
+    *("AdaptiveAvgPool", "AdaptiveMaxPool"),
+)
+
 KNOWN = CONTAINERS | {
     *(f"{name}{rank}d" for name in _DIMENSIONAL for rank in (1, 2, 3)),
-    "AlphaDropout",
-    "Bilinear",
-    "CELU",
-    "Dropout",
-    "ELU",
-    "Embedding",
-    "FeatureAlphaDropout",
-    "Flatten",
-    "GELU",
-    "GLU",
-    "GroupNorm",
-    "Hardshrink",
-    "Hardsigmoid",
-    "Hardswish",
-    "Hardtanh",
-    "Identity",
-    "LayerNorm",
-    "LeakyReLU",
-    "Linear",
-    "LogSigmoid",
-    "LogSoftmax",
-    "Mish",
-    "PReLU",
-    "PixelShuffle",
-    "RMSNorm",
-    "ReLU",
-    "ReLU6",
-    "SELU",
-    "SiLU",
-    "Sigmoid",
-    "Softmax",
-    "Softplus",
-    "Softshrink",
-    "Softsign",
-    "Tanh",
-    "Tanhshrink",
-    "Threshold",
-    "Unflatten",
-    "Upsample",
+    *("AlphaDropout", "Bilinear", "CELU", "Dropout", "ELU", "Embedding", "FeatureAlphaDropout", "Flatten", "GELU"),
+    *("GLU", "GroupNorm", "Hardshrink", "Hardsigmoid", "Hardswish", "Hardtanh", "Identity", "LayerNorm", "LeakyReLU"),
+    *("Linear", "LogSigmoid", "LogSoftmax", "Mish", "PReLU", "PixelShuffle", "RMSNorm", "ReLU", "ReLU6", "SELU"),
+    *("SiLU", "Sigmoid", "Softmax", "Softplus", "Softshrink", "Softsign", "Tanh", "Tanhshrink", "Threshold"),
+    *("Unflatten", "Upsample"),
 }
 """All classes, by name."""
 

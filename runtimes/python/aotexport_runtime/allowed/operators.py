@@ -182,18 +182,8 @@ BODY_OPERANDS: Operands = {
     "higher_order::invoke_subgraph": ("a body", "an array"),
     "higher_order::register_hook": ("a body", "a tensor", "an array"),
     "higher_order::autograd_function": (
-        *(
-            "a body",
-            "an array of bodies and null",
-            "an array",
-            "an array",
-            "a count",
-            "a count",
-            "an array of indices",
-            "an array of indices",
-            "a truth value",
-            "a truth value",
-        ),
+        *("a body", "an array of bodies and null", "an array", "an array", "a count", "a count"),
+        *("an array of indices", "an array of indices", "a truth value", "a truth value"),
     ),
 }
 """What each higher-order operator takes."""
@@ -216,21 +206,8 @@ NAMESPACES = frozenset(name.partition("::")[0] for name in OPERANDS)
 
 VIEWS = frozenset(
     (
-        *(
-            "_conj",
-            "_neg_view",
-            "alias",
-            "as_strided",
-            "detach",
-            "diagonal",
-            "expand",
-            "permute",
-            "select",
-            "slice",
-            "squeeze",
-            "t",
-        ),
-        *("transpose", "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real"),
+        *("_conj", "_neg_view", "alias", "as_strided", "detach", "diagonal", "expand", "permute", "select", "slice"),
+        *("squeeze", "t", "transpose", "unfold", "unsqueeze", "view", "view_as_complex", "view_as_real"),
     )
 )
 """Base names of operators that may regenerate an output: they return views of their first argument."""

@@ -20,8 +20,8 @@ Step = Callable[..., tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class _Application:
-    """One call of a function; fields are the node's operands."""
+class AutogradFunction:
+    """A function; fields are further operands of `higher_order::autograd_function`, see `schemas/README.md`."""
 
     forward: Step
     backwards: Sequence[Step | None]
@@ -31,39 +31,27 @@ class _Application:
     dirty: Sequence[int]
     nondifferentiable: Sequence[int]
     materializes: bool
+    once: bool
 
+    def apply(self, operands: Sequence[Any]) -> Sequence[Any]:
+        """Return its outputs for `operands`.
 
-def apply_function(
-    forward: Step,
-    backwards: Sequence[Step | None],
-    operands: list[Any],
-    additional: Sequence[Any],
-    outputs: int,
-    saved: int,
-    dirty: Sequence[int],
-    nondifferentiable: Sequence[int],
-    materializes: bool,
-    once: bool,
-) -> Sequence[Any]:
-    """Return the outputs of `higher_order::autograd_function`; see `schemas/README.md`.
-
-    Raises:
-        NotSupported: a function transform would have to look into it.
-    """
-    if transforms.active():
+        Raises:
+            NotSupported: a function transform would have to look into it.
+        """
+        if not transforms.active():
+            return (_AppliedOnce if self.once else _Applied).apply(self, *operands)
         if torch.is_grad_enabled() or transforms.forward_mode():
             raise NotSupported(
                 "this call is inside of torch.func or forward-mode AD, and the model has custom autograd functions, "
                 "which a bundle holds without their rules for these. Use torch.autograd outside of them"
             )
-        return forward(*operands, *additional)[:outputs]
-    application = _Application(forward, backwards, additional, outputs, saved, dirty, nondifferentiable, materializes)
-    return (_AppliedOnce if once else _Applied).apply(application, *operands)
+        return self.forward(*operands, *self.additional)[: self.outputs]
 
 
 class _Applied(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, application: _Application, *operands: Any) -> tuple[Any, ...]:
+    def forward(ctx: Any, application: AutogradFunction, *operands: Any) -> tuple[Any, ...]:
         results = application.forward(*operands, *application.additional)
         saved_end = application.outputs + application.saved
         outputs = results[: application.outputs]
@@ -77,7 +65,7 @@ class _Applied(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[Any, ...]:
-        application: _Application = ctx.application
+        application: AutogradFunction = ctx.application
         subgraph, gradients = application.backwards[0], list(grads)
         if not application.materializes:
             skipped = set(application.nondifferentiable)

@@ -33,36 +33,31 @@ def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     subgraphs: dict[str, Graph] = {}
     result: list[Node] = []
-    index = 0
-    while index < len(nodes):
-        enter = nodes[index]
+    begin = 0
+    while begin < len(nodes):
+        enter = nodes[begin]
+        end = begin
         if enter.op != ENTER:
             result.append(enter)
-            index += 1
-            continue
-        end = next(i for i in range(index, len(nodes)) if nodes[i].op == EXIT and nodes[i].args[0] == enter.name)
-        inner, rest = nodes[index + 1 : end], nodes[end + 1 :]
-        used = set(names_in(outputs)).union(*map(operands, rest))
-        own = {node.name for node in inner}
-        returned = [node.name for node in inner if node.name in used]
-        arguments = list(dict.fromkeys(references(enter.args[0])))
-        read = set[str]().union(*map(operands, inner)) - own - {*arguments}
-        others = [name for name in metas if name in read]
-        name = f"checkpoint {enter.name}"
-        subgraphs[name] = msgspec.structs.replace(
-            graph,
-            inputs=tuple(GraphInput(name=each, meta=metas[each]) for each in (*arguments, *others)),
-            nodes=tuple(inner),
-            outputs=list(returned),
-        )
-        args: list[Argument] = [SubgraphArgument(name=name), list(arguments), list(others), enter.args[1]]
-        meta = SequenceMeta(items=tuple(metas[each] for each in returned))
-        result.append(Node(name=enter.name, op="higher_order::checkpoint", args=args, meta=meta))
-        result += [
-            Node(name=each, op="python::getitem", args=[enter.name, place], meta=metas[each])
-            for place, each in enumerate(returned)
-        ]
-        index = end + 1
+        else:
+            end = next(i for i in range(begin, len(nodes)) if nodes[i].op == EXIT and nodes[i].args[0] == enter.name)
+            inner = nodes[begin + 1 : end]
+            used = set(names_in(outputs)).union(*map(operands, nodes[end + 1 :]))
+            returned = [node.name for node in inner if node.name in used]
+            arguments = list(dict.fromkeys(references(enter.args[0])))
+            read = set[str]().union(*map(operands, inner)).difference(arguments, (node.name for node in inner))
+            others = [name for name in metas if name in read]
+            name = f"checkpoint {enter.name}"
+            inputs = tuple(GraphInput(name=each, meta=metas[each]) for each in (*arguments, *others))
+            subgraphs[name] = msgspec.structs.replace(graph, inputs=inputs, nodes=tuple(inner), outputs=[*returned])
+            args: list[Argument] = [SubgraphArgument(name=name), [*arguments], [*others], enter.args[1]]
+            meta = SequenceMeta(items=tuple(metas[each] for each in returned))
+            result.append(Node(name=enter.name, op="higher_order::checkpoint", args=args, meta=meta))
+            result += [
+                Node(name=each, op="python::getitem", args=[enter.name, place], meta=metas[each])
+                for place, each in enumerate(returned)
+            ]
+        begin = end + 1
     return msgspec.structs.replace(graph, subgraphs={**graph.subgraphs, **subgraphs}), result
 
 

@@ -77,27 +77,16 @@ def checked(value: Any, meta: ValueMeta) -> Any:
     Raises:
         CheckFailed: it is a number of another type, or of more than 64 bits.
     """
-    if isinstance(meta, SizeMeta) or (isinstance(meta, ScalarMeta) and meta.type != "float"):
-        if isinstance(value, int) and -_MOST < value < _MOST:
-            return value
-    elif isinstance(meta, ScalarMeta):
-        if type(value) is float:
-            return value
-    elif isinstance(meta, SequenceMeta) and isinstance(value, tuple | list):
-        for item, item_meta in zip(value, meta.items, strict=False):
+    if isinstance(meta, SequenceMeta):
+        expected, fits = "a list", isinstance(value, tuple | list)
+        for item, item_meta in zip(value, meta.items, strict=False) if fits else ():
             if has_numbers(item_meta):
                 checked(item, item_meta)
-        return value
-    if isinstance(value, _SYMBOLIC):
-        return value
-    raise CheckFailed(f"a graph expects {_words(meta)}, and got {_found(value)}")
-
-
-def _words(meta: ValueMeta) -> str:
-    if isinstance(meta, SequenceMeta):
-        return "a list"
-    return "a float" if isinstance(meta, ScalarMeta) and meta.type == "float" else "an integer of at most 64 bits"
-
-
-def _found(value: Any) -> str:
-    return f"one of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+    elif isinstance(meta, ScalarMeta) and meta.type == "float":
+        expected, fits = "a float", type(value) is float
+    else:
+        expected, fits = "an integer of at most 64 bits", isinstance(value, int) and -_MOST < value < _MOST
+    if not fits and not isinstance(value, _SYMBOLIC):
+        found = f"one of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
+        raise CheckFailed(f"a graph expects {expected}, and got {found}")
+    return value

@@ -7,7 +7,7 @@ table. Names and strings of the bundle never reach it; they become entries of a 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -16,6 +16,7 @@ import torch
 from torch.autograd import profiler
 
 from aotexport_runtime.allowed.operators import INFIX
+from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.errors import printable
 from aotexport_runtime.execution import attention, checks, higher_order, loops, ops
 from aotexport_runtime.execution.checkpoint import outlined
@@ -23,7 +24,7 @@ from aotexport_runtime.execution.matmul.sizes import Mode
 from aotexport_runtime.execution.preconditions.dataflow import are_indices_proven
 from aotexport_runtime.execution.source import define
 from aotexport_runtime.rewrite import impure
-from aotexport_runtime.rewrite.names import names_in, operands
+from aotexport_runtime.rewrite.names import last_uses
 from aotexport_runtime.schema.graph import Graph, Node, SourceLine
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.subclasses import Subclass
@@ -116,14 +117,12 @@ class _FunctionSource:
     environment: Environment
     budget: loops.Budget
     replacements: Mapping[str, Callable[..., Any]]
+    detached: Container[str]
     lines: list[str] = field(default_factory=list)
     original_lines: dict[int, SourceLine] = field(default_factory=dict[int, SourceLine])
     objects: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
-    operators: dict[str, Callable[..., Any]] = field(default_factory=dict)
-    functions: dict[str, str] = field(default_factory=dict)
-    constants: dict[tuple[type, Any], str] = field(default_factory=dict)
-    subgraphs: dict[str, str] = field(default_factory=dict)
+    shared: dict[Any, str] = field(default_factory=dict)
     drawing: dict[str, bool] = field(default_factory=dict)
 
     def local(self, name: str) -> str:
@@ -133,57 +132,116 @@ class _FunctionSource:
             variable = self.names[name] = f"v{len(self.names)}"
         return variable
 
-    def constant(self, value: Any) -> str:
-        """Return the global that holds the hashable `value`."""
-        key = (type(value), value)
-        if key not in self.constants:
-            self.constants[key] = self.object("c", value)
-        return self.constants[key]
-
     def object(self, prefix: str, value: Any) -> str:
         """Return a new global that holds `value`."""
         name = f"{prefix}{len(self.objects)}"
         self.objects[name] = value
         return name
 
-    def function(self, node: Node) -> str:
-        """Return the global that holds the function for the operator of `node`."""
-        if node.op.startswith(KERNEL):
-            return self.object("k", self.environment.kernels[node.op.removeprefix(KERNEL)])
-        if node.op not in self.operators:
-            unguarded = self.environment.unguarded
-            found = ops.overload if unguarded else ops.resolve
-            resolved = found(node.op, self.graph.schemas.get(node.op), self.environment.namespaces)
-            self.operators[node.op] = resolved
-            replacement = self.environment.replacement(node.op)
-            direct = ops.direct(node.op, unguarded=unguarded)
-            self.functions[node.op] = self.object("f", replacement or direct or resolved)
-        operator = self.operators[node.op]
-        if node.name in self.replacements:
-            return self.object("p", self.replacements[node.name])
-        if not self.environment.unguarded and are_indices_proven(self.graph, node):
-            schema = self.graph.schemas.get(node.op)
-            return self.object("f", ops.resolve(node.op, schema, self.environment.namespaces, proven=True))
-        declared = getattr(operator, "_schema", None)
-        if isinstance(node.meta, SequenceMeta) and declared is not None and len(declared.returns) == 1:
-            function = self.objects[self.functions[node.op]]
-            return self.object("f", loops.counted(node.op, function, len(node.meta.items)))
-        return self.functions[node.op]
+    def once(self, prefix: str, key: Hashable, make: Callable[[], Any]) -> str:
+        """Return the global of `key`; the first time, one that holds what `make` returns."""
+        if key not in self.shared:
+            self.shared[key] = self.object(prefix, make())
+        return self.shared[key]
+
+    def constant(self, value: Any) -> str:
+        """Return the global that holds the hashable `value`."""
+        return self.once("c", (type(value), value), lambda: value)
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Write that values are no longer needed."""
+        if variables := [self.local(name) for name in names]:
+            self.lines.append(f"del {', '.join(variables)}")
 
     def check(self, name: str, meta: ValueMeta) -> None:
         """Write that a value that comes from elsewhere is what its metadata says, if it may be a number."""
         if checks.has_numbers(meta):
             self.lines.append(f"{self.constant(checks.checked)}({self.local(name)}, {self.object('d', meta)})")
 
+    def function(self, node: Node) -> str:
+        """Return the global that holds the function for the operator of `node`."""
+        op, environment, schema = node.op, self.environment, self.graph.schemas.get(node.op)
+        if op.startswith(KERNEL):
+            return self.object("k", environment.kernels[op.removeprefix(KERNEL)])
+        if node.name in self.replacements:
+            return self.object("p", self.replacements[node.name])
+        unguarded = environment.unguarded
+        if not unguarded and are_indices_proven(self.graph, node):
+            return self.object("f", ops.resolve(op, schema, environment.namespaces, proven=True))
+
+        def operator() -> Callable[..., Any]:
+            found = (ops.overload if unguarded else ops.resolve)(op, schema, environment.namespaces)
+            return environment.replacement(op) or ops.direct(op, unguarded=unguarded) or found
+
+        shared = self.once("f", op, operator)
+        signature = signature_of(schema) if schema is not None and isinstance(node.meta, SequenceMeta) else None
+        if isinstance(node.meta, SequenceMeta) and signature is not None and len(signature.returns) == 1:
+            return self.object("f", loops.counted(op, self.objects[shared], len(node.meta.items)))
+        return shared
+
     def subgraph(self, name: str) -> str:
         """Return the global that holds the compiled subgraph `name`."""
-        if name not in self.subgraphs:
-            graph = self.graph.subgraphs[name]
-            inputs = [graph_input.name for graph_input in graph.inputs]
-            self.subgraphs[name] = self.object(
-                "g", compile_graph(graph, graph.nodes, inputs, graph.outputs, self.environment, budget=self.budget)
-            )
-        return self.subgraphs[name]
+        graph = self.graph.subgraphs[name]
+        inputs = [graph_input.name for graph_input in graph.inputs]
+        return self.once(
+            "g",
+            ("subgraph", name),
+            lambda: compile_graph(graph, graph.nodes, inputs, graph.outputs, self.environment, budget=self.budget),
+        )
+
+    def checking(self, node: Node, compared: Sequence[str]) -> str:
+        """Return the expression of a check on the values `compared`."""
+        given = [self.argument(argument) for argument in node.args]
+        shown = [self.constant(checks.place(self.graph, node)), *map(self.local, compared)]
+        return f"{self.constant(checks.check)}({', '.join([*given, *shown])})"
+
+    def expression(self, node: Node) -> str:
+        """Return the expression of the value of a node."""
+        op, arguments = node.op, [self.argument(_shown(argument, node)) for argument in node.args]
+        listed = ", ".join(arguments)
+        if op in INFIX and len(arguments) == 2:
+            return f"({arguments[0]}) {INFIX[op]} ({arguments[1]})"
+        if op == "python::getitem" and len(arguments) == 2:
+            return f"{arguments[0]}[{arguments[1]}]"
+        if op in _FUNCTIONS:
+            return f"{self.object('f', _FUNCTIONS[op])}({listed})"
+        if op == CALL_SUBMODULE:
+            return f"{self.object('m', self.environment.submodules[node.name])}(symbols, {listed})"
+        if op in ("subclass::wrap", "distributed::from_local"):
+            assert isinstance(node.args[1], int)
+            form = self.object("t", self.environment.form(self.graph.subclasses[node.args[1]]))
+            if op == "subclass::wrap":
+                return f"{form}.make(iter({arguments[0]}), symbols)"
+            return f"{form}.make(iter([{arguments[0]}]), symbols, {arguments[2]})"
+        if op in higher_order.OPERATORS:
+            draws = impure.draws(self.graph, node, self.drawing)
+            operator = (higher_order.DRAWING if draws else higher_order.OPERATORS)[op]
+            limited = loops.limited(op, operator, self.environment.limits.iterations)
+            return f"{self.object('f', limited)}(symbols, {listed})"
+        arguments += [f"{keyword}={self.argument(argument)}" for keyword, argument in node.kwargs.items()]
+        return f"{self.function(node)}({', '.join(arguments)})"
+
+    def output(self, output: Argument) -> str:
+        """Return the expression of a result."""
+        value = self.argument(output)
+        is_detached = isinstance(output, str) and output in self.detached
+        return f"{self.constant(without_base)}({value})" if is_detached else value
+
+    def argument(self, argument: Argument) -> str:
+        """Return the expression of an argument."""
+        if isinstance(argument, str):
+            return self.local(argument)
+        if argument is None or isinstance(argument, int) or (isinstance(argument, float) and math.isfinite(argument)):
+            return repr(argument)
+        if isinstance(argument, list):
+            return f"[{', '.join([self.argument(item) for item in argument])}]"
+        if isinstance(argument, SizeArgument):
+            return sizes.source(argument.value, lambda symbol: f"symbols[{self.constant(symbol)}]")
+        if isinstance(argument, SubgraphArgument):
+            return self.subgraph(argument.name)
+        if isinstance(argument, SliceArgument):
+            return f"slice({', '.join(map(self.argument, (argument.start, argument.stop, argument.step)))})"
+        return self.constant(constant_value(argument, self.environment))
 
 
 def compile_graph(
@@ -217,45 +275,42 @@ def compile_graph(
     """
     graph, nodes = outlined(graph, list(nodes), outputs)
     bodies = budget or loops.Budget(environment.limits.calls)
-    source = _FunctionSource(graph, environment, bodies, replacements)
-    taken = [source.local(name) for name in inputs]
+    source = _FunctionSource(graph, environment, bodies, replacements, detached)
+    lines, taken = source.lines, [source.local(name) for name in inputs]
     if label is not None:
         profiled, mark, text = (source.constant(value) for value in (is_profiled, marked, label))
-        source.lines.append(f"if not is_marked and {profiled}():")
-        source.lines.append(f"    return {mark}({text}, run, args, symbols, True)")
+        lines.append(f"if not is_marked and {profiled}():")
+        lines.append(f"    return {mark}({text}, run, args, symbols, True)")
     if budget is not None:
-        source.lines.append(f"{source.object('b', budget.spend)}({len(nodes) + 1})")
+        lines.append(f"{source.object('b', budget.spend)}({len(nodes) + 1})")
     elif graph.subgraphs:
-        source.lines.append(f"{source.object('b', bodies.begin)}()")
+        lines.append(f"{source.object('b', bodies.begin)}()")
     if taken:
-        source.lines.append(f"{', '.join(taken)}, = args")
-    source.lines.append("args.clear()")
+        lines.append(f"{', '.join(taken)}, = args")
+    lines.append("args.clear()")
     shown = checks.shown_values(nodes)
-    last_uses = _last_uses(nodes, outputs, shown)
-    unused = [name for name in inputs if name not in last_uses]
-    _drop(source, unused)
+    uses = last_uses(nodes, outputs, shown)
+    source.drop(name for name in inputs if name not in uses)
     for graph_input in graph.inputs:
-        if graph_input.name in last_uses and graph_input.name in source.names:
+        if graph_input.name in uses and graph_input.name in source.names:
             source.check(graph_input.name, graph_input.meta)
     dying: dict[int, list[str]] = {}
-    for name, index in last_uses.items():
+    for name, index in uses.items():
         dying.setdefault(index, []).append(name)
     for index, node in enumerate(nodes):
         if node.source is not None and graph.sources:
-            source.original_lines[len(source.lines)] = graph.sources[node.source]
-        made = _check(source, node, shown) if node.name in shown else _expression(source, node)
-        source.lines.append(f"{source.local(node.name)} = {made}")
+            source.original_lines[len(lines)] = graph.sources[node.source]
+        made = source.checking(node, shown[node.name]) if node.name in shown else source.expression(node)
+        lines.append(f"{source.local(node.name)} = {made}")
         if not node.op.startswith(_TRUSTED):
             source.check(node.name, node.meta)
-        dead = dying.get(index, [])
-        if node.name not in last_uses and node.op not in higher_order.EFFECTS:
-            dead = [*dead, node.name]
-        _drop(source, dead)
-    returned = "".join(f"{_output(source, output, detached)}, " for output in outputs)
-    source.lines.append(f"return ({returned})")
+        is_unused = node.name not in uses and node.op not in higher_order.EFFECTS
+        source.drop([*dying.get(index, ()), *[node.name] * is_unused])
+    lines.append(f"return ({''.join(f'{source.output(output)}, ' for output in outputs)})")
     source.objects.update(sizes.SCOPE)
-    parameters, shown_as = "args, symbols, is_marked=False", label or "graph"
-    return define("run", parameters, source.lines, source.objects, shown_as, source.original_lines)
+    return define(
+        "run", "args, symbols, is_marked=False", lines, source.objects, label or "graph", source.original_lines
+    )
 
 
 def is_profiled() -> bool:
@@ -267,54 +322,6 @@ def marked(label: str, run: Callable[..., Any], *args: Any) -> Any:
     """Return `run(*args)`, marked as `label` in the active profiler's trace."""
     with profiler.record_function(f"aotexport: {label}"):
         return run(*args)
-
-
-def _last_uses(nodes: Sequence[Node], outputs: Sequence[Argument], shown: Mapping[str, list[str]]) -> dict[str, int]:
-    """Return per value the index of the node that uses it last; `len(nodes)` for returned ones."""
-    uses: dict[str, int] = {}
-    for index, node in enumerate(nodes):
-        uses.update(dict.fromkeys((*shown.get(node.name, ()), *operands(node)), index))
-    return uses | dict.fromkeys(names_in(outputs), len(nodes))
-
-
-def _drop(source: _FunctionSource, names: Iterable[str]) -> None:
-    variables = [source.local(name) for name in names]
-    if variables:
-        source.lines.append(f"del {', '.join(variables)}")
-
-
-def _check(source: _FunctionSource, node: Node, shown: Mapping[str, list[str]]) -> str:
-    source.function(node)
-    where = source.constant(checks.place(source.graph, node))
-    condition, message = [_argument(source, argument) for argument in node.args]
-    values = ", ".join(source.local(name) for name in shown[node.name])
-    function = source.constant(checks.check)
-    return f"{function}({condition}, {message}, {where}, {values})"
-
-
-def _expression(source: _FunctionSource, node: Node) -> str:
-    arguments = [_argument(source, _shown(argument, node)) for argument in node.args]
-    listed = ", ".join(arguments)
-    if node.op in INFIX and len(arguments) == 2:
-        return f"({arguments[0]}) {INFIX[node.op]} ({arguments[1]})"
-    if node.op == "python::getitem" and len(arguments) == 2:
-        return f"{arguments[0]}[{arguments[1]}]"
-    if node.op in _FUNCTIONS:
-        return f"{source.object('f', _FUNCTIONS[node.op])}({listed})"
-    if node.op == CALL_SUBMODULE:
-        return f"{source.object('m', source.environment.submodules[node.name])}(symbols, {listed})"
-    if node.op in ("subclass::wrap", "distributed::from_local"):
-        assert isinstance(node.args[1], int)
-        form = source.object("t", source.environment.form(source.graph.subclasses[node.args[1]]))
-        if node.op == "subclass::wrap":
-            return f"{form}.make(iter({arguments[0]}), symbols)"
-        return f"{form}.make(iter([{arguments[0]}]), symbols, {arguments[2]})"
-    if node.op in higher_order.OPERATORS:
-        operators = higher_order.DRAWING if impure.draws(source.graph, node, source.drawing) else higher_order.OPERATORS
-        operator = loops.limited(node.op, operators[node.op], source.environment.limits.iterations)
-        return f"{source.object('f', operator)}(symbols, {listed})"
-    arguments += [f"{keyword}={_argument(source, argument)}" for keyword, argument in node.kwargs.items()]
-    return f"{source.function(node)}({', '.join(arguments)})"
 
 
 def _shown(argument: Argument, node: Node) -> Argument:
@@ -331,30 +338,6 @@ def without_base(value: Any) -> Any:
     their metadata promises one (workspaces that a kernel does not use).
     """
     return value.detach() if isinstance(value, torch.Tensor) and value._is_view() else value
-
-
-def _output(source: _FunctionSource, output: Argument, detached: Container[str]) -> str:
-    value = _argument(source, output)
-    return f"{source.constant(without_base)}({value})" if isinstance(output, str) and output in detached else value
-
-
-def _argument(source: _FunctionSource, argument: Argument) -> str:
-    if isinstance(argument, str):
-        return source.local(argument)
-    if argument is None or isinstance(argument, int):
-        return repr(argument)
-    if isinstance(argument, float):
-        return repr(argument) if math.isfinite(argument) else source.constant(argument)
-    if isinstance(argument, list):
-        return f"[{', '.join([_argument(source, item) for item in argument])}]"
-    if isinstance(argument, SizeArgument):
-        return sizes.source(argument.value, lambda symbol: f"symbols[{source.constant(symbol)}]")
-    if isinstance(argument, SubgraphArgument):
-        return source.subgraph(argument.name)
-    if isinstance(argument, SliceArgument):
-        parts = [_argument(source, part) for part in (argument.start, argument.stop, argument.step)]
-        return f"slice({', '.join(parts)})"
-    return source.constant(constant_value(argument, source.environment))
 
 
 def constant_value(argument: Argument | PythonValue, environment: Environment) -> Any:

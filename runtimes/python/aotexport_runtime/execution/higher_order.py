@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution import transforms
 from aotexport_runtime.execution.autocast import autocast_of_now
-from aotexport_runtime.execution.autograd_function import apply_function
+from aotexport_runtime.execution.autograd_function import AutogradFunction
 from aotexport_runtime.execution.checkpoint import checkpoint
 
 Step = Callable[..., tuple[Any, ...]]
@@ -308,7 +308,9 @@ OPERATORS: dict[str, Callable[..., Any]] = {
     "higher_order::map_impl": _of_steps(lambda *arguments: map_rows(*arguments)),
     "higher_order::invoke_subgraph": _of_steps(lambda step, operands: step(*operands)),
     "higher_order::register_hook": _of_steps(_register_hook),
-    "higher_order::autograd_function": _of_steps(apply_function),
+    "higher_order::autograd_function": _of_steps(
+        lambda forward, backwards, operands, *rest: AutogradFunction(forward, backwards, *rest).apply(operands)
+    ),
     "higher_order::triton_kernel": _of_steps(_triton_kernel),
     "higher_order::checkpoint": _of_steps(_checkpoint),
 }

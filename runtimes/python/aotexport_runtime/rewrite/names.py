@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -23,6 +24,17 @@ def operands(node: Node) -> list[str]:
 def names_in(arguments: Iterable[Argument]) -> list[str]:
     """Return the names of the values that arguments refer to, with repetitions."""
     return [name for argument in arguments for name in references(argument)]
+
+
+def last_uses(
+    nodes: Sequence[Node], outputs: Iterable[Argument], shown: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> dict[str, int]:
+    """Return per value the index of the node that uses it last; the number of nodes for returned ones.
+
+    `shown`: further values that nodes use, by name of the node.
+    """
+    uses = {name: i for i, node in enumerate(nodes) for name in (*shown.get(node.name, ()), *operands(node))}
+    return uses | dict.fromkeys(names_in(outputs), len(nodes))
 
 
 def renamed(node: Node, names: Mapping[str, str]) -> Node:

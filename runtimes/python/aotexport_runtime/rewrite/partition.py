@@ -7,7 +7,8 @@ gradient depends on are not computed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from aotexport_runtime.rewrite.names import CHECK, names_in, operands, rename, renamed
@@ -86,9 +87,9 @@ def partition_graph(
 
     boundary = {*partition.saved, *primals, *tangents}
     backward_effects = impure & descendants(graph.nodes, set(tangents))
-    backward_nodes, reached = _ancestors(graph, wanted, boundary, also=set())
+    backward_nodes, reached = ancestors(graph.nodes, wanted, boundary, also=set())
     checks = _checks(graph, backward_nodes, boundary, backward_effects)
-    backward_nodes, read = _ancestors(graph, wanted, boundary, also=checks)
+    backward_nodes, read = ancestors(graph.nodes, wanted, boundary, also=checks)
     saved, counts = _ordered(read - set(tangents), graph, partition)
 
     # If all gradients of the capture are wanted, the outputs that required grad there require it here. A gradient that
@@ -97,9 +98,10 @@ def partition_graph(
     derived = descendants(backward_nodes, set(tangents))
     constant = any(isinstance(gradient, str) and gradient not in derived for gradient in wanted)
 
-    forward_nodes, _ = _ancestors(graph, [*returned, *saved], {*primals, *tangents}, also=impure - backward_effects)
+    results = [*returned, *saved]
+    forward_nodes, _ = ancestors(graph.nodes, results, {*primals, *tangents}, also=impure - backward_effects)
     return PartitionedGraph(
-        forward=Subgraph(primals, forward_nodes, [*returned, *saved]),
+        forward=Subgraph(primals, forward_nodes, results),
         backward=Subgraph([*saved, *tangents], backward_nodes, wanted),
         saved_tensors=counts[0],
         saved_unchecked=counts[1],
@@ -110,33 +112,29 @@ def partition_graph(
 
 def _ordered(names: set[str], graph: Graph, partition: Partition) -> tuple[list[str], tuple[int, int, int]]:
     """Return saved values: checked tensors, unchecked tensors, numbers and unchecked inputs; and how many of each."""
-    metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-    unchecked = set(partition.unchecked)
-    in_order = [name for name in metas if name in names]
+    own = {value.name for value in graph.inputs}
     # An unchecked input is saved as the very tensor object, which may get other memory (`.data = `).
-    unchecked_inputs = {value.name for value in graph.inputs} & unchecked
-    tensors = [name for name in in_order if isinstance(metas[name], TensorMeta) and name not in unchecked]
-    loose = [n for n in in_order if isinstance(metas[n], TensorMeta) and n in unchecked and n not in unchecked_inputs]
-    others = [name for name in in_order if not isinstance(metas[name], TensorMeta) or name in unchecked_inputs]
-    return [*tensors, *loose, *others], (len(tensors), len(loose), len(others))
+    loose = {name: 2 if name in own else 1 for name in partition.unchecked}
+    kinds = {
+        value.name: loose.get(value.name, 0) if isinstance(value.meta, TensorMeta) else 2
+        for value in (*graph.inputs, *graph.nodes)
+        if value.name in names
+    }
+    counts = Counter(kinds.values())
+    return sorted(kinds, key=kinds.__getitem__), (counts[0], counts[1], counts[2])
 
 
-def _ancestors(
-    graph: Graph, roots: Sequence[Argument], boundary: set[str], also: set[str]
+def ancestors(
+    nodes: Sequence[Node], roots: Iterable[Argument], boundary: Set[str], also: Set[str]
 ) -> tuple[list[Node], set[str]]:
     """Return the nodes that compute `roots` and `also` from `boundary`, and the boundary values that they use."""
-    wanted = set(names_in(roots))
-    reached = wanted & boundary
-    nodes: list[Node] = []
-    for node in reversed(graph.nodes):
-        if node.name in boundary or (node.name not in wanted and node.name not in also):
-            continue
-        nodes.append(node)
-        taken = operands(node)
-        wanted.update(taken)
-        reached.update(boundary.intersection(taken))
-    nodes.reverse()
-    return nodes, reached
+    wanted = {*names_in(roots), *also}
+    found: list[Node] = []
+    for node in reversed(nodes):
+        if node.name in wanted and node.name not in boundary:
+            found.append(node)
+            wanted.update(operands(node))
+    return found[::-1], wanted & boundary
 
 
 def _checks(graph: Graph, nodes: Sequence[Node], boundary: set[str], effects: set[str]) -> set[str]:
@@ -144,8 +142,8 @@ def _checks(graph: Graph, nodes: Sequence[Node], boundary: set[str], effects: se
     computed = {node.name for node in nodes}
     found = {node.name for node in graph.nodes if node.name in effects and node.op == CHECK}
     for effect in effects - found:
-        ancestors, _ = _ancestors(graph, [], boundary, also={effect})
-        others = (node.name for node in ancestors if node.op != "python::getitem" and node.name != effect)
+        computing, _ = ancestors(graph.nodes, [], boundary, also={effect})
+        others = (node.name for node in computing if node.op != "python::getitem" and node.name != effect)
         if computed.issuperset(others):
             found.add(effect)
     return found

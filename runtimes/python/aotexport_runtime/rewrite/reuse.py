@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from aotexport_runtime.rewrite.names import names_in, operands
+from aotexport_runtime.rewrite.names import last_uses, names_in, operands
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import SequenceMeta, TensorMeta
@@ -97,7 +97,7 @@ def reusing(subgraph: Subgraph, proven: Set[str], *, visible: int) -> Subgraph:
         visible: how many of its outputs the caller sees, from the first on; none of them becomes a view, since
             autograd refuses to let a caller change views that a custom function returns.
     """
-    last_uses = _last_uses(subgraph)
+    uses = last_uses(subgraph.nodes, subgraph.outputs)
     seen = set(names_in(subgraph.outputs[:visible]))
     memories: dict[str, _Memory] = {}
     metas = {node.name: node.meta for node in subgraph.nodes}
@@ -120,9 +120,9 @@ def reusing(subgraph: Subgraph, proven: Set[str], *, visible: int) -> Subgraph:
         nodes.append(node if written is None else written[0])
         if written is not None:
             memory = memories[written[1]]
-            memories[node.name] = memory.joined(node.name, last_uses, view=written[1] in memory.views)
+            memories[node.name] = memory.joined(node.name, uses, view=written[1] in memory.views)
         else:
-            _remember(node, memories, last_uses)
+            _remember(node, memories, uses)
     return Subgraph(subgraph.inputs, nodes, subgraph.outputs)
 
 
@@ -153,7 +153,7 @@ class _Memory:
 
     Attributes:
         owned: whether this subgraph allocated it, and every value that may lie in it is known.
-        last_use: last use of any value that lies in it, as `_last_uses` counts; -1: none is used.
+        last_use: last use of any value that lies in it, as `last_uses` counts; -1: none is used.
         whole: values that cover all of it.
         views: values that are views of another.
     """
@@ -163,8 +163,8 @@ class _Memory:
     whole: set[str] = field(default_factory=set[str])
     views: set[str] = field(default_factory=set[str])
 
-    def joined(self, name: str, last_uses: dict[str, int], *, whole: bool = True, view: bool = False) -> _Memory:
-        self.last_use = max(self.last_use, last_uses.get(name, -1))
+    def joined(self, name: str, uses: dict[str, int], *, whole: bool = True, view: bool = False) -> _Memory:
+        self.last_use = max(self.last_use, uses.get(name, -1))
         if whole:
             self.whole.add(name)
         if view:
@@ -172,7 +172,7 @@ class _Memory:
         return self
 
 
-def _remember(node: Node, memories: dict[str, _Memory], last_uses: dict[str, int]) -> None:
+def _remember(node: Node, memories: dict[str, _Memory], uses: dict[str, int]) -> None:
     taken = operands(node)
     if node.op == "python::getitem":
         # Each item has memory of its own, keyed by its index, and lives as long as the sequence.
@@ -181,13 +181,13 @@ def _remember(node: Node, memories: dict[str, _Memory], last_uses: dict[str, int
         if owned is None or not owned.owned or len(taken) != 1:
             memories[node.name] = _Memory(owned=False)
             return
-        memory = memories.setdefault(key, _Memory(owned=True, last_use=last_uses[taken[0]]))
-        memories[node.name] = memory.joined(node.name, last_uses)
+        memory = memories.setdefault(key, _Memory(owned=True, last_use=uses[taken[0]]))
+        memories[node.name] = memory.joined(node.name, uses)
     elif _is_new(node):
         is_tensor = not isinstance(node.meta, SequenceMeta)
-        memories[node.name] = _Memory(owned=True).joined(node.name, last_uses, whole=is_tensor)
+        memories[node.name] = _Memory(owned=True).joined(node.name, uses, whole=is_tensor)
     elif node.op in _VIEWS and taken and taken[0] in memories:
-        memories[node.name] = memories[taken[0]].joined(node.name, last_uses, view=True)
+        memories[node.name] = memories[taken[0]].joined(node.name, uses, view=True)
     else:
         # It may lie in the memory of any operand, or show a part of it.
         shared = _Memory(owned=False)
@@ -229,9 +229,3 @@ def _written_over(node: Node, dies: Callable[[str], bool]) -> tuple[Node, str] |
             if isinstance(operand, str) and dies(operand):
                 return msgspec.structs.replace(node, op=op, kwargs={**node.kwargs, keyword: operand}), operand
     return None
-
-
-def _last_uses(subgraph: Subgraph) -> dict[str, int]:
-    """Return per value the index of the node that uses it last; the number of nodes for returned ones."""
-    uses = {name: index for index, node in enumerate(subgraph.nodes) for name in operands(node)}
-    return uses | dict.fromkeys(names_in(subgraph.outputs), len(subgraph.nodes))

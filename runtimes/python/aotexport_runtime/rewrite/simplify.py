@@ -10,10 +10,10 @@ from collections.abc import Mapping
 
 import msgspec
 
-from aotexport_runtime.rewrite.names import names_in, operands, rename, renamed
-from aotexport_runtime.rewrite.partition import Subgraph
+from aotexport_runtime.rewrite.names import names_in, rename, renamed
+from aotexport_runtime.rewrite.partition import Subgraph, ancestors
 from aotexport_runtime.schema.graph import Node
-from aotexport_runtime.schema.values import Argument, TensorMeta, ValueMeta
+from aotexport_runtime.schema.values import TensorMeta, ValueMeta
 
 _IDENTITIES = frozenset(("aten::detach.default", "aten::alias.default"))
 _INVOLUTIONS = frozenset(("aten::t.default", "aten::transpose.int"))
@@ -37,7 +37,9 @@ def simplified(subgraph: Subgraph, metas: Mapping[str, ValueMeta]) -> Subgraph:
             made[node.name] = node
     outputs = [rename(output, alias) for output in subgraph.outputs]
     nodes = [_reshaping(_linear(node, made, metas)) for node in made.values()]
-    return Subgraph(subgraph.inputs, _needed(nodes, outputs), outputs)
+    # Transposes and aliases may have lost their uses.
+    kept = {node.name for node in nodes if node.op not in _IDENTITIES | _INVOLUTIONS}
+    return Subgraph(subgraph.inputs, ancestors(nodes, outputs, set(), kept)[0], outputs)
 
 
 def _equal_value(node: Node, made: Mapping[str, Node]) -> str | None:
@@ -73,14 +75,3 @@ def _reshaping(node: Node) -> Node:
     """Return a view as a reshape: nothing writes through it, and kernels may choose other strides than traced."""
     is_view = node.op in ("aten::view.default", "aten::_unsafe_view.default")
     return msgspec.structs.replace(node, op="aten::reshape.default") if is_view else node
-
-
-def _needed(nodes: list[Node], outputs: list[Argument]) -> list[Node]:
-    """Return `nodes` without transposes and aliases that nothing uses any more."""
-    wanted = set(names_in(outputs))
-    needed: list[Node] = []
-    for node in reversed(nodes):
-        if node.name in wanted or node.op not in _IDENTITIES | _INVOLUTIONS:
-            needed.append(node)
-            wanted.update(operands(node))
-    return needed[::-1]
