@@ -53,9 +53,6 @@ _LATER = {
 }
 """Names by the module that they are in, which most callers need not import, or which imports torch."""
 
-_WITH_TORCH = ("BundleModule", "generate", "save", "selftest")
-"""Those of them that are of no use without torch."""
-
 __all__ = [
     "AotExportError",
     "ArgumentInvalid",
@@ -89,8 +86,10 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    if name in _WITH_TORCH:
+    try:
+        return getattr(importlib.import_module(f"aotexport_runtime.{_LATER[name]}"), name)
+    except ImportError:
         from aotexport_runtime.values.arguments import check_torch
 
         check_torch(f"`aotexport_runtime.{name}`")
-    return getattr(importlib.import_module(f"aotexport_runtime.{_LATER[name]}"), name)
+        raise

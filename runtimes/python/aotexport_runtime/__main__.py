@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
 from typing import Any
 
 from aotexport_runtime.errors import AotExportError, ArgumentInvalid, printable
@@ -15,47 +18,50 @@ from aotexport_runtime.values.arguments import check_torch, imported, places_of
 def main(argv: list[str] | None = None) -> int:
     """Run a command; return its exit code: 0 well, 1 the bundle failed, 2 wrong usage."""
     parser = argparse.ArgumentParser(prog="python -m aotexport_runtime", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    inspect = commands.add_parser("inspect", help="show what a bundle is; needs no torch")
-    inspect.add_argument("bundle")
-    inspect.add_argument("--program", help="show one program")
-    inspect.add_argument("--graph", action="store_true", help="show the graphs")
-    inspect.add_argument("--json", action="store_true", help="print JSON")
-    check = commands.add_parser("check", help="list every fault of a bundle, with its code and JSON path; runs nothing")
-    check.add_argument("bundle")
-    check.add_argument("--json", action="store_true", help="print JSON")
-    test = commands.add_parser("selftest", help="compare a bundle with the recorded results of eager execution")
-    test.add_argument("bundle", nargs="+")
-    test.add_argument("--device", help="where to run, for example cuda")
-    test.add_argument(
-        "--target",
-        action="append",
-        help="engine to test alone (repeatable; default: all of the bundle)",
-    )
-    test.add_argument("--trust", choices=("data", "native"), default="data", help="native: run native files as well")
-    test.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE")
-    test.add_argument("--operator-namespace", action="append", default=[], metavar="NAME")
-    test.add_argument("--tensor-type", action="append", default=[], metavar="MODULE:NAME", help="class of tensors")
-    test.add_argument("--sandbox", action="store_true", help="first give up writing, network, programs (Linux)")
-    test.add_argument("--mapped", action="store_true", help="map weights; nobody may write into the files meanwhile")
-    test.add_argument("--json", action="store_true", help="print JSON")
-    add_options(commands.add_parser("serve", help="serve a directory of bundles by the Open Inference Protocol"))
-    triton = commands.add_parser("triton-config", help="print the config.pbtxt of a bundle for Triton's Python backend")
-    triton.add_argument("bundle")
-    triton.add_argument("--name", help="of the model in Triton's repository (default: the directory's)")
-    triton.add_argument("--max-batch-size", type=int, default=32, help="greatest joined batch (default: %(default)s)")
-    _add_verify_signature(commands)
+    commands = parser.add_subparsers(required=True)
+
+    def command(name: str, run: Callable[[Any], int], text: str) -> Callable[..., Any]:
+        added = commands.add_parser(name, help=text)
+        added.set_defaults(run=run)
+        return added.add_argument
+
+    add = command("inspect", _inspect, "show what a bundle is; needs no torch")
+    add("bundle")
+    add("--program", help="show one program")
+    add("--graph", action="store_true", help="show the graphs")
+    add("--json", action="store_true", help="print JSON")
+    add = command("check", _check, "list every fault of a bundle, with its code and JSON path; runs nothing")
+    add("bundle")
+    add("--json", action="store_true", help="print JSON")
+    add = command("selftest", _selftest, "compare a bundle with the recorded results of eager execution")
+    add("bundle", nargs="+")
+    add("--device", help="where to run, for example cuda")
+    add("--target", action="append", help="engine to test alone (repeatable; default: all of the bundle)")
+    add("--trust", choices=("data", "native"), default="data", help="native: run native files as well")
+    add("--import", dest="imports", action="append", default=[], metavar="MODULE")
+    add("--operator-namespace", action="append", default=[], metavar="NAME")
+    add("--tensor-type", action="append", default=[], metavar="MODULE:NAME", help="class of tensors")
+    add("--sandbox", action="store_true", help="first give up writing, network, programs (Linux)")
+    add("--mapped", action="store_true", help="map weights; nobody may write into the files meanwhile")
+    add("--json", action="store_true", help="print JSON")
+    command("serve", _serve, "serve a directory of bundles by the Open Inference Protocol")
+    add_options(commands.choices["serve"])
+    add = command("triton-config", _triton_config, "print the config.pbtxt of a bundle for Triton's Python backend")
+    add("bundle")
+    add("--name", help="of the model in Triton's repository (default: the directory's)")
+    add("--max-batch-size", type=int, default=32, help="greatest joined batch (default: %(default)s)")
+    add = command("verify-signature", _verify_signature, "verify who signed a bundle, and every file; needs no torch")
+    add("bundle")
+    add("--public-key", metavar="FILE", help="key of the signer")
+    add("--certificate", dest="certificate_chain", action="append", default=[], metavar="FILE", help="of an authority")
+    add("--identity", metavar="NAME", help="identity of the signer at --issuer")
+    add("--issuer", metavar="URL", help="OpenID provider")
+    add("--trust-config", metavar="FILE", help="trust of a Sigstore of one's own")
+    add("--signature", metavar="FILE", help="the signature (default: model.sig in the bundle)")
+    add("--at", metavar="TIME", help="when certificates must be valid (default: now), for archives")
     options = parser.parse_args(argv)
-    run = {
-        "inspect": _inspect,
-        "check": _check,
-        "selftest": _selftest,
-        "serve": _serve,
-        "triton-config": _triton_config,
-        "verify-signature": _verify_signature,
-    }
     try:
-        return run[options.command](options)
+        return options.run(options)
     except AotExportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ArgumentInvalid) else 1
@@ -88,31 +94,12 @@ def _check(options: Any) -> int:
     return 1 if faults else 0
 
 
-def _add_verify_signature(commands: Any) -> None:
-    verify = commands.add_parser("verify-signature", help="verify who signed a bundle, and every file; needs no torch")
-    verify.add_argument("bundle")
-    verify.add_argument("--public-key", metavar="FILE", help="key of the signer")
-    verify.add_argument("--certificate", action="append", default=[], metavar="FILE", help="of an authority")
-    verify.add_argument("--identity", metavar="NAME", help="identity of the signer at --issuer")
-    verify.add_argument("--issuer", metavar="URL", help="OpenID provider")
-    verify.add_argument("--trust-config", metavar="FILE", help="trust of a Sigstore of one's own")
-    verify.add_argument("--signature", metavar="FILE", help="the signature (default: model.sig in the bundle)")
-    verify.add_argument("--at", metavar="TIME", help="when certificates must be valid (default: now), for archives")
-
-
 def _verify_signature(options: Any) -> int:
     from aotexport_runtime.bundle.read import open_bundle
     from aotexport_runtime.bundle.signature import Signed, moment, verify_signature
 
-    signed = Signed(
-        public_key=options.public_key,
-        certificate_chain=options.certificate,
-        identity=options.identity,
-        issuer=options.issuer,
-        trust_config=options.trust_config,
-        signature=options.signature,
-        at=None if options.at is None else moment(options.at),
-    )
+    given = {field.name: getattr(options, field.name) for field in fields(Signed)}
+    signed = Signed(**given | {"at": None if options.at is None else moment(options.at)})
     verify_signature(open_bundle(options.bundle), signed)
     print(f"{options.bundle}: signed by this signer, and as it was signed")
     return 0
@@ -151,14 +138,11 @@ def _selftest(options: Any) -> int:
         )
     ]
     if options.json:
-        import dataclasses
-
-        print(json.dumps([{"bundle": p, **dataclasses.asdict(r), "agrees": r.agrees} for p, r in results]))
-        return 0 if all(result.agrees for _, result in results) else 1
-    for path in options.bundle:
+        print(json.dumps([{"bundle": path, **asdict(each), "agrees": each.agrees} for path, each in results]))
+    for path in () if options.json else options.bundle:
         for line in describe_graphs([result for at, result in results if at == path]):
             print(printable(line if line.startswith(" ") else f"{path}: {line}"))
-    if not results:
+    if not (results or options.json):
         print("no recorded calls")
     return 0 if all(result.agrees for _, result in results) else 1
 
@@ -171,8 +155,6 @@ def _serve(options: Any) -> int:
 
 def _triton_config(options: Any) -> int:
     check_torch("Triton's configuration")
-    from pathlib import Path
-
     from aotexport_runtime.serving.servable import Servable
     from aotexport_runtime.serving.triton_config import triton_config
 

@@ -1,9 +1,5 @@
-"""Training on several processes: bundles that all ranks agree on, and checkpoints that any number of ranks resumes.
+"""Training on several processes; collectives, sharding and the files of checkpoints are `torch.distributed`'s."""
 
-Collectives, sharding and the files of checkpoints are those of `torch.distributed`.
-"""
-
-from aotexport_runtime.ranks.loading import load, part
-from aotexport_runtime.ranks.training_state import TrainingState
+from aotexport_runtime.ranks.training import TrainingState, load, part
 
 __all__ = ["TrainingState", "load", "part"]

@@ -1,37 +1,95 @@
-"""The state of a training run, in checkpoints of `torch.distributed.checkpoint`."""
+"""What ranks that train together need: one bundle, their parts of a batch, checkpoints for any number of ranks."""
 
 from __future__ import annotations
 
 import os
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.stateful import Stateful
 
-from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.errors import AotExportError, ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.loading import load as load_alone
 
 METADATA = ".metadata"
 """The file of a checkpoint that is written last, and in one step."""
 
 
-class Stateful(Protocol):
-    """What else a run keeps: a schedule, a loader of data."""
+def load(
+    path: str | os.PathLike[str], *, group: dist.ProcessGroup | None = None, target: str = "auto", **options: Any
+) -> BundleModule:
+    """Load the bundle at `path` on every rank, and compare what was loaded.
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
-        ...
+    Args:
+        path: directory of the bundle; may differ from rank to rank.
+        group: the ranks, all of which call this; None: all of the job. Where no group was made, as in a script that
+            runs without `torchrun`, this is `aotexport_runtime.load`.
+        target: see `aotexport_runtime.load`; not `onnx`, which does not train.
+        options: other options of `aotexport_runtime.load`.
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take on a state."""
-        ...
+    Returns:
+        The module; its bundle has the digest that those of the other ranks have.
+
+    Raises:
+        NotSupported: a rank could not load its bundle, or ranks loaded different ones; on every rank, with what each
+            found.
+        AotExportError: no group was made, and the bundle could not be loaded.
+    """
+    if not dist.is_initialized():
+        return load_alone(path, target=target, **options)
+    module: BundleModule | None = None
+    try:
+        module = load_alone(path, target=target, **options)
+        own = (module.bundle.manifest_sha256, "")
+    except (AotExportError, OSError) as error:
+        own = ("", f"{type(error).__name__}: {error}")
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, own, group)
+    if module is None or any(digest != found[0][0] for digest, _ in found):
+        listed = "\n".join(
+            f"  - rank {rank}: {error or f'bundle {digest[:16]}'}" for rank, (digest, error) in enumerate(found)
+        )
+        raise NotSupported(
+            "ranks train one bundle together, and these loaded different ones (digests of `bundle.json`), or none. "
+            f"Give every rank the same bundle:\n{listed}"
+        )
+    return module
+
+
+def part(rows: torch.Tensor, *, group: dist.ProcessGroup | None = None) -> torch.Tensor:
+    """Return the rows that this rank takes of a batch of all ranks: as many as any other, in order of the ranks.
+
+    The mean over ranks of the means over their rows is then the mean over the batch.
+
+    Args:
+        rows: the batch, the same on every rank; its first axis is parted.
+        group: the ranks; None: all of the job, or this process where no group was made.
+
+    Returns:
+        A view of `rows`.
+
+    Raises:
+        ArgumentInvalid: the number of rows is no multiple of the number of ranks; on every rank.
+    """
+    if not dist.is_initialized():
+        return rows
+    count = dist.get_world_size(group)
+    if len(rows) % count:
+        fewer = len(rows) // count * count
+        raise ArgumentInvalid(
+            f"`rows`: {count} ranks do not divide {len(rows)} rows, and a mean over ranks would not be the mean over "
+            f"rows. Take {fewer} or {fewer + count} rows, or another number of ranks"
+        )
+    return rows.chunk(count)[dist.get_rank(group)]
 
 
 class TrainingState:
@@ -39,8 +97,6 @@ class TrainingState:
 
     Attributes:
         step: how many steps were made; counted by the caller, who takes the data of the next one by it.
-        module: the module.
-        optimizer: the optimizer.
     """
 
     def __init__(self, module: nn.Module, optimizer: torch.optim.Optimizer, **others: Stateful) -> None:
@@ -122,17 +178,12 @@ class TrainingState:
         known = FileSystemReader(path).read_metadata().state_dict_metadata
         self._check(path, known)
         state = self._state([name for name in (f"random.{_rank()}",) if name in known])
-        load(state, checkpoint_id=path)
-        set_state_dict(
-            self.module,
-            self.optimizer,
-            model_state_dict=state["model"],
-            optim_state_dict=state["optimizer"],
-        )
+        state_dict_loader.load(state, checkpoint_id=path)
+        model, optimizer = state["model"], state["optimizer"]
+        set_state_dict(self.module, self.optimizer, model_state_dict=model, optim_state_dict=optimizer)
         for name, other in self._others.items():
             other.load_state_dict(state["others"][name])
-        random = state.get(f"random.{_rank()}")
-        if random is not None:
+        if (random := state.get(f"random.{_rank()}")) is not None:
             torch.set_rng_state(random)
         self.step = int(state["step"])
         return self.step
@@ -141,22 +192,21 @@ class TrainingState:
         """Refuse a checkpoint of another bundle."""
         own = torch.zeros_like(self._digest)
         if "bundle" in known:
-            load({"bundle": own}, checkpoint_id=path)
+            state_dict_loader.load({"bundle": own}, checkpoint_id=path)
         if not torch.equal(own, self._digest):
-            digest = "none" if "bundle" not in known else bytes(own.tolist()).hex()[:16]
+            expected, got = (bytes(digest.tolist()).hex()[:16] for digest in (self._digest, own))
             raise NotSupported(
-                f"`{path}` is a checkpoint of another bundle: expected {bytes(self._digest.tolist()).hex()[:16]}, got "
-                f"{digest} (digests of `bundle.json`). Load the bundle that the run began with, or give the run "
-                "another directory"
+                f"`{path}` is a checkpoint of another bundle: expected {expected}, got "
+                f"{got if 'bundle' in known else 'none'} (digests of `bundle.json`). Load the bundle that the run "
+                "began with, or give the run another directory"
             )
 
     def _state(self, random: list[str]) -> dict[str, Any]:
         """Return what a checkpoint holds; tensors are those of the run."""
         model, optimizer = get_state_dict(self.module, self.optimizer)
         others = {name: other.state_dict() for name, other in self._others.items()}
-        state: dict[str, Any] = {"model": model, "optimizer": optimizer, "bundle": self._digest}
-        state |= {"step": torch.tensor(self.step), **({"others": others} if others else {})}
-        return state | {name: torch.get_rng_state() for name in random}
+        state = {"model": model, "optimizer": optimizer, "bundle": self._digest, "step": torch.tensor(self.step)}
+        return state | ({"others": others} if others else {}) | {name: torch.get_rng_state() for name in random}
 
 
 def _rank() -> int:
