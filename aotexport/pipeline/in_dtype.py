@@ -33,7 +33,7 @@ from aotexport_runtime.commands.results import describe_failures
 from aotexport_runtime.commands.self_test import run_vector
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.module.cast import cast_bundle
+from aotexport_runtime.module.cast import CastBundle
 from aotexport_runtime.module.loading import LoadOptions
 from aotexport_runtime.schema.program import Refusal
 
@@ -95,7 +95,7 @@ def _verified(
             if (low := least.get(size.name)) is not None and low > (size.min or 0):
                 record = beginning_at(record, size.symbol, low)
         record, vectors, _ = record_vectors(run, record, "fast")
-    bundle = cast_bundle(open_bundle(directory, check_digests=False), getattr(torch, dtype))
+    bundle = CastBundle(open_bundle(directory, check_digests=False), getattr(torch, dtype))
     options = LoadOptions(
         target="autograd",
         mapped=True,

@@ -21,7 +21,7 @@ from aotexport_runtime.engines.runs import EngineRun, kind_of, words
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.execution.autocast import device_type_of, under_autocast
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.module.cast import cast_bundle
+from aotexport_runtime.module.cast import CastBundle
 from aotexport_runtime.module.loading import LoadOptions, Source, check_target, load_module
 from aotexport_runtime.module.onnx_module import compose_onnx, runtime_of
 from aotexport_runtime.module.recorded import read_vector, recorded_observation
@@ -144,7 +144,7 @@ def _run(
 def _run_cast(bundle: Bundle, dtype: str, options: LoadOptions) -> Iterator[VectorResult]:
     """Yield the results of the programs that a bundle holds for loads in a dtype."""
     try:
-        cast = cast_bundle(bundle, dtypes.dtype(dtype))
+        cast = CastBundle(bundle, dtypes.dtype(dtype))
     except NotSupported as error:
         yield VectorResult("", "", AUTOGRAD, [], graph=f"forward graphs in {dtype}", not_run=str(error))
         return

@@ -1,7 +1,6 @@
 """A bundle in another floating dtype: the programs of `model.to(dtype)`, where graphs hold no dtype of their own.
 
-A forward graph computes in the dtypes of its inputs, unless a node names a dtype, or a number or constant was made in
-one. Whether the model's code names it, or asks a tensor for it, no graph tells: such a program is refused.
+Whether the model's code names a dtype, or asks a tensor for it, no graph tells: such a program is refused.
 """
 
 # A loaded module has its options in attributes without public names.
@@ -21,20 +20,13 @@ from aotexport_runtime.bundle.weights import load_tensors
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.execution.checks import place
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.rewrite.names import operands
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import ArgumentInput, Program, Refusal, SizeInput, StateInput
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.schema.values import (
-    Argument,
-    DTypeArgument,
-    SequenceMeta,
-    SubgraphArgument,
-    TensorMeta,
-    ValueMeta,
-)
+from aotexport_runtime.schema.values import DTypeArgument, SequenceMeta, SubgraphArgument, TensorMeta
 from aotexport_runtime.submodules.adapter import adapters_below
-from aotexport_runtime.validate import references
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import check_type
 from aotexport_runtime.values.subclasses import Form
@@ -50,18 +42,23 @@ class CastBundle(CastPrograms):
         original: the bundle as it is in its files.
     """
 
-    def __init__(self, bundle: Bundle, dtype: str) -> None:
+    def __init__(self, bundle: Bundle, dtype: torch.dtype) -> None:
         """Cast parameters, floating buffers and floating arguments, as `model.to(dtype)` and its caller would.
 
         Raises:
-            NotSupported: a program, or the state, holds a dtype of its own; names it with the user's line.
+            ArgumentInvalid: `dtype` is none.
+            NotSupported: it is not floating, or a program, or the state, holds a dtype of its own; names it with the
+                user's line.
         """
-        super().__init__(bundle, dtype)
+        check_type("dtype", dtype, torch.dtype, "a torch.dtype")
+        if dtypes.name_of(dtype) not in FLOATS:
+            raise NotSupported(f"`dtype`: expected one of {', '.join(FLOATS)}, got {dtypes.name_of(dtype)}")
+        super().__init__(bundle, dtypes.name_of(dtype))
         manifest, self.original = bundle.manifest, bundle
         programs = [bundle.program(name) for name in bundle.program_names]
         found = {spec.meta.dtype for p in programs for spec in p.inputs if isinstance(spec, ArgumentInput)}
         found |= {entry.dtype for entry in manifest.state if is_cast(entry)}
-        before = {name: dtype for name in found if name in FLOATS and name != dtype}
+        before = {name: self.dtype for name in found if name in FLOATS and name != self.dtype}
         for entry in manifest.state:
             _check_state(entry, before)
         constants = {entry.name for entry in manifest.state if not is_cast(entry) and entry.dtype in before}
@@ -76,19 +73,6 @@ class CastBundle(CastPrograms):
             _check_program(program, graph, before, constants)
             self._checked[self.record_path(program.name)] = _program(program, before)
             self._checked[f"programs/{program.name}/{file}"] = _graph(graph, before)
-
-
-def cast_bundle(bundle: Bundle, dtype: torch.dtype) -> CastBundle:
-    """Return a bundle in another floating dtype.
-
-    Raises:
-        ArgumentInvalid: `dtype` is none.
-        NotSupported: it is not floating, or a program holds a dtype of its own.
-    """
-    check_type("dtype", dtype, torch.dtype, "a torch.dtype")
-    if dtypes.name_of(dtype) not in FLOATS:
-        raise NotSupported(f"`dtype`: expected one of {', '.join(FLOATS)}, got {dtypes.name_of(dtype)}")
-    return CastBundle(bundle, dtypes.name_of(dtype))
 
 
 def in_dtype(module: BundleModule, dtype: torch.dtype) -> BundleModule:
@@ -109,7 +93,7 @@ def in_dtype(module: BundleModule, dtype: torch.dtype) -> BundleModule:
     changed += [f"`{path}` has an adapter" for path, _ in adapters_below(module)]
     if changed:
         raise ArgumentInvalid(f"`dtype`: {changed[0]}. Load the bundle in that dtype (`load(dtype=)`), and change that")
-    bundle = cast_bundle(module.bundle, dtype)
+    bundle = CastBundle(module.bundle, dtype)
     before = module.state_tensors()
     state = {
         entry.name: before[entry.name].detach().to(dtypes.dtype(entry.dtype), copy=True)
@@ -148,13 +132,13 @@ def _check_program(program: Program, graph: Graph, before: Mapping[str, str], co
             raise _refused(program, f"takes `{spec.path}`, a tensor of a subclass", before)
     for value, spec in zip(graph.inputs, program.inputs, strict=True):
         if isinstance(spec, StateInput) and spec.name in constants:
-            reader = next((n for n in graph.nodes if any(value.name in references(a) for a in _arguments(n))), None)
+            reader = next((node for node in graph.nodes if value.name in operands(node)), None)
             where = "" if reader is None else f" in `{reader.op}`{_where(graph, reader)}"
             raise _refused(program, f"reads the {spec.meta.dtype} tensor `{spec.name}`{where}", before)
     for node, where in _nodes(graph):
         if node.op.startswith(_OF_ONE_DTYPE):
             raise _refused(program, f"calls `{node.op}`{where}", before)
-        for leaf in _leaves(list(_arguments(node))):
+        for leaf in _leaves([*node.args, *node.kwargs.values()]):
             if isinstance(leaf, DTypeArgument) and leaf.value in before:
                 raise _refused(program, f"names {leaf.value} in `{node.op}`{where}", before)
             if isinstance(leaf, float) and (dtype := _dtype_of_limit(leaf, before)):
@@ -191,14 +175,10 @@ def _nodes(graph: Graph, around: str = "") -> Iterator[tuple[Node, str]]:
     for node in graph.nodes:
         where = _where(graph, node) or around
         yield node, where
-        for leaf in _leaves(list(_arguments(node))):
+        for leaf in _leaves([*node.args, *node.kwargs.values()]):
             if isinstance(leaf, SubgraphArgument) and leaf.name not in entered:
                 entered.add(leaf.name)
                 yield from _nodes(graph.subgraphs[leaf.name], where)
-
-
-def _arguments(node: Node) -> Iterator[Argument]:
-    yield from (*node.args, *node.kwargs.values())
 
 
 def _leaves(argument: Any) -> Iterator[Any]:
@@ -209,15 +189,12 @@ def _leaves(argument: Any) -> Iterator[Any]:
         yield from _leaves(item)
 
 
-# --- records ----------------------------------------------------------------------------------------------
-
-
 def _program(program: Program, before: Mapping[str, str]) -> Program:
     inputs = tuple(
-        spec if isinstance(spec, SizeInput) else msgspec.structs.replace(spec, meta=_tensor(spec.meta, before))
+        spec if isinstance(spec, SizeInput) else msgspec.structs.replace(spec, meta=_meta(spec.meta, before))
         for spec in program.inputs
     )
-    outputs = tuple(None if meta is None else _tensor(meta, before) for meta in program.outputs)
+    outputs = tuple(_meta(meta, before) for meta in program.outputs)
     refusals = program.refusals
     if program.functional is not None:
         graph = "inference" if program.functional.gradients is None else "joint"
@@ -235,11 +212,12 @@ def _graph(graph: Graph, before: Mapping[str, str]) -> Graph:
     )
 
 
-def _meta(meta: ValueMeta, before: Mapping[str, str]) -> ValueMeta:
+def _meta(meta: Any, before: Mapping[str, str]) -> Any:
+    """Return metadata with the dtypes of the cast model."""
     if isinstance(meta, SequenceMeta):
         return SequenceMeta(items=tuple(_meta(item, before) for item in meta.items))
-    return _tensor(meta, before) if isinstance(meta, TensorMeta) else meta
-
-
-def _tensor(meta: TensorMeta, before: Mapping[str, str]) -> TensorMeta:
-    return msgspec.structs.replace(meta, dtype=before.get(meta.dtype, meta.dtype))
+    return (
+        msgspec.structs.replace(meta, dtype=before.get(meta.dtype, meta.dtype))
+        if isinstance(meta, TensorMeta)
+        else meta
+    )

@@ -178,7 +178,7 @@ def load_module(bundle: Bundle, options: LoadOptions) -> BundleModule:
     from aotexport_runtime.execution.matmul.sizes import mode_of
     from aotexport_runtime.execution.ops import check_operators
     from aotexport_runtime.module.bundle_module import BundleModule
-    from aotexport_runtime.module.cast import cast_bundle, stored_state
+    from aotexport_runtime.module.cast import CastBundle, stored_state
 
     if options.check_digests:
         # Weights that are not mapped are compared when they are read.
@@ -186,7 +186,7 @@ def load_module(bundle: Bundle, options: LoadOptions) -> BundleModule:
         bundle.check_files(read_later=() if options.mapped else weights)
     namespaces, types = frozenset(options.operator_namespaces), TensorTypes(options.tensor_types)
     _check_needs(bundle.manifest.requirements, namespaces, types)
-    bundle = bundle if options.dtype is None else cast_bundle(bundle, options.dtype)
+    bundle = bundle if options.dtype is None else CastBundle(bundle, options.dtype)
     check_operators(bundle.read_graphs(), namespaces)
     request, place, targets, lowering = _resolved(bundle, options)
     passed = passed_over(targets, options.target)
