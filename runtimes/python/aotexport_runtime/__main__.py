@@ -98,8 +98,8 @@ def _verify_signature(options: Any) -> int:
     from aotexport_runtime.bundle.read import open_bundle
     from aotexport_runtime.bundle.signature import Signed, moment, verify_signature
 
-    given: dict[str, Any] = {field.name: getattr(options, field.name) for field in fields(Signed)}
-    signed = Signed(**given | {"at": None if options.at is None else moment(options.at)})
+    options.at = None if options.at is None else moment(options.at)
+    signed = Signed(**{field.name: getattr(options, field.name) for field in fields(Signed)})
     verify_signature(open_bundle(options.bundle), signed)
     print(f"{options.bundle}: signed by this signer, and as it was signed")
     return 0

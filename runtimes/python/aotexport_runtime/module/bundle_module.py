@@ -59,15 +59,9 @@ class BundleModule(Loaded):
         targets: Choice = NO_TARGETS,
         taps: Sequence[str] = (),
     ) -> None:
-        """Build the module; use `aotexport_runtime.load`.
+        """Build the module over `tensors` by name, which it owns from now on; use `aotexport_runtime.load`.
 
-        Args:
-            bundle: an open bundle.
-            tensors: its state, by name; owned by the module from now on.
-            environment: namespaces and device.
-            request: request of the caller of `load`.
-            targets: native code that may run, whose files the caller trusts.
-            taps: paths of submodules whose results calls return as well.
+        `targets` is the native code that may run, whose files the caller trusts; `taps`: see `load`.
         """
         super().__init__()
         self.bundle = bundle
@@ -158,11 +152,10 @@ class BundleModule(Loaded):
         return found
 
     def _find(self, name: str) -> StateSlot | None:
-        """Return the slot of a state tensor's current value; None: there is none."""
+        """Return the slot of a state tensor's current value, which may be replaced between calls; None: it is gone."""
         return (self._constants, name) if name in self._constants else slot_of(self, name)
 
     def _slot(self, name: str) -> StateSlot:
-        """Return the slot of a state tensor's current value, which may be replaced between calls."""
         slot = self._find(name)
         if slot is None:
             raise NotSupported(
@@ -209,11 +202,7 @@ class BundleModule(Loaded):
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a tensor, a submodule or an attribute; `training` as `train()` does, since a bundle has one mode.
-
-        Raises:
-            NotSupported: the model's code may have read the attribute at export, and no call reads it now.
-        """
+        """Set a tensor, a submodule, or an attribute that no code read at export (`NotSupported`)."""
         if name in self.__dict__.get("_fixed", ()) and not isinstance(value, nn.Module | torch.Tensor):
             raise NotSupported(
                 f"no call looks at the attribute `{name}` of the loaded module: what the model's code read of it was "
@@ -232,10 +221,10 @@ class BundleModule(Loaded):
             CallInvalid: the call does not fit the program.
             NotSupported: the bundle has no program for this mode.
         """
-        served = self._served.get((self.training, torch.is_grad_enabled()))
+        mode = self.training, torch.is_grad_enabled()
+        served = self._served.get(mode)
         if served is None:
-            served = tapped(self._called(self._select("forward")), self._taps)
-            self._served[self.training, torch.is_grad_enabled()] = served
+            served = self._served[mode] = self._method("forward")
         return served(args, self.python_state.passed_with(kwargs))
 
     def program(self, name: str) -> Callable[..., Any]:
@@ -248,10 +237,10 @@ class BundleModule(Loaded):
         return lambda *args, **kwargs: self._called(name)(args, self.python_state.passed_with(kwargs))
 
     def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
-        return tapped(self._called(self._select(method)), self._taps)(args, self.python_state.passed_with(kwargs))
+        return self._method(method)(args, self.python_state.passed_with(kwargs))
 
-    def _select(self, method: str) -> str:
-        return program_of(method, self._methods, training=self.training)
+    def _method(self, name: str) -> Call:
+        return tapped(self._called(program_of(name, self._methods, training=self.training)), self._taps)
 
     def _called(self, name: str) -> Call:
         """Return what calls a program, or chooses among its variants."""

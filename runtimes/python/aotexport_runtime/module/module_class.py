@@ -1,7 +1,6 @@
 """The class of a loaded module: it has the model's name, and methods with the captured signatures.
 
-Trainers read both: which arguments a model takes, and which of them are labels. `guards/signature.py` decides which
-arguments a call may pass; this shows them to `inspect.signature`, `help` and editors, and costs a call nothing.
+Trainers read both. `guards/signature.py` decides which arguments a call may pass; this shows them, and costs it nothing.
 """
 
 from __future__ import annotations
@@ -56,27 +55,20 @@ def class_of(base: type[Any], bundle: Bundle, environment: Environment, call: Ca
     for method, programs in methods_of(bundle, variants=True).items():
         signature = signature_of(programs, value_of, hidden)
         if method == "forward":
-            namespace[method] = _shown(_copy(base.forward), method, signature)
+            code = FunctionType(base.forward.__code__, base.forward.__globals__, closure=base.forward.__closure__)
+            code.__doc__ = base.forward.__doc__
+            namespace[method] = _shown(code, method, signature)
         elif not hasattr(base, method):
             namespace[method] = _shown(_caller(method, call), method, signature)
     name = bundle.manifest.name
-    return type(name if _is_name(name) else base.__name__, (base, *_lists(bundle)), namespace)
-
-
-def _lists(bundle: Bundle) -> tuple[type[Any], ...]:
-    """Return further bases for a loaded `Sequential`, so that its items have indices."""
+    # Items of a `Sequential` have indices.
     is_sequential = any(record.name == "" and record.type == "Sequential" for record in bundle.manifest.modules)
-    return (Sliced, nn.Sequential) if is_sequential else ()
+    bases = (base, Sliced, nn.Sequential) if is_sequential else (base,)
+    return type(name if _is_name(name) else base.__name__, bases, namespace)
 
 
 def _is_name(text: str) -> bool:
     return text.isidentifier() and not iskeyword(text)
-
-
-def _copy(function: Any) -> FunctionType:
-    copied = FunctionType(function.__code__, function.__globals__, closure=function.__closure__)
-    copied.__doc__ = function.__doc__
-    return copied
 
 
 def _caller(method: str, call: Callable[..., Any]) -> Any:
