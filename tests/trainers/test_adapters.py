@@ -157,6 +157,7 @@ def test_report_says_the_form_of_each_adapter_and_why(module):
 def test_all_linear_means_layers_that_a_program_reads(module):
     report = adapters.add_lora(module)
     assert [target.path for target in report.targets] == ["inner", "turned", "head"]
+    assert module.inner.lora.default.scaling == 16 / 8
 
 
 def test_several_adapters_are_switched_added_up_and_deleted(module):

@@ -1,8 +1,4 @@
-"""The errors of the runtime, by who can mend them.
-
-Every error names the fault, its place (the caller's own argument path, or the file and its JSON path), the expected and
-the found value, and a way out. None of them wraps a bare torch traceback.
-"""
+"""The errors of the runtime, by who can mend them."""
 
 from __future__ import annotations
 
@@ -98,7 +94,7 @@ class BundleInvalid(AotExportError):
     """A bundle is broken, truncated, tampered with, hostile, or no bundle at all.
 
     Attributes:
-        where: file inside the bundle, with a JSON path if one is known (`"bundle.json $.programs[0]"`).
+        where: file inside the bundle, or its `Place`.
         check: which check of the format fails, by its name in `schemas/v1/checks.json`: `index-range/leaf`.
         code: the code of the check, what its name begins with.
         path: JSON path in the file; `$`: the file itself.

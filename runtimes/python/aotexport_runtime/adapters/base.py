@@ -51,8 +51,7 @@ def digest_of(tensor: torch.Tensor) -> str:
         return _digest(tensor)
     state, known = (tensor._version, checksum(tensor)), _KNOWN.get(tensor)
     if known is None or known[0] != state:
-        known = state, _digest(tensor)
-        _KNOWN[tensor] = known
+        known = _KNOWN[tensor] = state, _digest(tensor)
     return known[1]
 
 
@@ -82,25 +81,10 @@ def _bytes(tensor: torch.Tensor) -> Iterator[Any]:
         yield part.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
 
 
-def check_unchanged(name: str, then: dict[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Return the digests of an adapter's base, unless it changed since the adapter was added (`ArgumentInvalid`)."""
-    changed = next(_differences(then, now), None)
-    if changed is not None:
-        raise ArgumentInvalid(
-            f"adapter `{name}` cannot be written: `{changed}` has changed since it was added, and its file does not "
-            "hold that. Train the layer with the adapter (`modules_to_save`), add the adapter after the change, or "
-            "write it as one of the weights as they are now (`any_base=True`)"
-        )
-    return then
-
-
 def check_base(module: BundleModule, metadata: Mapping[str, str], without: Iterable[str], directory: Path) -> None:
-    """Refuse an adapter of a `directory` that was trained over other weights than a module has now.
+    """Refuse an adapter of a `directory` that was trained over other weights than a module has now (`ArgumentInvalid`).
 
     Modules at the paths `without`, which it replaces, do not count. A file of peft names no base, and is taken.
-
-    Raises:
-        ArgumentInvalid: names a weight that differs, or a digest cannot be read.
     """
     if KEY not in metadata:
         return
@@ -109,7 +93,7 @@ def check_base(module: BundleModule, metadata: Mapping[str, str], without: Itera
     except msgspec.DecodeError as error:
         raise ArgumentInvalid(f"{directory}: the digests of the adapter's base cannot be read: {error}") from None
     now = weight_digests(module, without)
-    differs = next((name for name in _differences(then, now) if not _is_rounded(module, name, then, now)), None)
+    differs = next((name for name in differences(then, now) if not _is_rounded(module, name, then, now)), None)
     if differs is not None:
         raise ArgumentInvalid(
             f"{directory}: the adapter was trained over other weights than {module.bundle.manifest.name!r} has now: "
@@ -117,7 +101,8 @@ def check_base(module: BundleModule, metadata: Mapping[str, str], without: Itera
         )
 
 
-def _differences(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+def differences(then: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
+    """Yield the names of weights whose digests differ."""
     return (name for name in {**then, **now} if then.get(name) != now.get(name))
 
 

@@ -15,7 +15,7 @@ import msgspec
 import torch
 from safetensors.torch import save
 
-from aotexport_runtime.adapters.base import KEY, check_base, check_unchanged, weight_digests
+from aotexport_runtime.adapters.base import KEY, check_base, differences, weight_digests
 from aotexport_runtime.adapters.config import CONFIG_FILE, LIMITS, config_record, read_config
 from aotexport_runtime.adapters.factors import FACTORS, EmbeddingFactors, Factors
 from aotexport_runtime.adapters.lora import adapters_of, attach, check_whole, delete_adapter, saved_paths
@@ -69,15 +69,21 @@ def save_adapter(
     adapters = adapters_of(module)
     adapters.known(name)
     adapters.check_unmerged("an adapter cannot be written")
-    config, weights = adapters.configs[name], Weights(module)
+    config, targets = adapters.configs[name], Weights(module).targets(_adapted(module, name))
     tensors = {_PREFIX + key: value.detach() for key, value in _entries(module, name)}
-    targets = [weights.target(each) for each in _adapted(module, name)]
-    record = config_record(config, [each for each in targets if each is not None], module.bundle.manifest.name)
+    record = config_record(config, targets, module.bundle.manifest.name)
     output, base = path_of("path", path), adapters.bases[name]
     gathering = Gathering(tensors.values(), in_parts=any(map(is_distributed, tensors.values())))
     if not any(map(is_distributed, module.parameters())):
         now = weight_digests(module, saved_paths(module, config))
-        base = now if any_base else check_unchanged(name, base, now)
+        changed = None if any_base else next(differences(base, now), None)
+        if changed is not None:
+            raise ArgumentInvalid(
+                f"adapter `{name}` cannot be written: `{changed}` has changed since it was added, and its file does "
+                "not hold that. Train the layer with the adapter (`modules_to_save`), add the adapter after the "
+                "change, or write it as one of the weights as they are now (`any_base=True`)"
+            )
+        base = now
     metadata = {"format": "pt", KEY: json.dumps(base)}
 
     def write() -> None:
@@ -207,7 +213,7 @@ def _entries(module: BundleModule, name: str) -> Iterator[tuple[str, torch.Tenso
     for path, adapter in adapters_below(module):
         for change in adapter.held([name]):
             if isinstance(change, Factors):
-                yield from _factor_entries(path, change)
+                yield from ((named(path, key), value) for key, value in _factor_entries(change))
             else:
                 inner = "base_layer." if path in adapted else ""
                 yield named(path, f"{inner}{adapter.tensor}"), change.value
@@ -221,14 +227,14 @@ def _users_modules(module: BundleModule, name: str) -> list[str]:
     return [path for path in paths if not isinstance(module_at(module, path), LoadedSubmodule)]
 
 
-def _factor_entries(path: str, factors: Factors) -> Iterator[tuple[str, torch.Tensor]]:
-    embeds = isinstance(factors, EmbeddingFactors)
-    yield named(path, "lora_embedding_A" if embeds else "lora_A.weight"), factors.A
-    yield named(path, "lora_embedding_B" if embeds else "lora_B.weight"), factors.B
+def _factor_entries(factors: Factors) -> Iterator[tuple[str, torch.Tensor]]:
+    key = "lora_embedding_{}" if isinstance(factors, EmbeddingFactors) else "lora_{}.weight"
+    yield key.format("A"), factors.A
+    yield key.format("B"), factors.B
     if factors.magnitude is not None:
         # peft's has an axis for each of a convolution's weight.
         shape = (1, -1, *(1 for _ in factors.A.shape[2:])) if factors.A.dim() > 2 else factors.magnitude.shape
-        yield named(path, "lora_magnitude_vector"), factors.magnitude.view(shape)
+        yield "lora_magnitude_vector", factors.magnitude.view(shape)
 
 
 def _adapted(module: BundleModule, name: str) -> list[str]:

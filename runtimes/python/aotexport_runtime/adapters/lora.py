@@ -113,15 +113,12 @@ def report(module: BundleModule) -> Report:
         ArgumentInvalid: it is no loaded bundle.
     """
     adapters_of(module)
-    weights = Weights(module)
-    names = [(named(path, each.tensor), [*each.values()]) for path, each in adapters_below(module)]
-    targets = [weights.target(name) for name, changes in names if isinstance(changes[0], Factors)]
-    parameters = list(module.parameters())
+    names = [(named(path, each.tensor), next(iter(each.values()))) for path, each in adapters_below(module)]
     return Report(
-        tuple(target for target in targets if target is not None),
-        tuple(name for name, changes in names if isinstance(changes[0], Whole)),
-        sum(p.numel() for p in parameters if p.requires_grad),
-        sum(p.numel() for p in parameters),
+        tuple(Weights(module).targets(name for name, change in names if isinstance(change, Factors))),
+        tuple(name for name, change in names if isinstance(change, Whole)),
+        sum(p.numel() for p in module.parameters() if p.requires_grad),
+        sum(p.numel() for p in module.parameters()),
     )
 
 

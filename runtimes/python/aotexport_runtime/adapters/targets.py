@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -129,6 +129,10 @@ class Weights:
             raise NotSupported(f"`{name}` cannot have an adapter: {why}, and it is {shape}")
         return Target(name=name, form="weight", kind="linear", why=why)
 
+    def targets(self, names: Iterable[str]) -> list[Target]:
+        """Return those of the weights that a program reads; errors: see `target`."""
+        return [target for name in names if (target := self.target(name)) is not None]
+
     def _check_told(self, name: str, entry: StateTensor) -> None:
         if entry.tied and any(readers.value(_names(entry)) is not None for _, readers in self._readers):
             tied = next(other for other in _names(entry) if other != name)
@@ -156,11 +160,7 @@ class Weights:
             return None
 
     def chosen(self, targets: str | Sequence[str], exclude: Sequence[str]) -> list[Target]:
-        """Return the weights that patterns mean, in the order of the module.
-
-        Args:
-            targets: `all-linear`, or patterns of paths of layers or names of weights.
-            exclude: patterns of those to leave out.
+        """Return the weights that the patterns `targets` of `add_lora` mean, without `exclude`, in the module's order.
 
         Raises:
             ArgumentInvalid: a pattern means none.
@@ -175,9 +175,8 @@ class Weights:
             if not names:
                 raise ArgumentInvalid(f"`targets`: {pattern!r} means no weight of the module{self._nearest(pattern)}")
             meant.update(names)
-        left = [n for n in self.entries if n in meant and not any(matches(n, pattern) for pattern in exclude)]
-        found = [target for name in left if (target := self.target(name)) is not None]
-        if not found:
+        left = (n for n in self.entries if n in meant and not any(matches(n, pattern) for pattern in exclude))
+        if not (found := self.targets(left)):
             raise ArgumentInvalid(f"`targets`: no program reads a weight that {', '.join(map(repr, patterns))} means")
         return found
 

@@ -280,25 +280,26 @@ def _resolved(bundle: Bundle, options: LoadOptions) -> tuple[Request, torch.devi
 
 def _check_needs(requirements: Requirements, allowed: frozenset[str], types: TensorTypes) -> None:
     """Refuse a bundle that needs other namespaces of operators, or classes of tensors, than the caller allows."""
-    missing = [name for name in requirements.operator_namespaces if name not in allowed]
-    listed = ", ".join(f"`{name}`" for name in missing)
-    if missing:
+    if missing := [name for name in requirements.operator_namespaces if name not in allowed]:
         imports = "; ".join(f"import {module}" for module in requirements.operator_modules)
         how = f"Write `{imports}`" if imports else "Import the package that registers them"
         raise NotSupported(
-            f"the bundle calls custom operators of {listed}, which the caller did not allow. {how} first, and pass "
-            f"`operator_namespaces={missing}` to `load`"
+            f"the bundle calls custom operators of {_listed(missing)}, which the caller did not allow. {how} first, "
+            f"and pass `operator_namespaces={missing}` to `load`"
         )
-    missing = types.missing(requirements.tensor_types)
-    listed = ", ".join(f"`{name}`" for name in missing)
-    if missing:
+    if missing := types.missing(requirements.tensor_types):
         imports = "; ".join(f"from {m} import {q.partition('.')[0]}" for m, _, q in (n.partition(":") for n in missing))
         names = ", ".join(name.partition(":")[2] for name in missing)
         is_all = len(missing) == len(requirements.tensor_types)
         how = f"pass `tensor_types=[{names}]` to `load`" if is_all else f"add {names} to the `tensor_types` of `load`"
         raise NotSupported(
-            f"the bundle holds tensors of {listed}, which the caller did not give. Write `{imports}`, and {how}"
+            f"the bundle holds tensors of {_listed(missing)}, which the caller did not give. "
+            f"Write `{imports}`, and {how}"
         )
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
 
 
 KEPT_NBYTES = 256 << 20

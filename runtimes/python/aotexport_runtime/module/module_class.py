@@ -1,6 +1,6 @@
 """The class of a loaded module: it has the model's name, and methods with the captured signatures.
 
-Trainers read both. `guards/signature.py` decides which arguments a call may pass; this shows them, and costs it nothing.
+Trainers read both. `guards/signature.py` decides which arguments a call may pass; this only shows them.
 """
 
 from __future__ import annotations
