@@ -204,11 +204,7 @@ def adapters_of(module: BundleModule) -> Adapters:
 
 
 def set_adapter(module: BundleModule, names: str | list[str]) -> None:
-    """Let calls apply one adapter, or several added up, and train these alone.
-
-    Args:
-        module: a loaded bundle with adapters.
-        names: names of the adapters.
+    """Let calls of a loaded bundle apply the adapter of this name, or several added up, and train these alone.
 
     Raises:
         ArgumentInvalid: there is no such adapter.
@@ -231,7 +227,7 @@ def _switched(module: BundleModule, names: str | list[str]) -> tuple[Adapters, t
 def use_adapter(module: BundleModule, names: str | list[str]) -> AbstractContextManager[None]:
     """Return a context in which calls of this thread apply other adapters; calls of other threads go on as before.
 
-    Arguments and errors: see `set_adapter`; `[]`: none.
+    `[]`: none. Errors: see `set_adapter`.
     """
     adapters, chosen = _switched(module, names)
     return adapters.overridden(chosen)
@@ -243,11 +239,9 @@ def disable_adapters(module: BundleModule) -> AbstractContextManager[None]:
 
 
 def merge_adapter(module: BundleModule, names: str | list[str] | None = None) -> None:
-    """Write adapters into the weights, in place: calls run as without adapters, and `save` writes the changed weights.
+    """Write adapters of a loaded bundle (None: the active ones) into its weights, in place.
 
-    Args:
-        module: a loaded bundle with adapters.
-        names: names of the adapters; None: the active ones.
+    Calls then run as without adapters, and `save` writes the changed weights.
 
     Raises:
         ArgumentInvalid: there is no such adapter.
@@ -278,10 +272,7 @@ def _held(module: BundleModule, names: Sequence[str]) -> Iterator[tuple[Adapter,
 
 
 def unmerge_adapter(module: BundleModule) -> None:
-    """Take merged adapters out of the weights again, to within rounding.
-
-    Args:
-        module: a loaded bundle with merged adapters.
+    """Take merged adapters out of the weights of a loaded bundle again, to within rounding.
 
     Raises:
         ArgumentInvalid: no adapter is merged.
@@ -301,11 +292,9 @@ def unmerge_adapter(module: BundleModule) -> None:
 
 
 def delete_adapter(module: BundleModule, name: str) -> None:
-    """Remove an adapter; the rest stays frozen, and calls apply the others that were active.
+    """Remove an adapter of a loaded bundle; the rest stays frozen, and calls apply the others that were active.
 
-    Args:
-        module: a loaded bundle with adapters.
-        name: name of the adapter. One that is merged stays in the weights for good.
+    One that is merged stays in the weights for good.
 
     Raises:
         ArgumentInvalid: there is no such adapter.

@@ -82,10 +82,7 @@ def is_measured(bundle: Bundle, program: Program, request: Request, device_type:
 def fastest(module: BundleModule, plan: Plan, graph: FunctionalEngine) -> list[Engine] | None:
     """Return the engines of the program of `plan`, the fastest first; None: no recorded call can be measured.
 
-    Args:
-        module: the loaded bundle.
-        plan: by rules; its record tells the figures.
-        graph: the functional graph, which ONNX models stand for.
+    `plan` is that by rules, its record tells the figures; ONNX models stand for the functional `graph`.
     """
     bundle, request, program = module.bundle, module._request, plan.program
     known = {engine.name: engine for engine in (*plan.engines, graph)}
