@@ -17,6 +17,7 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport_runtime import ArgumentInvalid, NotSupported, adapters
+from aotexport_runtime.adapters import files
 from aotexport_runtime.adapters.config import LoraConfig
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -198,6 +199,14 @@ def test_file_that_is_none_is_refused_and_stops_nobody(module, adapter, name, wh
         path.touch()
         os.truncate(path, 10**12)
     assert refused(module, adapter).startswith(f"`path`: no adapter can be read from {str(adapter)!r}: ")
+
+
+def test_file_larger_than_the_limit_is_refused(adapter):
+    size = (adapter / WEIGHTS).stat().st_size
+    assert files._read(adapter, size)[1].keys() == {A, B}
+    with pytest.raises(ArgumentInvalid) as caught:
+        files._read(adapter, size - 1)
+    assert str(caught.value).endswith(f"more than {size - 1} bytes, or holes in the place of data")
 
 
 @pytest.mark.parametrize("path", ["a" * 5000, "a\0b", "nothing"], ids=["long", "zero", "nothing"])
