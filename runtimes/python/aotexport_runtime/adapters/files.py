@@ -292,25 +292,21 @@ def _fill(
         # With an adapted embedding, peft also writes the weight of the base.
         if weight is None or not (any_base or torch.equal(weight.detach().cpu(), tensor)):
             keys[key] = tensor
-    problem = _problem(keys, places)
-    if problem is not None:
-        raise ArgumentInvalid(f"{directory}: {problem}{_OTHERS}")
+    for key in sorted(keys.keys() | places.keys()):
+        if key not in places:
+            known = "a weight of the model under it, and the module has another"
+            problem = (
+                f"the adapter has `{key}`, {known if 'base_layer.' in key else 'which has no place in the module'}"
+            )
+        elif key not in keys:
+            problem = f"the adapter has no `{key}`"
+        else:
+            problem = _misfit(key, keys[key], places[key].shape)
+        if problem is not None:
+            raise ArgumentInvalid(f"{directory}: {problem}{_OTHERS}")
     with torch.no_grad():
         for key, place in places.items():
             place.copy_(keys[key])
-
-
-def _problem(keys: Mapping[str, torch.Tensor], places: Mapping[str, Any]) -> str | None:
-    for key in sorted(keys.keys() | places.keys()):
-        if key not in places and "base_layer." in key:
-            return f"the adapter has `{key}`, a weight of the model under it, and the module has another"
-        if key not in places:
-            return f"the adapter has `{key}`, which has no place in the module"
-        if key not in keys:
-            return f"the adapter has no `{key}`"
-        if (problem := _misfit(key, keys[key], places[key].shape)) is not None:
-            return problem
-    return None
 
 
 __all__ = ["WEIGHTS_FILE", "load_adapter", "save_adapter"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import fnmatch
 from collections.abc import Iterable, Sequence
@@ -143,7 +144,10 @@ class Weights:
 
     def linear(self) -> list[str]:
         """Return the names of weights of linear layers, without layers of outputs that are as large as an embedding."""
-        targets = [target for name in self.entries if (target := self._quiet(name)) is not None]
+        targets: list[Target] = []
+        for name in self.entries:
+            with contextlib.suppress(NotSupported):
+                targets += self.targets([name])
         vocabularies = {self.entries[target.name].shape for target in targets if target.kind == "embedding"}
         return [
             target.name
@@ -152,12 +156,6 @@ class Weights:
             and target.kind in ("linear", "transposed")
             and not (target.returned and self.entries[target.name].shape in vocabularies)
         ]
-
-    def _quiet(self, name: str) -> Target | None:
-        try:
-            return self.target(name)
-        except NotSupported:
-            return None
 
     def chosen(self, targets: str | Sequence[str], exclude: Sequence[str]) -> list[Target]:
         """Return the weights that the patterns `targets` of `add_lora` mean, without `exclude`, in the module's order.

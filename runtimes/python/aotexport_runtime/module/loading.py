@@ -122,9 +122,7 @@ class _Load(Protocol[_Fields]):
     """Type of `load`."""
 
     @overload
-    def __call__(
-        self, path: Source, *, target: Literal["onnx", "openvino"], device: None = None, **options: Any
-    ) -> OnnxModule: ...
+    def __call__(self, path: Source, *, target: Literal["onnx", "openvino"], **options: Any) -> OnnxModule: ...
     @overload
     def __call__(self, path: Source, *args: _Fields.args, **options: _Fields.kwargs) -> BundleModule: ...
 
@@ -188,7 +186,7 @@ def load_module(bundle: Bundle, options: LoadOptions) -> BundleModule:
     _check_needs(bundle.manifest.requirements, namespaces, types)
     bundle = bundle if options.dtype is None else CastBundle(bundle, options.dtype)
     check_operators(bundle.read_graphs(), namespaces)
-    request, place, targets, lowering = _resolved(bundle, options)
+    request, place, targets, lowering = check_target(bundle, options)
     passed = passed_over(targets, options.target)
     if passed or targets.native:
         log.info("target %s%s", targets.native or options.target, passed)
@@ -232,13 +230,14 @@ def load_models(bundle: Bundle, options: LoadOptions) -> OnnxModule:
         return OnnxModule(bundle, given or runtime)
 
 
-def check_target(bundle: Bundle, options: LoadOptions) -> None:
-    """Refuse a requested target that cannot run here (`NotSupported`); nothing is loaded."""
-    _resolved(bundle, options)
+def check_target(
+    bundle: Bundle, options: LoadOptions
+) -> tuple[Request, torch.device | None, Choice, CudaEngine | None]:
+    """Return the request, the device (None: of the capture), native code for this machine, the engine of kernels.
 
-
-def _resolved(bundle: Bundle, options: LoadOptions) -> tuple[Request, torch.device | None, Choice, CudaEngine | None]:
-    """Return the request, the device (None: of the capture), native code for this machine, the engine of kernels."""
+    Raises:
+        NotSupported: the requested target cannot run here; nothing is loaded.
+    """
     import torch
 
     from aotexport_runtime.engines.cpu.engine import unfit
