@@ -294,10 +294,9 @@ def _fill(
             keys[key] = tensor
     for key in sorted(keys.keys() | places.keys()):
         if key not in places:
-            known = "a weight of the model under it, and the module has another"
-            problem = (
-                f"the adapter has `{key}`, {known if 'base_layer.' in key else 'which has no place in the module'}"
-            )
+            problem = f"the adapter has `{key}`, which has no place in the module"
+            if "base_layer." in key:
+                problem = f"the adapter has `{key}`, a weight of the model under it, and the module has another"
         elif key not in keys:
             problem = f"the adapter has no `{key}`"
         else:

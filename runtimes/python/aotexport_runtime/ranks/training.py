@@ -36,9 +36,6 @@ def load(
         target: see `aotexport_runtime.load`; not `onnx`, which does not train.
         options: other options of `aotexport_runtime.load`.
 
-    Returns:
-        The module; its bundle has the digest that those of the other ranks have.
-
     Raises:
         NotSupported: a rank could not load its bundle, or ranks loaded different ones; on every rank, with what each
             found.
