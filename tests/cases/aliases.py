@@ -81,6 +81,14 @@ def view_made_under_no_grad(x):
 
 
 @case(lambda: (leaf(3, 4),))
+def views_of_a_view_made_under_no_grad(x):
+    with torch.no_grad():
+        y = x.view(-1)
+        z = y.view(4, 3)
+    return y, z, y.view(2, 6), z[0], x * 2
+
+
+@case(lambda: (leaf(3, 4),))
 def intermediate_view_made_under_no_grad(x):
     z = x * 2
     with torch.no_grad():

@@ -556,6 +556,17 @@ def input_storage_replaced() -> Case:
 
 
 @case
+def input_data_replaced() -> Case:
+    """An input whose `.data` is another's."""
+
+    def replace(x: Tensor, y: Tensor) -> Tensor:
+        x.data = y
+        return x * 2
+
+    return Case(replace, (ramp(2, 3), ramp(2, 3) * 2), programs=("infer",))
+
+
+@case
 def several_views_of_input() -> Case:
     """Views of an input that one operator made, which nobody may change in place."""
 

@@ -121,6 +121,8 @@ class Arguments:
             span = self._spans[key] = span.repeat(math.ceil(count / span.numel()))
         if spec.get("dtype"):
             span = span.to(getattr(torch, spec["dtype"]))
+        if "begins" in spec:
+            span = torch.from_numpy(span.numpy()[spec["begins"] :])
         return torch.empty(0, dtype=span.dtype).set_(span.untyped_storage(), offset, shape, stride)
 
 

@@ -78,10 +78,8 @@ class Functional:
         return tensor.storage_offset() == size(spec["meta"].get("offset", 0), symbols)
 
     def _changes_a_leaf_alike(self, mutation: dict[str, Any], inputs: Sequence[Any]) -> bool:
-        spec, tensor = self.program["inputs"][mutation["input_index"]], inputs[mutation["input_index"]]
-        if self.gradients is None or not mutation.get("requires_grad") or spec["kind"] != "argument":
-            return True
-        return tensor.is_leaf == mutation.get("is_leaf", True)
+        is_leaf = inputs[mutation["input_index"]].is_leaf
+        return self.gradients is None or is_leaf == mutation.get("is_leaf", True)
 
     def _is_shared(self, index: int, inputs: Sequence[Any]) -> bool:
         storage = inputs[index].untyped_storage()
@@ -191,7 +189,7 @@ class Functional:
         flowing = [
             index
             for index, each in enumerate(self.outputs)
-            if each["kind"].endswith("alias") and each.get("requires_grad") and not each.get("under_no_grad")
+            if each["kind"].endswith("alias") and each.get("requires_grad")
         ]
         names = {self.graph["outputs"][len(self.mutations) + index]: index for index in flowing}
         sources = {node["name"]: references(node.get("args", [None])[0]) for node in self.graph["nodes"]}
@@ -254,11 +252,7 @@ class Functional:
         wants = spec.get("requires_grad", False)
         if wants == required:
             return made
-        if base.requires_grad and not wants:
-            return made.detach()
-        if wants and not base.requires_grad and torch.is_grad_enabled():
-            made.requires_grad_(True)
-        return made
+        return made.requires_grad_() if wants else made.detach()
 
 
 def _is_tensor(value: Any) -> bool:

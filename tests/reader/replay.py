@@ -115,7 +115,9 @@ class Replay:
                 if not self.functional.serves(inputs, symbols):
                     raise Unread("a soft guard of the functional graph")
                 return self.functional.run(inputs, symbols)
-            if not self.program["forward"].get("differentiable", True) and torch.is_grad_enabled():
+            requires = any(isinstance(each, torch.Tensor) and each.requires_grad for each in inputs)
+            is_recorded = requires and torch.is_grad_enabled()
+            if not self.program["forward"].get("differentiable", True) and is_recorded:
                 raise Unread("the forward graph lacks the backward of a function")
             return Interpreter(self.forward, symbols).run(inputs)
         except BaseException:

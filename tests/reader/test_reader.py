@@ -36,6 +36,7 @@ NO_GRAPH = (
     "checkpoint_that_reads_state",
     "custom_function_that_writes",
     "input_changed_with_gradients",
+    "input_data_replaced",
     "input_storage_replaced",
     "onnx_model",
     "rebound_buffer",

@@ -9,6 +9,8 @@ from typing import Any
 from tests.golden.call_table.row import (
     CALL,
     FUNCTIONAL,
+    HOOKED,
+    NO_GRAD,
     PROGRAM,
     WITHOUT,
     backward,
@@ -34,6 +36,7 @@ SCHEMAS = {
     "aten::clone.default": "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor",
     "aten::mul.Tensor": "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor",
     "aten::sin.default": "aten::sin(Tensor self) -> Tensor",
+    "aten::sub.Tensor": "aten::sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor",
     "aten::sum.default": "aten::sum(Tensor self, *, ScalarType? dtype=None) -> Tensor",
     "aten::view.default": "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)",
 }
@@ -70,20 +73,48 @@ def tangent(of: str, index: int, like: dict[str, Any]) -> dict[str, Any]:
 
 FRESH = {"kind": "fresh", "requires_grad": True}
 PLANE, ROW = meta(2, 3), meta(3)
-golden_call(
-    "storage_that_is_replaced",
-    "10.6",
-    "input_storage_replaced",
-    "functional",
-    WITHOUT,
-    program="infer",
-    edits=by_hand(
-        "infer",
-        {"mutations": [{"input_index": 0, "storage": True}], "outputs": [{"kind": "fresh"}]},
-        {"input:x": PLANE, "input:y": PLANE},
-        [node("mul", "mul.Tensor", "input:y", 2, like=PLANE)],
-        ["input:y", "mul"],
-    ),
+for golden, rises in (("input_storage_replaced", 1), ("input_data_replaced", 0)):
+    golden_call(
+        f"{golden}_by_an_epilogue",
+        "10.6",
+        golden,
+        "functional",
+        WITHOUT,
+        program="infer",
+        edits=by_hand(
+            "infer",
+            {
+                "mutations": [{"input_index": 0, "storage": True}],
+                "version_rises": [{"input_index": 0, "by": rises}],
+                "outputs": [{"kind": "fresh"}],
+            },
+            {"input:x": PLANE, "input:y": PLANE},
+            [node("mul", "mul.Tensor", "input:y", 2, like=PLANE)],
+            ["input:y", "mul"],
+        ),
+    )
+WRITTEN = by_hand(
+    "train",
+    {
+        "mutations": [{"input_index": 0, "data": True, "requires_grad": True, "is_leaf": False}],
+        "outputs": [FRESH],
+        "gradients": {
+            "tangents": [tangent("mutation", 0, ROW), tangent("output", 0, ROW)],
+            "of_inputs": [2, 3],
+            "partitions": [{"name": "default", "saved": ["input:y", "clone"]}],
+        },
+    },
+    {"input:x": ROW, "input:y": ROW, "tangent:0": ROW, "tangent:1": ROW},
+    [
+        node("clone", "clone.default", "input:x", like=ROW),
+        node("mul", "mul.Tensor", "input:x", "input:y", like=ROW),
+        node("mul_1", "mul.Tensor", "mul", 2, like=ROW),
+        node("mul_2", "mul.Tensor", "tangent:1", 2, like=ROW),
+        node("add", "add.Tensor", "tangent:0", "mul_2", like=ROW),
+        node("mul_3", "mul.Tensor", "add", "input:y", like=ROW),
+        node("mul_4", "mul.Tensor", "add", "clone", like=ROW),
+    ],
+    ["mul", "mul_1", "mul_3", "mul_4"],
 )
 golden_call(
     "history_of_a_changed_input",
@@ -92,29 +123,17 @@ golden_call(
     "functional",
     CALL,
     backward("x", "output"),
-    edits=by_hand(
-        "train",
-        {
-            "mutations": [{"input_index": 0, "data": True, "requires_grad": True, "is_leaf": False}],
-            "outputs": [FRESH],
-            "gradients": {
-                "tangents": [tangent("mutation", 0, ROW), tangent("output", 0, ROW)],
-                "of_inputs": [2, 3],
-                "partitions": [{"name": "default", "saved": ["input:y", "clone"]}],
-            },
-        },
-        {"input:x": ROW, "input:y": ROW, "tangent:0": ROW, "tangent:1": ROW},
-        [
-            node("clone", "clone.default", "input:x", like=ROW),
-            node("mul", "mul.Tensor", "input:x", "input:y", like=ROW),
-            node("mul_1", "mul.Tensor", "mul", 2, like=ROW),
-            node("mul_2", "mul.Tensor", "tangent:1", 2, like=ROW),
-            node("add", "add.Tensor", "tangent:0", "mul_2", like=ROW),
-            node("mul_3", "mul.Tensor", "add", "input:y", like=ROW),
-            node("mul_4", "mul.Tensor", "add", "clone", like=ROW),
-        ],
-        ["mul", "mul_1", "mul_3", "mul_4"],
-    ),
+    edits=WRITTEN,
+)
+golden_call(
+    "history_of_a_changed_leaf_without_gradient",
+    "10.8",
+    "input_changed_with_gradients",
+    "functional",
+    CALL,
+    backward("x", "output"),
+    edits=[*WRITTEN, edit(PROGRAM, [FUNCTIONAL, "mutations", 0], {"input_index": 0, "data": True})],
+    x=NO_GRAD,
 )
 SQUARE, FLAT = meta(2, 2), meta(4)
 golden_call(
@@ -149,6 +168,26 @@ golden_call(
         ["view", "mul", "mul_1"],
     ),
 )
+ZERO = [
+    {
+        "file": "programs/train/joint.json",
+        "text": json.dumps(
+            {
+                "inputs": [{"name": name, "meta": ROW} for name in ("input:x", "input:y", "tangent:0")],
+                "nodes": [
+                    node("mul", "mul.Tensor", "input:x", 2, like=ROW),
+                    node("mul_1", "mul.Tensor", "input:y", 0, like=ROW),
+                    node("add", "add.Tensor", "mul", "mul_1", like=ROW),
+                    node("mul_2", "mul.Tensor", "tangent:0", 2, like=ROW),
+                ],
+                "outputs": ["add", "mul_2", "mul_1"],
+                "schemas": {op: SCHEMAS[op] for op in ("aten::add.Tensor", "aten::mul.Tensor")},
+            }
+        ),
+    },
+    edit(PROGRAM, [FUNCTIONAL, "gradients", "partitions", 0, "saved"], ["mul_1"]),
+    edit(PROGRAM, [FUNCTIONAL, "gradients", "saves_nothing"], False),
+]
 golden_call(
     "undefined_tangents_of_a_gradient_without_any",
     "10.22",
@@ -156,30 +195,12 @@ golden_call(
     "functional",
     CALL,
     backward(undefined=True),
-    edits=[
-        {
-            "file": "programs/train/joint.json",
-            "text": json.dumps(
-                {
-                    "inputs": [{"name": name, "meta": ROW} for name in ("input:x", "input:y", "tangent:0")],
-                    "nodes": [
-                        node("mul", "mul.Tensor", "input:x", 2, like=ROW),
-                        node("mul_1", "mul.Tensor", "input:y", 0, like=ROW),
-                        node("add", "add.Tensor", "mul", "mul_1", like=ROW),
-                        node("mul_2", "mul.Tensor", "tangent:0", 2, like=ROW),
-                    ],
-                    "outputs": ["add", "mul_2", "mul_1"],
-                    "schemas": {op: SCHEMAS[op] for op in ("aten::add.Tensor", "aten::mul.Tensor")},
-                }
-            ),
-        },
-        edit(PROGRAM, [FUNCTIONAL, "gradients", "partitions", 0, "saved"], ["mul_1"]),
-        edit(PROGRAM, [FUNCTIONAL, "gradients", "saves_nothing"], False),
-    ],
+    edits=ZERO,
 )
+golden_call("hooks_that_no_tangent_reaches", "10.3", "gradient_that_is_zero", "functional", edits=ZERO, y=HOOKED)
 
 
-def sum_of_gradients(name: str, half: list[dict[str, Any]], **more: Any) -> None:
+def sum_of_gradients(name: str, half: list[dict[str, Any]], op: str = "add.Tensor", **more: Any) -> None:
     """Add a call of a joint graph that adds the gradient of a sum, made by `half`, to that of a sine."""
     nodes = [
         node("sum", "sum.default", "input:x", like=meta()),
@@ -187,7 +208,7 @@ def sum_of_gradients(name: str, half: list[dict[str, Any]], **more: Any) -> None
         node("cos", "cos.default", "input:x", like=ROW),
         node("mul", "mul.Tensor", "tangent:1", "cos", like=ROW),
         *half,
-        node("add", "add.Tensor", "mul", half[-1]["name"], like=ROW, **more),
+        node("add", op, "mul", half[-1]["name"], like=ROW, **more),
     ]
     graph = {
         "inputs": [
@@ -215,4 +236,6 @@ HALVES = [
     node("sums", "add.Tensor", "half", "tangent:0", like=ROW),
     node("halves", "mul.Tensor", "sums", 0.5, like=ROW),
 ]
+MINUS = [*HALVES[:2], node("minus", "mul.Tensor", "sums", -1, like=ROW)]
+sum_of_gradients("difference_with_an_undefined_tangent", MINUS, "sub.Tensor")
 sum_of_gradients("sum_with_a_factor_and_an_undefined_tangent", HALVES, alpha=2)

@@ -24,6 +24,7 @@ from tests.golden.call_table.row import (
 # --- 10.3: soft guards ------------------------------------------------------------------------------------
 
 RELIES = "results_that_rely_on_different_inputs"
+UNDONE = "changes_that_undo_each_other"
 golden_call("usual_call", "10.3", "linear", "functional")
 golden_call("without_grad_mode", "10.3", "linear", "forward", WITHOUT)
 golden_call("no_input_requires_grad", "10.3", "backward_passes_that_repeat", "forward", CALL, x=NO_GRAD, y=NO_GRAD)
@@ -75,9 +76,29 @@ golden_call(
 )
 golden_call("changed_leaf_that_was_none", "10.3", "input_data_mutated", "forward", z=LEAF)
 golden_call("changed_leaf_that_is_none", "10.3", "input_data_mutated", "forward", w=NO_LEAF)
+golden_call(
+    "changed_input_of_inference_that_is_no_leaf",
+    "10.3",
+    UNDONE,
+    "functional",
+    WITHOUT,
+    program="infer",
+    y={**GRAD, **NO_LEAF},
+)
 golden_call("hooks_that_some_tangents_reach", "10.3", RELIES, "forward", y=HOOKED)
 golden_call("hooks_that_all_tangents_reach", "10.3", RELIES, "functional", x=HOOKED)
+golden_call("one_tensor_for_two_arguments", "10.3", "backward_passes_that_repeat", "functional", y={"is": "x"})
 golden_call("memory_shared_with_a_changed_input", "10.3", "input_data_mutated", "forward", y={"key": "input0"})
+golden_call(
+    "storages_that_overlap",
+    "10.3",
+    UNDONE,
+    "forward",
+    WITHOUT,
+    program="infer",
+    x={"values": [1.0, 2.0, 3.0, 4.0, 5.0]},
+    y={"key": "input0", "begins": 1},
+)
 golden_call("offset_of_an_input_that_turns", "10.3", "input_data_and_metadata_mutated", "forward", x=MOVED)
 golden_call("offset_where_as_strided_is_called", "10.3", "strided_view_of_input", "forward", x=MOVED)
 WITHOUT_STEPS = [edit(PROGRAM, [FUNCTIONAL, "outputs", 0, "steps"], None)]
@@ -107,8 +128,19 @@ golden_call(
 )
 golden_call("versions_of_changed_inputs", "10.9", "input_data_mutated", "functional", CALL)
 golden_call("versions_of_running_statistics", "10.9", "normalisation", "functional", CALL)
-UNDONE = "changes_that_undo_each_other"
 golden_call("versions_of_changes_that_undo_each_other", "10.9", UNDONE, "functional", CALL)
+golden_call(
+    "input_that_turns_without_grad_mode",
+    "10.7",
+    "input_metadata_mutated",
+    "functional",
+    WITHOUT,
+    backward("x"),
+    program="infer",
+    edits=[edit("programs/infer/program.json", [FUNCTIONAL, "mutations", 0, "under_no_grad"], False)],
+    x={**GRAD, **NO_LEAF},
+)
+
 # --- 10.10 to 10.16: outputs ------------------------------------------------------------------------------
 
 golden_call(
@@ -137,23 +169,55 @@ golden_call(
     edits=[edit(PROGRAM, [FUNCTIONAL, "outputs", 0, "steps", 0, "args"], [[3, 2]])],
 )
 golden_call("parts_in_another_dtype", "10.12", OTHER_DTYPES, "functional", WITHOUT, program="infer")
+golden_call(
+    "view_without_grad_mode",
+    "10.12",
+    "more_views_of_input",
+    "functional",
+    WITHOUT,
+    backward("output[6]"),
+    program="infer",
+    x=GRAD,
+)
+golden_call(
+    "item_of_a_step",
+    "10.12",
+    "view_of_mutated_input",
+    "functional",
+    edits=[
+        edit(PROGRAM, [FUNCTIONAL, "outputs", 0, "steps"], [{"op": "aten::view.default", "args": [[1, 6]], "item": 0}])
+    ],
+    x=MOVED,
+)
 golden_call("view_without_gradients", "10.12", "view_under_no_grad", "functional")
 RETAINED = {"retain": ["output[0]"]}
 golden_call(
     "gradient_of_a_returned_base", "10.12", "view_of_output", "functional", CALL, RETAINED, backward("output[1]")
 )
-golden_call(
-    "gradients_of_returned_views",
-    "10.14",
-    "view_of_returned_view",
-    "functional",
-    CALL,
-    {"retain": [f"output[{index}]" for index in range(4)]},
-    backward("output[1]", "output[3]"),
-)
+RETURNED = "view_of_returned_view"
+VIEWS = (CALL, {"retain": [f"output[{index}]" for index in range(4)]}, backward("output[1]", "output[3]"))
+golden_call("gradients_of_returned_views", "10.14", RETURNED, "functional", *VIEWS)
+for number, which in enumerate(("base", "view")):
+    golden_call(
+        f"gradients_of_returned_views_by_a_{which}_without_steps",
+        "10.14",
+        RETURNED,
+        "functional",
+        *VIEWS,
+        edits=[edit(PROGRAM, [FUNCTIONAL, "outputs", number, "steps"], None)],
+    )
 WAY = "views_on_the_way_to_others"
 golden_call("views_that_others_do_not_go_through", "10.14", WAY, "functional")
-golden_call("view_that_turns_back", "10.14", "view_that_turns_back", "functional")
+TURNS = "view_that_turns_back"
+golden_call("view_that_turns_back", "10.14", TURNS, "functional")
+SQUARE = {"op": "aten::view.default", "args": [[2, 2]]}
+golden_call(
+    "steps_that_another_view_does_not_begin",
+    "10.14",
+    TURNS,
+    "functional",
+    edits=[edit(PROGRAM, [FUNCTIONAL, "outputs", 1, "steps"], [SQUARE])],
+)
 golden_call("view_of_an_input_that_requires_no_grad_now", "10.13", WAY, "functional", x=NO_GRAD)
 golden_call("grad_mode_that_is_left", "10.16", "grad_mode_left_off", "functional", CALL)
 
@@ -171,6 +235,10 @@ golden_call(
     "output_changed_before_backward", "10.20", RELIES, "functional", CALL, change("output[0]"), backward("output[1]")
 )
 golden_call("input_changed_before_backward", "10.20", RELIES, "functional", CALL, change("y"), BACKWARD)
+golden_call("change_that_needed_gradients_read", "10.20", RELIES, "functional", CALL, change("z"), BACKWARD, y=NO_GRAD)
+golden_call(
+    "change_that_no_saved_value_shows", "10.20", "view_of_mutated_input", "functional", CALL, change("x"), BACKWARD
+)
 golden_call("change_that_a_pass_does_not_read", "10.20", RELIES, "functional", CALL, change("y"), backward("output[0]"))
 golden_call(
     "change_that_needed_gradients_do_not_read", "10.20", RELIES, "functional", CALL, change("y"), BACKWARD, x=NO_GRAD

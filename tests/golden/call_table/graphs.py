@@ -13,11 +13,13 @@ from tests.golden.call_table.row import (
 
 LOOKUP = "lookup_in_regions"
 golden_call("call_that_fails_in_a_region", "7.7", LOOKUP, "functional", CALL, rows={"values": [2, 0, 3]})
+golden_call("autocast_after_a_region", "7.9", "regions", "forward", WITHOUT)
 golden_call("checkpointed_input_that_changed", "7.11", "checkpoint", "functional", CALL, change("w"), BACKWARD)
 READS = "checkpoint_that_reads_state"
 golden_call("checkpoint_that_reads_what_is_there_by_then", "7.11", READS, "forward", CALL, change("scale"), BACKWARD)
 golden_call("checkpoint_that_draws_anew", "7.11", READS, "forward")
 golden_call("loop_without_a_step_gives_copies", "7.14", "loop_without_a_step", "forward", WITHOUT)
+golden_call("branch_that_is_not_taken", "7.14", "branches", "functional", x={"values": [-1.0, -2.0, 0.5, 0.25]})
 golden_call("bodies_that_draw_again", "7.17", "bodies_that_draw", "functional")
 WRITES = "custom_function_that_writes"
 golden_call("custom_function_with_all_gradients", "7.21", WRITES, "forward")

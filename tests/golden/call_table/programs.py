@@ -18,6 +18,7 @@ from tests.golden.call_table.row import (
 from tests.golden.refuse import TAKEN
 
 REFUSED, INFER = "refused", {"program": "infer"}
+IN_INFERENCE = {"call": False, "inference": True}
 
 
 def constant(value: Any) -> dict[str, Any]:
@@ -113,6 +114,7 @@ golden_call("names_that_are_tied_no_longer", "8.4", "tied_weights", REFUSED, UNT
 
 # --- 8.5 to 8.10 ------------------------------------------------------------------------------------------
 
+golden_call("number_for_a_mapping", "8.3", "dict_read_by_key", REFUSED, batch=constant(1))
 golden_call("state_that_was_replaced", "8.5", "linear", "functional", {"replace": "0.weight"}, CALL, BACKWARD)
 golden_call("state_that_the_call_replaces", "8.8", "rebound_buffer", "forward", CALL, CALL)
 golden_call(
@@ -120,6 +122,12 @@ golden_call(
 )
 golden_call("containers_of_python", "8.9", PYTHON, "functional", WITHOUT, **INFER, seen=["kept", "settings", "seen"])
 golden_call("classes_of_results", "8.10", "nested_outputs", "functional", WITHOUT, **INFER)
+
+# --- 9.3: forward graphs that are not differentiable -------------------------------------------------------
+
+NO_BACKWARD = "custom_function_by_the_joint_graph"
+golden_call("forward_graph_without_backward", "9.3", NO_BACKWARD, "forward", WITHOUT)
+golden_call("forward_graph_without_backward_for_no_gradient", "9.3", NO_BACKWARD, "forward", CALL, x=NO_GRAD)
 
 # --- 8.12: facts that code reads --------------------------------------------------------------------------
 
@@ -130,6 +138,7 @@ golden_call("requires_grad_that_code_reads", "8.12", READS, REFUSED, x=GRAD)
 golden_call("grad_mode_that_code_reads", "8.12", READS, REFUSED, WITHOUT)
 golden_call("is_leaf_that_code_reads", "8.12", LEAVES, REFUSED, x=NO_LEAF)
 golden_call("identity_that_code_reads", "8.12", INSIDE, REFUSED, y={"is": "x"})
+golden_call("inference_mode_that_nothing_reads", "8.12", "linear", "functional", IN_INFERENCE, **INFER)
 golden_call("inference_mode_that_code_reads", "8.12", INSIDE, REFUSED, {"call": True, "inference": True})
 CAST = "captured_under_autocast"
 golden_call("autocast_that_code_reads", "8.12", CAST, REFUSED)

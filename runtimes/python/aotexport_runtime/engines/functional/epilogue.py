@@ -29,7 +29,6 @@ from aotexport_runtime.schema.program import (
     InputMutation,
     IntermediateAlias,
     OutputAlias,
-    OutputSpec,
     Program,
     SizeInput,
     ViewStep,
@@ -118,7 +117,7 @@ def regenerators(
     flowless = flowless_outputs(functional)
     if all(isinstance(output, FreshOutput) for output in functional.outputs) and not flowless:
         return None
-    through = _views_of_views(functional, graph, flowless)
+    through = _views_of_views(functional, graph)
     found = [
         (index, _flowless(index) if index in flowless else _regenerator(index, program, functional, environment))
         for index, output in enumerate(functional.outputs)
@@ -129,38 +128,31 @@ def regenerators(
     ]
 
 
-def _views_of_views(functional: FunctionalGraph, graph: Graph, flowless: set[int]) -> dict[int, int]:
+def _views_of_views(functional: FunctionalGraph, graph: Graph) -> dict[int, int]:
     """Return, per view that is made of another returned view of its base, the index of the other.
 
     Gradients flow through both. A view comes after the view that it is made of.
     """
     first = len(functional.mutations)
-    names = [next(iter(references(graph.outputs[first + i])), None) for i in range(len(functional.outputs))]
     views = {
-        name: index
-        for index, name in enumerate(names)
-        if name is not None and index not in flowless and _flows(functional.outputs[index])
+        name: (index, output)
+        for index, output in enumerate(functional.outputs)
+        for name in references(graph.outputs[first + index])
+        if isinstance(output, Alias) and output.requires_grad
     }
-    if len(views) < 2:
-        return {}
     # Per value, the nearest of the views that it is or is made of.
-    nearest: dict[str, int] = {}
+    nearest: dict[str, tuple[int, Alias]] = {}
     found: dict[int, int] = {}
     for node in graph.nodes:
         source = next(iter(references(node.args[0])), None) if node.args else None
         behind = nearest.get(source) if source is not None else None
-        index = views.get(node.name)
-        if index is not None and behind is not None and _is_part(functional.outputs[index], functional.outputs[behind]):
-            found[index] = behind
-        if index is not None:
-            nearest[node.name] = index
-        elif behind is not None:
-            nearest[node.name] = behind
+        own = views.get(node.name)
+        if own is not None and behind is not None and _is_part(own[1], behind[1]):
+            found[own[0]] = behind[0]
+        view = own or behind
+        if view is not None:
+            nearest[node.name] = view
     return found
-
-
-def _flows(output: OutputSpec) -> bool:
-    return isinstance(output, Alias) and output.requires_grad and not output.under_no_grad
 
 
 def _base(output: Alias) -> tuple[type, int]:
@@ -169,11 +161,10 @@ def _base(output: Alias) -> tuple[type, int]:
     return type(output), output.base_index if isinstance(output, IntermediateAlias) else output.output_index
 
 
-def _is_part(output: OutputSpec, other: OutputSpec) -> bool:
+def _is_part(output: Alias, other: Alias) -> bool:
     """Return whether both are views of one base and, if both have steps, those of `other` begin those of `output`."""
-    if not isinstance(output, Alias) or not isinstance(other, Alias) or _base(output) != _base(other):
-        return False
-    return output.steps is None or other.steps is None or output.steps[: len(other.steps)] == other.steps
+    is_begun = output.steps is None or other.steps is None or output.steps[: len(other.steps)] == other.steps
+    return is_begun and _base(output) == _base(other)
 
 
 def _flowless(index: int) -> Regenerate:
@@ -247,11 +238,7 @@ def _viewer(
             alias = _as_strided(base, target)
         if like_base:
             return alias
-        if base.requires_grad and not requires_grad:
-            return alias.detach()
-        if requires_grad and not base.requires_grad and torch.is_grad_enabled():
-            return alias.requires_grad_(True)
-        return alias
+        return alias.requires_grad_() if requires_grad else alias.detach()
 
     return view
 

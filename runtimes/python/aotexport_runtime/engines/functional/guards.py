@@ -100,7 +100,7 @@ def input_rows(program: Program, record: FunctionalGraph, graph: Graph) -> list[
         found.append(Row("tensor", f"not {input_name(index)}._backward_hooks", words))
     for mutation in record.mutations if gradients is not None else ():
         index, is_leaf = mutation.input_index, mutation.is_leaf
-        if mutation.requires_grad and isinstance(program.inputs[index], ArgumentInput):
+        if mutation.requires_grad:
             words = f"mutated input {index} is {'no' if is_leaf else 'a'} leaf, unlike at capture"
             found.append(Row("tensor", f"{input_name(index)}.is_leaf is {is_leaf}", words))
     found += [_begins(*each) for each in _with_offsets(tensors, record, graph)]
