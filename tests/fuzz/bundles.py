@@ -30,7 +30,6 @@ import torch
 import torch.fx.experimental.symbolic_shapes  # noqa: TID251 (or each of the processes would import it anew)
 
 import aotexport_runtime
-from aotexport_runtime.bundle.digests import digests_compared  # noqa: F401 (modules are imported before the audit)
 from aotexport_runtime.commands import self_test
 from aotexport_runtime.errors import AotExportError
 from tests.fuzz.mutations import Mutator

@@ -33,8 +33,7 @@ from aotexport_runtime.adapters.config import CONFIG_FILE, read_config
 from aotexport_runtime.adapters.lora import adapters_of
 from aotexport_runtime.bundle.check import _Check
 from aotexport_runtime.bundle.directory import BundleDirectory
-from aotexport_runtime.bundle.manifest import read_manifest
-from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.bundle.read import Bundle, open_bundle, read_manifest
 from aotexport_runtime.bundle.signature import SIGNATURE_NAME, Signed, signing_library, verify_signature
 from aotexport_runtime.bundle.weights import load_tensors, read_tensors
 from aotexport_runtime.errors import AotExportError, BundleInvalid, Place
@@ -43,7 +42,6 @@ from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import FileEntry, Manifest
 from aotexport_runtime.schema.trees import Tree
-from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.validate import check_graph
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.trees import check_tree
@@ -158,7 +156,7 @@ class _Documents(Bundle):
 class _DocumentsCheck(_Check, _Documents):
     """The check of a bundle without its tensors."""
 
-    def stored(self, vector: Vector, index: int) -> None:
+    def stored(self, index: int) -> None:
         pass
 
 

@@ -14,7 +14,6 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.execution.codegen import Environment
 from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.schema.program import Program, StateInput
-from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.values.observe import make_inputs
 
 Trace = tuple[Program, Any, Any]
@@ -61,7 +60,7 @@ def _refuse_aliases(bundle: Bundle, program: Program) -> None:
     for entry in bundle.manifest.testvectors:
         if entry.program != program.name:
             continue
-        facts = bundle.record(entry.record, Vector).facts
+        facts = bundle.vector(entry).facts
         for name, fact in facts.items():
             path, mark, _ = name.partition(" shares memory with")
             if mark:

@@ -39,7 +39,6 @@ from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import SizeArgument, TensorMeta
-from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.values.compare import NORM, NORMS, compare
 from aotexport_runtime.values.trees import leaves
 
@@ -129,7 +128,7 @@ def _record(bundle: Bundle, program: Program, call: str, errors: dict[str, float
     """Write the errors of float32 to a recorded call, if it is one."""
     for entry in bundle.manifest.testvectors:
         if (entry.program, entry.name) == (program.name, call):
-            record = msgspec.structs.replace(bundle.record(entry.record, Vector), eager_errors=errors)
+            record = msgspec.structs.replace(bundle.vector(entry), eager_errors=errors)
             # A new file, not new content: the old one may be a hard link to another bundle's.
             (bundle.root / entry.record).unlink()
             (bundle.root / entry.record).write_bytes(encode_record(record))

@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 import msgspec
 import safetensors
 
 from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
-from aotexport_runtime.bundle.manifest import check_envelope, read_manifest_bytes
 from aotexport_runtime.bundle.packs import KERNELS, TARGET, code_of, unpacked
-from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.bundle.read import Bundle, check_envelope, read_manifest_bytes
 from aotexport_runtime.errors import BundleInvalid, NotSupported, Place
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.codec import decode_record
@@ -27,7 +27,7 @@ from aotexport_runtime.schema.kernels import KernelBinary, KernelLibrary
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Program
-from aotexport_runtime.schema.vectors import Vector
+from aotexport_runtime.schema.targets import LoweredProgram
 from aotexport_runtime.validate import check_manifest, check_onnx, check_stored
 
 T = TypeVar("T", bound=Record)
@@ -79,32 +79,29 @@ class _Check(Bundle):
     faults: list[BundleInvalid]
 
     def run(self) -> None:
-        for entry in self.manifest.files:
-            with self.noted(entry.path):
-                self.intact_file(entry.path)
+        for path in self._entries:
+            self.look(path, self.intact_file, path)
         self.programs_and_calls(self.program_names)
         for target in self.target_names:
             self.target_programs(target)
         for entry in self.manifest.programs:
             for target in entry.targets:
-                is_lowered = target not in ("portable", "onnx", *self.target_names)
-                if is_lowered and self.sound(self.record_path(entry.name)):
+                if target not in ("portable", "onnx", *self.target_names) and self.sound(self.record_path(entry.name)):
                     self.lowered_program(target, entry.name)
         for index, model in enumerate(self.manifest.onnx):
             if self.sound(self.record_path(model.program)):
-                with self.noted("bundle.json") as here:
-                    check_onnx(model, self.program(model.program), where=here.at("onnx", index))
+                check_onnx(model, self.program(model.program), where=self.place("bundle.json").at("onnx", index))
         self.packs()
         self.weights()
 
     def place(self, path: str) -> Place:
         return Place(path, (), self.faults)
 
-    @contextlib.contextmanager
-    def noted(self, path: str) -> Generator[Place, None, None]:
-        """Note a fault of a file where a block that looks at it raises one."""
-        with contextlib.suppress(_Faulty), self.place(path) as here:
-            yield here
+    def look(self, path: str, read: Callable[..., object], *arguments: Any, needs: Iterable[str] = ()) -> None:
+        """Note a fault of a file that a function reads, unless one of the files that it needs is faulty."""
+        if self.sound(*needs):
+            with contextlib.suppress(_Faulty), self.place(path):
+                read(*arguments)
 
     def sound(self, *paths: str) -> bool:
         """Return whether no fault of these files was found."""
@@ -122,20 +119,17 @@ class _Check(Bundle):
     def programs_and_calls(self, names: Iterable[str]) -> None:
         for name in names:
             record = self.record_path(name)
-            with self.noted(record):
-                program = self.program(name)
-                for graph in filter(None, (program.forward, program.functional)):
-                    path = f"programs/{name}/{graph.file}"
-                    # A faulty record may name what is nowhere.
-                    if self.sound(record) or path in self._entries:
-                        with self.noted(path):
-                            self.graph(name, graph.file)
+            self.look(record, self.program, name)
+            program: Program | None = self._checked.get(record)
+            for graph in () if program is None else filter(None, (program.forward, program.functional)):
+                path = f"programs/{name}/{graph.file}"
+                # A faulty record may name what is nowhere.
+                if self.sound(record) or path in self._entries:
+                    self.look(path, self.graph, name, graph.file)
         for index, entry in enumerate(self.manifest.testvectors):
-            if self.sound(self.record_path(entry.program)):
-                with self.noted(entry.record):
-                    vector = self.vector(entry)
-                    if self.sound(entry.record):
-                        self.stored(vector, index)
+            record = self.record_path(entry.program)
+            self.look(entry.record, self.vector, entry, needs=[record])
+            self.look("bundle.json", self.stored, index, needs=[record, entry.record])
 
     def _check_interface(self, graph: Graph, program: Program, file: str, where: Place) -> None:
         if self.sound(self.record_path(program.name)):
@@ -143,25 +137,21 @@ class _Check(Bundle):
 
     def target_programs(self, target: str) -> None:
         path = f"targets/{target}/target.json"
-        with self.noted(path):
-            self.target(target)
+        self.look(path, self.target, target)
         for name in self.program_names:
-            if self.sound(path, self.record_path(name)):
-                with self.noted(path):
-                    self.compiled(target, name)
+            self.look(path, self.compiled, target, name, needs=[path, self.record_path(name)])
 
     def lowered_program(self, target: str, name: str) -> None:
         kernels, record = f"targets/{target}/kernels/kernels.json", f"targets/{target}/programs/{name}/lowered.json"
-        with self.noted(kernels):
-            self.kernels(target)
-        with self.noted(record):
-            lowered = self.lowered(target, name)
-            for backward, file in enumerate((lowered.forward, lowered.backward)):
-                if file is not None and self.sound(kernels, record):
-                    with self.noted(f"targets/{target}/programs/{name}/{file}"):
-                        self.lowered_graph(target, name, backward=bool(backward))
+        self.look(kernels, self.kernels, target)
+        self.look(record, self.lowered, target, name)
+        lowered: LoweredProgram | None = self._checked.get(record)
+        for backward, file in enumerate(() if lowered is None else (lowered.forward, lowered.backward)):
+            if file is not None:
+                read = partial(self.lowered_graph, target, name, backward=bool(backward))
+                self.look(f"targets/{target}/programs/{name}/{file}", read, needs=[kernels, record])
 
-    def stored(self, vector: Vector, index: int) -> None:
+    def stored(self, index: int) -> None:
         """Compare the stored tensors of a recorded call with its record."""
         entry = self.manifest.testvectors[index]
         with self.place("bundle.json").at("testvectors", index) as here:
@@ -169,11 +159,12 @@ class _Check(Bundle):
                 tensors = safetensors.deserialize(self.bytes_of(entry.tensors))
             except safetensors.SafetensorError as error:
                 raise here.invalid(f"not a safetensors file: {error}", "tensor-stored/safetensors") from None
-            check_stored(vector, {key: each["shape"] for key, each in tensors}, self.place(entry.record))
+            shapes = {key: each["shape"] for key, each in tensors}
+            check_stored(self.vector(entry), shapes, self.place(entry.record))
 
     def packs(self) -> None:
         """Compare the compiled code of kernels with their record."""
-        if KERNELS not in {entry.path for entry in self.manifest.files} or not self.sound(KERNELS):
+        if KERNELS not in self._entries or not self.sound(KERNELS):
             return
         library, where = self.kernels(TARGET), self.place(str(KERNELS))
         for pack in library.packs:
@@ -189,20 +180,17 @@ class _Check(Bundle):
             return
         from aotexport_runtime.bundle.weights import load_parts, parts_of
 
-        broken = {fault.where for fault in self.faults}
+        broken = {str(fault.where) for fault in self.faults}
         for index, entry in enumerate(self.manifest.state):
             for part in parts_of(entry):
-                if part.file not in broken:
+                # A dtype that this torch lacks is no fault of the bundle.
+                with contextlib.suppress(NotSupported), self.place("bundle.json").at("state", index) as here:
                     try:
-                        load_parts(self, [part], mapped=True)
+                        load_parts(self, [part] if part.file not in broken else [], mapped=True)
                     except BundleInvalid as error:
                         if error.check == "tensor-stored/safetensors":
                             broken.add(part.file)
-                        place = Place("bundle.json").at("state", index)
-                        self.faults.append(BundleInvalid(str(error), where=place, check=error.check))
-                    except NotSupported:
-                        # A dtype that this torch lacks is no fault of the bundle.
-                        continue
+                        raise here.invalid(str(error), error.check) from None
 
 
 class _CastCheck(_Check, CastPrograms):

@@ -15,7 +15,9 @@ import shutil
 import stat
 import struct
 import sys
+import tempfile
 import weakref
+from collections.abc import Generator
 from io import BufferedReader
 from pathlib import Path
 
@@ -143,6 +145,16 @@ def hole_nbytes(stream: BufferedReader) -> int:
 def at_descriptor(descriptor: int, path: Path) -> Path:
     """Return a path of an open file or directory that leads nowhere else; `path` where the system lacks `/proc`."""
     return _DESCRIPTORS / str(descriptor) if _DESCRIPTORS.is_dir() else path
+
+
+@contextlib.contextmanager
+def private_file(data: bytes, nbytes: int = 0) -> Generator[Path, None, None]:
+    """Yield the path of a file of this process alone, for libraries that read paths: `data`, zeros up to `nbytes`."""
+    in_memory = hasattr(os, "memfd_create")
+    with os.fdopen(os.memfd_create("private"), "wb") if in_memory else tempfile.NamedTemporaryFile() as stream:
+        stream.write(data)
+        stream.truncate(max(nbytes, len(data)))
+        yield at_descriptor(stream.fileno(), Path(str(stream.name)))
 
 
 def temporary_prefix(output: Path) -> str:

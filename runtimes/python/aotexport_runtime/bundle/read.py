@@ -11,16 +11,20 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from aotexport_runtime import schema
-from aotexport_runtime.bundle.directory import BundleDirectory, at_descriptor
-from aotexport_runtime.bundle.manifest import read_manifest, read_manifest_bytes
+from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory, read_most
 from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, Place
+from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.codec import check_size_of, refused
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.kernels import KernelLibrary
 from aotexport_runtime.schema.limits import DEFAULT, Limits
@@ -36,10 +40,12 @@ from aotexport_runtime.validate import (
     check_kernels,
     check_lowered,
     check_lowered_graph,
+    check_manifest,
     check_program,
     check_target,
     check_vector,
 )
+from aotexport_runtime.values.arguments import path_of
 
 T = TypeVar("T", bound=Record)
 
@@ -66,14 +72,66 @@ def open_bundle(path: str | os.PathLike[str], *, check_digests: bool = True, lim
     return bundle
 
 
+def read_manifest_bytes(path: str | os.PathLike[str], limits: Limits) -> tuple[BundleDirectory, bytes]:
+    """Return the directory of a bundle, held open, and the bytes of its manifest; see `open_bundle`."""
+    root = path_of("path", path)
+    try:
+        # Files are read from this directory, even if its path leads to another one by then.
+        directory = BundleDirectory(root)
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        reason = f"`{path}` is a file, and a bundle is a directory" if root.is_file() else f"no directory `{path}`"
+        raise BundleInvalid(reason, check="bundle-missing/directory") from None
+    except OSError as error:
+        raise BundleInvalid(f"`{path}` cannot be read: {error.strerror}", check="bundle-missing/directory") from None
+    try:
+        with directory.open(MANIFEST_NAME) as stream:
+            data = read_most(stream, limits.json_nbytes)
+    except BundleInvalid as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise
+        reason = f"`{path}` is no bundle: it has no file `{MANIFEST_NAME}`"
+        raise BundleInvalid(reason, check="bundle-missing/manifest") from None
+    _check_nbytes(MANIFEST_NAME, len(data), limits)
+    return directory, data
+
+
+def _check_nbytes(path: str, nbytes: int, limits: Limits) -> None:
+    if nbytes > limits.json_nbytes:
+        message = f"larger than the {limits.json_nbytes} bytes of JSON that are read"
+        raise BundleInvalid(message, where=path, check="json-limit/bytes")
+
+
+def read_manifest(data: bytes, limits: Limits = DEFAULT) -> Manifest:
+    """Return the manifest in `data`: envelope, version gate, strict decode, then consistency; see `open_bundle`."""
+    check_envelope(data, limits)
+    manifest = schema.decode_record(data, Manifest, where=MANIFEST_NAME, limits=limits)
+    check_manifest(manifest, limits=limits)
+    return manifest
+
+
+def check_envelope(data: bytes, limits: Limits) -> None:
+    """Refuse a manifest that is none, or of a version that this runtime does not read."""
+    check_size_of(data, MANIFEST_NAME, limits)
+    try:
+        envelope = msgspec.json.decode(data, type=versions.Envelope)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise refused(error, MANIFEST_NAME, "not the manifest of a bundle: ") from None
+    versions.check_readable(envelope)
+
+
 class Bundle:
     """An open bundle.
+
+    What reads a file raises `BundleInvalid` if the manifest does not list it, it is missing, no regular file inside the
+    bundle, of another size, with holes in the place of data, or no longer the file whose digest was compared. Records
+    are decoded and checked once; those that a record refers to are checked before it.
 
     Attributes:
         directory: where it is, held open.
         manifest: its manifest, checked.
         limits: the most that it may ask for.
         manifest_sha256: digest of the file that the manifest was read from.
+        compared_by_readers: files whose digest was left to who reads them, since their bytes are then at hand.
     """
 
     def __init__(
@@ -83,8 +141,8 @@ class Bundle:
         self.manifest_sha256 = manifest_sha256
         self.manifest = manifest
         self.limits = limits
+        self.compared_by_readers: frozenset[str] = frozenset()
         self._compared: dict[str, tuple[int, ...]] = {}
-        self._compared_when_read: frozenset[str] = frozenset()
         self._checked: dict[str, Any] = {}
 
     @property
@@ -97,12 +155,7 @@ class Bundle:
         return {entry.path: entry for entry in self.manifest.files}
 
     def stream(self, path: str) -> BufferedReader:
-        """Return a listed file, open to be read; a file whose digest was compared is that file, unchanged.
-
-        Raises:
-            BundleInvalid: not listed, missing, not a regular file inside the bundle, of another size, with holes in the
-                place of data, or no longer the file whose digest was compared.
-        """
+        """Return a listed file, open to be read."""
         entry = self._entries.get(path)
         if entry is None:
             raise BundleInvalid("not listed in the manifest", where=path, check="file-unlisted/file")
@@ -111,129 +164,90 @@ class Bundle:
         if nbytes == entry.nbytes and self._compared.get(path, _identity(stream)) == _identity(stream):
             return stream
         stream.close()
-        message = TAMPERED if nbytes == entry.nbytes else f"expected {entry.nbytes} bytes, got {nbytes}"
+        message = _TAMPERED if nbytes == entry.nbytes else f"expected {entry.nbytes} bytes, got {nbytes}"
         raise BundleInvalid(message, where=path, check="file-differs/size")
 
     def file(self, path: str) -> Path:
-        """Return the absolute path of a listed file.
+        """Return the absolute path of a listed file."""
+        self.stream(path).close()
+        return self.directory.files / path
 
-        Raises:
-            BundleInvalid: see `stream`.
-        """
-        with self.stream(path):
-            return self._place(path)
-
-    def _place(self, path: str) -> Path:
-        return self.directory.files.joinpath(*path.split("/"))
+    def intact_file(self, path: str) -> Path:
+        """Return the absolute path of a listed file, its digest compared now."""
+        with self.stream(path) as stream:
+            self.compare(path, stream)
+        return self.directory.files / path
 
     def bytes_of(self, path: str) -> bytes:
-        """Return the bytes of a listed file.
-
-        Raises:
-            BundleInvalid: see `stream`.
-        """
+        """Return the bytes of a listed file."""
         with self.stream(path) as stream:
             return stream.read(self._entries[path].nbytes)
 
     def read(self, path: str) -> bytes:
-        """Return the bytes of a listed JSON file, their digest compared.
-
-        Raises:
-            BundleInvalid: see `stream`; or it is too large, or the digest differs.
-        """
-        entry = self._entries.get(path)
-        if entry is not None and entry.nbytes > self.limits.json_nbytes:
-            raise BundleInvalid(
-                f"larger than the {self.limits.json_nbytes} bytes of JSON that are read",
-                where=path,
-                check="json-limit/bytes",
-            )
+        """Return the bytes of a listed JSON file within the limits, their digest compared."""
+        if path in self._entries:
+            _check_nbytes(path, self._entries[path].nbytes, self.limits)
         data = self.bytes_of(path)
-        self._check_digest(path, hashlib.sha256(data).hexdigest())
+        self.compare_bytes(path, data)
         return data
 
-    def record(self, path: str, type_: type[T]) -> T:
-        """Return the record in a listed JSON file.
-
-        Raises:
-            BundleInvalid: see `read`; or the file is no such record.
-        """
-        return schema.decode_record(self.read(path), type_, where=path, limits=self.limits)
-
     def check_files(self, *, digests: bool = True, read_later: Iterable[str] = ()) -> None:
-        """Compare size and (optionally) digest of every listed file.
+        """Compare size and (optionally) digest of every listed file; the first that differs is refused.
 
         Args:
             digests: whether to compare digests.
-            read_later: files whose digest `compare` takes when they are read, since their bytes are then at hand.
-
-        Raises:
-            BundleInvalid: names the first file that differs.
+            read_later: files to leave to their readers, see `compared_by_readers`.
         """
-        self._compared_when_read = frozenset(read_later if digests else ())
-        for entry in self.manifest.files:
-            with self.stream(entry.path) as stream:
-                if not digests or entry.path in self._compared_when_read:
-                    continue
-                self._check_digest(entry.path, hashlib.file_digest(stream, "sha256").hexdigest())
-                self._compared[entry.path] = _identity(stream)
-
-    def intact_file(self, path: str) -> Path:
-        """Return the absolute path of a listed file, its digest compared now.
-
-        Raises:
-            BundleInvalid: see `file`; or the digest differs.
-        """
-        with self.stream(path) as stream:
-            self._check_digest(path, hashlib.file_digest(stream, "sha256").hexdigest())
-        return self._place(path)
+        self.compared_by_readers = frozenset(read_later if digests else ())
+        for path in self._entries:
+            with self.stream(path) as stream:
+                if digests and path not in self.compared_by_readers:
+                    self.compare(path, stream)
 
     @contextlib.contextmanager
-    def opened(self, path: str) -> Generator[Path, None, None]:
-        """Yield where a listed file is read while the block runs: the same file, whatever its path leads to meanwhile.
+    def files_checked(self) -> Generator[None, None, None]:
+        """Call `check_files` in a thread while the block runs; what it raises comes before errors of the block."""
+        with ThreadPoolExecutor(1, "aotexport digests") as pool:
+            checked = pool.submit(self.check_files)
+            try:
+                yield
+            finally:
+                if error := checked.exception():
+                    raise error from None
 
-        Raises:
-            BundleInvalid: see `stream`.
-        """
-        with self.stream(path) as stream:
-            yield at_descriptor(stream.fileno(), self._place(path))
+    def compare(self, path: str, stream: BufferedReader) -> None:
+        """Refuse an open listed file of another digest; other files of the path are refused from then on."""
+        # Each part waits for the interpreter, if this is not the main thread.
+        digest, part = hashlib.sha256(), bytearray(min(self._entries[path].nbytes, 1 << 24) or 1)
+        while count := stream.readinto(part):
+            digest.update(memoryview(part)[:count])
+        self._compare(path, digest.hexdigest())
+        self._compared[path] = _identity(stream)
 
-    def compares_when_read(self, path: str) -> bool:
-        """Return whether the digest of a file was left to its reader."""
-        return path in self._compared_when_read
-
-    def compare(self, path: str, parts: Iterable[Any]) -> None:
-        """Refuse the bytes of a file that was left to its reader, in parts, unless they have its digest.
-
-        Raises:
-            BundleInvalid: the digest differs.
-        """
-        if not self.compares_when_read(path):
-            return
+    def compare_bytes(self, path: str, *parts: bytes | memoryview) -> None:
+        """Refuse the bytes of a listed file, in parts, if they have another digest."""
         digest = hashlib.sha256()
         for part in parts:
             digest.update(part)
-        self._check_digest(path, digest.hexdigest())
+        self._compare(path, digest.hexdigest())
 
-    def _check_digest(self, path: str, found: str) -> None:
-        if found != self._entries[path].sha256:
-            raise BundleInvalid(TAMPERED, where=path, check="file-differs/digest")
+    def _compare(self, path: str, digest: str) -> None:
+        if digest != self._entries[path].sha256:
+            raise BundleInvalid(_TAMPERED, where=path, check="file-differs/digest")
 
     def place(self, path: str) -> Place:
         """Return the place of a file, for errors."""
         return Place(path)
 
     def checked(self, path: str, type_: type[T], check: Callable[..., None]) -> T:
-        """Return the record in a listed JSON file, which is read and checked once.
-
-        Raises:
-            BundleInvalid: see `record`; or `check` refuses it.
-        """
+        """Return the record in a listed JSON file, which is read and checked once."""
         if path not in self._checked:
-            record = self.record(path, type_)
+            record = schema.decode_record(self.read(path), type_, where=path, limits=self.limits)
             check(record, where=self.place(path))
             self._checked[path] = record
         return self._checked[path]
+
+    # --- programs -----------------------------------------------------------------------------------------
 
     @property
     def program_names(self) -> tuple[str, ...]:
@@ -245,31 +259,18 @@ class Bundle:
         return f"programs/{program}/program.json"
 
     def program(self, name: str) -> Program:
-        """Return the record of program `name`, checked.
-
-        Raises:
-            ArgumentInvalid: no such program.
-            BundleInvalid: its record is invalid.
-        """
+        """Return the record of program `name`; an unknown name is refused (`ArgumentInvalid`)."""
         if name not in self.program_names:
             raise ArgumentInvalid(f"no program {str(name)[:80]!r}; the bundle has {', '.join(self.program_names)}")
         return self.checked(self.record_path(name), Program, partial(check_program, manifest=self.manifest, name=name))
 
     def graph(self, program: str, file: str) -> Graph:
-        """Return graph `file` of `program`, checked.
-
-        Raises:
-            BundleInvalid: missing or invalid.
-        """
+        """Return graph `file` of `program`."""
         check = partial(self._check_graph, program=self.program(program), file=file)
         return self.checked(f"programs/{program}/{file}", Graph, check)
 
     def read_graphs(self) -> list[Graph]:
-        """Read and check every program, and return its graphs, which are kept.
-
-        Raises:
-            BundleInvalid: one is missing or invalid.
-        """
+        """Read and check every program, and return its graphs, which are kept."""
         programs = map(self.program, self.program_names)
         files = [(p.name, each.file) for p in programs for each in (p.forward, p.functional) if each is not None]
         return [self.graph(name, file) for name, file in files]
@@ -290,11 +291,7 @@ class Bundle:
             check_functional_graph(graph, program, program.functional, where=where, record=record)
 
     def vector(self, entry: VectorEntry) -> Vector:
-        """Return the record of a recorded call, checked.
-
-        Raises:
-            BundleInvalid: it, or its program, is invalid.
-        """
+        """Return the record of a recorded call."""
         return self.checked(entry.record, Vector, partial(check_vector, program=self.program(entry.program)))
 
     # --- targets ------------------------------------------------------------------------------------------
@@ -302,24 +299,16 @@ class Bundle:
     @property
     def target_names(self) -> tuple[str, ...]:
         """Names of the targets that the bundle has beside its graphs, sorted."""
-        found = (_TARGET.fullmatch(entry.path) for entry in self.manifest.files)
+        found = (re.fullmatch(r"targets/([^/]+)/target\.json", entry.path) for entry in self.manifest.files)
         return tuple(sorted(match[1] for match in found if match is not None))
 
     def target(self, name: str) -> Target:
-        """Return the record of target `name`, checked.
-
-        Raises:
-            BundleInvalid: no such target, or its record is invalid.
-        """
+        """Return the record of target `name`."""
         check = partial(check_target, manifest=self.manifest, name=name)
         return self.checked(f"targets/{name}/target.json", Target, check)
 
     def compiled(self, target: str, program: str) -> CompiledProgram | None:
-        """Return the record of `program` compiled for `target`, checked; None: there is none.
-
-        Raises:
-            BundleInvalid: no such target or program, or their records are invalid.
-        """
+        """Return the record of `program` compiled for `target`; None: there is none."""
         record = self.program(program)
         for index, found in enumerate(self.target(target).programs):
             if found.program == program:
@@ -334,20 +323,12 @@ class Bundle:
         return any(entry.name == program and target in entry.targets for entry in self.manifest.programs)
 
     def lowered(self, target: str, program: str) -> LoweredProgram:
-        """Return the record of `program` lowered for `target`, checked.
-
-        Raises:
-            BundleInvalid: there is none, or it is invalid.
-        """
+        """Return the record of `program` lowered for `target`."""
         check = partial(check_lowered, program=self.program(program))
         return self.checked(f"targets/{target}/programs/{program}/lowered.json", LoweredProgram, check)
 
     def lowered_graph(self, target: str, program: str, *, backward: bool) -> Graph:
-        """Return the forward or backward graph of `program` lowered for `target`, checked.
-
-        Raises:
-            BundleInvalid: there is none, or it is invalid.
-        """
+        """Return the forward or backward graph of `program` lowered for `target`."""
         lowered = self.lowered(target, program)
         check = partial(
             check_lowered_graph,
@@ -362,11 +343,7 @@ class Bundle:
         return self.checked(f"targets/{target}/programs/{program}/{file}", Graph, check)
 
     def kernels(self, target: str) -> KernelLibrary:
-        """Return the kernels of `target`, checked; their code is not read.
-
-        Raises:
-            BundleInvalid: there are none, or their record is invalid.
-        """
+        """Return the kernels of `target`; their code is not read."""
         return self.checked(f"targets/{target}/kernels/kernels.json", KernelLibrary, check_kernels)
 
 
@@ -376,9 +353,7 @@ def _identity(stream: BufferedReader) -> tuple[int, ...]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-_TARGET = re.compile(r"targets/([^/]+)/target\.json")
-
-TAMPERED = (
+_TAMPERED = (
     "its SHA-256 differs from the manifest's: the file was changed or damaged after export. "
     "Copy the bundle again, or export it again"
 )

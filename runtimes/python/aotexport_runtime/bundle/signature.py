@@ -11,14 +11,13 @@ import contextlib
 import hashlib
 import importlib
 import os
-import tempfile
-from collections.abc import Generator, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
-from aotexport_runtime.bundle.directory import MANIFEST_NAME, at_descriptor, open_regular, read_most
+from aotexport_runtime.bundle.directory import MANIFEST_NAME, open_regular, private_file, read_most
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, NotSupported, first_line
 
@@ -79,7 +78,7 @@ def verify_signature(bundle: Bundle, signed: Signed) -> None:
     own = {SIGNATURE_NAME}
     if signed.signature is not None:  # It may lie in the bundle as well.
         own.add(os.path.relpath(os.path.realpath(name), bundle.directory.path))
-    with _file_of(data) as place:
+    with private_file(data) as place:
         try:
             config.set_hashing_config(_Found(bundle, name, own)).verify(bundle.directory.files, place)
             if chain:
@@ -96,16 +95,6 @@ def verify_signature(bundle: Bundle, signed: Signed) -> None:
 
 def _refuse(message: str, where: str, check: str) -> NoReturn:
     raise BundleInvalid(message, where=where, check=check) from None
-
-
-@contextlib.contextmanager
-def _file_of(data: bytes) -> Generator[Path]:
-    """Yield a file of this process alone, for the library, which reads a path."""
-    in_memory = hasattr(os, "memfd_create")
-    with os.fdopen(os.memfd_create("signature"), "wb") if in_memory else tempfile.NamedTemporaryFile() as stream:
-        stream.write(data)
-        stream.flush()
-        yield at_descriptor(stream.fileno(), Path(str(stream.name)))
 
 
 def _check_time(signature: Path, chain: list[str], at: datetime, where: str) -> None:

@@ -7,20 +7,18 @@ process. No tensor reaches beyond the data that its file stores under its key.
 
 from __future__ import annotations
 
-import array
 import math
-import mmap
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import msgspec
 import torch
 from safetensors import SafetensorError, deserialize, safe_open
 
-from aotexport_runtime.bundle.directory import at_descriptor
+from aotexport_runtime.bundle.directory import at_descriptor, private_file
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
@@ -83,10 +81,8 @@ def read_tensors(data: bytes, *, where: str) -> dict[str, torch.Tensor]:
     try:
         stored = deserialize(data)
     except SafetensorError as error:
-        raise BundleInvalid(
-            f"not a safetensors file: {error}", where=where, check="tensor-stored/safetensors"
-        ) from None
-    return {key: _from_bytes(value, where) for key, value in stored}
+        raise _malformed(error, where) from None
+    return {key: _tensor(key, each["data"], each["dtype"], each["shape"], where) for key, each in stored}
 
 
 class _StoredTensors:
@@ -104,49 +100,30 @@ class _StoredTensors:
                 self._files[file] = self._open(file)
             try:
                 self._tensors[file, key] = self._files[file](key)
-            except KeyError:
-                raise BundleInvalid(f"no tensor {key[:80]!r}", where=file, check="tensor-stored/key") from None
-            except SafetensorError as error:
-                raise BundleInvalid(f"no tensor {key[:80]!r}: {error}", where=file, check="tensor-stored/key") from None
+            except (KeyError, SafetensorError) as error:
+                reason = f": {error}" if isinstance(error, SafetensorError) else ""
+                raise BundleInvalid(f"no tensor {key[:80]!r}{reason}", where=file, check="tensor-stored/key") from None
         return self._tensors[file, key]
 
     def _open(self, file: str) -> Callable[[str], torch.Tensor]:
-        with self._bundle.opened(file) as path:
-            with path.open("rb") as stream:
-                if not (_is_immutable(stream) if self._mapped is None else self._mapped):
-                    return _Copy(self._bundle, file, stream).get
-                if self._bundle.compares_when_read(file):
-                    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                        self._bundle.compare(file, [data])
-            return _opened(path, file).get_tensor
+        with self._bundle.stream(file) as stream:
+            if not (_is_immutable(stream) if self._mapped is None else self._mapped):
+                return _Copy(self._bundle, file, stream).get
+            if file in self._bundle.compared_by_readers:
+                self._bundle.compare(file, stream)
+            return _opened(at_descriptor(stream.fileno(), self._bundle.directory.files / file), file).get_tensor
 
 
 def _opened(path: Path, where: str) -> Any:
-    """Return a safetensors file, mapped; the library has checked its header.
-
-    Raises:
-        BundleInvalid: it is none.
-    """
+    """Return a safetensors file, mapped; the library has checked its header."""
     try:
         return safe_open(path, framework="pt")
     except SafetensorError as error:
-        raise BundleInvalid(
-            f"not a safetensors file: {error}", where=where, check="tensor-stored/safetensors"
-        ) from None
+        raise _malformed(error, where) from None
 
 
-def _check_header(header: bytes, nbytes: int, stream: BinaryIO, where: str) -> None:
-    """Let the library check a header, on a file of this process alone: another could be truncated under its mapping."""
-    if not hasattr(os, "memfd_create"):
-        _opened(Path(stream.name), where)
-        return
-    descriptor = os.memfd_create("header")
-    try:
-        os.write(descriptor, header)
-        os.ftruncate(descriptor, nbytes)
-        _opened(at_descriptor(descriptor, Path()), where)
-    finally:
-        os.close(descriptor)
+def _malformed(error: SafetensorError, where: str) -> BundleInvalid:
+    return BundleInvalid(f"not a safetensors file: {error}", where=where, check="tensor-stored/safetensors")
 
 
 class _Copy:
@@ -157,68 +134,47 @@ class _Copy:
         nbytes = os.fstat(stream.fileno()).st_size
         header = stream.read(8)
         header += stream.read(min(int.from_bytes(header, "little"), nbytes))
-        self._data = torch.empty(nbytes - len(header), dtype=torch.uint8)
-        array_of_data: Any = self._data.numpy()
-        data = memoryview(array_of_data) if len(self._data) else memoryview(b"")
-        if _read_into(stream, data) != len(data):
+        self._data: Any = torch.empty(nbytes - len(header), dtype=torch.uint8).numpy()
+        data, count = memoryview(self._data), 0
+        while found := stream.readinto(data[count:]) if len(data) > count else 0:
+            count += found
+        if count != len(data):
             raise BundleInvalid(f"expected {nbytes} bytes, got fewer", where=file, check="file-differs/size")
-        bundle.compare(file, [header, data])
-        _check_header(header, nbytes, stream, file)
+        if file in bundle.compared_by_readers:
+            bundle.compare_bytes(file, header, data)
+        # Another file could be truncated under the library's mapping.
+        with private_file(header, nbytes) as path:
+            _opened(path, file)
         self._tensors: dict[str, Any] = msgspec.json.decode(header[8:])
         self._tensors.pop("__metadata__", None)
 
     def get(self, key: str) -> torch.Tensor:
-        stored = msgspec.convert(self._tensors[key], _StoredTensor)
-        name = _DTYPES.get(stored.dtype)
-        if name is None:
-            raise BundleInvalid(
-                f"dtype {stored.dtype} is none of the format's", where=self._file, check="tensor-stored/dtype"
-            )
-        dtype = dtypes.dtype(name)
-        begin, end = stored.data_offsets
-        count = math.prod(stored.shape)
-        # The library has compared these; the file may have changed since.
-        if min((begin, *stored.shape)) < 0 or end - begin != count * dtype.itemsize or end > len(self._data):
-            raise BundleInvalid(
-                f"no tensor {key[:80]!r}: its sizes are not those of its data",
-                where=self._file,
-                check="tensor-stored/safetensors",
-            )
-        if not count:
-            return torch.empty(stored.shape, dtype=dtype)
-        # Each tensor has a storage of its own, as a mapped one.
-        return torch.frombuffer(self._data.numpy(), dtype=dtype, count=count, offset=begin).reshape(stored.shape)
+        stored = self._tensors[key]
+        begin, end = stored["data_offsets"]
+        return _tensor(key, self._data[begin:end], stored["dtype"], stored["shape"], self._file)
 
 
-class _StoredTensor(msgspec.Struct):
-    """An entry in the header of a safetensors file."""
-
-    dtype: str
-    shape: tuple[int, ...]
-    data_offsets: tuple[int, int]
-
-
-def _read_into(stream: BufferedReader, data: memoryview) -> int:
-    """Read until `data` is full, or the stream ends; return how many bytes."""
-    count = 0
-    while count < len(data):
-        found = stream.readinto(data[count:])
-        if not found:
-            break
-        count += found
-    return count
+def _tensor(key: str, data: Any, dtype: str, shape: Sequence[int], where: str) -> torch.Tensor:
+    """Return a tensor of stored bytes, which it shares; its storage is its own, as that of a mapped one."""
+    if dtype not in _DTYPES:
+        raise BundleInvalid(f"dtype {dtype} is none of the format's", where=where, check="tensor-stored/dtype")
+    found = dtypes.dtype(_DTYPES[dtype])
+    # The library has compared these.
+    if min(shape, default=0) < 0 or len(data) != math.prod(shape) * found.itemsize:
+        message = f"no tensor {key[:80]!r}: its sizes are not those of its data"
+        raise BundleInvalid(message, where=where, check="tensor-stored/safetensors")
+    return torch.frombuffer(data, dtype=found).reshape(shape) if len(data) else torch.empty(shape, dtype=found)
 
 
-def _is_immutable(stream: BinaryIO) -> bool:
+def _is_immutable(stream: BufferedReader) -> bool:
     """Return whether the file system says that nobody can change a file: it has fs-verity, or is immutable."""
-    flags = array.array("l", [0])
     try:
         import fcntl
 
-        fcntl.ioctl(stream, _GET_FLAGS, flags)
+        flags = int.from_bytes(fcntl.ioctl(stream, _GET_FLAGS, bytes(8)), "little")
     except (ImportError, OSError):
         return False
-    return bool(flags[0] & (_VERITY | _IMMUTABLE))
+    return bool(flags & (_VERITY | _IMMUTABLE))
 
 
 _GET_FLAGS, _VERITY, _IMMUTABLE = 0x80086601, 0x00100000, 0x00000010
@@ -248,44 +204,26 @@ _DTYPES: dict[str, str] = {
 """The format's name per dtype of safetensors; its own reader for torch lacks some."""
 
 
-def _from_bytes(stored: dict[str, Any], where: str) -> torch.Tensor:
-    name = _DTYPES.get(stored["dtype"])
-    if name is None:
-        raise BundleInvalid(
-            f"dtype {stored['dtype']} is none of the format's", where=where, check="tensor-stored/dtype"
-        )
-    if not stored["data"]:
-        return torch.empty(stored["shape"], dtype=dtypes.dtype(name))
-    return torch.frombuffer(stored["data"], dtype=dtypes.dtype(name)).reshape(stored["shape"])
-
-
 def _restore(entry: StateTensor | StoredPart, stored: torch.Tensor) -> torch.Tensor:
-    key = f"{entry.key[:80]!r}"
-    dtype = dtypes.dtype(entry.dtype)
-    if stored.data_ptr() % stored.element_size():
-        # Kernels may load whole vectors from addresses that they assume to be aligned.
-        raise BundleInvalid(
-            f"{key} does not begin at a multiple of its element size", where=entry.file, check="tensor-stored/alignment"
-        )
+    key, dtype = f"{entry.key[:80]!r}", dtypes.dtype(entry.dtype)
+
+    def check(fits: bool, message: str, check: str) -> None:
+        if not fits:
+            raise BundleInvalid(message, where=entry.file, check=f"tensor-stored/{check}")
+
+    # Kernels may load whole vectors from addresses that they assume to be aligned.
+    is_aligned = stored.data_ptr() % stored.element_size() == 0
+    check(is_aligned, f"{key} does not begin at a multiple of its element size", "alignment")
     if dtype.is_complex and stored.dtype == dtype.to_real() and stored.shape[-1:] == (2,):
         stored = torch.view_as_complex(stored)
-    if stored.dtype != dtype:
-        raise BundleInvalid(
-            f"{key} is {dtypes.name_of(stored.dtype)}, not {entry.dtype}", where=entry.file, check="tensor-stored/dtype"
-        )
-    if entry.whole and tuple(stored.shape) != entry.shape:
-        raise BundleInvalid(
-            f"{key} has shape {list(stored.shape)}, not {list(entry.shape)}",
-            where=entry.file,
-            check="tensor-stored/shape",
-        )
+    check(stored.dtype == dtype, f"{key} is {dtypes.name_of(stored.dtype)}, not {entry.dtype}", "dtype")
+    is_of_shape = not entry.whole or tuple(stored.shape) == entry.shape
+    check(is_of_shape, f"{key} has shape {list(stored.shape)}, not {list(entry.shape)}", "shape")
     if 0 in entry.shape:
         return torch.empty_strided(entry.shape, entry.stride, dtype=dtype)
     # `set_` would enlarge a storage that is too small.
-    if span_end(entry.shape, entry.stride, entry.offset) > stored.numel():
-        name = entry.name if isinstance(entry, StateTensor) else entry.key
-        raise BundleInvalid(
-            f"state {name[:80]!r} reaches past the end of {key}", where=entry.file, check="tensor-stored/span"
-        )
+    name = entry.name if isinstance(entry, StateTensor) else entry.key
+    is_inside = span_end(entry.shape, entry.stride, entry.offset) <= stored.numel()
+    check(is_inside, f"state {name[:80]!r} reaches past the end of {key}", "span")
     offset = entry.offset + stored.storage_offset()
     return torch.empty(0, dtype=dtype).set_(stored.untyped_storage(), offset, entry.shape, entry.stride)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, overload
 
-from aotexport_runtime.bundle.digests import digests_compared
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.bundle.signature import Signed, verify_signature
 from aotexport_runtime.engines.candidates import CUDA, MODEL_ENGINES, ONNX, Request
@@ -226,7 +225,7 @@ def load_models(bundle: Bundle, options: LoadOptions) -> OnnxModule:
         raise NotSupported(f"target `{target}` takes no device: {choose}")
     given = getattr(options, target)
     check_type(target, given, (type(runtime), type(None)), f"an {type(runtime).__name__}")
-    with digests_compared(bundle) if options.check_digests else contextlib.nullcontext():
+    with bundle.files_checked() if options.check_digests else contextlib.nullcontext():
         return OnnxModule(bundle, given or runtime)
 
 
