@@ -15,7 +15,7 @@ from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.manifest import Submodule
 from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
-from aotexport_runtime.values.constants import encode_constant, is_constant
+from aotexport_runtime.values.structure import encode_constant, is_constant
 
 _OWN = vars(nn.Module()).keys()
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")

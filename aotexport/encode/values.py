@@ -21,7 +21,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
-from aotexport_runtime.values.constants import encode_constant, is_constant
+from aotexport_runtime.values.structure import encode_constant, is_constant
 
 
 def encode_argument(value: Any, name_of: Mapping[torch.fx.Node, Argument], where: str) -> Argument:

@@ -13,7 +13,7 @@ import torch
 
 from aotexport.torch_internals.names import OpOverload
 from aotexport_runtime.schema.program import ViewStep
-from aotexport_runtime.values.constants import encode_constant, is_constant
+from aotexport_runtime.values.structure import encode_constant, is_constant
 
 _HEADER = 3
 """Of `as_tuple()` of a view: `has_symbolic_inputs`, `reapply_views`, `inverse_return_mode`; then come its arguments."""

@@ -14,7 +14,7 @@ from aotexport.model.containers import refill, same_item
 from aotexport.model.structure import LeafIndex, dataclass_attributes, is_plain_object, object_attributes, tree_of
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.values.constants import encode_key, is_key
+from aotexport_runtime.values.structure import encode_key, is_key
 from aotexport_runtime.values.trees import key_of, keys_of, steps
 
 

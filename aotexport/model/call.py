@@ -31,7 +31,7 @@ from aotexport.torch_internals.calls import is_dimension, is_fixed_dimension
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.values.arrays import tensor_of, why_not
-from aotexport_runtime.values.constants import encode_constant, is_constant
+from aotexport_runtime.values.structure import encode_constant, is_constant
 from aotexport_runtime.values.trees import arrays_in, keys_of, leaves, steps
 
 BY_KEYWORD = ("positional_or_keyword", "keyword_only")

@@ -20,7 +20,7 @@ from aotexport.model.array_proxies import is_proxy, is_scalar
 from aotexport.process.objects import is_a
 from aotexport.torch_internals.calls import SUPPORTED_NODES
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.values.constants import (
+from aotexport_runtime.values.structure import (
     encode_constant,
     encode_key,
     encode_python_value,

@@ -14,7 +14,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils._pytree import tree_leaves
 
 from aotexport.process.patches import Patch, patched
-from aotexport_runtime.values.subclasses import inner_tensor, inner_tensors, is_wrapper, parts, protocol
+from aotexport_runtime.values.subclasses import inner_tensor, inner_tensors, is_wrapper, parts, with_inner
 
 
 def is_wrap(target: Any) -> bool:
@@ -28,9 +28,7 @@ def _wrap_like(template: torch.Tensor) -> Callable[..., Any]:
     def made(like: torch.Tensor, inner: Iterator[torch.Tensor]) -> torch.Tensor:
         if not is_wrapper(like):
             return next(inner)
-        make = protocol(type(like))
-        values = {name: made(value, inner) for name, value in inner_tensors(like).items()}
-        return make.unflatten(values, make.place(like), like.size(), like.stride())
+        return with_inner(like, lambda value: made(value, inner))
 
     def wrapped(inner: Sequence[torch.Tensor]) -> torch.Tensor:
         return made(template, iter(inner))

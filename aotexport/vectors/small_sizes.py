@@ -20,7 +20,6 @@ from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput
 from aotexport_runtime.schema.sizes import SizeExpression
-from aotexport_runtime.schema.vectors import Vector
 
 Results = Sequence[dict[str, Any]]
 """Results of the self-test, in its own form."""
@@ -67,7 +66,7 @@ def beyond_ranges(directory: Path, programs: Sequence[EncodedProgram]) -> set[tu
     least = {p.record.name: {d.symbol: d.min for d in p.record.dimensions if d.min is not None} for p in programs}
     found: set[tuple[str, str]] = set()
     for entry in bundle.manifest.testvectors:
-        sizes = symbols_of(bundle.program(entry.program), bundle.record(entry.record, Vector).inputs)
+        sizes = symbols_of(bundle.program(entry.program), bundle.vector(entry).inputs)
         if any(sizes[symbol] < low for symbol, low in least[entry.program].items()):
             found.add((entry.program, entry.name))
     return found
@@ -124,7 +123,7 @@ def _blamed(small: dict[str, set[str]]) -> list[str]:
 def _small(bundle: Bundle, entry: VectorEntry) -> set[str]:
     """Return the names of the dynamic sizes of tensors that are 0 or 1 in a recorded call."""
     program = bundle.program(entry.program)
-    symbols = symbols_of(program, bundle.record(entry.record, Vector).inputs)
+    symbols = symbols_of(program, bundle.vector(entry).inputs)
     return {
         dimension.name
         for dimension in program.dimensions

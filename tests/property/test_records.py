@@ -25,7 +25,7 @@ from aotexport_runtime.schema.values import (
     StringArgument,
     SubgraphArgument,
 )
-from aotexport_runtime.values.constants import encode_constant
+from aotexport_runtime.values.structure import encode_constant
 from tests.property.profile import quick
 
 text = st.text(max_size=12)

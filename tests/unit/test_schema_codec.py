@@ -27,7 +27,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
 )
 from aotexport_runtime.schema.versions import min_reader
-from aotexport_runtime.values.constants import encode_constant
+from aotexport_runtime.values.structure import encode_constant
 
 TENSOR = TensorMeta(dtype="float32", shape=(2, "s0"), stride=(SizeExpression(op="add", args=("s0", 1)), 1))
 NODE = Node(

@@ -28,7 +28,8 @@ class FromLocal:
 
     def __init__(self, template: Any) -> None:
         """Take the tensor of the trace."""
-        self._place, self._shape, self._stride = meshes.place(template), template.size(), template.stride()
+        self._place = template.device_mesh, template.placements
+        self._shape, self._stride = template.size(), template.stride()
 
     def __call__(self, local: torch.Tensor, grad_placements: Sequence[str] | None) -> torch.Tensor:
         """Return the distributed tensor of `local`; see `meshes.unflatten`."""

@@ -34,7 +34,7 @@ from aotexport.torch_internals.symbolic_memo import computed_once
 from aotexport.values.polynomials import quick_simplification
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.errors import first_line
-from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper, protocol
+from aotexport_runtime.values.subclasses import is_wrapper, with_inner
 
 
 def sizes_of_data() -> contextlib.AbstractContextManager[None]:
@@ -283,13 +283,7 @@ def _named_sizes(call: ExampleCall, fakes: Sequence[Any]) -> dict[str, list[_Nam
 
 
 def _twin(fake: torch.Tensor) -> torch.Tensor:
-    return _like(_wrapped_twin(fake) if is_wrapper(fake) else _plain_twin(fake), fake)
-
-
-def _wrapped_twin(fake: torch.Tensor) -> torch.Tensor:
-    make = protocol(type(fake))
-    twins = {name: _twin(value) for name, value in inner_tensors(fake).items()}
-    return make.unflatten(twins, make.place(fake), fake.size(), fake.stride())
+    return _like(with_inner(fake, _twin) if is_wrapper(fake) else _plain_twin(fake), fake)
 
 
 def _plain_twin(fake: torch.Tensor) -> torch.Tensor:

@@ -32,7 +32,7 @@ from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.submodules.places import module_at, named
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
 from aotexport_runtime.values.arguments import path_of
-from aotexport_runtime.values.parts import Gathering, is_distributed
+from aotexport_runtime.values.meshes import Gathering, is_distributed
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."

@@ -14,12 +14,7 @@ FLOATS = ("bfloat16", "float16", "float32", "float64")
 
 
 class CastPrograms(Bundle):
-    """An open bundle, its programs those of the cast model where it holds them.
-
-    Attributes:
-        dtype: name of the dtype.
-        own: names of the programs that it holds of the cast model.
-    """
+    """An open bundle in the dtype named `dtype`, of which it holds the programs `own` of the cast model."""
 
     def __init__(self, bundle: Bundle, dtype: str) -> None:
         """Open what `bundle` holds for a dtype of `FLOATS`; its files are shared."""

@@ -90,7 +90,8 @@ class _Check(Bundle):
                     self.lowered_program(target, entry.name)
         for index, model in enumerate(self.manifest.onnx):
             if self.sound(self.record_path(model.program)):
-                check_onnx(model, self.program(model.program), where=self.place("bundle.json").at("onnx", index))
+                with self.place("bundle.json").at("onnx", index) as here:
+                    check_onnx(model, self.program(model.program), where=here)
         self.packs()
         self.weights()
 

@@ -86,11 +86,7 @@ def _open_beneath(directory: int, file: str) -> int:
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
-    """Return the regular file at a path, open to be read, without waiting as for the writer of a pipe.
-
-    Raises:
-        OSError: there is none.
-    """
+    """Return the regular file at a path, open to be read, without waiting as for the writer of a pipe (or `OSError`)."""
     return _regular(os.open(path, _FLAGS))
 
 
@@ -163,21 +159,12 @@ def temporary_prefix(output: Path) -> str:
 
 
 def lock_shared(descriptor: int) -> bool:
-    """Mark a directory as used until its descriptor is closed.
-
-    Returns:
-        Whether nobody removes it now; file systems without locks mark nothing.
-    """
+    """Mark a directory as used until its descriptor is closed; return whether nobody removes it now."""
     return _lock(descriptor, exclusive=False, else_=True)
 
 
 def remove_unused(directory: Path, *, without_locks: bool = False) -> None:
-    """Remove a temporary directory that nobody reads or writes.
-
-    Args:
-        directory: a temporary directory, or what stood where one was moved.
-        without_locks: whether to remove it where the file system cannot tell.
-    """
+    """Remove a temporary directory that nobody reads or writes; `without_locks`: where a file system cannot tell, too."""
     # What cannot be removed stays: the bundle is well, and the next writer tries again.
     with contextlib.suppress(OSError):
         if directory.is_symlink():

@@ -21,10 +21,7 @@ _PART = 1 << 18
 
 
 def generated_inputs(vector: Vector, program: Program) -> Iterator[tuple[VectorInput, str, np.ndarray[Any, Any]]]:
-    """Yield each generated argument of a checked recorded call, with its dtype and the elements of its span.
-
-    The elements are float64 for that dtype, and float32 for all others, to be rounded to them.
-    """
+    """Yield each generated argument of a checked recorded call, its dtype, its elements; see `generated_floats`."""
     arguments = [spec for spec in program.inputs if not isinstance(spec, StateInput)]
     for place, (spec, argument) in enumerate(zip(vector.inputs, arguments, strict=True)):
         if spec.quantiles and isinstance(argument, ArgumentInput):
@@ -41,7 +38,7 @@ def generated_floats(seed: int, place: int, count: int, quantiles: Sequence[floa
         place: of the argument among those of the call.
         count: how many.
         quantiles: 2 or more, at equal steps of probability, from the least value to the greatest.
-        dtype: see `generated_inputs`.
+        dtype: of the argument. The floats are float64 for that dtype, and float32 for all others, to be rounded to.
     """
     made = np.empty(count, np.float64 if dtype == "float64" else np.float32)
     steps = np.asarray(quantiles, np.float64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from aotexport_runtime.bundle.read import Bundle
@@ -16,16 +16,7 @@ LOUD = ("number", "branch")
 
 
 class BundleNote(NamedTuple):
-    """A note with its programs.
-
-    Attributes:
-        kind: that of a `Note`, or `package`: a load needs a package.
-        programs: names of its programs; empty: it is of the whole bundle.
-        text: see `Note`.
-        fixed: see `Note`.
-        outside: see `Note`.
-        source: the user's line.
-    """
+    """A `Note` with the names of its programs; none: it is of the whole bundle. Of kind `package`: a load needs one."""
 
     kind: str
     programs: tuple[str, ...]
@@ -54,23 +45,13 @@ class BundleNote(NamedTuple):
 
 
 def notes_of(bundle: Bundle, program: str | None = None) -> list[BundleNote]:
-    """Return the notes of a bundle.
-
-    Args:
-        bundle: an open bundle.
-        program: only those of this program, and of the whole bundle.
-    """
+    """Return the notes of an open bundle; of a program alone: its own, and those of the whole bundle."""
     names = bundle.program_names if program is None else [program]
     return listed(bundle.manifest, map(bundle.program, names))
 
 
 def listed(manifest: Manifest, programs: Iterable[Program]) -> list[BundleNote]:
-    """Return the notes of programs, a note of several programs once, and those of their bundle.
-
-    Args:
-        manifest: manifest of the bundle.
-        programs: the records of some of its programs.
-    """
+    """Return the notes of some programs of a bundle, a note of several programs once, and those of the bundle."""
     found: dict[Note, list[str]] = {}
     for program in programs:
         for note in program.notes:
@@ -79,20 +60,18 @@ def listed(manifest: Manifest, programs: Iterable[Program]) -> list[BundleNote]:
     return sorted([*notes, *_packages(manifest)], key=lambda note: _ORDER.index(note.kind))
 
 
-def _packages(manifest: Manifest) -> list[BundleNote]:
+def _packages(manifest: Manifest) -> Iterator[BundleNote]:
     needs = manifest.requirements
-    found: list[BundleNote] = []
     if needs.operator_namespaces:
         names = ", ".join(f"`{name}`" for name in needs.operator_namespaces)
         text = (
             f"the bundle calls custom operators of {names}: import what registers them before `load`, and give their "
             "names as operator_namespaces"
         )
-        found.append(BundleNote("package", (), text))
+        yield BundleNote("package", (), text)
     if needs.tensor_types:
         names = ", ".join(f"`{name}`" for name in needs.tensor_types)
-        found.append(BundleNote("package", (), f"the bundle makes tensors of {names}: give `load` the tensor_types"))
-    return found
+        yield BundleNote("package", (), f"the bundle makes tensors of {names}: give `load` the tensor_types")
 
 
 __all__ = ["LOUD", "BundleNote", "listed", "notes_of"]

@@ -50,14 +50,10 @@ class Signed:
 
 
 def verify_signature(bundle: Bundle, signed: Signed) -> None:
-    """Refuse a bundle that is not as its signer has left it.
+    """Refuse an open bundle that is not as its signer has left it, who must be `signed`.
 
     Files of the manifest are compared by the digests in it: compare these with the files, or read the bundle through
     `Bundle`, which does.
-
-    Args:
-        bundle: an open bundle.
-        signed: whose signature it must have.
 
     Raises:
         ArgumentInvalid: `signed` names no signer, or several.
@@ -86,11 +82,8 @@ def verify_signature(bundle: Bundle, signed: Signed) -> None:
         except BundleInvalid:
             raise
         except Exception as error:  # noqa: BLE001 - errors of the libraries that check have no class in common
-            _refuse(
-                f"no valid signature of this signer: {first_line(error) or type(error).__name__}",
-                name,
-                "signature-invalid/signer",
-            )
+            reason = first_line(error) or type(error).__name__
+            _refuse(f"no valid signature of this signer: {reason}", name, "signature-invalid/signer")
 
 
 def _refuse(message: str, where: str, check: str) -> NoReturn:
@@ -115,19 +108,12 @@ def _check_time(signature: Path, chain: list[str], at: datetime, where: str) -> 
         crypto.X509StoreContext(store, signer, between).verify_certificate()
     except crypto.X509StoreContextError as error:
         moment = at.astimezone(UTC).isoformat(timespec="seconds")
-        _refuse(
-            f"certificates are not valid at {moment}: {error}. Of an archive, say when they were (`at`)",
-            where,
-            "signature-invalid/signer",
-        )
+        message = f"certificates are not valid at {moment}: {error}. Of an archive, say when they were (`at`)"
+        _refuse(message, where, "signature-invalid/signer")
 
 
 def moment(text: str) -> datetime:
-    """Return a moment in ISO 8601, in UTC where it says no zone.
-
-    Raises:
-        ArgumentInvalid: it is none.
-    """
+    """Return a moment in ISO 8601, in UTC where it says no zone; refuse what is none (`ArgumentInvalid`)."""
     try:
         found = datetime.fromisoformat(text)
     except ValueError:
@@ -155,17 +141,12 @@ def _verifier(signed: Signed, chain: list[str]) -> Any:
 
 
 def signing_library(module: str) -> Any:
-    """Return a module of `model_signing`.
-
-    Raises:
-        NotSupported: it is not installed.
-    """
+    """Return a module of `model_signing`; refuse (`NotSupported`) where it is not installed."""
     try:
         return importlib.import_module(f"model_signing.{module}")
     except ImportError as error:
-        raise NotSupported(
-            f"signatures need the packages of the extra `sign` ({error}): pip install 'aotexport-runtime[sign]'"
-        ) from None
+        needed = f"signatures need the packages of the extra `sign` ({error})"
+        raise NotSupported(f"{needed}: pip install 'aotexport-runtime[sign]'") from None
 
 
 class _Found:
@@ -184,11 +165,7 @@ class _Found:
         return self
 
     def __eq__(self, signed: object) -> bool:
-        """Return True; the library compares so.
-
-        Raises:
-            BundleInvalid: names the files that are not as they were signed.
-        """
+        """Return True, as the library compares, or name the files that are not as they were signed."""
         expected: dict[str, tuple[str, str]] = {
             resource.identifier: (resource.digest.algorithm, resource.digest.digest_hex)
             for resource in signed.resource_descriptors()  # type: ignore[attr-defined]
@@ -198,13 +175,11 @@ class _Found:
         listed = {entry.path: entry.sha256 for entry in self._bundle.manifest.files}
         listed[MANIFEST_NAME] = self._bundle.manifest_sha256
         present = {*self._names()}
-        differences = [f"`{name}` was added" for name in sorted((present | listed.keys()) - expected.keys())]
-        differences += [f"`{name}` was removed" for name in sorted(expected.keys() - present)]
-        differences += [
-            f"`{name}` was changed"
-            for name in sorted(present & expected.keys())
-            if (listed.get(name) or self._digest(name)) != expected[name][1]
-        ]
+        both = present & expected.keys()
+        changed = {name for name in both if (listed.get(name) or self._digest(name)) != expected[name][1]}
+        added, removed = (present | listed.keys()) - expected.keys(), expected.keys() - present
+        found = {"added": added, "removed": removed, "changed": changed}
+        differences = [f"`{name}` was {how}" for how, names in found.items() for name in sorted(names)]
         if differences:
             _refuse(f"not as it was signed: {', '.join(differences[:20])}", self._where, "signature-invalid/files")
         return True

@@ -65,13 +65,7 @@ def staged(output: Path, *, force: bool, marker: str = MANIFEST_NAME) -> Generat
 
 
 def why_not_written(output: Path, *, force: bool, marker: str = MANIFEST_NAME) -> str | None:
-    """Return why no bundle can be written to `output`, with a way out; None: one can.
-
-    Args:
-        output: directory to write.
-        force: whether an existing bundle may be replaced.
-        marker: see `staged`.
-    """
+    """Return why no bundle can be written to `output`, with a way out; None: one can. See `staged`."""
     place = next((parent for parent in output.absolute().parents if os.path.exists(parent)), output)
     if not place.is_dir():
         return f"`{output}` would be below `{place}`, which is no directory; choose another place"
@@ -101,10 +95,7 @@ def _why_not_replaced(output: Path, *, force: bool, marker: str) -> str | None:
 
 
 def _new_stage(output: Path) -> tuple[Path, int]:
-    """Return a new temporary directory for `output`, and a descriptor that marks it as used.
-
-    Those that nobody uses any longer are removed.
-    """
+    """Return a new temporary directory, and a descriptor that marks it as used; remove those that nobody uses."""
     prefix = temporary_prefix(output)
     with contextlib.suppress(OSError):
         for left in output.parent.glob(f"{glob.escape(prefix)}*/"):
@@ -166,11 +157,10 @@ def _move(stage: Path, output: Path, *, force: bool, marker: str) -> None:
             except FileNotFoundError:
                 continue
         try:
-            _sync_entries(output.parent)
+            return _sync_entries(output.parent)
         except BaseException:
             os.rename(output, stage) if not stage.exists() else _exchange(stage, output)
             raise
-        return
 
 
 def _exchange(one: Path, other: Path) -> None:
@@ -207,14 +197,10 @@ def _told(output: Path) -> Generator[None]:
     except AotExportError:
         raise
     except Exception as error:
-        number = _reason_of(error, output)
-        if number is None:
+        if (number := _reason_of(error, output)) is None:
             raise
-        raise NotWritten(
-            f"`{output}` cannot be written: {os.strerror(number)}. Nothing was left behind; make room, or choose "
-            "another place",
-            number,
-        ) from error
+        message = f"`{output}` cannot be written: {os.strerror(number)}. Nothing was left behind"
+        raise NotWritten(f"{message}; make room, or choose another place", number) from error
 
 
 def _reason_of(error: Exception, output: Path) -> int | None:

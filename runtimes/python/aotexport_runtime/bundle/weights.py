@@ -207,23 +207,23 @@ _DTYPES: dict[str, str] = {
 def _restore(entry: StateTensor | StoredPart, stored: torch.Tensor) -> torch.Tensor:
     key, dtype = f"{entry.key[:80]!r}", dtypes.dtype(entry.dtype)
 
-    def check(fits: bool, message: str, check: str) -> None:
+    def check(fits: bool, message: str, name: str) -> None:
         if not fits:
-            raise BundleInvalid(message, where=entry.file, check=f"tensor-stored/{check}")
+            raise BundleInvalid(message, where=entry.file, check=name)
 
     # Kernels may load whole vectors from addresses that they assume to be aligned.
     is_aligned = stored.data_ptr() % stored.element_size() == 0
-    check(is_aligned, f"{key} does not begin at a multiple of its element size", "alignment")
+    check(is_aligned, f"{key} does not begin at a multiple of its element size", "tensor-stored/alignment")
     if dtype.is_complex and stored.dtype == dtype.to_real() and stored.shape[-1:] == (2,):
         stored = torch.view_as_complex(stored)
-    check(stored.dtype == dtype, f"{key} is {dtypes.name_of(stored.dtype)}, not {entry.dtype}", "dtype")
+    check(stored.dtype == dtype, f"{key} is {dtypes.name_of(stored.dtype)}, not {entry.dtype}", "tensor-stored/dtype")
     is_of_shape = not entry.whole or tuple(stored.shape) == entry.shape
-    check(is_of_shape, f"{key} has shape {list(stored.shape)}, not {list(entry.shape)}", "shape")
+    check(is_of_shape, f"{key} has shape {list(stored.shape)}, not {list(entry.shape)}", "tensor-stored/shape")
     if 0 in entry.shape:
         return torch.empty_strided(entry.shape, entry.stride, dtype=dtype)
     # `set_` would enlarge a storage that is too small.
     name = entry.name if isinstance(entry, StateTensor) else entry.key
     is_inside = span_end(entry.shape, entry.stride, entry.offset) <= stored.numel()
-    check(is_inside, f"state {name[:80]!r} reaches past the end of {key}", "span")
+    check(is_inside, f"state {name[:80]!r} reaches past the end of {key}", "tensor-stored/span")
     offset = entry.offset + stored.storage_offset()
     return torch.empty(0, dtype=dtype).set_(stored.untyped_storage(), offset, entry.shape, entry.stride)

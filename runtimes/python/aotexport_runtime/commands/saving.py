@@ -36,7 +36,7 @@ from aotexport_runtime.submodules.places import named, slot_of
 from aotexport_runtime.submodules.tables import is_sharded
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import path_of
-from aotexport_runtime.values.parts import Gathering
+from aotexport_runtime.values.meshes import Gathering
 from aotexport_runtime.values.subclasses import is_wrapper, parts
 
 

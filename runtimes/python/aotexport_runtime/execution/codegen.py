@@ -355,10 +355,8 @@ def constant_value(argument: Argument | PythonValue, environment: Environment) -
         return dtypes.dtype(argument.value)
     if isinstance(argument, DeviceArgument):
         return environment.place(argument.type)
-    if isinstance(argument, LayoutArgument):
-        return dtypes.layout(argument.value)
-    if isinstance(argument, MemoryFormatArgument):
-        return dtypes.MEMORY_FORMATS[argument.value]
+    if isinstance(argument, LayoutArgument | MemoryFormatArgument):
+        return dtypes.named(argument.value)
     if isinstance(argument, list):
         return [constant_value(item, environment) for item in argument]
     if isinstance(argument, SliceArgument):

@@ -38,11 +38,7 @@ _KEPT_CAPABILITIES = 1 << 1 | 1 << 2
 
 
 def check() -> int:
-    """Return the version of Landlock.
-
-    Raises:
-        NotSupported: the kernel has none.
-    """
+    """Return the version of Landlock; a kernel without it is refused (`NotSupported`)."""
     try:
         return call(_CREATE_RULESET, None, 0, _VERSION)
     except OSError as error:

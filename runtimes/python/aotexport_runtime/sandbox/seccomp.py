@@ -60,11 +60,7 @@ _AT_NUMBER, _AT_ARCHITECTURE, _AT_FIRST_ARGUMENT, _AT_SECOND_ARGUMENT = 0, 4, 16
 
 
 def check() -> None:
-    """Refuse a kernel without filters.
-
-    Raises:
-        NotSupported: it has none, or does not let the process set one.
-    """
+    """Refuse a kernel that has no filters, or does not let the process set one (`NotSupported`)."""
     try:
         call(_SECCOMP, _IS_AVAILABLE, 0, struct.pack("I", _REFUSE & ~0xFFFF))
     except OSError as error:
@@ -84,18 +80,8 @@ def refuse() -> None:
 def _program() -> bytes:
     """Return the filter: instructions of Berkeley's packet filter, of 8 bytes each."""
     allow, refuse, missing = ((_RETURN, 0, 0, value) for value in (_ALLOW, _REFUSE, _MISSING))
-    steps = [
-        (_LOAD, 0, 0, _AT_ARCHITECTURE),
-        (_EQUAL, 1, 0, _X86_64),
-        refuse,
-        (_LOAD, 0, 0, _AT_NUMBER),
-        (_AT_LEAST, 0, 1, _X32),
-        refuse,
-        (_AT_LEAST, 0, 1, _KNOWN),
-        missing,
-        (_EQUAL, 0, 1, _CLONE3),
-        missing,
-    ]
+    steps = [(_LOAD, 0, 0, _AT_ARCHITECTURE), (_EQUAL, 1, 0, _X86_64), refuse, (_LOAD, 0, 0, _AT_NUMBER)]
+    steps += [(_AT_LEAST, 0, 1, _X32), refuse, (_AT_LEAST, 0, 1, _KNOWN), missing, (_EQUAL, 0, 1, _CLONE3), missing]
     for number in ALLOWED:
         steps += [(_EQUAL, 0, 1, number), allow]
     steps += [(_EQUAL, 0, 4, _CLONE), (_LOAD, 0, 0, _AT_FIRST_ARGUMENT), (_HAS, 0, 1, _NAMESPACES), refuse, allow]

@@ -21,38 +21,20 @@ _Result = TypeVar("_Result")
 
 
 def check_type(name: str, value: Any, types: type | tuple[type, ...], expected: str) -> None:
-    """Refuse a value of another type.
-
-    Args:
-        name: name of the argument.
-        value: the argument.
-        types: the accepted classes.
-        expected: the same in words, for the message.
-
-    Raises:
-        ArgumentInvalid: names the argument.
-    """
+    """Refuse an argument that is of none of the `types`, in words `expected` (`ArgumentInvalid`)."""
     if not isinstance(value, types):
         got = "None" if value is None else type(value).__name__
         raise ArgumentInvalid(f"`{name}`: expected {expected}, got {got}")
 
 
 def path_of(name: str, value: Any) -> Path:
-    """Return an argument as a path.
-
-    Raises:
-        ArgumentInvalid: it is neither a string nor a path.
-    """
+    """Return an argument as a path; refuse what is neither a string nor a path (`ArgumentInvalid`)."""
     check_type(name, value, (str, os.PathLike), "a path")
     return Path(value)
 
 
 def names_of(name: str, value: Any) -> tuple[str, ...]:
-    """Return the names in an argument: one, or several.
-
-    Raises:
-        ArgumentInvalid: it is neither a string nor an iterable of strings.
-    """
+    """Return the names in an argument: one, or several; refuse what are no strings (`ArgumentInvalid`)."""
     check_type(name, value, (str, Iterable), "names")
     names = (value,) if isinstance(value, str) else tuple(value)
     for each in names:
@@ -83,11 +65,7 @@ def keywords_of(record: Callable[..., Any]) -> Callable[[Callable[..., _Result]]
 
 
 def imported(name: str) -> ModuleType:
-    """Import and return the module that a user names.
-
-    Raises:
-        ArgumentInvalid: it, or a module that it imports, is missing.
-    """
+    """Import and return the module that a user names; refuse one that cannot be imported (`ArgumentInvalid`)."""
     try:
         return importlib.import_module(name)
     except (ImportError, ValueError) as error:
@@ -108,14 +86,7 @@ _LEAST_TORCH = (2, 7)
 
 
 def check_torch(feature: str) -> None:
-    """Refuse a feature that needs torch where torch is not installed, or too old.
-
-    Args:
-        feature: the feature, as the subject of the sentence.
-
-    Raises:
-        TorchMissing: says how to install it.
-    """
+    """Refuse a feature, the subject of the sentence, where torch is not installed or too old (`TorchMissing`)."""
     if importlib.util.find_spec("torch") is None:
         raise TorchMissing(
             f"{feature} needs torch, which is not installed here. Install it by `pip install 'torch>=2.7'`"

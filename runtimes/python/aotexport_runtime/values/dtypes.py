@@ -1,6 +1,8 @@
-"""Conversion between torch's enumerations and their names in the format. The only table of its kind."""
+"""Conversion between torch's enumerations and their names in the format."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -8,35 +10,16 @@ from aotexport_runtime.errors import NotSupported
 
 
 def dtype(name: str) -> torch.dtype:
-    """Return the `torch.dtype` called `name`.
-
-    Raises:
-        NotSupported: this torch does not have it.
-    """
+    """Return the `torch.dtype` called `name`; one that this torch lacks is refused (`NotSupported`)."""
     value = getattr(torch, name, None)
     if not isinstance(value, torch.dtype):
         raise NotSupported(f"this torch ({torch.__version__}) has no dtype `{name}`; install a newer one")
     return value
 
 
-def layout(name: str) -> torch.layout:
-    """Return the `torch.layout` called `name`.
-
-    Raises:
-        NotSupported: this torch does not have it.
-    """
-    value = getattr(torch, name, None)
-    if not isinstance(value, torch.layout):
-        raise NotSupported(f"this torch ({torch.__version__}) has no layout `{name}`; install a newer one")
-    return value
-
-
-MEMORY_FORMATS: dict[str, torch.memory_format] = {
-    "contiguous_format": torch.contiguous_format,
-    "preserve_format": torch.preserve_format,
-    "channels_last": torch.channels_last,
-    "channels_last_3d": torch.channels_last_3d,
-}
+def named(name: str) -> Any:
+    """Return the layout or memory format called `name`, one of those of the format."""
+    return getattr(torch, name)
 
 
 def name_of(value: torch.dtype | torch.layout | torch.memory_format) -> str:

@@ -1,16 +1,16 @@
 """Distributed tensors (`DTensor`) as data: the local tensor, and its placements in a mesh of processes.
 
-A bundle holds them on meshes of one process; the reader's process must have joined `torch.distributed`. `from_local`,
-`to_local` and `redistribute` of a model run by torch's public API here as well, so that values and gradients are
-eager's.
+A bundle holds them on meshes of one process; the reader's process must have joined `torch.distributed`. A model's
+`from_local`, `to_local` and `redistribute` run by torch's public API, so that values and gradients are eager's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import NotSupported, NotWritten
 
 if TYPE_CHECKING:
     import torch
@@ -19,97 +19,44 @@ DTENSOR = "torch.distributed.tensor:DTensor"
 
 
 def flatten(tensor: Any) -> tuple[dict[str, torch.Tensor], Any]:
-    """Return the inner tensors of a distributed one (see `inner`), and its mesh and placements as data.
+    """Return the local tensor of a distributed one, not copied, by its name in bundles; its mesh and placements."""
+    import torch
 
-    Raises:
-        NotSupported: its mesh has several processes, or bundles lack the kind of its placements.
-    """
-    mesh = tensor.device_mesh
+    with torch.no_grad():
+        return {"local": tensor.to_local()}, (tensor.device_mesh, tensor.placements)
+
+
+def data(context: Any) -> dict[str, Any]:
+    """Return mesh and placements as data; what bundles lack is refused (`NotSupported`)."""
+    mesh, placed = context
     if mesh.size() != 1:
         shape = list(mesh.mesh.shape)
         raise NotSupported(f"it is distributed on a mesh of {shape}; a bundle holds what is on meshes of one process")
     names = mesh.mesh_dim_names
-    context = {
+    return {
         "device_type": mesh.device_type,
         "mesh": list(mesh.mesh.shape),
         "names": None if names is None else list(names),
-        "placements": described(tensor.placements),
+        "placements": described(placed),
     }
-    return inner(tensor), context
-
-
-def inner(tensor: Any) -> dict[str, torch.Tensor]:
-    """Return the local tensor of a distributed one, not copied, by its name in bundles."""
-    import torch
-
-    with torch.no_grad():
-        return {"local": tensor.to_local()}
 
 
 def described(placements: Sequence[Any]) -> list[str]:
-    """Return placements as data: `"replicate"`, `"shard:0"`, `"partial:sum"`.
-
-    Raises:
-        NotSupported: bundles lack the kind of one.
-    """
-    return [_described(placement) for placement in placements]
-
-
-def _described(placement: Any) -> str:
+    """Return placements as data, `"replicate"`, `"shard:0"`, `"partial:sum"`; others are refused (`NotSupported`)."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    if type(placement) is Shard:
-        return f"shard:{placement.dim}"
-    if type(placement) is Replicate:
-        return "replicate"
-    if type(placement) is Partial:
-        return f"partial:{placement.reduce_op}"
-    raise NotSupported(f"it is placed as {placement}; a bundle holds what is sharded, replicated or partial")
-
-
-def place(tensor: Any) -> Any:
-    """Return the mesh and placements of a distributed tensor, as `unflatten` takes them."""
-    return tensor.device_mesh, tensor.placements
-
-
-def check_even(path: str, tensors: Mapping[str, Any], error: RuntimeError) -> None:
-    """Explain an error of a layer, if its tensors are in parts of different sizes.
-
-    Args:
-        path: of the layer.
-        tensors: its tensors, by name.
-        error: what torch raised.
-
-    Raises:
-        NotSupported: they are.
-    """
-    for name, tensor in tensors.items():
-        for index, placement in enumerate(getattr(tensor, "placements", ())):
-            axis, count = getattr(placement, "dim", None), tensor.device_mesh.size(index)
-            if axis is not None and tensor.shape[axis] % count:
-                size = tensor.shape[axis]
-                raise NotSupported(
-                    f"`{path}.{name}` {list(tensor.shape)} is in parts over {count} processes along axis {axis}, and "
-                    f"{count} does not divide {size}: torch takes all parts for equal. Take a number of processes that "
-                    f"divides {size}"
-                ) from error
-
-
-def join_alone() -> None:
-    """Let a process that is in no group form one of its own, for tools that run bundles."""
-    import torch.distributed as dist
-
-    if not dist.is_initialized():
-        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage] (documented, and not in `__all__`)
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    found: list[str] = []
+    for placement in placements:
+        if type(placement) not in (Shard, Replicate, Partial):
+            raise NotSupported(f"it is placed as {placement}; a bundle holds what is sharded, replicated or partial")
+        of = f":{placement.dim}" if type(placement) is Shard else ""
+        of = f":{placement.reduce_op}" if type(placement) is Partial else of
+        found.append(f"{type(placement).__name__.lower()}{of}")
+    return found
 
 
 def live(context: Any) -> Any:
-    """Return the mesh and placements of a context.
-
-    Raises:
-        NotSupported: this process has not joined `torch.distributed`, or the mesh has several processes.
-    """
+    """Return the mesh and placements of data; refused (`NotSupported`) outside of `torch.distributed`."""
     import torch
     import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
@@ -142,7 +89,7 @@ def placements(data: Sequence[str]) -> list[Any]:
 
 def unflatten(
     tensors: dict[str, torch.Tensor],
-    place: Any,
+    context: Any,
     shape: torch.Size,
     stride: tuple[int, ...],
     grad_placements: Sequence[str] | None = None,
@@ -150,7 +97,7 @@ def unflatten(
     """Return the distributed tensor of a local one; its gradient has the placements `grad_placements`."""
     from torch.distributed.tensor import DTensor
 
-    mesh, placed = place
+    mesh, placed = context
     # Torch 2.11 lacks the option.
     grad: dict[str, Any] = {} if grad_placements is None else {"grad_placements": placements(grad_placements)}
     return DTensor.from_local(tensors["local"], mesh, placed, run_check=False, shape=shape, stride=stride, **grad)
@@ -171,3 +118,70 @@ def redistribute(
     dtypes = {"forward_dtype": forward_dtype, "backward_dtype": backward_dtype}
     set_dtypes = {name: dtype for name, dtype in dtypes.items() if dtype is not None}
     return tensor.redistribute(placements=placements(target), **set_dtypes)
+
+
+# --- tensors in parts over ranks ----------------------------------------------------------------------------
+
+
+def join_alone() -> None:
+    """Let a process that is in no group form one of its own, for tools that run bundles."""
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage] (documented, and not in `__all__`)
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+
+
+def check_even(path: str, tensors: Mapping[str, Any], error: RuntimeError) -> None:
+    """Explain an error of the layer at `path`, if its tensors are in parts of different sizes (`NotSupported`)."""
+    for name, tensor in tensors.items():
+        for index, placement in enumerate(getattr(tensor, "placements", ())):
+            axis, count = getattr(placement, "dim", None), tensor.device_mesh.size(index)
+            if axis is not None and tensor.shape[axis] % count:
+                size = tensor.shape[axis]
+                raise NotSupported(
+                    f"`{path}.{name}` {list(tensor.shape)} is in parts over {count} processes along axis {axis}, and "
+                    f"{count} does not divide {size}: torch takes all parts for equal. Take a number of processes that "
+                    f"divides {size}"
+                ) from error
+
+
+def is_distributed(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is a `DTensor`, of which this rank may hold a part."""
+    return hasattr(tensor, "full_tensor")
+
+
+class Gathering:
+    """The tensors of a module that are still to be gathered; every rank gathers all of them."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor], *, in_parts: bool) -> None:
+        """Plan to gather tensors in this order; `in_parts`: those that are distributed, which programs read whole."""
+        self.in_parts = in_parts
+        self._left: deque[Any] = deque(t for t in tensors if in_parts and is_distributed(t))
+
+    def whole(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor whole; every rank asks for those in parts in the same order, each once."""
+        if not self._left or self._left[0] is not tensor:
+            return tensor
+        return self._left.popleft().full_tensor()
+
+    def written_by_first_rank(self, write: Callable[[], None]) -> None:
+        """Run `write` on rank 0 alone, which may ask for whole tensors; return on all ranks, or raise its error."""
+        import torch.distributed as dist
+
+        failed: Exception | None = None
+        if dist.get_rank() == 0:
+            try:
+                write()
+            except Exception as error:  # noqa: BLE001 (the other ranks wait, and raise it too)
+                failed = error
+        while self._left:
+            self._left.popleft().full_tensor()
+        told: list[Any] = [None if failed is None else (str(failed), getattr(failed, "errno", None))]
+        dist.broadcast_object_list(told, src=0)
+        if failed is not None:
+            raise failed
+        if told[0] is not None:
+            text, number = told[0]
+            message = f"rank 0 could not write: {text}"
+            raise NotSupported(message) if number is None else NotWritten(message, number)

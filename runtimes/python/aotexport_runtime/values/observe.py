@@ -9,7 +9,6 @@ import contextlib
 import math
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from aotexport_runtime.errors import CheckFailed
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.vectors import VectorInput, spans
 from aotexport_runtime.values.compare import NORM, NORMS, SAMPLE, Observed, kept
-from aotexport_runtime.values.subclasses import Form, inner_tensors, is_wrapper, parts, protocol
+from aotexport_runtime.values.subclasses import Form, inner_tensors, is_wrapper, parts, with_inner
 
 _PART = 1 << 16
 """Elements that are widened at a time: a wide copy of a large tensor would not fit, and large freed blocks between
@@ -47,14 +46,6 @@ class Observation(Observed):
         flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1).cpu()
         flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
         self.values |= sampled(name, flat, self.sample)
-
-    def gradient(self, name: str, tensor: torch.Tensor, early: Observation | None) -> None:
-        """Record the gradient of a tensor, or what was seen of it before it was dropped."""
-        if early is None:
-            self.tensor(name, tensor.grad)
-            return
-        self.facts |= {f"{name}{ending}": fact for ending, fact in early.facts.items()}
-        self.values |= {f"{name}{ending}": value for ending, value in early.values.items()}
 
 
 def sampled(name: str, flat: torch.Tensor, sample: int | None) -> dict[str, torch.Tensor]:
@@ -200,7 +191,6 @@ def observe(
     """
     seen = Observation(sample=sample)
     torch.manual_seed(seed)
-    early = _drop_when_seen(state(), dropped, sample) if sparing and backward else {}
     before = {name: _snapshot(tensor) for name, tensor in state().items()}
     for number in range(calls):
         inputs = make()
@@ -208,9 +198,12 @@ def observe(
             result = call(inputs.values)
         outputs = flatten(result)
         where = f"call {number}: "
+        early = [_drop_when_seen(seen, where, name, state()[name]) for name in dropped if sparing and backward]
         _look_at_outputs(seen, where, outputs, inputs.values, paths, state())
         if backward:
             _backward(seen, where, outputs, loss)
+        for hook in early:
+            hook.remove()
         for path, value, leaf in zip(paths, inputs.values, inputs.leaves, strict=True):
             if isinstance(value, torch.Tensor):
                 seen.tensor(f"{where}{path} afterwards", value)
@@ -219,43 +212,32 @@ def observe(
                 seen.tensor(f"{where}gradient of {path}", leaf.grad)
         for name, tensor in state().items():
             if tensor.requires_grad and tensor.is_leaf and backward:
-                seen.gradient(f"{where}gradient of {name}", tensor, early.pop(name, None))
+                if not (early and f"{where}gradient of {name}" in seen.facts):
+                    seen.tensor(f"{where}gradient of {name}", tensor.grad)
                 if name in dropped:
                     tensor.grad = None
             # Kernels write running statistics without a new version, so buffers are always observed.
-            if not tensor.requires_grad or _changed(before[name], tensor):
+            if not tensor.requires_grad or before[name][0] != _snapshot(tensor)[0]:
                 seen.tensor(f"{where}state {name}", tensor)
     return seen
 
 
-def _drop_when_seen(
-    state: Mapping[str, torch.Tensor], dropped: Collection[str], sample: int | None
-) -> dict[str, Observation]:
-    """Return a dictionary in which each backward pass leaves what was seen of the gradients that it had dropped."""
-    early: dict[str, Observation] = {}
+def _drop_when_seen(seen: Observation, where: str, name: str, tensor: torch.Tensor) -> Any:
+    """Look at the gradient of a tensor when the backward pass has it, and drop it; return the hook."""
 
-    def see(name: str, tensor: torch.Tensor) -> None:
-        early[name] = Observation(sample=sample)
-        early[name].tensor("", tensor.grad)
+    def see(tensor: torch.Tensor) -> None:
+        seen.tensor(f"{where}gradient of {name}", tensor.grad)
         tensor.grad = None
 
-    for name in dropped:
-        state[name].register_post_accumulate_grad_hook(partial(see, name))
-    return early
+    return tensor.register_post_accumulate_grad_hook(see)
 
 
-def _snapshot(tensor: torch.Tensor) -> tuple[torch.Tensor, int, int, object]:
-    # Its memory is kept: what takes its place would lie at the same address.
-    return tensor, tensor._version, _address(tensor), None if is_wrapper(tensor) else tensor.untyped_storage()
-
-
-def _changed(before: tuple[torch.Tensor, int, int, object], tensor: torch.Tensor) -> bool:
-    """Return whether the tensor is another, has a new version, or has other memory, which its version does not show."""
-    return before[0] is not tensor or before[1:3] != (tensor._version, _address(tensor))
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return 0 if is_wrapper(tensor) else tensor.data_ptr()
+def _snapshot(tensor: torch.Tensor) -> tuple[tuple[Any, ...], object]:
+    """Return what differs of another tensor, of a new version and of other memory, which its version does not show."""
+    if is_wrapper(tensor):
+        return (id(tensor), tensor._version), tensor
+    # The tensor and its memory are kept: what takes their place would lie at the same address.
+    return (id(tensor), tensor._version, tensor.data_ptr()), (tensor, tensor.untyped_storage())
 
 
 def _look_at_outputs(
@@ -317,8 +299,6 @@ def _backward(seen: Observation, where: str, outputs: list[tuple[str, Any]], los
 def cotangent(tensor: torch.Tensor) -> torch.Tensor:
     """Return a fixed, generic cotangent: cosines of the element numbers, in the tensor's class if possible."""
     if is_wrapper(tensor) and all(part.is_floating_point() for part in parts(tensor)):
-        make, inner = protocol(type(tensor)), inner_tensors(tensor.detach())
-        cotangents = {name: torch.empty_like(value).copy_(cotangent(value)) for name, value in inner.items()}
-        return make.unflatten(cotangents, make.place(tensor), tensor.size(), tensor.stride())
+        return with_inner(tensor.detach(), lambda value: torch.empty_like(value).copy_(cotangent(value)))
     numbers = torch.arange(tensor.numel(), dtype=torch.float64, device=tensor.device)
     return torch.cos(numbers * 0.7 + 0.3).reshape(tensor.shape).to(tensor.dtype)

@@ -58,13 +58,14 @@ OPERATORS: dict[str, Callable[..., Any]] = {
 }
 """Operators that need all of their operands; `and`, `or` and `where` stop early, as in Python."""
 
+_COMPARISONS = ("eq", "ne", "lt", "le")
 _ARITY = {
-    **dict.fromkeys(("floordiv", "mod", "pow", "ceildiv", "truediv", "eq", "ne", "lt", "le"), 2),
+    **dict.fromkeys(("floordiv", "mod", "pow", "ceildiv", "truediv", *_COMPARISONS), 2),
     **dict.fromkeys(("not", "float", "sqrt", "trunc", "floor", "ceil", "round"), 1),
     "where": 3,
 }
 _DIVISIONS = ("floordiv", "mod", "ceildiv", "truediv")
-_TRUTHS = ("eq", "ne", "lt", "le", "and", "or", "not")
+_TRUTHS = (*_COMPARISONS, "and", "or", "not")
 _TO_FLOAT = ("float", "truediv", "sqrt")
 _TO_INTEGER = ("trunc", "floor", "ceil", "round")
 _INTEGERS_ONLY = ("floordiv", "mod", "ceildiv")
@@ -83,14 +84,9 @@ def type_of(size: Size | float | None) -> Literal["int", "float", "bool"]:
 
 
 def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
-    """Return the value of `size`, a whole number.
-
-    Args:
-        size: an integer, a symbol, or an expression that `check_size` accepted.
-        symbols: value per symbol.
+    """Return the value of `size`, which `check_size` accepted, for values of all its symbols.
 
     Raises:
-        KeyError: a symbol has no value.
         ArithmeticError, ValueError, TypeError: it has none for these values (`UNDEFINED`).
     """
     return _evaluate(size, symbols)
@@ -121,9 +117,8 @@ def check_size(size: Size, known: frozenset[str] | set[str], *, where: Place) ->
     if nbits is None:
         raise where.invalid("a size expression is a float, and a size an integer", "size-malformed/float")
     if terms > MAX_TERMS:
-        raise where.invalid(
-            f"a size expression has {terms} terms; at most {MAX_TERMS} are read", "size-malformed/terms"
-        )
+        message = f"a size expression has {terms} terms; at most {MAX_TERMS} are read"
+        raise where.invalid(message, "size-malformed/terms")
 
 
 def _check(size: Size | float, known: frozenset[str] | set[str], where: Place) -> tuple[int | None, int]:
@@ -149,10 +144,8 @@ def _check(size: Size | float, known: frozenset[str] | set[str], where: Place) -
 def _check_operands(size: SizeExpression, where: Place) -> None:
     count, expected = len(size.args), _ARITY.get(size.op)
     if count < 2 if expected is None else count != expected:
-        wanted = "two or more" if expected is None else expected
-        raise where.invalid(
-            f"size operator `{size.op}` takes {wanted} operands, got {count}", "size-malformed/operands"
-        )
+        message = f"size operator `{size.op}` takes {expected or 'two or more'} operands, got {count}"
+        raise where.invalid(message, "size-malformed/operands")
     if size.op in _DIVISIONS and size.args[1] == 0:
         raise where.invalid(f"size operator `{size.op}` divides by zero", "size-malformed/zero")
 
@@ -173,9 +166,8 @@ def _nbits(size: SizeExpression, operands: list[int | None], where: Place) -> in
     if size.op == "pow":
         exponent = size.args[1]
         if not (isinstance(exponent, int) and 0 <= exponent <= MAX_EXPONENT):
-            raise where.invalid(
-                f"the exponent of a size is no integer from 0 to {MAX_EXPONENT}", "size-malformed/exponent"
-            )
+            message = f"the exponent of a size is no integer from 0 to {MAX_EXPONENT}"
+            raise where.invalid(message, "size-malformed/exponent")
         return max(whole[0] * exponent, 1)
     return max(whole) + len(operands).bit_length()
 
@@ -191,10 +183,8 @@ def describe(size: Size | float, names: Mapping[str, str] = {}) -> str:
         return str(size)
     if isinstance(size, str):
         return names.get(size, size)
-    operands = [describe(arg, names) for arg in size.args]
-    if size.op in _INFIX:
-        return "(" + _INFIX[size.op].join(operands) + ")"
-    return f"{size.op}({', '.join(operands)})"
+    operands = _INFIX.get(size.op, ", ").join(describe(arg, names) for arg in size.args)
+    return f"({operands})" if size.op in _INFIX else f"{size.op}({operands})"
 
 
 def describe_range(low: int | None, high: int | None) -> str:
@@ -210,13 +200,11 @@ def symbols_of(size: Size | float) -> set[str]:
 
 
 def source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
-    """Return Python source that computes the result of `evaluate`, for generated code.
+    """Return Python source that computes the result of `evaluate`; its names are builtins and those of `SCOPE`.
 
     Args:
         size: an expression that `check_size` accepted.
         symbol_source: source of a symbol's value; never text of the bundle.
-
-    Its names are Python's builtins and those of `SCOPE`.
     """
     if isinstance(size, int | float):
         # Parentheses, because a sign binds weaker than a power.
@@ -225,20 +213,16 @@ def source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
     if isinstance(size, str):
         return symbol_source(size)
     operands = [source(arg, symbol_source) for arg in size.args]
+    joined = _INFIX.get(size.op, ", ").join(operands)
     if size.op == "where":
         chosen = f"({operands[1]} if {operands[0]} else {operands[2]})"
         return f"float{chosen}" if type_of(size) == "float" else chosen
-    if size.op in ("and", "or"):
-        return f"int(bool({_INFIX[size.op].join(operands)}))"
-    if size.op in _COMPARISONS:
-        return f"int({_INFIX[size.op].join(operands)})"
-    if size.op in _INFIX:
-        return "(" + _INFIX[size.op].join(operands) + ")"
     if size.op == "ceildiv":
         return f"(-(-{operands[0]} // {operands[1]}))"
-    if size.op == "not":
-        return f"int(not {operands[0]})"
-    return f"{size.op}({', '.join(operands)})"
+    forms = {"and": "int(bool({}))", "or": "int(bool({}))", "not": "int(not {})"} | dict.fromkeys(
+        _COMPARISONS, "int({})"
+    )
+    return forms.get(size.op, "({})" if size.op in _INFIX else f"{size.op}({{}})").format(joined)
 
 
 def condition_source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
@@ -277,5 +261,3 @@ SCOPE: dict[str, Any] = {
     "or_": _connective(operator.or_, stop=True),
 }
 """Functions that generated source calls beside Python's builtins."""
-
-_COMPARISONS = ("eq", "ne", "lt", "le")

@@ -1,120 +1,220 @@
-"""Takes values of the kinds that `trees.builder` makes apart into trees."""
+"""Encodes Python values: constants, and nested containers of them and of tensors as trees.
+
+`constant_value` of generated code and `trees.builder` make the values again.
+"""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, get_args
 
+import numpy as np
 import torch
 
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.values.constants import (
-    encode_constant,
-    encode_key,
-    encode_python_value,
-    is_constant,
-    is_key,
-    is_python_value,
+from aotexport_runtime.schema.trees import (
+    Bytes,
+    Constant,
+    EllipsisLiteral,
+    Key,
+    Leaf,
+    Mapping,
+    NamedFields,
+    NumpyNumber,
+    NumpyType,
+    PlainKey,
+    PythonValue,
+    Range,
+    Sequence,
+    Tree,
+)
+from aotexport_runtime.schema.values import (
+    AnyDType,
+    Argument,
+    ComplexArgument,
+    DeviceArgument,
+    DTypeArgument,
+    FloatArgument,
+    LayoutArgument,
+    MemoryFormatArgument,
+    SliceArgument,
+    StringArgument,
 )
 from aotexport_runtime.values.trees import FACTORIES, SETS, ModelOutput
+
+_NUMPY_TYPES = frozenset(get_args(NumpyType))
+_CONSTANT_TYPES = (bool, int, float, complex, str, torch.device, torch.memory_format)
+_DTYPES = frozenset(f"torch.{name}" for name in get_args(AnyDType))
+
+
+def is_constant(value: Any) -> bool:
+    """Return whether `value` is a Python value that the format holds as it is."""
+    if type(value) is slice:
+        return all(part is None or type(part) is int for part in (value.start, value.stop, value.step))
+    if type(value) is int:
+        return abs(value) < 1 << 64
+    if type(value) is str:
+        return not any("\ud800" <= letter <= "\udfff" for letter in value)
+    if type(value) is torch.dtype:
+        return str(value) in _DTYPES
+    return value is None or value is torch.strided or type(value) in _CONSTANT_TYPES
+
+
+def encode_constant(value: Any) -> Argument:
+    """Return the argument record of a constant, for which `is_constant` holds."""
+    if value is None or isinstance(value, bool | int):
+        return value
+    if isinstance(value, float):
+        return _float(value)
+    if isinstance(value, complex):
+        return ComplexArgument(real=_float(value.real), imag=_float(value.imag))
+    if isinstance(value, str):
+        return StringArgument(value=value)
+    if isinstance(value, slice):
+        return SliceArgument(start=value.start, stop=value.stop, step=value.step)
+    name = str(value).removeprefix("torch.")
+    if isinstance(value, torch.dtype):
+        return DTypeArgument(value=name)  # type: ignore[arg-type]
+    if isinstance(value, torch.layout):
+        return LayoutArgument(value="strided")
+    if isinstance(value, torch.memory_format):
+        return MemoryFormatArgument(value=name)  # type: ignore[arg-type]
+    return DeviceArgument(type=value.type)
+
+
+def _float(value: float) -> float | FloatArgument:
+    if math.isfinite(value):
+        return value
+    return FloatArgument(value="nan" if math.isnan(value) else "inf" if value > 0 else "-inf")
+
+
+def is_key(value: Any) -> bool:
+    """Return whether `value` is a key of a dict that the format holds."""
+    if type(value) is tuple:
+        return all(type(part) is not tuple and is_key(part) for part in value)
+    return (
+        value is None
+        or isinstance(value, str | int)
+        or type(value) is bytes
+        or (type(value) is float and math.isfinite(value))
+    )
+
+
+def encode_key(value: Any) -> Key:
+    """Return the record of a key, for which `is_key` holds."""
+    if type(value) is tuple:
+        return tuple(map(_plain_key, value))
+    return _plain_key(value)
+
+
+def _plain_key(value: Any) -> PlainKey:
+    return Bytes(hex=value.hex()) if type(value) is bytes else value
+
+
+def is_python_value(value: Any) -> bool:
+    """Return whether `value` is a Python value that the format holds as it is, and that no operator takes."""
+    if type(value) is range:
+        return all(abs(part) < 1 << 63 for part in (value.start, value.stop, value.step))
+    return value is ... or type(value) is bytes or (isinstance(value, np.generic) and value.dtype.name in _NUMPY_TYPES)
+
+
+def encode_python_value(value: Any) -> PythonValue:
+    """Return the record of a value for which `is_python_value` holds."""
+    if isinstance(value, bytes):
+        return Bytes(hex=value.hex())
+    if isinstance(value, range):
+        return Range(start=value.start, stop=value.stop, step=value.step)
+    if isinstance(value, np.generic):
+        number = value.item()
+        return NumpyNumber(dtype=value.dtype.name, value=_float(number) if isinstance(number, float) else number)  # type: ignore[arg-type]
+    return EllipsisLiteral()
+
+
+# --- trees --------------------------------------------------------------------------------------------------
 
 IndexOf = Callable[[torch.Tensor, str], int]
 """Returns the index of a tensor, given the tensor and its path."""
 
+_MAPPINGS: dict[type, Any] = {
+    dict: "dict",
+    collections.OrderedDict: "ordered_dict",
+    collections.Counter: "counter",
+    collections.defaultdict: "default_dict",
+}
 
-def take_apart(value: Any, path: str, index_of: IndexOf) -> Tree:
+
+def take_apart(value: Any, path: str, index_of: IndexOf, above: tuple[int, ...] = ()) -> Tree:
     """Return the tree of `value`, from which `trees.builder` makes an equal value.
 
     Args:
         value: nested containers of tensors and constants.
         path: its path, for errors and for `index_of`.
         index_of: called for every tensor.
+        above: `id` of each container that `value` is in.
 
     Raises:
         NotSupported: a value of another kind, or a container that holds itself.
     """
-    return _Walk(index_of).visit(value, path)
+    if isinstance(value, torch.Tensor):
+        return Leaf(index=index_of(value, path))
+    if is_constant(value):
+        return Constant(value=encode_constant(value))
+    if is_python_value(value):
+        return Constant(value=encode_python_value(value))
+    if id(value) in above:
+        raise NotSupported(f"`{path}` holds itself; a bundle holds trees of values")
 
+    def items(children: Iterable[tuple[str, Any]]) -> tuple[Tree, ...]:
+        return tuple(take_apart(child, path + step, index_of, (*above, id(value))) for step, child in children)
 
-class _Walk:
-    def __init__(self, index_of: IndexOf) -> None:
-        self._index_of = index_of
-        self._above: list[int] = []
-
-    def visit(self, value: Any, path: str) -> Tree:
-        if isinstance(value, torch.Tensor):
-            return Leaf(index=self._index_of(value, path))
-        if is_constant(value):
-            return Constant(value=encode_constant(value))
-        if is_python_value(value):
-            return Constant(value=encode_python_value(value))
-        if id(value) in self._above:
-            raise NotSupported(f"`{path}` holds itself; a bundle holds trees of values")
-        self._above.append(id(value))
-        try:
-            tree = self._sequence(value, path) or self._mapping(value, path) or self._record(value, path)
-        finally:
-            self._above.pop()
-        if tree is None:
-            raise NotSupported(f"`{path}` is a `{type(value).__name__}`, which a bundle cannot hold")
-        return tree
-
-    def _sequence(self, value: Any, path: str) -> Tree | None:
-        type_ = type(value)
-        if type_ in SETS.values():
-            # `repr` gives the same order in every process.
-            items = [self.visit(item, path) for item in sorted(value, key=repr)]
-            return Sequence(type="set" if type_ is set else "frozenset", items=tuple(items))
-        name = type_.__name__ if type_.__bases__ in ((list,), (tuple,)) and not hasattr(value, "_fields") else None
-        if name is None and type_ not in (list, tuple, torch.Size, collections.deque):
-            return None
-        items = tuple(self.visit(item, f"{path}[{index}]") for index, item in enumerate(value))
-        if isinstance(value, collections.deque):
-            return Sequence(type="deque", items=items, max_items=value.maxlen)
-        kind = "size" if type_ is torch.Size else "list" if isinstance(value, list) else "tuple"
-        return Sequence(type=kind, items=items, name=None if type_ is torch.Size else name)
-
-    def _mapping(self, value: Any, path: str) -> Tree | None:
-        if isinstance(value, ModelOutput):
-            return self._fields("model_output", value, dict(value), path)
-        kinds = (dict, collections.OrderedDict, collections.defaultdict, collections.Counter)
-        if type(value) not in kinds:
-            return None
+    type_ = type(value)
+    kind: Any = type_.__name__
+    if type_ in SETS.values():
+        # `repr` gives the same order in every process.
+        return Sequence(type=kind, items=items(("", item) for item in sorted(value, key=repr)))
+    if type_ in _MAPPINGS:
         odd = [key for key in value if not is_key(key)]
         if odd:
             raise NotSupported(f"`{path}` has the key {odd[0]!r}, which a bundle cannot hold")
-        keys = tuple(map(encode_key, value))
-        items = tuple(self.visit(item, f"{path}[{key!r}]") for key, item in value.items())
-        if isinstance(value, collections.defaultdict):
-            factory: Any = None if value.default_factory is None else _factory(value.default_factory, path)
-            return Mapping(type="default_dict", keys=keys, items=items, factory=factory)
-        kind = {dict: "dict", collections.OrderedDict: "ordered_dict", collections.Counter: "counter"}[type(value)]
-        return Mapping(type=kind, keys=keys, items=items)  # type: ignore[arg-type]
-
-    def _record(self, value: Any, path: str) -> Tree | None:
-        if isinstance(value, tuple):
-            is_torchs = type(value).__module__ == "torch.return_types"
-            names: tuple[str, ...] = getattr(type(value), "__match_args__" if is_torchs else "_fields", ())
-            kind = "return_type" if is_torchs else "namedtuple"
-            return self._fields(kind, value, dict(zip(names, value, strict=True)), path) if names else None
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            # Calls may have set further attributes.
-            return self._fields("dataclass", value, vars(value), path)
-        return None
-
-    def _fields(self, kind: Any, value: Any, fields: dict[str, Any], path: str) -> NamedFields:
-        items = tuple(self.visit(item, f"{path}.{name}") for name, item in fields.items())
-        return NamedFields(type=kind, name=type(value).__name__, fields=tuple(fields), items=items)
+        factory: Any = _factory(getattr(value, "default_factory", None), path)
+        named = items((f"[{key!r}]", item) for key, item in value.items())
+        return Mapping(type=_MAPPINGS[type_], keys=tuple(map(encode_key, value)), items=named, factory=factory)
+    kind, fields = _fields(value)
+    if kind is not None:
+        named = items((f".{name}", item) for name, item in fields.items())
+        return NamedFields(type=kind, name=type_.__name__, fields=tuple(fields), items=named)
+    is_own = type_.__bases__ in ((list,), (tuple,))
+    if not is_own and type_ not in (list, tuple, torch.Size, collections.deque):
+        raise NotSupported(f"`{path}` is a `{type_.__name__}`, which a bundle cannot hold")
+    numbered = items((f"[{index}]", item) for index, item in enumerate(value))
+    if isinstance(value, collections.deque):
+        return Sequence(type="deque", items=numbered, max_items=value.maxlen)
+    if type_ is torch.Size:
+        return Sequence(type="size", items=numbered)
+    name = type_.__name__ if is_own else None
+    return Sequence(type="list" if isinstance(value, list) else "tuple", items=numbered, name=name)
 
 
-def _factory(factory: Any, path: str) -> str:
+def _fields(value: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the kind of a record of named fields, and its fields; None: it is none."""
+    type_ = type(value)
+    if isinstance(value, ModelOutput):
+        return "model_output", dict(value)
+    if type_.__module__ == "torch.return_types":
+        return "return_type", dict(zip(type_.__match_args__, value, strict=True))
+    if isinstance(value, tuple) and hasattr(type_, "_fields"):
+        return "namedtuple", dict(zip(type_._fields, value, strict=True))  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        # Calls may have set further attributes.
+        return "dataclass", vars(value)
+    return None, {}
+
+
+def _factory(factory: Any, path: str) -> str | None:
     name = next((name for name, known in FACTORIES.items() if known is factory), None)
-    if name is None:
+    if name is None and factory is not None:
         raise NotSupported(f"`{path}` makes its missing values by {factory!r}, which a bundle cannot hold")
     return name
-
-
-__all__ = ["IndexOf", "take_apart"]

@@ -15,31 +15,12 @@ from aotexport_runtime.errors import BundleInvalid, NotSupported
 from aotexport_runtime.schema import trees
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Instance, Tree
-from aotexport_runtime.schema.values import StringArgument
 from aotexport_runtime.values import meshes, sizes
 from aotexport_runtime.values.arguments import check_type
 from aotexport_runtime.values.tensors import is_torch_tensor
 
 if TYPE_CHECKING:
     import torch
-
-
-class Protocol(NamedTuple):
-    """How tensors of a class are taken apart and made.
-
-    Attributes:
-        inner: returns the inner tensors by name, not copied.
-        flatten: returns the inner tensors and the context.
-        unflatten: makes a tensor of inner tensors, context, size and stride; some classes take further options.
-        live: converts a recorded context to the context argument of `unflatten`; runs once per structure.
-        place: returns the context argument of `unflatten` for a tensor like the given one.
-    """
-
-    inner: Callable[[Any], dict[str, torch.Tensor]]
-    flatten: Callable[[Any], tuple[dict[str, torch.Tensor], Any]]
-    unflatten: Callable[..., torch.Tensor]
-    live: Callable[[Any], Any]
-    place: Callable[[Any], Any]
 
 
 def is_wrapper(value: Any) -> bool:
@@ -53,16 +34,23 @@ def type_name(type_: type) -> str:
     return f"{type_.__module__}:{type_.__qualname__}"
 
 
-def protocol(type_: type) -> Protocol:
-    """Return how tensors of `type_` are taken apart and made."""
+class _Protocol(NamedTuple):
+    """How tensors of a class are taken apart into inner tensors by name, not copied, and a context, and made of them.
+
+    `data` returns a context as bundles have it; `live` a context of such data, once per structure. Beside inner
+    tensors, context, size and stride `unflatten` of some classes takes further options.
+    """
+
+    flatten: Callable[[Any], tuple[dict[str, torch.Tensor], Any]]
+    unflatten: Callable[..., torch.Tensor]
+    data: Callable[[Any], Any] = lambda context: context
+    live: Callable[[Any], Any] = lambda data: data
+
+
+def _protocol(type_: type) -> _Protocol:
     if type_name(type_) == meshes.DTENSOR:
-        return Protocol(meshes.inner, meshes.flatten, meshes.unflatten, meshes.live, meshes.place)
-    unflatten = type_.__tensor_unflatten__  # pyright: ignore[reportAttributeAccessIssue]
-    return Protocol(_inner, _flatten, unflatten, lambda context: context, lambda tensor: _flatten(tensor)[1])
-
-
-def _inner(tensor: Any) -> dict[str, torch.Tensor]:
-    return _flatten(tensor)[0]
+        return _Protocol(meshes.flatten, meshes.unflatten, meshes.data, meshes.live)
+    return _Protocol(_flatten, type_.__tensor_unflatten__)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _flatten(tensor: Any) -> tuple[dict[str, torch.Tensor], Any]:
@@ -71,13 +59,23 @@ def _flatten(tensor: Any) -> tuple[dict[str, torch.Tensor], Any]:
 
 
 def flatten(tensor: torch.Tensor) -> tuple[dict[str, torch.Tensor], Any]:
-    """Return the inner tensors of a wrapper by name, not copied, and its context."""
-    return protocol(type(tensor)).flatten(tensor)
+    """Return the inner tensors of a wrapper by name, not copied, and its context as data."""
+    make = _protocol(type(tensor))
+    inner, context = make.flatten(tensor)
+    return inner, make.data(context)
+
+
+def with_inner(tensor: torch.Tensor, change: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """Return a wrapper like `tensor`, of its inner tensors as `change` returns them."""
+    make = _protocol(type(tensor))
+    inner, context = make.flatten(tensor)
+    changed = {name: change(value) for name, value in inner.items()}
+    return make.unflatten(changed, context, tensor.size(), tensor.stride())
 
 
 def inner_tensors(tensor: torch.Tensor) -> dict[str, torch.Tensor]:
     """Return the inner tensors of a wrapper by name, not copied; empty for a plain tensor."""
-    return protocol(type(tensor)).inner(tensor) if is_wrapper(tensor) else {}
+    return _protocol(type(tensor)).flatten(tensor)[0] if is_wrapper(tensor) else {}
 
 
 def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -88,17 +86,11 @@ def parts(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def inner_tensor(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    """Return the inner tensor `name` of a wrapper.
-
-    Raises:
-        BundleInvalid: it has none of this name.
-    """
+    """Return the inner tensor `name` of a wrapper; an unknown name is refused (`BundleInvalid`)."""
     inner = inner_tensors(tensor)
     if name not in inner:
-        raise BundleInvalid(
-            f"a value of type `{type(tensor).__name__}` has no inner tensor {name[:80]!r}",
-            check="structure-malformed/inner-tensor",
-        )
+        message = f"a value of type `{type(tensor).__name__}` has no inner tensor {name[:80]!r}"
+        raise BundleInvalid(message, check="structure-malformed/inner-tensor")
     return inner[name]
 
 
@@ -106,11 +98,7 @@ class TensorTypes:
     """Classes that the caller of `load` gave, by their names in bundles."""
 
     def __init__(self, types: Iterable[type] | Mapping[str, type] = ()) -> None:
-        """Take the classes.
-
-        Args:
-            types: classes, under their own names; or classes by name, where a bundle has other names for them.
-        """
+        """Take classes under their own names, or by the names that a bundle has for them."""
         check_type("tensor_types", types, Iterable, "a list of classes")
         classes = types.values() if isinstance(types, Mapping) else (types := tuple(types))
         for class_ in classes:
@@ -123,11 +111,7 @@ class TensorTypes:
         return [name for name in names if name not in self._types]
 
     def get(self, name: str) -> type:
-        """Return the class that a bundle calls `name`.
-
-        Raises:
-            NotSupported: it was not given.
-        """
+        """Return the class that a bundle calls `name`; one that was not given is refused (`NotSupported`)."""
         if name not in self._types:
             module = name.partition(":")[0]
             raise NotSupported(
@@ -149,14 +133,13 @@ class Form:
             constant: value of a constant of the context.
 
         Raises:
-            NotSupported: a class is missing, or is no wrapper here.
-            BundleInvalid: the context does not fit its classes.
+            NotSupported: a class is missing, is no wrapper here, or does not fit the context.
         """
         self.type = types.get(record.type)
         if not hasattr(self.type, "__tensor_unflatten__"):
             raise NotSupported(f"`{record.type}` is here no class that wraps tensors (`__tensor_unflatten__`)")
         self._record = record
-        self._protocol = protocol(self.type)
+        self._protocol = _protocol(self.type)
         self._context = _object(record.context, types, constant)
         self._live = self._protocol.live(self._context)
         self._inner = [None if inner is None else Form(inner, types, constant) for inner in record.inner]
@@ -168,7 +151,7 @@ class Form:
         Args:
             parts: plain tensors, depth first; only those needed are consumed.
             symbols: value per symbol of the sizes.
-            options: further arguments that the class takes, see `Protocol.unflatten`.
+            options: further arguments that the class takes.
         """
         inner = {
             name: next(parts) if form is None else form.make(parts, symbols)
@@ -187,7 +170,7 @@ class Form:
         """Return how `tensor` differs in structure (`expected ..., got ...`), or None when it does not."""
         if type(tensor) is not self.type:
             return f"expected a `{self.type.__name__}`, as at capture, got a `{type(tensor).__name__}`"
-        inner, context = self._protocol.flatten(tensor)
+        inner, context = flatten(tensor)
         if tuple(inner) != self._record.attributes:
             expected, got = ", ".join(self._record.attributes), ", ".join(inner)
             return f"expected a `{self.type.__name__}` of the tensors {expected}, got one of {got}"
@@ -228,11 +211,9 @@ def _instance(tree: Instance, types: TensorTypes, constant: Callable[[Constant],
     type_: Any = types.get(tree.type)
     fields = {name: _object(item, types, constant) for name, item in zip(tree.fields, tree.items, strict=True)}
     if tree.form == "enum" and issubclass(type_, enum.Enum):
-        (name,) = tree.items
-        value = name.value if isinstance(name, Constant) else None
-        member = type_.__members__.get(value.value) if isinstance(value, StringArgument) else None
-        if member is not None:
-            return member
+        (name,) = fields.values()
+        if isinstance(name, str) and name in type_.__members__:
+            return type_.__members__[name]
     elif tree.form == "namedtuple" and getattr(type_, "_fields", None) == tree.fields:
         return type_(**fields)
     elif tree.form == "dataclass" and dataclasses.is_dataclass(type_):
@@ -240,8 +221,7 @@ def _instance(tree: Instance, types: TensorTypes, constant: Callable[[Constant],
         if set(known) == set(fields):
             make: Any = type_
             made = make(**{name: value for name, value in fields.items() if known[name]})
-            for name, value in fields.items():
-                if not known[name]:
-                    object.__setattr__(made, name, value)
+            for name in (name for name in fields if not known[name]):
+                object.__setattr__(made, name, fields[name])
             return made
     raise NotSupported(f"`{tree.type}` is here no {tree.form} with {', '.join(tree.fields)} as at capture")

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -89,7 +88,7 @@ class ModelOutput(collections.OrderedDict[str, Any]):
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _model_output_of, (type(self).__name__, list(self.items()))
+        return _model_output, (type(self).__name__, list(self.items()))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -102,6 +101,10 @@ class ModelOutput(collections.OrderedDict[str, Any]):
     def to_tuple(self) -> tuple[Any, ...]:
         """Return the values, in order."""
         return tuple(self.values())
+
+
+def _model_output(name: str, items: list[tuple[str, Any]]) -> ModelOutput:
+    return _class("model_output", name, (), "torch" in sys.modules)(items)
 
 
 Builder = Callable[[list[Any]], Any]
@@ -137,121 +140,95 @@ def builder(tree: Tree, constant: Callable[[Constant], Any]) -> Builder:
 
 def _sequence_builder(tree: Sequence, items: list[Builder]) -> Builder:
     if tree.name is not None:
-        class_ = _sequence_class(tree.name, list if tree.type == "list" else tuple)
-        _register(class_, lambda sequence: (list(sequence), tuple(range(len(sequence)))), "SequenceKey")
-        return lambda values: class_([item(values) for item in items])
-    if tree.type == "list":
-        return lambda values: [item(values) for item in items]
-    if tree.type == "tuple":
-        return lambda values: tuple([item(values) for item in items])
-    if tree.type in SETS:
-        type_ = SETS[tree.type]
-        return lambda values: type_(item(values) for item in items)
-    if tree.type == "deque":
-        return lambda values: collections.deque([item(values) for item in items], tree.max_items)
-    import torch
+        make: Any = _class(tree.type, tree.name, (), "torch" in sys.modules)
+    elif tree.type == "size":
+        import torch
 
-    return lambda values: torch.Size([item(values) for item in items])
+        make = torch.Size
+    elif tree.type == "deque":
+        make = functools.partial(collections.deque[Any], maxlen=tree.max_items)
+    else:
+        make = {"list": list, "tuple": tuple, **SETS}[tree.type]
+    return lambda values: make([item(values) for item in items])
 
 
 def _mapping_type(tree: Mapping) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
     if tree.type == "default_dict":
-        factory = None if tree.factory is None else FACTORIES[tree.factory]
-        return lambda items: collections.defaultdict(factory, items)
+        return functools.partial(collections.defaultdict, tree.factory and FACTORIES[tree.factory])
     if tree.type == "counter":
         return lambda items: collections.Counter(dict(items))
     return dict if tree.type == "dict" else collections.OrderedDict
 
 
 def _named_fields_type(tree: NamedFields) -> Callable[[list[Any]], Any]:
-    fields = list(tree.fields)
-    if tree.type == "namedtuple":
-        type_ = _named_tuple(tree.name, tree.fields)
-        return lambda items: type_(*items)
     if tree.type == "return_type":
-        import torch
-
-        return_type = getattr(torch.return_types, tree.name, None)
-        if not (isinstance(return_type, type) and issubclass(return_type, tuple)):
-            raise NotSupported(f"this torch ({torch.__version__}) has no return type `{tree.name[:80]}`")
-        if getattr(return_type, "n_fields", None) != len(fields):
-            raise BundleInvalid(
-                f"return type `{tree.name[:80]}` does not have {len(fields)} fields",
-                check="structure-malformed/return-type",
-            )
-        return return_type
-    if tree.type in ("dataclass", "object"):
-        record = _dataclass(tree.name, tree.fields)
-        _register(record, lambda found: ([getattr(found, name) for name in fields], tree.fields), "GetAttrKey")
-        return lambda items: record(*items)
-    output = _model_output(tree.name)
-    _register(output, lambda mapping: (list(mapping.values()), tuple(mapping)), "MappingKey")
-    return lambda items: output((field, item) for field, item in zip(fields, items, strict=True) if item is not None)
+        return _return_type(tree.name, len(tree.fields))
+    is_output, fields = tree.type == "model_output", tree.fields
+    class_ = _class(tree.type, tree.name, () if is_output else fields, "torch" in sys.modules)
+    if is_output:
+        return lambda items: class_(pair for pair in zip(fields, items, strict=True) if pair[1] is not None)
+    return lambda items: class_(*items)
 
 
-# --- classes, one per name and fields, so that results of two calls are of one type -----------------------
+def _return_type(name: str, count: int) -> Callable[[list[Any]], Any]:
+    import torch
+
+    found = getattr(torch.return_types, name, None)
+    if not (isinstance(found, type) and issubclass(found, tuple)):
+        raise NotSupported(f"this torch ({torch.__version__}) has no return type `{name[:80]}`")
+    if getattr(found, "n_fields", None) != count:
+        message = f"return type `{name[:80]}` does not have {count} fields"
+        raise BundleInvalid(message, check="structure-malformed/return-type")
+    return found
 
 
 @functools.cache
-def _sequence_class(name: str, base: type) -> Any:
-    return type(name, (base,), {})
+def _class(kind: str, name: str, fields: tuple[str, ...], with_torch: bool) -> Any:
+    """Return a class, one per name and fields, so that results of two calls are of one type.
 
-
-@functools.cache
-def _model_output(name: str) -> type[ModelOutput]:
-    return type(name, (ModelOutput,), {})
-
-
-def _model_output_of(name: str, items: list[tuple[str, Any]]) -> ModelOutput:
-    return _model_output(name)(items)
-
-
-@functools.cache
-def _named_tuple(name: str, fields: tuple[str, ...]) -> Any:
-    return collections.namedtuple(name, fields)  # pyright: ignore[reportUntypedNamedTuple] (known from data)
-
-
-@functools.cache
-def _dataclass(name: str, fields: tuple[str, ...]) -> Any:
-    return dataclasses.make_dataclass(name, fields)
-
-
-# --- the same classes as nodes of torch's pytrees -----------------------------------------------------------
-
-_REBUILD: dict[str, Callable[[Any, Iterable[Any], Any], Any]] = {
-    "SequenceKey": lambda class_, items, _: class_(items),
-    "GetAttrKey": lambda class_, items, _: class_(*items),
-    "MappingKey": lambda class_, items, keys: class_(zip(keys, items, strict=True)),
-}
-_registered: set[type] = set()
-_lock = Lock()
-
-
-def _register(class_: type, flatten: Callable[[Any], tuple[list[Any], tuple[Any, ...]]], key: str) -> None:
-    """Let torch see the items of a container; does nothing where torch is not imported.
-
-    `DistributedDataParallel`, `torch.func` and others search results for tensors by `torch.utils._pytree`, to which an
-    object of another class is a leaf. torch has no public name for the registration.
-
-    Args:
-        class_: of the container.
-        flatten: returns its items and the step to each: attribute, position or key.
-        key: name of torch's class of such steps.
+    With torch it is a node of torch's pytrees, which `DistributedDataParallel`, `torch.func` and others search for
+    tensors: an object of another class is a leaf to them. torch has no public name for the registration.
     """
-    # ONNX Runtime runs bundles without torch; a program that torch runs registers the classes of its results.
-    if "torch" not in sys.modules:
-        return
-    from torch.utils import _pytree
+    if kind == "namedtuple":
+        return collections.namedtuple(name, fields)  # pyright: ignore[reportUntypedNamedTuple] (known from data)
+    if kind in _BASES:
+        class_: Any = type(name, (_BASES[kind],), {})
+    else:
+        class_ = dataclasses.make_dataclass(name, fields)
+    # ONNX Runtime runs bundles without torch.
+    if with_torch:
+        from torch.utils import _pytree
 
-    make_key = getattr(_pytree, key)
+        flatten, rebuild, key = _NODES[{"tuple": "list", "object": "dataclass"}.get(kind, kind)]
+        make_key = getattr(_pytree, key)
 
-    def flatten_with_keys(container: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
-        items, steps = flatten(container)
-        return list(zip(map(make_key, steps), items, strict=True)), steps
+        def flatten_with_keys(container: Any) -> tuple[list[tuple[Any, Any]], tuple[Any, ...]]:
+            items, steps = flatten(container)
+            return list(zip(map(make_key, steps), items, strict=True)), steps
 
-    with _lock:
-        if class_ not in _registered:
-            # Torch's other implementation, `torch.utils._cxx_pytree`, copies the registration when it is imported.
-            rebuild = functools.partial(_REBUILD[key], class_)
-            _pytree.register_pytree_node(class_, flatten, rebuild, flatten_with_keys_fn=flatten_with_keys)
-            _registered.add(class_)
+        # Torch's other implementation, `torch.utils._cxx_pytree`, copies the registration when it is imported.
+        made = functools.partial(rebuild, class_)
+        _pytree.register_pytree_node(class_, flatten, made, flatten_with_keys_fn=flatten_with_keys)
+    return class_
+
+
+_BASES: dict[str, type] = {"list": list, "tuple": tuple, "model_output": ModelOutput}
+_Flatten = Callable[[Any], tuple[list[Any], tuple[Any, ...]]]
+_NODES: dict[str, tuple[_Flatten, Callable[[Any, Iterable[Any], Any], Any], str]] = {
+    "list": (
+        lambda found: (list(found), tuple(range(len(found)))),
+        lambda class_, items, _: class_(items),
+        "SequenceKey",
+    ),
+    "model_output": (
+        lambda output: (list(output.values()), tuple(output)),
+        lambda class_, items, keys: class_(zip(keys, items, strict=True)),
+        "MappingKey",
+    ),
+    "dataclass": (
+        lambda record: ([getattr(record, name) for name in record.__match_args__], record.__match_args__),
+        lambda class_, items, _: class_(*items),
+        "GetAttrKey",
+    ),
+}
+"""Per kind of container: its items and the step to each; the container of them; torch's class of steps."""
