@@ -86,7 +86,7 @@ def _open_beneath(directory: int, file: str) -> int:
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
-    """Return the regular file at a path, open to be read, without waiting as for the writer of a pipe (or `OSError`)."""
+    """Return the regular file at a path, open to be read, without waiting, as a pipe would; else raise `OSError`."""
     return _regular(os.open(path, _FLAGS))
 
 
@@ -164,7 +164,7 @@ def lock_shared(descriptor: int) -> bool:
 
 
 def remove_unused(directory: Path, *, without_locks: bool = False) -> None:
-    """Remove a temporary directory that nobody reads or writes; `without_locks`: where a file system cannot tell, too."""
+    """Remove a temporary directory that nobody reads or writes; `without_locks`: also where no file system tells."""
     # What cannot be removed stays: the bundle is well, and the next writer tries again.
     with contextlib.suppress(OSError):
         if directory.is_symlink():

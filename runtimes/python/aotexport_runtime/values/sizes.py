@@ -174,6 +174,11 @@ def _nbits(size: SizeExpression, operands: list[int | None], where: Place) -> in
 
 _SIGNS = {"add": "+", "mul": "*", "floordiv": "//", "mod": "%", "pow": "**", "truediv": "/"}
 _RELATIONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "and": "and", "or": "or"}
+_TRUTH_FORMS = {
+    **dict.fromkeys(_COMPARISONS, "int({})"),
+    **dict.fromkeys(("and", "or"), "int(bool({}))"),
+    "not": "int(not {})",
+}
 _INFIX = {op: f" {sign} " for op, sign in (_SIGNS | _RELATIONS).items()}
 
 
@@ -219,10 +224,8 @@ def source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
         return f"float{chosen}" if type_of(size) == "float" else chosen
     if size.op == "ceildiv":
         return f"(-(-{operands[0]} // {operands[1]}))"
-    forms = {"and": "int(bool({}))", "or": "int(bool({}))", "not": "int(not {})"} | dict.fromkeys(
-        _COMPARISONS, "int({})"
-    )
-    return forms.get(size.op, "({})" if size.op in _INFIX else f"{size.op}({{}})").format(joined)
+    form = _TRUTH_FORMS.get(size.op) or ("({})" if size.op in _INFIX else f"{size.op}({{}})")
+    return form.format(joined)
 
 
 def condition_source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
