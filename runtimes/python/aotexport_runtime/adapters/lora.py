@@ -20,7 +20,7 @@ from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.submodules.adapter import Adapter, Adapters, adapters_below
 from aotexport_runtime.submodules.places import is_below, named
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
-from aotexport_runtime.values.parts import is_distributed
+from aotexport_runtime.values.meshes import is_distributed
 
 
 def add_lora(
