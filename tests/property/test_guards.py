@@ -6,7 +6,6 @@ Calls are made from those that the program was captured with, by changes that a 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,8 +129,8 @@ class Paths:
         module = load(GOLDEN / name / "bundle", target=target)
         self.usual, self.explaining = (compose(module, module.bundle.program(program)) for _ in range(2))
         self.explaining.guards.__dict__["_admits"] = None
-        self.fast = self._function(self.usual.fast_path.rows)
-        self.complete = self._function([*map(_complete, self.usual.fast_path.rows)])
+        self.fast = self._function(self.usual.fast_path.keywords["rows"])
+        self.complete = self._function([*map(_complete, self.usual.fast_path.keywords["rows"])])
         self.program = self.usual.program
         self.slots = {
             index: module._slot(spec.name)
@@ -141,10 +140,9 @@ class Paths:
         self.trees = [builder(parameter.tree, lambda leaf: leaf.value) for parameter in self.program.parameters]
 
     def _function(self, rows: list[Row]) -> Any:
-        path = self.usual.fast_path
         engine = SimpleNamespace(expression=lambda source: None, run=lambda *served: served)
         replaced = {"rows": rows, "engine": engine, "returned": lambda served: served}
-        return dataclasses.replace(path, **replaced, fallback=lambda *_: TURNED_AWAY).function()
+        return self.usual.fast_path(**replaced, fallback=lambda *_: TURNED_AWAY)
 
     def inputs(self, size: int) -> list[Any]:
         """Return inputs of a call like the captured one."""
@@ -227,7 +225,7 @@ def _agree(known: Paths, data: st.DataObject) -> None:
         for function in (known.fast, known.complete):
             served = function(args, kwargs)
             assert served is TURNED_AWAY or (is_served and _same(served, expected[:2]))
-        if is_served and how == "positional" and known.complete is not known.usual.fast_path.fallback:
+        if is_served and how == "positional" and known.complete is not known.usual.fast_path.keywords["fallback"]:
             assert function(args, kwargs) is not TURNED_AWAY
 
 

@@ -90,6 +90,7 @@ FITTING = {
     "same_tensor_twice": ([parameter("x", leaf(0)), parameter("y", leaf(0))], (X, X), {}, [X]),
     "size": ([parameter("s", sequence("size", constant(2), constant(3)))], (torch.Size([2, 3]),), {}, []),
     "nan": ([parameter("s", constant(float("nan")))], (float("nan"),), {}, []),
+    "cpu_of_an_index": ([parameter("s", constant(torch.device("cpu")))], (torch.device("cpu:0"),), {}, []),
 }
 
 

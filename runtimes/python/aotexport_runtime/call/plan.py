@@ -8,22 +8,27 @@ under eager autograd, which is the program's meaning and serves every call that 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.call.fast_path import Call, FastPath
 from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.errors import CallInvalid
-from aotexport_runtime.guards.rule import GuardTable, Kind, Row
-from aotexport_runtime.guards.signature import Bound, ContainerChanges, Signature
+from aotexport_runtime.execution.source import define
+from aotexport_runtime.guards.rule import GuardSource, GuardTable, Kind, Row, input_name, quick_lines
+from aotexport_runtime.guards.signature import Bound, Signature, container_changes
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Constant, Leaf
 from aotexport_runtime.values.tensors import NumpyTensor
 from aotexport_runtime.values.trees import builder, leaves
+
+Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+"""`(args, kwargs) -> result of the call`."""
 
 
 class Plan:
@@ -62,7 +67,7 @@ class Plan:
         self.record = record
         changed = [change.path for change in program.container_changes]
         self._signature = Signature(program.parameters, constant, changed)
-        self._container_changes = ContainerChanges(program.container_changes, constant)
+        self._change_containers = container_changes(program.container_changes, constant)
         self._rebinds = rebinds
         self._unflatten = builder(program.output_tree, constant)
         usual = kinds[0]()
@@ -70,17 +75,18 @@ class Plan:
         self.guards = GuardTable(
             [*guards, engines[-1].rows], len(program.inputs), None if self._takes_arrays else usual
         )
-        self.fast_path = FastPath(
-            program=program,
-            signature=self._signature,
+        self.fast_path = functools.partial(
+            fast_path,
+            program,
+            self._signature,
             rows=[*self.guards.rows, *(engines[0].rows if len(engines) > 1 else ())],
             engine=engines[0],
             returned=self._returned if rebinds else self._unflatten,
             kinds=kinds,
             fallback=self._check_and_run,
         )
-        """Serves the usual calls."""
-        self.call = self.fast_path.function()
+        """Makes what serves the usual calls."""
+        self.call = self.fast_path()
         """`__call__`, without this detour."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -129,7 +135,7 @@ class Plan:
     def outputs(self, call: Bound) -> Any:
         """Run the program on a call without violations; return its outputs."""
         outputs = self._run(call.inputs, call.symbols)
-        self._container_changes.apply(call.containers, outputs)
+        self._change_containers(call.containers, outputs)
         return outputs
 
     def _run(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
@@ -183,3 +189,86 @@ def _shared_tensors(program: Program) -> int:
     indices = [leaf.index for p in program.parameters for _, leaf in leaves(p.tree) if isinstance(leaf, Leaf)]
     own = [index for index in set(indices) if isinstance(program.inputs[index], StateInput)]
     return len(indices) - len(set(indices)) + len(own)
+
+
+# --- the fast path: a generated function that serves the calls that a program gets most often ---------------
+# Invariant: a call that it serves is admitted by the explaining path as well, with the same inputs and symbols, and
+# served by the same engine.
+
+_TURN_AWAY = "return fallback(args, kwargs)"
+
+
+def fast_path(
+    program: Program,
+    signature: Signature,
+    rows: Sequence[Row],
+    engine: Engine,
+    returned: Callable[[Any], Any],
+    kinds: Sequence[Callable[[], Kind]],
+    fallback: Call,
+) -> Call:
+    """Return a function for every call of a program; the fallback, where the program has no fast path.
+
+    Args:
+        program: its record.
+        signature: its signature.
+        rows: guards of the calls that the fast path serves.
+        engine: what runs these.
+        returned: makes the call's result of the program's outputs.
+        kinds: return the kinds of tensors that it serves, the usual one first; others once torch is imported.
+        fallback: takes the calls that the fast path does not serve.
+    """
+    passed = {index for index, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)}
+    positional, keywords = signature.plain_leaves, signature.plain_keywords
+    positional = positional if positional is not None and set(positional) == passed else None
+    keywords = keywords if keywords is not None and set(keywords.values()) == passed else None
+    if positional is None and keywords is None:
+        return fallback
+
+    def function(kind: Kind, fallback: Call) -> Call:
+        source = GuardSource(kind=kind)
+        lines = _bound(source, positional, keywords)
+        admitted = quick_lines(source, rows, _TURN_AWAY)
+        if admitted is None:
+            return fallback
+        outputs = engine.expression(source)
+        if outputs is None:
+            inputs = ", ".join(map(input_name, range(len(program.inputs))))
+            outputs = f"{source.constant(engine.run)}([{inputs}], {source.values_of(list(source.symbols))})"
+        lines += [*admitted, f"return {source.constant(returned)}({outputs})"]
+        return define("call", "args, kwargs", lines, {**source.scope, "fallback": fallback}, f"{program.name} call")
+
+    usual, *others = kinds
+    made: list[Call] = []
+
+    def otherwise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not made:
+            if "torch" not in sys.modules:
+                return fallback(args, kwargs)
+            made.append(function(others[0](), fallback))
+        return made[0](args, kwargs)
+
+    return function(usual(), otherwise if others else fallback)
+
+
+def _bound(source: GuardSource, positional: Sequence[int] | None, keywords: Mapping[str, int] | None) -> list[str]:
+    """Return lines that bind the arguments of a call that passes all by position, or all by name.
+
+    Args:
+        source: gets the names.
+        positional: input per positional argument; None: calls by position go to the fallback.
+        keywords: input per name; None: calls by name go to the fallback.
+    """
+    count = -1 if positional is None else len(positional)
+    taken = [f"{', '.join(map(input_name, positional))}, = args"] if positional else []
+    if not keywords:
+        return [f"if kwargs or len(args) != {count}: {_TURN_AWAY}", *taken]
+    values = ", ".join(f"kwargs[{source.constant(name)}]" for name in keywords)
+    return [
+        "if kwargs:",
+        f"    if args or len(kwargs) != {len(keywords)}: {_TURN_AWAY}",
+        f"    try: {', '.join(map(input_name, keywords.values()))}, = {values},",
+        f"    except KeyError: {_TURN_AWAY}",
+        f"elif len(args) != {count}: {_TURN_AWAY}",
+        *(f"else: {line}" for line in taken),
+    ]

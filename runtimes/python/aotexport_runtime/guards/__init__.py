@@ -5,7 +5,7 @@
     signature.py    structure of the arguments and their constants                                    every engine
     engines/*/guards.py   what one engine does not serve
 
-Two functions are generated from the rows: `rule.py` makes one that explains, `call/fast_path.py` one that serves the
+Two functions are generated from the rows: `rule.py` makes one that explains, `call/plan.py` one that serves the
 usual calls. The quick form of a row asks the same more cheaply, or is marked `stricter`. A program with a row that has
 none (tensor subclasses, arguments that an ONNX model writes to) has no fast path.
 """

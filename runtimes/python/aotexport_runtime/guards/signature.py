@@ -11,12 +11,13 @@ import math
 from collections import UserDict, deque
 from collections.abc import Callable, Collection, Iterable
 from collections.abc import Mapping as MappingABC
+from functools import partial
 from typing import Any, NamedTuple
 
 from aotexport_runtime.schema.program import ContainerChange, Parameter
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.values.tensors import is_torch_tensor, size_type
-from aotexport_runtime.values.trees import SETS, Builder, arrays_in, builder, key_of, keys_of, steps
+from aotexport_runtime.values.trees import SETS, arrays_in, builder, key_of, keys_of, steps
 
 _MISSING = object()
 Report = Callable[[str], None]
@@ -98,9 +99,8 @@ class Signature:
         if len(args) > len(self._positional) and self._var_positional is None:
             report(f"takes {len(self._positional)} positional arguments ({_listed(self._positional)}), got {len(args)}")
         for parameter in self._positional[len(args) :]:
-            bound.append(
-                (parameter, rest.pop(parameter.name, _MISSING) if parameter.name in self._by_name else _MISSING)
-            )
+            is_named = parameter.name in self._by_name
+            bound.append((parameter, rest.pop(parameter.name, _MISSING) if is_named else _MISSING))
         if self._var_positional is not None:
             bound.append((self._var_positional, args[len(self._positional) :]))
         for parameter in self._parameters:
@@ -143,16 +143,15 @@ class Signature:
             expected = SETS[tree.type](self._constant(item) for item in tree.items if isinstance(item, Constant))
             if type(value) is not type(expected) or sorted(map(repr, value)) != sorted(map(repr, expected)):
                 report(f"`{path}`: expected {expected!r}, as at capture, got {_describe(value)}")
-            elif (fault := containers.take(path, value)) is not None:
-                report(f"`{path}`: {fault}")
+            else:
+                containers.take(path, value, report)
         else:
             assert not isinstance(tree, Instance)
             items = _children(tree, value)
             if isinstance(items, str):
                 report(f"`{path}`: {items}")
                 return
-            if (fault := containers.take(path, value)) is not None:
-                report(f"`{path}`: {fault}")
+            containers.take(path, value, report)
             for step, child, item in zip(steps(tree), tree.items, items, strict=True):
                 self._flatten(child, item, path + step, leaves, containers, report)
 
@@ -221,13 +220,10 @@ def _floats(key: Any) -> Any:
 
 
 def _fields(tree: NamedFields, value: Any) -> list[Any] | str:
-    missing = object()
-    if isinstance(value, MappingABC):
-        items = [value.get(name, missing) for name in tree.fields]
-    else:
-        items = [getattr(value, name, missing) for name in tree.fields]
+    get = value.get if isinstance(value, MappingABC) else partial(getattr, value)
+    items = [get(name, _MISSING) for name in tree.fields]
     other = tree.type == "object" and type(value).__name__ != tree.name
-    if other or any(item is missing for item in items) or is_torch_tensor(value):
+    if other or any(item is _MISSING for item in items) or is_torch_tensor(value):
         return f"expected a `{tree.name}` with fields {', '.join(tree.fields)}, got {_describe(value)}"
     return items
 
@@ -258,49 +254,50 @@ class _Containers:
         self._found = found
         self._places: dict[int, str] = {}
 
-    def take(self, path: str, value: Any) -> str | None:
-        """Record a container of the call; return a violation in words, or None."""
+    def take(self, path: str, value: Any, report: Report) -> None:
+        """Record a container of the call; report one that is changed and stands elsewhere too."""
         if not self._changed:
-            return None
+            return
         if path in self._changed:
             self._found[path] = value
         first = self._places.setdefault(id(value), path)
         if first != path and (first in self._changed or path in self._changed):
-            return f"expected another object than `{first}`, as at capture, since the call changes it"
-        return None
+            report(f"`{path}`: expected another object than `{first}`, as at capture, since the call changes it")
 
 
-class ContainerChanges:
-    """The changes of a program to the containers of its caller."""
+def container_changes(
+    changes: Iterable[ContainerChange], constant: Callable[[Constant], Any]
+) -> Callable[[dict[str, Any], Iterable[Any]], None]:
+    """Return a function that changes the containers of a call, by path, given the outputs of the program's graph.
 
-    def __init__(self, changes: Iterable[ContainerChange], constant: Callable[[Constant], Any]) -> None:
-        """Prepare to make `changes`; `constant` returns the value of a constant leaf."""
-        self._changes = [
-            (
-                change.path,
-                [(key_of(key), _builder(item, constant)) for key, item in zip(change.keys, change.items, strict=True)],
-            )
-            for change in changes
-        ]
+    Args:
+        changes: those of the program to the containers of its caller.
+        constant: returns the value of a constant leaf.
+    """
+    prepared = [
+        (
+            each.path,
+            [*map(key_of, each.keys)],
+            [None if item is None else builder(item, constant) for item in each.items],
+        )
+        for each in changes
+    ]
 
-    def apply(self, containers: dict[str, Any], outputs: Iterable[Any]) -> None:
-        """Change the containers of a call, by path; `outputs` are results of the program's graph."""
-        values = list(outputs)
-        for path, items in self._changes:
-            _fill(containers[path], [(key, build and build(values), build is None) for key, build in items])
+    def apply(containers: dict[str, Any], outputs: Iterable[Any]) -> None:
+        values = list(outputs) if prepared else []
+        for path, keys, builders in prepared:
+            items = [(key, build and build(values), build is None) for key, build in zip(keys, builders, strict=True)]
+            _fill(containers[path], items)
 
-
-def _builder(tree: Any, constant: Callable[[Constant], Any]) -> Builder | None:
-    return None if tree is None else builder(tree, constant)
+    return apply
 
 
 def _fill(container: Any, items: list[tuple[Any, Any, bool]]) -> None:
     """Give a container new items: each with its key, its value, and whether the old value stays."""
-    if isinstance(container, list | dict | UserDict | deque | set):
-        if isinstance(container, set):
-            container.clear()
-            container.update(value for _, value, _ in items)
-            return
+    if isinstance(container, set):
+        container.clear()
+        container.update(value for _, value, _ in items)
+    elif isinstance(container, list | dict | UserDict | deque):
         after = [(key, container[key] if stays else value) for key, value, stays in items]
         container.clear()
         if isinstance(container, list | deque):
@@ -308,7 +305,7 @@ def _fill(container: Any, items: list[tuple[Any, Any, bool]]) -> None:
         else:
             # `Counter.update` would add to the old counts.
             dict.update(container, after) if isinstance(container, dict) else container.update(after)
-        return
-    for key, value, stays in items:
-        if not stays:
-            setattr(container, key, value)
+    else:
+        for key, value, stays in items:
+            if not stays:
+                setattr(container, key, value)

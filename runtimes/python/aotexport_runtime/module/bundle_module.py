@@ -12,8 +12,7 @@ import torch
 from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.call.fast_path import Call
-from aotexport_runtime.call.plan import Plan, called
+from aotexport_runtime.call.plan import Call, Plan, called
 from aotexport_runtime.engines.candidates import Request
 from aotexport_runtime.engines.onnx.frozen import Weights
 from aotexport_runtime.engines.runs import Explanation, ProgramExplanation

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.call.fast_path import Call
-from aotexport_runtime.call.plan import Plan, called
+from aotexport_runtime.call.plan import Call, Plan, called
 from aotexport_runtime.engines.candidates import ONNX
 from aotexport_runtime.engines.onnx.engine import OnnxEngine
 from aotexport_runtime.engines.onnx.session import ModelRuntime, OnnxRuntime

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.call.fast_path import Call
+from aotexport_runtime.call.plan import Call
 from aotexport_runtime.engines.forward.live_graph import UNUSED
 from aotexport_runtime.engines.forward.submodule_call import without_values
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported

@@ -210,16 +210,9 @@ class RepeatableCall:
                 arguments[index] = arguments[index].clone()
             outputs = self._as_returned(self.joint.reference(arguments, self.symbols))
         wanted = [value for value, needs in zip(inputs, needed, strict=True) if needs]
-        pairs = [(o, g) for o, g in zip(outputs, grads, strict=True) if g is not None and o.requires_grad]
-        found = iter(
-            torch.autograd.grad(
-                [output for output, _ in pairs],
-                wanted,
-                [grad for _, grad in pairs],
-                create_graph=True,
-                allow_unused=True,
-            )
-        )
+        reached = [i for i, g in enumerate(grads) if g is not None and outputs[i].requires_grad]
+        of, given = [outputs[i] for i in reached], [grads[i] for i in reached]
+        found = iter(torch.autograd.grad(of, wanted, given, create_graph=True, allow_unused=True))
         return [next(found) if needs else None for needs in needed]
 
     def _as_returned(self, outputs: Sequence[Any]) -> list[Any]:

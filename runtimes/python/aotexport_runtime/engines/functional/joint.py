@@ -56,8 +56,8 @@ class JointProgram:
         environment: Environment,
         engines: Engines,
         reference: Reference | None,
-        parameters: Container[int] = (),
-        inner: Sequence[InnerOutput] = (),
+        parameters: Container[int],
+        inner: Sequence[InnerOutput],
     ) -> None:
         """Prepare the joint `graph`.
 
@@ -65,8 +65,8 @@ class JointProgram:
             graph: its operators.
             functional: its calling convention.
             environment: namespaces and device.
-            engines: engines of the program; they record which passes have run.
-            reference: runs the program's forward graph under autograd, for double backward; None: there is none.
+            engines: record of which passes have run.
+            reference: for double backward; None: there is none.
             parameters: inputs that are `nn.Parameter`s.
             inner: outputs that others are computed from.
         """
@@ -76,7 +76,6 @@ class JointProgram:
         self.gradients = functional.gradients
         self.environment = environment
         self.engines = engines
-        self.label = engines.program
         self.impure = impure_nodes(graph)
         self.draws = bool(random_nodes(graph))
         # The reference runs on copies of mutated inputs, which is wrong where gradients flow through a mutation.
@@ -106,10 +105,6 @@ class JointProgram:
         self.engines.ran("forward", found.engine)
         return found
 
-    def complete(self, needed: Pattern) -> bool:
-        """Return whether every gradient that the graph has is wanted."""
-        return all(wants or index is None for index, wants in zip(self.gradients.of_inputs, needed, strict=True))
-
 
 class Check(NamedTuple):
     """An input, or else output, whose version backward checks.
@@ -128,7 +123,7 @@ class CompiledJoint:
     Attributes:
         lowered: native code that runs in place of both; None: they run.
         libraries: compiled forward and backward; None: there are none.
-        engine: name of the engine that runs the forward.
+        engine: that of the forward.
         forward: returns results, then saved values.
         returns: how many of those are results.
         checked: slice of the saved tensors whose versions autograd checks.
@@ -138,6 +133,9 @@ class CompiledJoint:
         views: results that are views which nobody may change.
         checks: further tensors whose versions are checked, as eager checks its saved tensors.
         nondifferentiable: results without a gradient.
+        has_marks: whether results need the treatment of `marked`.
+        saves_nothing: whether no tensors are saved for backward, neither here nor in eager.
+        needs_zeros: whether its backward takes every tangent, zeros where one is undefined.
         tangents: per tangent the position of its result, and a function that lays it out.
     """
 
@@ -158,24 +156,25 @@ class CompiledJoint:
             # Autograd must not free anything either.
             unchecked, loose = 0, unchecked + loose
         self.checked = slice(returns, returns + checked)
-        self.unchecked = _slice(returns + checked, unchecked)
-        self.loose = _slice(returns + checked + unchecked, loose)
+        start, end = returns + checked, returns + checked + unchecked
+        self.unchecked = slice(start, end) if unchecked else None
+        self.loose = slice(end, end + loose) if loose else None
         mutations, positions = len(functional.mutations), positions_of_tangents(functional)
         reached = {position for position, reaches in zip(positions, partitioned.reaching, strict=True) if reaches}
         flowless = {mutations + index for index in flowless_outputs(functional)}
         outputs = list(enumerate(functional.outputs, mutations))
         self.opaque = [index for index, mutation in enumerate(functional.mutations) if not mutation.data]
         self.opaque += [index for index, output in outputs if not isinstance(output, FreshOutput)]
-        self.views = [index for index, output in outputs if _is_protected_view(output)]
-        self.checks = _checks(joint, positions, None if joint.complete(needed) else partitioned)
+        # Views that autograd lets nobody change.
+        self.views = [i for i, o in outputs if isinstance(o, FreshOutput) and o.view in _PROTECTED]
+        wants_all = all(wants or index is None for index, wants in zip(gradients.of_inputs, needed, strict=True))
+        self.checks = _checks(joint, positions, None if wants_all else partitioned)
         self.nondifferentiable = [i for i in range(returns) if i not in {*reached, *self.opaque, *flowless}]
         self.tangents = [(position, layout(spec)) for position, spec in zip(positions, gradients.tangents, strict=True)]
+        self.has_marks = bool(self.opaque or self.views or self.nondifferentiable or joint.is_sized_by_data)
+        self.saves_nothing = gradients.saves_nothing and checked == 0
+        self.needs_zeros = self.lowered is not None or joint.is_sized_by_data
         self._backwards: dict[tuple[Pattern, bool], Function] = {}
-
-    @cached_property
-    def has_marks(self) -> bool:
-        """Whether results need the treatment of `marked`."""
-        return bool(self.opaque or self.views or self.nondifferentiable or self.joint.is_sized_by_data)
 
     def marked(self, ctx: Any, results: Sequence[Any]) -> tuple[Any, ...]:
         """Return the results as the `autograd.Function` returns them, and mark those that get no gradient."""
@@ -189,11 +188,6 @@ class CompiledJoint:
         tensors = [returned[i] for i in self.nondifferentiable if isinstance(returned[i], torch.Tensor)]
         ctx.mark_non_differentiable(*tensors)
         return tuple(returned)
-
-    @cached_property
-    def saves_nothing(self) -> bool:
-        """Whether no tensors are saved for backward, neither here nor in eager."""
-        return self.joint.gradients.saves_nothing and self.checked.start == self.checked.stop
 
     @cached_property
     def whole_backward(self) -> Function:
@@ -232,7 +226,7 @@ class CompiledJoint:
             assert self.lowered.backward is not None
             compiled = self.lowered.backward
         else:
-            taken, label = (whole if self.needs_zeros else piece), f"{self.joint.label} backward"
+            taken, label = (whole if self.needs_zeros else piece), f"{self.joint.engines.program} backward"
             compiled = compile_functional(
                 self.joint.graph, taken, self.joint.environment, label=label, in_place=not batched
             )
@@ -244,11 +238,6 @@ class CompiledJoint:
             return tuple([None if output is None else gradient for output, gradient in found])
 
         return run
-
-    @property
-    def needs_zeros(self) -> bool:
-        """Whether its backward takes every tangent, zeros where one is undefined."""
-        return self.lowered is not None or self.joint.is_sized_by_data
 
     def fill(self, args: list[Any], symbols: dict[str, int], ctx: Any) -> None:
         """Put zeros in place of undefined tangents into the arguments of backward."""
@@ -262,20 +251,14 @@ class CompiledJoint:
                 args[start + index] = zeros(spec, shape, device, symbols)
 
 
-def _slice(start: int, count: int) -> slice | None:
-    return slice(start, start + count) if count else None
-
-
 def _partitioned(
     joint: JointProgram, needed: Pattern, libraries: Libraries | None, symbols: dict[str, int]
 ) -> partitions.PartitionedGraph:
     """Return forward and backward of a joint graph, within the memory budget."""
-    functional, gradients, budget = joint.functional, joint.gradients, joint.environment.memory_budget
-    if libraries is not None and libraries.partition is not None:
-        partition = libraries.partition
-    else:
-        assert gradients is not None
-        partition = partitions.views_recomputed(joint.graph, functional, gradients.partitions[0])
+    functional, budget = joint.functional, joint.environment.memory_budget
+    partition = None if libraries is None else libraries.partition
+    if partition is None:
+        partition = partitions.views_recomputed(joint.graph, functional, joint.gradients.partitions[0])
     if budget == 1:
         return partitions.partition_graph(joint.graph, functional, partition, needed, joint.impure)
     partition = within_budget(joint.graph, functional, partition, budget, symbols, joint.impure)
@@ -292,7 +275,7 @@ def _forward(
     def portable() -> Function:
         if native is not None:
             joint.engines.ran("forward", PORTABLE, LIBRARY_FAILED)
-        label = f"{joint.label} forward"
+        label = f"{joint.engines.program} forward"
         return compile_functional(
             joint.graph, partitioned.forward, joint.environment, label=label, visible=returns, detached=True
         )
@@ -319,6 +302,4 @@ def _symbols(meta: Any) -> set[str]:
     return {symbol for size in shape if size is not None for symbol in sizes.symbols_of(size)}
 
 
-def _is_protected_view(output: Any) -> bool:
-    """Return whether an output is a view that autograd lets nobody change."""
-    return isinstance(output, FreshOutput) and output.view in ("custom_function", "multi_output")
+_PROTECTED = ("custom_function", "multi_output")
