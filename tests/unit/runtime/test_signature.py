@@ -102,6 +102,7 @@ def test_call_that_fits_is_flattened(parameters, args, kwargs, expected):
 
 
 UNFITTING = {
+    "long": (DEFAULT, (X, "a" * 99), {}, ["`scale`: expected 2.0, as at capture, got '" + "a" * 79]),
     "missing": (PLAIN, (X,), {}, ["`y`: missing; it was passed at capture"]),
     "all_missing": (
         PLAIN,
