@@ -102,6 +102,12 @@ def test_call_that_fits_is_flattened(parameters, args, kwargs, expected):
 
 
 UNFITTING = {
+    "no_array": (
+        [parameter("x", Leaf(index=0, array=True))],
+        (3,),
+        {},
+        ["`x`: expected an array, as at capture; 3 is no `numpy.ndarray`"],
+    ),
     "long": (DEFAULT, (X, "a" * 99), {}, ["`scale`: expected 2.0, as at capture, got '" + "a" * 79]),
     "missing": (PLAIN, (X,), {}, ["`y`: missing; it was passed at capture"]),
     "all_missing": (
