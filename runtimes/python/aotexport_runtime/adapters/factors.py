@@ -44,12 +44,12 @@ class Factors(nn.Module):
         self.dropout = config.dropout
         self.ratio: torch.Tensor | None = None
         a, b = (weight.new_empty(shape, dtype=dtype) for shape in self.shapes(weight, r, options))
-        self.begin(a, b)
+        self._begin(a, b)
         self.A, self.B = nn.Parameter(a), nn.Parameter(b)
-        self.magnitude = nn.Parameter(self.norm(weight.detach())) if config.use_dora else None
+        self.magnitude = nn.Parameter(self._norm(weight.detach())) if config.use_dora else None
 
     @staticmethod
-    def begin(a: torch.Tensor, b: torch.Tensor) -> None:
+    def _begin(a: torch.Tensor, b: torch.Tensor) -> None:
         """Fill factors that change nothing; draws the random numbers that peft draws."""
         for factor in (a, b, a):
             nn.init.kaiming_uniform_(factor, a=math.sqrt(5))
@@ -71,15 +71,13 @@ class Factors(nn.Module):
         """Return a matrix of outputs by inputs in the layout of the weight."""
         return rows.view(weight.shape)
 
-    def low(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the input times A, scaled."""
+    def _low(self, x: torch.Tensor) -> torch.Tensor:
         return functional.linear(x, self.A) * self.scaling
 
-    def high(self, low: torch.Tensor) -> torch.Tensor:
-        """Return the scaled low-rank values times B."""
+    def _high(self, low: torch.Tensor) -> torch.Tensor:
         return functional.linear(low, self.B)
 
-    def base(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _base(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Return what the operator computes without a bias."""
         return functional.linear(x, self.rows(weight))
 
@@ -89,21 +87,21 @@ class Factors(nn.Module):
         """Return the changed result of an operator, given its input, weight and bias."""
         dropped = functional.dropout(x, self.dropout, self.training) if self.dropout else x
         cast = dropped.is_floating_point() and not _autocasts(dropped)
-        low = self.low(dropped.to(self.A.dtype) if cast else dropped)
+        low = self._low(dropped.to(self.A.dtype) if cast else dropped)
         if self.magnitude is None:
-            return self.added(result, low)
+            return self._added(result, low)
         if dropped is not x:
-            base = self.base(dropped, weight)
+            base = self._base(dropped, weight)
         else:
             base = result if bias is None else result - self._beside(bias)
-        factor = self._beside(self.magnitude / self.norm(weight.detach()))
-        return (result + (factor - 1) * base + factor * self.high(low)).to(result.dtype)
+        factor = self._beside(self.magnitude / self._norm(weight.detach()))
+        return (result + (factor - 1) * base + factor * self._high(low)).to(result.dtype)
 
-    def added(self, result: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
+    def _added(self, result: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
         """Return the result plus low-rank values times B: one matmul that adds, where dtypes are the same."""
         alike = result.dtype == low.dtype == self.B.dtype and not _autocasts(result)
         if result.dim() < 2 or self.B.dim() > 2 or not alike or not result.is_contiguous():
-            return (result + self.high(low)).to(result.dtype)
+            return (result + self._high(low)).to(result.dtype)
         flat = result.view(-1, result.shape[-1])
         return torch.addmm(flat, low.reshape(-1, low.shape[-1]), self.B.t()).view(result.shape)
 
@@ -111,7 +109,7 @@ class Factors(nn.Module):
         """Return a value per output in the shape that results take."""
         return values.view(-1, *(1 for _ in self.B.shape[2:]))
 
-    def norm(self, weight: torch.Tensor) -> torch.Tensor:
+    def _norm(self, weight: torch.Tensor) -> torch.Tensor:
         """Return the length of each row of the changed weight, without a tensor of its size."""
         with torch.no_grad():
             rows = self.rows(weight).to(self.A.dtype)
@@ -128,13 +126,13 @@ class Factors(nn.Module):
         """Return the changed weight."""
         rows = self.rows(weight) + self._change(weight)
         if self.magnitude is not None:
-            rows = rows * (self.magnitude / self.norm(weight)).unsqueeze(1).to(weight.dtype)
+            rows = rows * (self.magnitude / self._norm(weight)).unsqueeze(1).to(weight.dtype)
         return self.unrows(rows, weight)
 
     def merge(self, weight: torch.Tensor) -> None:
         """Change the weight in place."""
         if self.magnitude is not None:
-            self.ratio = (self.magnitude / self.norm(weight)).unsqueeze(1).detach()
+            self.ratio = (self.magnitude / self._norm(weight)).unsqueeze(1).detach()
         weight.copy_(self.merged(weight))
 
     def unmerge(self, weight: torch.Tensor) -> None:
@@ -161,7 +159,7 @@ class EmbeddingFactors(TransposedFactors):
     """The factors of a change of an embedding (entries by size): A is rank by entries, B size by rank."""
 
     @staticmethod
-    def begin(a: torch.Tensor, b: torch.Tensor) -> None:
+    def _begin(a: torch.Tensor, b: torch.Tensor) -> None:
         for factor in (a, b, b):
             nn.init.normal_(factor)
         nn.init.zeros_(a)
@@ -170,7 +168,7 @@ class EmbeddingFactors(TransposedFactors):
         self, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the changed result of an operator; as in peft, without dropout and in the result's dtype."""
-        return self.added(result, torch.embedding(self.A.t(), x, *self._options) * self.scaling)
+        return self._added(result, torch.embedding(self.A.t(), x, *self._options) * self.scaling)
 
 
 class ConvolutionFactors(Factors):
@@ -184,13 +182,13 @@ class ConvolutionFactors(Factors):
         (outputs, inputs, *size), groups = weight.shape, groups_of(options)
         return (r, inputs * groups, *size), (outputs, r // groups, *(1 for _ in size))
 
-    def low(self, x: torch.Tensor) -> torch.Tensor:
+    def _low(self, x: torch.Tensor) -> torch.Tensor:
         return _convolved(x, self.A, *self._options[:3]) * self.scaling
 
-    def high(self, low: torch.Tensor) -> torch.Tensor:
+    def _high(self, low: torch.Tensor) -> torch.Tensor:
         return _convolved(low, self.B, 1, 0, 1, self.groups)
 
-    def base(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    def _base(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return _convolved(x, weight, *self._options)
 
 

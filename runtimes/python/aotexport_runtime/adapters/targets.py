@@ -112,8 +112,13 @@ class Weights:
         """
         entry, path = self.entries[name], name.rpartition(".")[0]
         found = [(program, each) for program, readers in self._readers for each in readers.of(_names(entry), path)]
+        if not found and entry.tied and any(readers.value(_names(entry)) is not None for _, readers in self._readers):
+            tied = next(other for other in _names(entry) if other != name)
+            raise NotSupported(
+                f"`{name}` and `{tied}` are one tensor, and the bundle does not say which nodes read it by the one "
+                "name: it was exported with `--strip`, or not by a direct trace. Export it again"
+            )
         if not found:
-            self._check_told(name, entry)
             return None
         uses = {_use(each) for _, each in found}
         if len(uses) == 1 and (use := uses.pop()) is not None:
@@ -133,14 +138,6 @@ class Weights:
     def targets(self, names: Iterable[str]) -> list[Target]:
         """Return those of the weights that a program reads; errors: see `target`."""
         return [target for name in names if (target := self.target(name)) is not None]
-
-    def _check_told(self, name: str, entry: StateTensor) -> None:
-        if entry.tied and any(readers.value(_names(entry)) is not None for _, readers in self._readers):
-            tied = next(other for other in _names(entry) if other != name)
-            raise NotSupported(
-                f"`{name}` and `{tied}` are one tensor, and the bundle does not say which nodes read it by the one "
-                "name: it was exported with `--strip`, or not by a direct trace. Export it again"
-            )
 
     def linear(self) -> list[str]:
         """Return the names of weights of linear layers, without layers of outputs that are as large as an embedding."""

@@ -119,8 +119,6 @@ class BundleModule(Loaded):
         """Return the structure of a tensor subclass with its class, which the caller of `load` gave."""
         return self._environment.form(record)
 
-    # --- state --------------------------------------------------------------------------------------------
-
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
         """Load state in which tied tensors may have only one of their names, as in safetensors files."""
         for entry in (entry for entry in self.bundle.manifest.state if entry.tied):
@@ -211,8 +209,6 @@ class BundleModule(Loaded):
         if name == "peft_config" and isinstance(value, dict):
             check_peft_targets(value, self.changes(), self.bundle.manifest)
 
-    # --- calls --------------------------------------------------------------------------------------------
-
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program of the current mode.
 
@@ -276,8 +272,6 @@ class BundleModule(Loaded):
             return self._plan(name).record.explained()
         except NotSupported as error:
             return ProgramExplanation(name, refused=str(error))
-
-    # --- copies -------------------------------------------------------------------------------------------
 
     def twin(self, *, target: str | None = None, memo: dict[int, Any] | None = None) -> BundleModule:
         """Return an independent copy, by another engine if `target` names one; `memo` as of `copy.deepcopy`.
