@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from aotexport.model.refusals import attempt
 from aotexport.vectors.eager_errors import has_16_bits, worth_recording
 from aotexport_runtime import load
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.onnx_calls import Calls, calls_of, changed_names, copied, note_output, run_call
+from aotexport_runtime.commands.onnx_calls import Calls, FlatCall, calling, calls_of, observed
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.recorded import read_vector
@@ -31,6 +32,7 @@ from aotexport_runtime.values.trees import leaves
 
 _SEED = 20240229
 _MAX_NUMEL = 1 << 24
+_TOO_LARGE = f"more than {_MAX_NUMEL:,} elements"
 _CALLS = 2
 _REFUSALS = (RuntimeError, ValueError, IndexError)
 """Errors of operators and guards for sizes that they do not take."""
@@ -47,57 +49,44 @@ def random_calls(bundle: Bundle, program: Program, model: OnnxModel) -> list[Cal
         return []
     vector, stored = read_vector(bundle, examples[0])
     sources = {spec.path: stored[spec.key] for spec in vector.inputs if spec.value is None}
-    observe = _reference(bundle, program, model)
+    refer = _reference(bundle, program, model)
     generator = torch.Generator().manual_seed(_SEED)
     count = calls_of(program, model, _CALLS)
     found: list[Calls] = []
     for name, symbols in _sizes(program):
-        expected, refused = Observation(), ""
         values = _arguments(program, symbols, sources, generator)
-        if values is None:
-            refused, values = f"more than {_MAX_NUMEL:,} elements", []
+        calls = Calls(name=name, values=values or [], count=count)
         try:
-            for number in range(0 if refused else count):
-                observe(expected, number, values)
+            calls = replace(calls, expected=refer(calls)) if values is not None else replace(calls, refused=_TOO_LARGE)
         except _REFUSALS as error:
-            refused = f"the model refuses it: {first_line(error)}"
-        found.append(Calls(name=name, values=values, count=count, expected=expected, refused=refused))
+            calls = replace(calls, refused=f"the model refuses it: {first_line(error)}")
+        found.append(calls)
     return found
 
 
-def _reference(bundle: Bundle, program: Program, model: OnnxModel) -> Callable[[Observation, int, Sequence[Any]], None]:
-    """Return a function that observes a numbered call of the forward graph; number 0 begins with a fresh module."""
+def _reference(bundle: Bundle, program: Program, model: OnnxModel) -> Callable[[Calls], Observation]:
+    """Return a function that observes calls of the forward graph, from the state of the bundle on."""
     if any(isinstance(spec, StateInput) and spec.subclass is not None for spec in program.inputs):
-        return _plain_reference(bundle, program)
+        plainly = _plain_call(bundle, program)
+        return lambda calls: observed(program, model, calls, plainly, dict)
     namespaces = bundle.manifest.requirements.operator_namespaces
     module = load(bundle.root, target="autograd", check_digests=False, operator_namespaces=namespaces)
-    changed, twins = changed_names(program, model), [module.twin()]
-
-    def observe(seen: Observation, number: int, values: Sequence[Any]) -> None:
-        if number == 0:
-            twins[0] = module.twin()
-        run, state = twins[0].program(program.name), twins[0].state_tensors
-        run_call(seen, f"call {number}: ", program, changed, run, values, state)
-
-    return observe
+    return lambda calls: _observed(module.twin(), program, model, calls)
 
 
-def _plain_reference(bundle: Bundle, program: Program) -> Callable[[Observation, int, Sequence[Any]], None]:
-    """Do as `_reference` by the plain graph of a program whose state is of a tensor subclass not imported here."""
+def _plain_call(bundle: Bundle, program: Program) -> FlatCall:
+    """Return the call of the plain graph of a program whose state is of a tensor subclass not imported here."""
     taken = plain(bundle, program)
     namespaces = bundle.manifest.requirements.operator_namespaces
     rebuilt = rebuild(taken.program, taken.graph, taken.tensors, namespaces=namespaces)
 
-    def observe(seen: Observation, number: int, values: Sequence[Any]) -> None:
+    def call(values: list[Any]) -> list[tuple[str, Any]]:
         with torch.no_grad():
-            outputs = rebuilt.module(*[copied(value) for value in values])
-        for path, leaf in leaves(program.output_tree, "output"):
-            if isinstance(leaf, Leaf):
-                value = outputs[leaf.index]
-                is_size = program.outputs[leaf.index] is None
-                note_output(seen, f"call {number}: {path}", int(value) if is_size else value)
+            outputs = rebuilt.module(*values)
+        found = [(path, leaf.index) for path, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)]
+        return [(path, int(outputs[i]) if program.outputs[i] is None else outputs[i]) for path, i in found]
 
-    return observe
+    return call
 
 
 def _sizes(program: Program) -> list[tuple[str, dict[str, int]]]:
@@ -156,8 +145,9 @@ def own_errors(bundle: Bundle, program: Program, model: OnnxModel, calls: Calls)
                 for own, true in zip(ours.state_tensors().values(), truth.state_tensors().values(), strict=True):
                     own.data.copy_(near(own.data))
                     true.data.copy_(own.data)
-                found = _observed(ours, program, model, calls, values)
-                exact = _observed(truth, program, model, calls, [_to_float64(value) for value in values])
+                found = _observed(ours, program, model, replace(calls, values=values))
+                wide_values = [_to_float64(value) for value in values]
+                exact = _observed(truth, program, model, replace(calls, values=wide_values))
                 exact.values = {name: value.to(found.values[name].dtype) for name, value in exact.values.items()}
                 for each in compare(Observation({}, found.values), Observation({}, exact.values)):
                     errors[each.name] = max(errors.get(each.name, 0.0), each.error)
@@ -166,14 +156,9 @@ def own_errors(bundle: Bundle, program: Program, model: OnnxModel, calls: Calls)
     return worth_recording(errors)
 
 
-def _observed(
-    module: BundleModule, program: Program, model: OnnxModel, calls: Calls, values: Sequence[Any]
-) -> Observation:
-    seen, changed = Observation(sample=calls.expected.sample), changed_names(program, model)
-    run = module.program(program.name)
-    for number in range(calls.count):
-        run_call(seen, f"call {number}: ", program, changed, run, values, module.state_tensors)
-    return seen
+def _observed(module: BundleModule, program: Program, model: OnnxModel, calls: Calls) -> Observation:
+    call = calling(program, module.program(program.name), module.state_tensors)
+    return observed(program, model, calls, call, module.state_tensors)
 
 
 def _to_float64(value: Any) -> Any:

@@ -29,7 +29,7 @@ from aotexport_runtime import OnnxRuntime
 from aotexport_runtime.bundle.directory import BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Plan
-from aotexport_runtime.commands.onnx_calls import ORDERS, Calls, observed, order_of, outputs_of, recorded
+from aotexport_runtime.commands.onnx_calls import ORDERS, Calls, calling, observed, order_of, recorded
 from aotexport_runtime.commands.results import rounding
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.onnx_module import compose_onnx
@@ -148,9 +148,11 @@ def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subje
     if calls.refused:
         name = f"not compared at {calls.name}: {calls.refused}"
         return [Comparison(**base, name=name, error=0.0, absolute=0.0, agrees=True, detail=calls.refused)]
+    call = calling(program, subject.run, lambda: subject.state)
     try:
         with attempt("calls of ONNX Runtime"):
-            got = observed(program, model, calls, subject.run, subject.state)
+            subject.state.clear()
+            got = observed(program, model, calls, call, lambda: subject.state)
     except ExportFailed as refusal:
         return compared({**base, "error": f"raises {first_line(refusal.error)}"})
     least = rounding(bundle, program.name)
@@ -158,7 +160,7 @@ def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subje
     found = compared({**base, "error": "", "differences": [asdict(difference) for difference in differences]})
     if model.updates or all(comparison.agrees for comparison in found):
         return found
-    outputs = outputs_of(program, subject.run, calls.values, {})
+    outputs = dict(call(calls.values))
     return [_tie(bundle, program, calls, outputs, one) for one in found]
 
 

@@ -1,10 +1,10 @@
-"""Recorded calls of a program that has an ONNX model: what the model has too, outputs and changes, by ONNX Runtime."""
+"""Calls of a program that has an ONNX model, and what the model shows of them: outputs and changes."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,19 +13,20 @@ import torch
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
 from aotexport_runtime.execution.codegen import Environment
-from aotexport_runtime.module.recorded import read_vector
+from aotexport_runtime.module.recorded import read_vector, recorded_observation
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Leaf
-from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.values.compare import NORM, NORMS
-from aotexport_runtime.values.observe import Observation, make_inputs
+from aotexport_runtime.values.observe import Inputs, Observation, make_inputs, observe
 from aotexport_runtime.values.trees import leaves
 
 ORDERS = {"aten::topk.default": 2, "aten::sort.default": 1, "aten::argsort.default": 1}
 """Position of the axis among the operands of operators that order values."""
-_AFTER, _STATE = " afterwards", "state "
+
+FlatCall = Callable[[list[Any]], list[tuple[str, Any]]]
+"""Calls a program with flat arguments, which it may write to; returns its outputs with their paths."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +43,7 @@ class Calls:
     name: str
     values: list[Any]
     count: int
-    expected: Observation
+    expected: Observation = field(default_factory=Observation)
     refused: str = ""
     eager_errors: dict[str, float] = field(default_factory=dict)
 
@@ -54,35 +55,24 @@ def recorded(bundle: Bundle, program: Program, model: OnnxModel) -> list[Calls]:
         if entry.program != program.name:
             continue
         vector, stored = read_vector(bundle, entry)
-        values = make_inputs(vector.inputs, stored, None, Environment().form).values
-        expected = Observation(sample=vector.sample)
-        for name in _noted(program, model, vector):
-            expected.facts[name] = vector.facts[name].partition(" strides ")[0]
-            for key in (name, name + NORM, name + NORMS):
-                if key in vector.values:
-                    expected.values[key] = stored[f"v{vector.values.index(key)}"]
-        values = [_detached(value) for value in values]
-        count, errors = calls_of(program, model, vector.calls), vector.eager_errors
-        found.append(Calls(name=entry.name, values=values, count=count, expected=expected, eager_errors=errors))
+        made = make_inputs(vector.inputs, stored, None, Environment().form).values
+        values = [value.detach() if isinstance(value, torch.Tensor) else value for value in made]
+        calls = Calls(name=entry.name, values=values, count=calls_of(program, model, vector.calls))
+        expected = _shown(program, model, calls.count, recorded_observation(vector, stored))
+        found.append(replace(calls, expected=expected, eager_errors=vector.eager_errors))
     return found
 
 
-def _noted(program: Program, model: OnnxModel, vector: Vector) -> Iterator[str]:
-    """Yield the names in an observation that an ONNX model has too: outputs and changes."""
-    changed = changed_names(program, model)
+def _shown(program: Program, model: OnnxModel, count: int, seen: Observation) -> Observation:
+    """Return what an ONNX model has too of an observation: dtype, shape and value of outputs and changes."""
+    changed, found = changed_names(program, model), Observation(sample=seen.sample)
     names = [path for path, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)]
-    names += [path + _AFTER for path in changed] + [_STATE + name for name in changed]
-    for number in range(calls_of(program, model, vector.calls)):
-        yield from (name for name in (f"call {number}: {name}" for name in names) if name in vector.facts)
-
-
-def _detached(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
-
-
-def copied(value: Any) -> Any:
-    """Return a copy of a tensor, or the number."""
-    return value.clone() if isinstance(value, torch.Tensor) else value
+    names += [shown for name in changed for shown in (f"{name} afterwards", f"state {name}")]
+    for name in [f"call {number}: {name}" for number in range(count) for name in names]:
+        if name in seen.facts:
+            found.facts[name] = seen.facts[name].partition(" strides ")[0]
+            found.values |= {key: seen.values[key] for key in (name, name + NORM, name + NORMS) if key in seen.values}
+    return found
 
 
 def changed_names(program: Program, model: OnnxModel) -> list[str]:
@@ -95,47 +85,44 @@ def calls_of(program: Program, model: OnnxModel, calls: int) -> int:
     return calls if changed_names(program, model) else 1
 
 
+def calling(program: Program, run: Callable[..., Any], state: Callable[[], Mapping[str, Any]]) -> FlatCall:
+    """Return the call of a program by `run`, which takes arguments as the module does, and of the state given."""
+    arguments = arguments_of(program)
+
+    def call(values: list[Any]) -> list[tuple[str, Any]]:
+        args, kwargs = arguments(values, defaultdict(lambda: None, state()))
+        with torch.no_grad():
+            return flat_outputs(program.output_tree, run(*args, **kwargs))
+
+    return call
+
+
 def observed(
-    program: Program, model: OnnxModel, calls: Calls, run: Callable[..., Any], state: dict[str, Any]
+    program: Program, model: OnnxModel, calls: Calls, call: FlatCall, state: Callable[[], Mapping[str, Any]]
 ) -> Observation:
-    """Return what consecutive calls of an ONNX model by `run` show, from its `state` at first, which is emptied."""
-    state.clear()
-    got = Observation(sample=calls.expected.sample)
-    for number in range(calls.count):
-        run_call(got, f"call {number}: ", program, changed_names(program, model), run, calls.values, lambda: state)
-    return got
+    """Return what consecutive calls show that an ONNX model has too; `state` returns the current state by name."""
+    changed = changed_names(program, model)
+    seen = observe(
+        call,
+        lambda: Inputs([_copied(value) for value in calls.values], [None] * len(calls.values)),
+        [spec.path for spec in program.inputs if not isinstance(spec, StateInput)],
+        lambda: {name: _tensor(value) for name, value in state().items() if name in changed},
+        lambda outputs: [(path, _tensor(value)) for path, value in outputs],
+        seed=0,
+        calls=calls.count,
+        backward=False,
+        sample=calls.expected.sample,
+    )
+    return _shown(program, model, calls.count, seen)
 
 
-def run_call(
-    seen: Observation,
-    where: str,
-    program: Program,
-    changed: Collection[str],
-    run: Callable[..., Any],
-    values: Sequence[Any],
-    state: Callable[[], Mapping[str, Any]],
-) -> None:
-    """Call a program with copies of flat arguments; note its outputs and changes."""
-    values = [copied(value) for value in values]
-    for path, value in outputs_of(program, run, values, state()).items():
-        note_output(seen, where + path, value)
-    paths = [spec.path for spec in program.inputs if not isinstance(spec, StateInput)]
-    for path, value in zip(paths, values, strict=True):
-        if path in changed:
-            note_output(seen, f"{where}{path}{_AFTER}", value)
-    for name in changed:
-        if name not in paths:
-            note_output(seen, f"{where}{_STATE}{name}", state()[name])
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
 
 
-def outputs_of(
-    program: Program, run: Callable[..., Any], values: Sequence[Any], state: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Call a program with flat arguments, which it may write to; return its outputs by path."""
-    args, kwargs = arguments_of(program)(values, defaultdict(lambda: None, state))
-    with torch.no_grad():
-        returned = run(*args, **kwargs)
-    return dict(flat_outputs(program.output_tree, returned))
+def _tensor(value: Any) -> Any:
+    """Return an array as a tensor: a call without tensors has arrays as outputs."""
+    return torch.from_numpy(value) if isinstance(value, np.ndarray) else value
 
 
 def order_of(graph: Graph, output: Any) -> Node | None:
@@ -161,15 +148,3 @@ def without_orders(graph: Graph, program: Program, calls: Calls) -> list[str]:
         for key in (name, name + NORM, name + NORMS):
             calls.expected.values.pop(key, None)
     return found
-
-
-def note_output(seen: Observation, path: str, value: Any) -> None:
-    """Note value, dtype and shape of an output, the only facts that ONNX has."""
-    if isinstance(value, np.ndarray):
-        # The output of a call without tensors.
-        value = torch.from_numpy(value)
-    if not isinstance(value, torch.Tensor):
-        seen.facts[path] = repr(value)
-        return
-    seen.tensor(path, value)
-    seen.facts[path] = seen.facts[path].partition(" strides ")[0]

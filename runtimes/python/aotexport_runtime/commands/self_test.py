@@ -14,7 +14,7 @@ from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.bundle.signature import Signed, verify_signature
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs, returning_whole_result, whole_result_tree
-from aotexport_runtime.commands.onnx_calls import observed, recorded, without_orders
+from aotexport_runtime.commands.onnx_calls import calling, observed, recorded, without_orders
 from aotexport_runtime.commands.results import VectorResult, check_results, least_tolerance, rounding
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, MODEL_ENGINES, ONNX, PORTABLE, is_native, is_of
 from aotexport_runtime.engines.runs import EngineRun, kind_of, words
@@ -168,12 +168,14 @@ def _run_onnx(bundle: Bundle, model: OnnxModel, options: LoadOptions) -> list[Ve
     """Run the recorded calls of a program by its ONNX model."""
     program, engine, state = bundle.program(model.program), options.target, dict[str, Any]()
     plan = compose_onnx(bundle, program, model, getattr(options, engine) or runtime_of(engine), state)
+    call = calling(program, lambda *args, **kwargs: plan(args, kwargs), lambda: state)
     least, results = rounding(bundle, program.name), list[VectorResult]()
     for calls in recorded(bundle, program, model):
         orders = without_orders(bundle.graph(program.name, program.forward.file), program, calls)
         result = VectorResult(program.name, calls.name, engine, [], graph="ONNX model")
         try:
-            got = observed(program, model, calls, lambda *args, **kwargs: plan(args, kwargs), state)
+            state.clear()
+            got = observed(program, model, calls, call, lambda: state)
         except Exception as error:  # noqa: BLE001 - errors of runtimes have no class in common
             results.append(replace(result, error=f"{type(error).__name__}: {first_line(error)}"))
             continue

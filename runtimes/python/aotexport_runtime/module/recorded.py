@@ -19,7 +19,8 @@ from aotexport_runtime.values.observe import Observation
 
 def recorded_observation(vector: Vector, stored: Mapping[str, torch.Tensor]) -> Observation:
     """Return the observation of eager execution in a recorded call."""
-    return Observation(dict(vector.facts), {name: stored[f"v{index}"] for index, name in enumerate(vector.values)})
+    values = {name: stored[f"v{index}"] for index, name in enumerate(vector.values)}
+    return Observation(dict(vector.facts), values, vector.sample)
 
 
 def read_vector(bundle: Bundle, entry: VectorEntry) -> tuple[Vector, dict[str, torch.Tensor]]:
