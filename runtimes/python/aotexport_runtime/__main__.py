@@ -155,8 +155,8 @@ def _serve(options: Any) -> int:
 
 def _triton_config(options: Any) -> int:
     check_torch("Triton's configuration")
+    from aotexport_runtime.server.triton_config import triton_config
     from aotexport_runtime.serving.servable import Servable
-    from aotexport_runtime.serving.triton_config import triton_config
 
     servable = Servable(options.bundle, max_batch_size=options.max_batch_size)
     servable.warm_up()

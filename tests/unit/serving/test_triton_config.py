@@ -4,8 +4,8 @@ import pytest
 
 from aotexport_runtime import NotSupported
 from aotexport_runtime.__main__ import main
+from aotexport_runtime.server.triton_config import triton_config
 from aotexport_runtime.serving.interface import BatchAxes, TensorSpec
-from aotexport_runtime.serving.triton_config import triton_config
 
 
 def spec(name, dtype, *shape):
@@ -44,7 +44,7 @@ def test_triton_config_without_a_batch_in_front_has_whole_shapes(batch):
 def test_triton_config_of_complex_numbers_is_refused():
     with pytest.raises(NotSupported) as caught:
         triton_config("a", [spec("x", "complex64", 2)], [], None)
-    assert str(caught.value) == "`x`: Triton's Python backend has no tensors of complex64"
+    assert str(caught.value) == "`x` is complex64, and the protocol has no such datatype; return it as float32"
 
 
 def test_triton_config_of_the_command_line_joins_what_recorded_calls_prove(exported, capsys):

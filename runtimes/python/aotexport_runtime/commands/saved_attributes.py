@@ -173,6 +173,3 @@ def _record(name: str, key: str, tensor: torch.Tensor, offset: int, *, whole: bo
         offset=offset,
         whole=whole,
     )
-
-
-__all__ = ["FILE", "SavedAttributes", "saved_attributes"]

@@ -215,16 +215,10 @@ def run_vector(
     loss: bool = False,
     exact: bool = True,
 ) -> VectorResult:
-    """Load the bundle afresh and run a recorded call, the bundle's own or another.
+    """Load the bundle afresh and run a recorded call with its stored tensors, the bundle's own or another.
 
-    Args:
-        path: directory of the bundle, or the open bundle.
-        name: name of the recorded call.
-        vector: its record.
-        stored: its tensors.
-        options: how to load.
-        loss: run a backward pass from the loss alone, and compare with the graph's; the record has no such pass.
-        exact: whether graphs requested by name have to give eager's results on the machine of the export.
+    With `loss`, the backward pass is one from the loss alone, compared with the graph's: the record has none. With
+    `exact`, graphs requested by name have to give eager's results on the machine of the export.
     """
     expected, target = recorded_observation(vector, stored), options.target
     try:
@@ -267,11 +261,8 @@ def record_again(
 ) -> tuple[Vector, dict[str, torch.Tensor]]:
     """Return a recorded call with the current results of `module`, by its forward graph if that is differentiable.
 
-    Args:
-        module: a loaded bundle; left as it is.
-        entry: which recorded call of its bundle.
-        make: makes the module to call, for an engine, where no copy of the state and no gradient of all of it shall be
-            in memory; None: a copy of `module` is called.
+    `make` makes the module to call, for an engine, where no copy of the state and no gradient of all of it shall be in
+    memory; None: a copy of `module`, which is left as it is.
     """
     vector, stored = read_vector(module.bundle, entry)
     program = module.bundle.program(vector.program)
@@ -291,14 +282,9 @@ def record_again(
 def observe_vector(
     module: BundleModule, vector: Vector, stored: dict[str, torch.Tensor], *, loss: bool = False, sparing: bool = False
 ) -> Observation:
-    """Run a recorded call on a loaded bundle; return what was observed.
+    """Run a recorded call on a loaded bundle, as `run_vector` and `observe` say; return what was observed.
 
-    Args:
-        module: the loaded bundle; left in the mode of the call, and changed as the calls change it.
-        vector: the record.
-        stored: its tensors.
-        loss: see `run_vector`.
-        sparing: see `observe`.
+    The module is left in the mode of the call, and changed as the calls change it.
     """
     program = module.bundle.program(vector.program)
     module.train(program.mode == "train")

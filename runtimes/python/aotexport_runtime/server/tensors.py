@@ -41,13 +41,9 @@ def datatype_of(name: str, dtype: str) -> str:
 
 
 def from_bytes(name: str, datatype: str, shape: Sequence[int], data: Any) -> Array:
-    """Return an input from its raw bytes; BF16 as float32, BYTES as an array of objects: strings.
+    """Return an input of a shape that the client states from its raw bytes; BF16 as float32, BYTES as strings.
 
-    Args:
-        name: the input.
-        datatype: one of a servable's.
-        shape: sizes that the client states.
-        data: a buffer; the array is a view of it where alignment allows.
+    The array is a view of the buffer `data` where alignment allows.
 
     Raises:
         Refusal: the bytes are not those of the shape.
@@ -103,7 +99,7 @@ def _strings(name: str, data: Any) -> list[bytes]:
     while end < len(data):
         begin = end + 4
         end = begin + int.from_bytes(data[end:begin], "little")
-        if begin > len(data) or end > len(data):
+        if max(begin, end) > len(data):
             raise Refusal(f"`{name}`: its data end within a string")
         found.append(bytes(data[begin:end]))
     return found

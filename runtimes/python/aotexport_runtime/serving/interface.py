@@ -30,7 +30,7 @@ class TensorSpec:
         dtype: element type, by the format's name; `int64` of a Python integer.
         shape: size per axis, -1 where it differs between calls; empty for a Python integer.
         index: into `Program.inputs` or `Program.outputs`.
-        is_number: whether it is a Python integer, and no tensor.
+        is_number: whether it is a Python integer.
     """
 
     name: str
@@ -219,8 +219,7 @@ def _spec(name: str, index: int, meta: TensorMeta | None) -> TensorSpec:
 
 
 def _check_names(names: list[str]) -> None:
-    twice = next((name for index, name in enumerate(names) if name in names[:index]), None)
-    if twice is not None:
+    for twice in {name for name in names if names.count(name) > 1}:
         raise NotSupported(
             f"two inputs or outputs are named `{twice}`, with steps joined by dots. Rename a key, and export again"
         )

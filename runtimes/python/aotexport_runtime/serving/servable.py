@@ -91,9 +91,7 @@ class Servable:
             NotSupported: calls change the module's state, so that an answer could depend on other clients.
         """
         program = self._served()
-        recorded = self.batcher.apply(lambda: self._prove(program))
-        if not recorded:
-            log.warning("%s has no recorded calls of program %s: nothing was checked", self._bundle.root, program.name)
+        self.batcher.apply(lambda: self._prove(program))
         most = [axes.most for axes in self._batches.values() if axes is not None and axes.most is not None]
         self.batcher.max_batch_size = min([self.batcher.max_batch_size, *most])
 
@@ -131,9 +129,8 @@ class Servable:
             Overloaded: as many calls wait already as may.
             NotSupported: the servable is closed.
         """
-        values, choice = self._values(self._served(), inputs, adapter)
-        call = (inputs, values, adapter, choice)
-        return self.batcher.submit(Waiting(call=call)).result()
+        values, choice = self._values(inputs, adapter)
+        return self.batcher.submit(Waiting(call=(inputs, values, adapter, choice))).result()
 
     def submit(
         self, inputs: Mapping[str, Any], *, timeout_s: float | None = None, adapter: str | None = None
@@ -158,11 +155,10 @@ class Servable:
             Overloaded: as many calls wait already as may.
             NotSupported: the servable is closed.
         """
-        values, choice = self._values(self._served(), inputs, adapter)
+        values, choice = self._values(inputs, adapter)
         axes = self._batches.get(choice)
         joinable = None if axes is None else join_key(self.inputs, axes, values)
-        key, size = joinable or (None, 1)
-        key = None if key is None else (adapter, choice, key)
+        key, size = ((adapter, choice, joinable[0]), joinable[1]) if joinable else (None, 1)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         call = (inputs, values, adapter, choice)
         return self.batcher.submit(Waiting(call=call, key=key, size=size, deadline=deadline))
@@ -172,18 +168,17 @@ class Servable:
         self.batcher.close()
         self._program = None
 
-    def _prove(self, program: AnyProgram) -> list[Values]:
-        """Check the recorded calls, and find out whether calls can be joined; return the arguments of the calls."""
+    def _prove(self, program: AnyProgram) -> None:
         with program.applying(None):
             recorded = program.check_recorded_calls()
-            choices = program.interface.choices
+            if not recorded:
+                root = self._bundle.root
+                log.warning("%s has no recorded calls of program %s: nothing was checked", root, program.name)
+            choices, most = program.interface.choices, self.batcher.max_batch_size
             for choice in {choices.index(each) for each in choices}:
-                self._batches[choice], self._not_joined[choice] = batch_of(
-                    program, recorded, choice, self.batcher.max_batch_size
-                )
+                self._batches[choice], self._not_joined[choice] = batch_of(program, recorded, choice, most)
                 if reason := self._not_joined[choice]:
                     log.info("program %s: calls are not joined: %s", program.variants[choice], reason)
-        return recorded
 
     def _run(self, calls: Sequence[tuple[Mapping[str, Any], Values, str | None, int]]) -> list[dict[str, Any]]:
         """Return the outputs of calls of one adapter and one choice of strings."""
@@ -198,17 +193,18 @@ class Servable:
             raise NotSupported(f"the servable of `{self._bundle.root}` is closed")
         return self._program
 
-    def _values(self, program: AnyProgram, inputs: Mapping[str, Any], adapter: str | None) -> tuple[Values, int]:
+    def _values(self, inputs: Mapping[str, Any], adapter: str | None) -> tuple[Values, int]:
         """Return a value per input, and the choice of the strings."""
+        program = self._served()
         names = dict.fromkeys(spec.name for spec in (*self.inputs, *self.texts))
         expected = ", ".join(f"`{name}`" for name in names)
         violations = [f"`{spec.name}`: missing" for spec in self.inputs if spec.name not in inputs]
         violations += [f"`{name}`: no such input; there are {expected}" for name in inputs if name not in names]
         values = [_value_of(spec, inputs[spec.name], violations) for spec in self.inputs if spec.name in inputs]
-        named = [text.name for text in self.texts if text.name in inputs]
-        choice = program.interface.choice(
-            {name: _text_of(name, inputs[name], violations) for name in named}, violations
-        )
+        named = {
+            text.name: _text_of(text.name, inputs[text.name], violations) for text in self.texts if text.name in inputs
+        }
+        choice = program.interface.choice(named, violations)
         if adapter is not None and adapter not in program.adapters:
             there = ", ".join(f"`{name}`" for name in program.adapters) or "none"
             violations.append(f"there is no adapter `{adapter[:100]}`; there are {there}")
