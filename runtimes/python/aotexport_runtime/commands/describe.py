@@ -36,6 +36,7 @@ from aotexport_runtime.schema.values import (
     SizeArgument,
     SizeMeta,
     SliceArgument,
+    StringArgument,
     SubgraphArgument,
     TensorMeta,
     ValueMeta,
@@ -302,8 +303,7 @@ def _argument(argument: Argument | PythonValue) -> str:
         return argument.type
     if isinstance(argument, SubgraphArgument):
         return argument.name
-    value = getattr(argument, "value", argument)
-    return repr(value) if argument.__class__.__name__ == "StringArgument" else str(value)
+    return repr(argument.value) if isinstance(argument, StringArgument) else str(getattr(argument, "value", argument))
 
 
 def summary(bundle: Bundle, *, program: str | None = None, graph: bool = False) -> dict[str, Any]:

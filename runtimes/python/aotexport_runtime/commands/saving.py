@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -149,7 +149,7 @@ def _check_tensor(entry: StateTensor, tensor: torch.Tensor, module: BundleModule
         reason = f"expected a plain tensor, got a `{type(tensor).__name__}`"
     if reason is not None:
         raise NotSupported(f"`{entry.name}`: {reason}. Save with what the programs were captured with, or export again")
-    for record, part in zip(parts_of(entry), _parts(entry, tensor), strict=True):
+    for record, part in _parts(entry, tensor):
         dtype, shape = dtypes.name_of(part.dtype), tuple(part.shape)
         if (dtype, shape) != (record.dtype, record.shape):
             raise NotSupported(
@@ -167,11 +167,7 @@ def _write(
 ) -> None:
     bundle = module.bundle
     current = module.state_tensors()
-    stored = [
-        (record, part)
-        for entry in attributes.known
-        for record, part in zip(parts_of(entry), _parts(entry, tensors[entry.name]), strict=True)
-    ]
+    stored = [pair for entry in attributes.known for pair in _parts(entry, tensors[entry.name])]
     rewritten = {record.file for record, _ in stored}
     whole = not gathering.in_parts
     casts = {dtype: CastPrograms(bundle, dtype).manifest.testvectors for dtype in cast_dtypes(bundle.manifest)}
@@ -188,19 +184,15 @@ def _write(
         in_file = [(record, part) for record, part in stored if record.file == file]
         rewriting = _rewritten(bundle, in_file, gathering)
         _write_as_before(rewriting, bundle.file(file), stage.joinpath(*file.split("/")))
-    manifest = msgspec.structs.replace(
+    replaced = msgspec.structs.replace
+    known = (replaced(e, requires_grad=current[e.name].requires_grad) for e in attributes.known)
+    manifest = replaced(
         bundle.manifest,
         training=module.training,
-        state=(
-            *(
-                msgspec.structs.replace(entry, requires_grad=current[entry.name].requires_grad)
-                for entry in attributes.known
-            ),
-            *attributes.found,
-        ),
+        state=(*known, *attributes.found),
         attributes=attributes.attributes,
     )
-    written = msgspec.structs.replace(manifest, files=tuple(entry for entry in remaining))
+    written = replaced(manifest, files=tuple(remaining))
     mapped = Bundle(BundleDirectory(stage), written, bundle.limits)
 
     def over(target: str) -> BundleModule:
@@ -223,7 +215,7 @@ def _write(
         stage.joinpath(*FILE.split("/")).parent.mkdir(exist_ok=True)
         save_file(attributes.stored, stage.joinpath(*FILE.split("/")), metadata={"format": "pt"})
         files.append(_entry(FILE, stage))
-    manifest = msgspec.structs.replace(manifest, files=tuple(sorted(files, key=lambda entry: entry.path)))
+    manifest = replaced(manifest, files=tuple(sorted(files, key=lambda entry: entry.path)))
     (stage / MANIFEST_NAME).write_bytes(schema.encode_record(manifest))
 
 
@@ -241,8 +233,9 @@ def _copy_files(
             link(bundle.file(entry.path), target)
 
 
-def _parts(entry: StateTensor, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    return (tensor,) if entry.subclass is None else parts(tensor)
+def _parts(entry: StateTensor, tensor: torch.Tensor) -> Iterator[tuple[StateTensor | StoredPart, torch.Tensor]]:
+    """Return the stored parts of an entry with their tensors; one of its own, unless it is of a tensor subclass."""
+    return zip(parts_of(entry), (tensor,) if entry.subclass is None else parts(tensor), strict=True)
 
 
 def _rewritten(

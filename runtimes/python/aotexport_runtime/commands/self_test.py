@@ -156,11 +156,10 @@ def _graph_of(bundle: Bundle, program: str, target: str) -> str:
     """Return what a target runs of a program, in words."""
     if isinstance(bundle, CastPrograms):
         return f"{kind_of(target)} in {bundle.dtype}"
-    functional = bundle.program(program).functional
-    if target == PORTABLE and functional is None:
-        target = AUTOGRAD
-    if target == PORTABLE and functional is not None:
-        return "inference graph" if functional.gradients is None else "joint graph"
+    if target == PORTABLE:
+        functional, target = bundle.program(program).functional, AUTOGRAD
+        if functional is not None:
+            return "inference graph" if functional.gradients is None else "joint graph"
     return "ONNX model" if target in MODEL_ENGINES else kind_of(target)
 
 

@@ -164,9 +164,8 @@ def serve(options: ServeOptions) -> int:
 def openmp_settings(options: ServeOptions, processors: int, given: Mapping[str, str]) -> dict[str, str]:
     """Return variables of the environment by which OpenMP's threads of a worker wait, and stay where they are.
 
-    Where one worker has every processor, each thread of an operator keeps its own, and all else that the worker does
-    shares the first one's: otherwise a request can wake two threads of an operator on one processor, where they wait
-    for each other until the kernel moves one. What the given environment sets stays.
+    Where one worker has every processor, each thread keeps its own: otherwise a request can wake two on one processor,
+    which wait for each other until the kernel moves one. What the given environment sets stays.
     """
     settings: dict[str, str] = {}
     if not given.keys() & {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"}:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -87,20 +87,15 @@ class ServedProgram(AnyProgram):
         return make_inputs(vector.inputs, stored, self.module.device, self.module.form).values
 
     def run_recorded(self) -> Iterator[tuple[Values, VectorResult]]:
-        versions, sums = self._versions(), self._sums()
+        before = self._state()
         exact = self._target in ("portable", "autograd")
         for entry in self.recorded_calls:
             vector, stored = read_vector(self.bundle, entry)
             expected, got = recorded_observation(vector, stored), observe_vector(self.module, vector, stored)
             self.module.zero_grad()
-            self._check_unchanged(versions, self._versions())
             yield self._made(vector, stored), self.result(entry, self._target, expected, got, vector, exact=exact)
-        # Batch norm raises no version.
-        self._check_unchanged(sums, self._sums())
         self.module.eval()
-
-    def _check_unchanged(self, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        changed = [name for name, state in after.items() if state != before[name]]
+        changed = [name for name, state in self._state().items() if state != before[name]]
         changed += [attribute.name for attribute in self.bundle.manifest.attributes]
         if changed:
             raise NotSupported(
@@ -109,11 +104,9 @@ class ServedProgram(AnyProgram):
                 "state and return it, and export again"
             )
 
-    def _versions(self) -> dict[str, tuple[int, int]]:
-        return {name: (id(tensor), tensor._version) for name, tensor in self.module.state_tensors().items()}
-
-    def _sums(self) -> dict[str, int]:
-        return {name: checksum(tensor) for name, tensor in self.module.state_tensors().items()}
+    def _state(self) -> dict[str, tuple[int, int, int]]:
+        # Batch norm raises no version.
+        return {name: (id(t), t._version, checksum(t)) for name, t in self.module.state_tensors().items()}
 
     def rounded(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
         return torch.tensor(array, dtype=dtypes.dtype(dtype))

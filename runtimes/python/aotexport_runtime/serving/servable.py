@@ -114,15 +114,14 @@ class Servable:
         """Return the outputs of a call, by name.
 
         Args:
-            inputs: an array of numpy, a tensor of torch or a number per input, by name; borrowed. What the model writes
-                into an argument changes the caller's. A float32 array for an input of a dtype that numpy lacks
-                (bfloat16) is rounded to it. A string of `texts` may be among them; one that was captured chooses the
-                variant that has it.
+            inputs: an array, tensor or number per input, by name; borrowed: what the model writes into an argument
+                changes the caller's. A float32 array for an input of a dtype that numpy lacks is rounded to it. Strings
+                of `texts` may be among them, and choose the variant that was captured with them.
             adapter: name of the adapter that the call applies; None: none.
 
         Returns:
-            Tensors of torch if a tensor of torch was passed; else arrays, with the tensors' memory; as float32 where
-            numpy lacks the dtype. A number is an array of no axes.
+            Tensors if a tensor was passed; else arrays, with the tensors' memory; as float32 where numpy lacks the
+            dtype. A number is an array of no axes.
 
         Raises:
             CallInvalid: names are missing or unknown, or a value does not fit; lists every violation.
@@ -138,8 +137,7 @@ class Servable:
         """Queue a call, which may be joined with others; return the future of what `infer` returns.
 
         Joined calls are run as one batch, along `batch_axes`: their answers equal those of each alone but for the last
-        bits, since kernels add in another order for other sizes. If the batch fails, each of its calls runs alone: one
-        that is wrong fails by itself. Nothing is padded.
+        bits, since kernels add in another order for other sizes. If the batch fails, each of its calls runs alone.
 
         Args:
             inputs: see `infer`; left alone until the result is there. Arguments of joined calls are not written to.
@@ -147,13 +145,9 @@ class Servable:
             adapter: see `infer`; calls of one adapter are joined.
 
         Returns:
-            A future with the result; with what `infer` raises; or with `DeadlinePassed`. It can be cancelled while the
-            call waits, awaited with `asyncio.wrap_future`, and tells how long the call waited and ran.
-
-        Raises:
-            CallInvalid: names are missing or unknown, or a value is no array; lists every violation.
-            Overloaded: as many calls wait already as may.
-            NotSupported: the servable is closed.
+            A future with the result, with what `infer` raises (`CallInvalid`, `Overloaded` and `NotSupported` are
+            raised at once), or with `DeadlinePassed`. It can be cancelled while the call waits, and tells how long the
+            call waited and ran.
         """
         values, choice = self._values(inputs, adapter)
         axes = self._batches.get(choice)
