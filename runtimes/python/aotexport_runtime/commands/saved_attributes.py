@@ -37,11 +37,7 @@ class SavedAttributes:
 
 
 def saved_attributes(module: BundleModule) -> SavedAttributes:
-    """Return the current attributes of `module`.
-
-    Raises:
-        NotSupported: one holds a value that a bundle cannot hold.
-    """
+    """Return the current attributes of `module`; `NotSupported`: one holds a value that a bundle cannot hold."""
     manifest = module.bundle.manifest
     if not manifest.attributes:
         return SavedAttributes(manifest.state, (), {}, (), {})
