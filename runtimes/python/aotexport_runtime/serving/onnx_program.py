@@ -44,8 +44,8 @@ class OnnxProgram(AnyProgram):
         else:
             module = load(bundle, target="openvino", openvino=OpenVino(threads=threads))
         models = {model.program: model for model in bundle.manifest.onnx}
-        entries = [entry for entry in bundle.manifest.programs if entry.name in models]
-        own = [e.name for e in entries if e.variant_of is None and bundle.program(e.name).method == "forward"]
+        named = [entry.name for entry in bundle.manifest.programs if entry.name in models]
+        own = [name for name in named if bundle.program(name).method == "forward"]
         if not own:
             raise NotSupported("the bundle has no ONNX model of `forward`; add it with `aotexport onnx`")
         variants = [each for each in bundle.manifest.with_variants(own[0]) if each in models]
