@@ -43,6 +43,7 @@ def test_calls_that_fill_a_batch_are_run_as_one_and_answered_as_eager_answers_ea
         with torch.no_grad():
             torch.testing.assert_close(result["output"], model(x))
     servable.close()
+    assert servable.batcher.running_since is None
 
 
 @pytest.mark.parametrize(("name", "argument", "width"), [("attention", "x", 8), ("recurrent", "steps", 4)])
