@@ -187,7 +187,8 @@ def test_infer_after_close_is_refused(exported):
     assert str(caught.value) == f"the servable of `{exported('digits')}` is closed"
 
 
-def test_servable_refuses_a_number_of_threads_below_one(exported):
+@pytest.mark.parametrize("name", ["threads", "max_batch_size", "max_waiting"])
+def test_servable_refuses_a_number_below_one(name, exported):
     with pytest.raises(ArgumentInvalid) as caught:
-        Servable(exported("digits"), threads=0)
-    assert str(caught.value) == "`threads`: expected at least 1, got 0"
+        Servable(exported("digits"), **{name: 0})
+    assert str(caught.value) == f"`{name}`: expected at least 1, got 0"

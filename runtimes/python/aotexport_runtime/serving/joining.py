@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.results import VectorResult, check_results, least_tolerance
+from aotexport_runtime.commands.results import VectorResult, check_results, rounding
 from aotexport_runtime.errors import AotExportError
 from aotexport_runtime.rows.analysis import dependence, row_axes
 from aotexport_runtime.schema.manifest import VectorEntry
@@ -33,6 +33,7 @@ class AnyProgram(ABC):
 
     Attributes:
         bundle: which it is of.
+        target: what runs it, see `load`.
         name: its name.
         variants: names of the program and its variants, each with its own of `interface.choices`.
         interface: its named inputs and outputs.
@@ -41,9 +42,10 @@ class AnyProgram(ABC):
 
     adapters: tuple[str, ...] = ()
 
-    def __init__(self, bundle: Bundle, variants: list[str]) -> None:
+    def __init__(self, bundle: Bundle, variants: list[str], target: str) -> None:
         """Read the interface of the program, the first of `variants`; `NotSupported`: clients cannot call it."""
         self.bundle = bundle
+        self.target = target
         self.name = variants[0]
         self.variants = variants
         self.interface = interface_of(map(bundle.program, variants))
@@ -82,13 +84,11 @@ class AnyProgram(ABC):
         """Return a float32 array as a value of a dtype that numpy lacks."""
         raise NotImplementedError
 
-    def result(
-        self, entry: VectorEntry, target: str, expected: Observed, got: Observed, vector: Vector, *, exact: bool = False
-    ) -> VectorResult:
-        """Return the result of a recorded call that was run again; `exact`: see `least_tolerance`."""
-        least = least_tolerance(self.bundle, entry.program, exact=exact)
+    def result(self, entry: VectorEntry, vector: Vector, expected: Observed, got: Observed) -> VectorResult:
+        """Return the result of a recorded call that was run again."""
+        least = rounding(self.bundle, entry.program)
         differences = compare(expected, got, least=least, eager_errors=vector.eager_errors)
-        return VectorResult(entry.program, entry.name, target, differences)
+        return VectorResult(entry.program, entry.name, self.target, differences)
 
     def check_recorded_calls(self) -> list[Values]:
         """Run the recorded calls, compare with eager's answers, and return their arguments.

@@ -38,7 +38,6 @@ class OnnxProgram(AnyProgram):
         Raises:
             NotSupported: the bundle has none of `forward`, calls change something, or numpy lacks a dtype.
         """
-        self._engine = engine
         if engine == ONNX:
             module = load(bundle, target="onnx", onnx=OnnxRuntime(threads=threads))
         else:
@@ -56,7 +55,7 @@ class OnnxProgram(AnyProgram):
                 f"calls of program `{changing[0]}` change state or arguments, and what one client is answered would "
                 "depend on the calls of others"
             )
-        super().__init__(bundle, variants)
+        super().__init__(bundle, variants, engine)
         for spec in (*self.interface.inputs, *self.interface.outputs):
             if is_rare(spec.dtype) or spec.dtype.startswith("complex"):
                 raise NotSupported(f"`{spec.name}` is {spec.dtype}, which arrays are not; use torch")
@@ -103,7 +102,7 @@ class OnnxProgram(AnyProgram):
                 else:
                     got.facts[name] = f"{output.dtype}{list(output.shape)}"
                     got.values |= _sampled(name, output.reshape(-1), vector.sample)
-            yield values, self.result(entry, self._engine, expected, got, vector)
+            yield values, self.result(entry, vector, expected, got)
 
 
 def _sampled(name: str, flat: Array, sample: int | None) -> dict[str, Array]:

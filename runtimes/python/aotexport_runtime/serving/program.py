@@ -47,7 +47,7 @@ class ServedProgram(AnyProgram):
         adapters = {name: path_of("adapters", path) for name, path in (options.adapters or {}).items()}
         with torch.no_grad():
             name = program_of("forward", methods_of(bundle), training=False)
-        super().__init__(bundle, bundle.manifest.with_variants(name))
+        super().__init__(bundle, bundle.manifest.with_variants(name), target)
         if options.threads is not None:
             torch.set_num_threads(options.threads)
         # Copies of mapped weights would be memory that processes do not share.
@@ -65,7 +65,6 @@ class ServedProgram(AnyProgram):
         self._function = self.module.program(name)
         self._arguments = [arguments_of(program) for program in programs]
         self._device = torch.device(device)
-        self._target = target
         # The model's own gradients are not recorded in inference mode.
         inference = all("inference_mode" not in program.fixed for program in programs)
         self._without_gradients: Any = torch.inference_mode if inference else torch.no_grad
@@ -88,12 +87,11 @@ class ServedProgram(AnyProgram):
 
     def run_recorded(self) -> Iterator[tuple[Values, VectorResult]]:
         before = self._state()
-        exact = self._target in ("portable", "autograd")
         for entry in self.recorded_calls:
             vector, stored = read_vector(self.bundle, entry)
             expected, got = recorded_observation(vector, stored), observe_vector(self.module, vector, stored)
             self.module.zero_grad()
-            yield self._made(vector, stored), self.result(entry, self._target, expected, got, vector, exact=exact)
+            yield self._made(vector, stored), self.result(entry, vector, expected, got)
         self.module.eval()
         changed = [name for name, state in self._state().items() if state != before[name]]
         changed += [attribute.name for attribute in self.bundle.manifest.attributes]
