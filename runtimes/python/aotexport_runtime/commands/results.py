@@ -52,11 +52,6 @@ def rounding(bundle: Bundle, program: str) -> float:
     return max((TOLERANCES.get(n.meta.dtype, 0.0) for n in nodes if isinstance(n.meta, TensorMeta)), default=0.0)
 
 
-def least_tolerance(bundle: Bundle, program: str, *, exact: bool) -> float:
-    """Return the least tolerance of results: 0 where a program rounds as eager does (`exact`), but under autocast."""
-    return 0.0 if exact and bundle.program(program).autocast is None else rounding(bundle, program)
-
-
 def check_results(results: Iterable[VectorResult]) -> None:
     """Raise `SelfTestFailed`, with a line per quantity that differs, if one does."""
     failures = [line for result in results for line in describe_failures(result)]
