@@ -121,6 +121,16 @@ def test_calls_that_are_not_joined_are_answered_as_alone(name, exported):
     servable.close()
 
 
+def test_calls_that_fail_when_they_are_tried_joined_are_joined_as_the_graph_shows(exported, monkeypatch):
+    def fail(*arguments):
+        raise RuntimeError
+
+    servable = Servable(exported("digits"))
+    monkeypatch.setattr("aotexport_runtime.serving.joining.run_together", fail)
+    servable.warm_up()
+    assert servable.batch_axes.name == "batch"
+
+
 def test_inspect_says_along_which_sizes_calls_are_joined(exported):
     assert "  a server joins calls along batch" in describe(open_bundle(exported("digits"))).splitlines()
     assert "calls are not joined along batch: operator `aten::amax.default`" in describe(
