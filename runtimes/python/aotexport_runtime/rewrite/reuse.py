@@ -15,7 +15,7 @@ import msgspec
 from aotexport_runtime.rewrite.names import last_uses, names_in, operands
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.graph import Node
-from aotexport_runtime.schema.values import SequenceMeta, TensorMeta
+from aotexport_runtime.schema.values import Argument, SequenceMeta, TensorMeta
 
 _UNARY = (
     *("abs", "acos", "asin", "atan", "ceil", "cos", "cosh", "elu", "erf", "exp", "expm1", "floor", "gelu"),
@@ -49,8 +49,12 @@ INTO: dict[str, tuple[str, str]] = {
 }
 """Element-wise operators, with the form that writes into a named argument, which may be any operand."""
 
-_IN_PLACE_FORMS = frozenset(IN_PLACE.values())
-_INTO_FORMS = dict(INTO.values())
+_DESTINATIONS: dict[str, str | int] = {
+    **dict.fromkeys(IN_PLACE.values(), 0),
+    **dict(INTO.values()),
+    "python::getitem": 0,
+}
+"""Operators whose result is in the memory of an argument: its name or position."""
 
 _VIEWS = frozenset(
     f"aten::{name}"
@@ -128,23 +132,13 @@ def reusing(subgraph: Subgraph, proven: Set[str], *, visible: int) -> Subgraph:
 
 def possible_views(subgraph: Subgraph) -> set[str]:
     """Return the outputs of `subgraph` that may be views; it may be a result of `reusing`."""
-    no_views: set[str] = set()
+    new: set[Argument] = set()
     for node in subgraph.nodes:
-        if _is_new(node):
-            is_new = True
-        elif node.op == "python::getitem":
-            is_new = node.args[0] in no_views
-        else:
-            is_new = _destination(node) in no_views
-        if is_new:
-            no_views.add(node.name)
-    return set(names_in(subgraph.outputs)) - no_views
-
-
-def _destination(node: Node) -> str | None:
-    """Return the operand that a call made by `reusing` writes over and returns; None: it writes over none."""
-    operand = node.args[0] if node.op in _IN_PLACE_FORMS else node.kwargs.get(_INTO_FORMS.get(node.op, ""))
-    return operand if isinstance(operand, str) else None
+        place = _DESTINATIONS.get(node.op)
+        follows = place is not None and (node.args[place] if isinstance(place, int) else node.kwargs.get(place)) in new
+        if follows or _is_new(node):
+            new.add(node.name)
+    return set(names_in(subgraph.outputs)) - new
 
 
 @dataclass
@@ -199,33 +193,22 @@ def _remember(node: Node, memories: dict[str, _Memory], uses: dict[str, int]) ->
 
 def _is_new(node: Node) -> bool:
     """Return whether the results of `node` have memory of their own."""
-    return node.op in FRESH or _drops(node) or _is_matmul(node)
-
-
-def _is_matmul(node: Node) -> bool:
-    """Return whether `node` is a linear layer of a matrix: a matmul and a sum."""
-    return node.op == "aten::linear.default" and isinstance(node.meta, TensorMeta) and len(node.meta.shape) == 2
-
-
-def _drops(node: Node) -> bool:
-    """Return whether `node` is a dropout that returns a new tensor, not its operand."""
-    return node.op == "aten::native_dropout.default" and node.args[2] is True and node.args[1] not in (0, 1)
+    if node.op == "aten::linear.default":
+        return isinstance(node.meta, TensorMeta) and len(node.meta.shape) == 2  # A matmul and a sum.
+    if node.op == "aten::native_dropout.default":
+        return node.args[2] is True and node.args[1] not in (0, 1)  # Others return their operand.
+    return node.op in FRESH
 
 
 def _written_over(node: Node, dies: Callable[[str], bool]) -> tuple[Node, str] | None:
     """Return the call that writes over an operand, and that operand."""
-    if not isinstance(node.meta, TensorMeta):
+    swaps, (into, keyword) = node.op in _SWAPPABLE, INTO.get(node.op, ("", ""))
+    if not isinstance(node.meta, TensorMeta) or (swaps and node.kwargs) or not (into or node.op in IN_PLACE):
         return None
-    if node.op in IN_PLACE and not (node.kwargs and node.op in _SWAPPABLE):
-        places = (0, 1) if node.op in _SWAPPABLE else (0,)
-        for place in places:
-            operand = node.args[place] if place < len(node.args) else None
-            if isinstance(operand, str) and dies(operand):
-                args = [operand, *(argument for i, argument in enumerate(node.args) if i != place)]
-                return msgspec.structs.replace(node, op=IN_PLACE[node.op], args=args), operand
-    if node.op in INTO:
-        op, keyword = INTO[node.op]
-        for operand in node.args:
-            if isinstance(operand, str) and dies(operand):
-                return msgspec.structs.replace(node, op=op, kwargs={**node.kwargs, keyword: operand}), operand
+    for place, operand in enumerate(node.args if into else node.args[: 1 + swaps]):
+        if isinstance(operand, str) and dies(operand):
+            if into:
+                return msgspec.structs.replace(node, op=into, kwargs={**node.kwargs, keyword: operand}), operand
+            args = [operand, *(argument for i, argument in enumerate(node.args) if i != place)]
+            return msgspec.structs.replace(node, op=IN_PLACE[node.op], args=args), operand
     return None
