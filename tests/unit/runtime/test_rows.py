@@ -211,6 +211,7 @@ INDEPENDENT = {
     "experts": experts,
     "top": lambda m, x: x.topk(2, -1)[0].flatten(1).sort(-1, descending=True)[0],
     "gathered": lambda m, x: x.gather(1, (x > 0).long()).cumsum(1).flip(1).roll(1, 1),
+    "columns": lambda m, x: x.index_select(1, torch.tensor([2, 0])),
     "einsum": lambda m, x: torch.einsum("bld,bmd->blm", x, x).softmax(-1),
     "normalised": lambda m, x: functional.normalize(x, dim=-1) * x.norm(dim=(1, 2), keepdim=True).rsqrt(),
     "parts": lambda m, x: torch.stack([part.sum(1) for part in x.chunk(2, dim=1)], 1),

@@ -83,46 +83,30 @@ def generate(
         length_penalty=length_penalty,
         early_stopping=early_stopping,
     )
-    prompt = _Prompt.of(module, input_ids, attention_mask, start)
+    prompt = _Prompt(module, input_ids, attention_mask, start)
     with torch.no_grad():
         if num_beams > 1:
             return _searched(prompt, choice, max_new_tokens, ends, pad)
         return _continued(prompt, choice, max_new_tokens, ends, pad, streamer)
 
 
-@dataclass(kw_only=True)
 class _Prompt:
-    """What a model has read so far.
+    """What a model has read so far, which `mask` tells; `sequences` begin with it, and with `padding` at the left."""
 
-    Attributes:
-        module: the loaded bundle.
-        sequences: tokens to begin with, (batch, length).
-        padding: how many of them at the left are padding, (batch).
-        mask: of what the model reads, (batch, length).
-        grows: whether the mask is one of `sequences`, and grows with them.
-        first: arguments of `prefill`.
-    """
-
-    module: Any
-    sequences: torch.Tensor
-    padding: torch.Tensor
-    mask: torch.Tensor
-    grows: bool
-    first: tuple[torch.Tensor, ...]
-
-    @staticmethod
-    def of(module: Any, ids: torch.Tensor, mask: torch.Tensor | None, start: int | None) -> _Prompt:
-        mask = torch.ones_like(ids) if mask is None else mask
-        if start is None:
-            padding = (mask != 0).int().argmax(1)
-            return _Prompt(module=module, sequences=ids, padding=padding, mask=mask, grows=True, first=(ids, mask))
-        begins, padding = ids.new_full((len(ids), 1), start), mask.new_zeros(len(mask))
-        first = (ids, mask, begins)
-        return _Prompt(module=module, sequences=begins, padding=padding, mask=mask, grows=False, first=first)
+    def __init__(self, module: Any, ids: torch.Tensor, mask: torch.Tensor | None, start: int | None) -> None:
+        self.module, self.sequences = module, ids
+        self.mask = torch.ones_like(ids) if mask is None else mask
+        self.padding = (self.mask != 0).int().argmax(1)
+        self.first: tuple[torch.Tensor, ...] = (ids, self.mask)
+        # A decoder's sequences are not those that the mask is of.
+        self._grows = start is None
+        if start is not None:
+            self.sequences, self.padding = ids.new_full((len(ids), 1), start), self.mask.new_zeros(len(ids))
+            self.first = (ids, self.mask, self.sequences)
 
     def decode(self, tokens: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
         """Return the scores after `tokens`, (batch), and the longer cache."""
-        if self.grows:
+        if self._grows:
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
         return self.module.decode(tokens[:, None], self.mask, cache)
 

@@ -52,7 +52,10 @@ def within_budget(
         symbols: value per symbol, for the sizes of tensors.
         once: nodes that run once, in forward.
     """
-    values = _Values(graph, functional, partition, symbols, once)
+    mutated = {graph.inputs[mutation.input_index].name for mutation in functional.mutations}
+    count = len(functional.gradients.of_inputs) if functional.gradients else 0
+    primals = {value.name for value in graph.inputs[:count]}
+    values = _Values(graph, symbols, once, set(partition.saved), primals - mutated)
     nbytes = {name: values.nbytes(name) for name in partition.saved if name in values.nodes}
     excess = sum(nbytes.values()) * (1 - budget)
     candidates = [name for name in nbytes if nbytes[name] and name not in partition.unchecked]
@@ -78,20 +81,11 @@ class _Values:
     """The values of a joint graph: which are saved or `recomputed`, and the cost of computing the others."""
 
     def __init__(
-        self,
-        graph: Graph,
-        functional: FunctionalGraph,
-        partition: Partition,
-        symbols: Mapping[str, int],
-        once: Set[str],
+        self, graph: Graph, symbols: Mapping[str, int], once: Set[str], saved: set[str], inputs: set[str]
     ) -> None:
-        assert functional.gradients is not None
-        primals = graph.inputs[: len(functional.gradients.of_inputs)]
-        mutated = {graph.inputs[mutation.input_index].name for mutation in functional.mutations}
-        self.symbols, self.once = symbols, once
-        self.saved, self.recomputed = set(partition.saved), set[str]()
+        self.symbols, self.once, self.saved, self.inputs = symbols, once, saved, inputs
+        self.recomputed = set[str]()
         self.nodes = {node.name: node for node in graph.nodes}
-        self.inputs = {value.name for value in primals} - mutated
         self.metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
 
     def needed_for(self, name: str) -> set[str] | None:
@@ -103,12 +97,9 @@ class _Values:
             if node is None or not self._is_repeatable(node):
                 return None
             found.add(node.name)
-            taken = set(operands(node)) - found
-            pending += [other for other in taken if other not in self.inputs and not self._is_at_hand(other)]
+            taken = set(operands(node)) - found - self.inputs
+            pending += [other for other in taken if other not in self.saved or other not in self.nodes]
         return found
-
-    def _is_at_hand(self, name: str) -> bool:
-        return name in self.saved and name in self.nodes
 
     def _is_repeatable(self, node: Node) -> bool:
         is_pure = node.op.startswith("aten::") or node.op == "python::getitem"
