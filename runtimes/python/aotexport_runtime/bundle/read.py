@@ -188,7 +188,7 @@ class Bundle:
         if path in self._entries:
             _check_nbytes(path, self._entries[path].nbytes, self.limits)
         data = self.bytes_of(path)
-        self.compare_bytes(path, data)
+        self.compare_digest(path, hashlib.sha256(data).hexdigest())
         return data
 
     def check_files(self, *, digests: bool = True, read_later: Iterable[str] = ()) -> None:
@@ -221,17 +221,11 @@ class Bundle:
         digest, part = hashlib.sha256(), bytearray(min(self._entries[path].nbytes, 1 << 24) or 1)
         while count := stream.readinto(part):
             digest.update(memoryview(part)[:count])
-        self._compare(path, digest.hexdigest())
+        self.compare_digest(path, digest.hexdigest())
         self._compared[path] = _identity(stream)
 
-    def compare_bytes(self, path: str, *parts: bytes | memoryview) -> None:
-        """Refuse the bytes of a listed file, in parts, if they have another digest."""
-        digest = hashlib.sha256()
-        for part in parts:
-            digest.update(part)
-        self._compare(path, digest.hexdigest())
-
-    def _compare(self, path: str, digest: str) -> None:
+    def compare_digest(self, path: str, digest: str) -> None:
+        """Refuse a listed file whose SHA-256 is another one."""
         if digest != self._entries[path].sha256:
             raise BundleInvalid(_TAMPERED, where=path, check="file-differs/digest")
 

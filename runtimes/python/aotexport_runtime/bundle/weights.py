@@ -7,9 +7,11 @@ process. No tensor reaches beyond the data that its file stores under its key.
 
 from __future__ import annotations
 
+import hashlib
 import math
 import os
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,9 @@ from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.validate.bounds import span_end
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import Form
+
+_PART_NBYTES = 16 << 20
+"""Of what is read, while the part before it is hashed."""
 
 
 def load_tensors(
@@ -135,13 +140,17 @@ class _Copy:
         header = stream.read(8)
         header += stream.read(min(int.from_bytes(header, "little"), nbytes))
         self._data: Any = torch.empty(nbytes - len(header), dtype=torch.uint8).numpy()
-        data, count = memoryview(self._data), 0
-        while found := stream.readinto(data[count:]) if len(data) > count else 0:
-            count += found
+        data, count, digest = memoryview(self._data), 0, hashlib.sha256(header)
+        compares = file in bundle.compared_by_readers
+        with ThreadPoolExecutor(1, "aotexport digests") as hashing:
+            while found := stream.readinto(data[count : count + _PART_NBYTES]) if len(data) > count else 0:
+                if compares:
+                    hashing.submit(digest.update, data[count : count + found])
+                count += found
         if count != len(data):
             raise BundleInvalid(f"expected {nbytes} bytes, got fewer", where=file, check="file-differs/size")
-        if file in bundle.compared_by_readers:
-            bundle.compare_bytes(file, header, data)
+        if compares:
+            bundle.compare_digest(file, digest.hexdigest())
         # Another file could be truncated under the library's mapping.
         with private_file(header, nbytes) as path:
             _opened(path, file)
