@@ -14,7 +14,8 @@ import aotexport
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.rows.analysis import RowAxes, dependence
-from aotexport_runtime.rows.rules import DIMENSIONS, kinds
+from aotexport_runtime.rows.rules import DIMENSIONS, kinds, number_of
+from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.values.sizes import symbols_of
 
 WIDTH, LENGTH = 6, 5
@@ -85,6 +86,11 @@ DEPENDENT = {
     ),
     "normalised_by_size": (lambda m, x: x / x.shape[0], "div.Tensor", "computes with the size of the batch"),
     "size_as_a_float": (lambda m, x: x * x.shape[0] ** 0.5, "", "computes with the size of the batch"),
+    "table_by_row": (
+        lambda m, x: m.table.gather(1, (x[:, 0] > 0).long()),
+        "gather.default",
+        "takes elements by the number of the row",
+    ),
     "running_mean": (lambda m, x: x.cumsum(0), "cumsum.default", "computes along axis 0"),
     "rolled": (lambda m, x: x + x.roll(1, 0), "roll.default", "computes along axis 0"),
     "rolled_over_all": (lambda m, x: x + x.roll(1), "roll.default", "computes along axis 0"),
@@ -211,7 +217,7 @@ INDEPENDENT = {
     "experts": experts,
     "top": lambda m, x: x.topk(2, -1)[0].flatten(1).sort(-1, descending=True)[0],
     "gathered": lambda m, x: x.gather(1, (x > 0).long()).cumsum(1).flip(1).roll(1, 1),
-    "columns": lambda m, x: x.index_select(1, torch.tensor([2, 0])),
+    "columns": lambda m, x: x.index_select(1, torch.tensor([2, 0])) + x[:, torch.tensor([0, 3])],
     "einsum": lambda m, x: torch.einsum("bld,bmd->blm", x, x).softmax(-1),
     "normalised": lambda m, x: functional.normalize(x, dim=-1) * x.norm(dim=(1, 2), keepdim=True).rsqrt(),
     "parts": lambda m, x: torch.stack([part.sum(1) for part in x.chunk(2, dim=1)], 1),
@@ -348,6 +354,10 @@ def test_aligned_operators_are_those_that_torch_tags_as_pointwise():
     aligned = {name for name, kind in kinds().items() if kind == ("aligned", 0)}
     tagged = {name for name in aligned if any(torch.Tag.pointwise in each.tags for each in overloads(name))}
     assert aligned - tagged == POINTWISE_THOUGH_NOT_TAGGED
+
+
+def test_size_that_is_a_power_is_a_product():
+    assert number_of(SizeExpression(op="pow", args=("s1", 2)), "s0") == number_of("s1", "s0") ** 2
 
 
 def test_operators_that_compute_along_axes_name_them_as_the_rule_does():
