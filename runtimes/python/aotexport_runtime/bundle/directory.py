@@ -44,7 +44,6 @@ class BundleDirectory:
         self._descriptor = _open_shared(path)
         self.files = at_descriptor(self._descriptor, self.path)
         self._holes: dict[str, int] = {}
-        self._holes_nbytes = 0
         weakref.finalize(self, _close, self._descriptor, self.path)
 
     def open(self, file: str) -> BufferedReader:
@@ -62,10 +61,9 @@ class BundleDirectory:
                 raise BundleInvalid("leads outside the bundle", where=file, check="file-outside/link") from error
             reason = "may not be read" if isinstance(error, PermissionError) else "missing"
             raise BundleInvalid(reason, where=file, check="file-missing/file") from error
-        found = hole_nbytes(stream)
-        self._holes_nbytes += found - self._holes.get(file, 0)
-        self._holes[file] = found
-        if found and self._holes_nbytes > MAX_HOLE_NBYTES:
+        if found := hole_nbytes(stream):
+            self._holes[file] = found
+        if found and sum(self._holes.values()) > MAX_HOLE_NBYTES:
             stream.close()
             message = f"with it, files have more than {MAX_HOLE_NBYTES} bytes of holes in the place of data"
             raise BundleInvalid(message, where=file, check="file-differs/hole")

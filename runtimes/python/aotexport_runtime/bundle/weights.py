@@ -7,6 +7,7 @@ process. No tensor reaches beyond the data that its file stores under its key.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import os
@@ -67,9 +68,18 @@ def parts_of(entry: StateTensor) -> tuple[StateTensor | StoredPart, ...]:
 def load_parts(
     bundle: Bundle, records: Iterable[StateTensor | StoredPart], *, mapped: bool | None = None
 ) -> list[torch.Tensor]:
-    """Return the plain tensor of each record; see `load_tensors`."""
-    stored = _StoredTensors(bundle, mapped)
-    return [_restore(record, stored.get(record.file, record.key)) for record in records]
+    """Return the plain tensor of each record; see `load_tensors`. Those of one key share its storage."""
+    opened = functools.cache(functools.partial(_reader, bundle, mapped))
+
+    @functools.cache
+    def stored(file: str, key: str) -> torch.Tensor:
+        try:
+            return opened(file)(key)
+        except (KeyError, SafetensorError) as error:
+            reason = f": {error}" if isinstance(error, SafetensorError) else ""
+            raise BundleInvalid(f"no tensor {key[:80]!r}{reason}", where=file, check="tensor-stored/key") from None
+
+    return [_restore(record, stored(record.file, record.key)) for record in records]
 
 
 def read_tensors(data: bytes, *, where: str) -> dict[str, torch.Tensor]:
@@ -90,33 +100,14 @@ def read_tensors(data: bytes, *, where: str) -> dict[str, torch.Tensor]:
     return {key: _tensor(key, each["data"], each["dtype"], each["shape"], where) for key, each in stored}
 
 
-class _StoredTensors:
-    """The stored tensors, each loaded once, so that entries of one key share its storage."""
-
-    def __init__(self, bundle: Bundle, mapped: bool | None) -> None:
-        self._bundle = bundle
-        self._mapped = mapped
-        self._files: dict[str, Callable[[str], torch.Tensor]] = {}
-        self._tensors: dict[tuple[str, str], torch.Tensor] = {}
-
-    def get(self, file: str, key: str) -> torch.Tensor:
-        if (file, key) not in self._tensors:
-            if file not in self._files:
-                self._files[file] = self._open(file)
-            try:
-                self._tensors[file, key] = self._files[file](key)
-            except (KeyError, SafetensorError) as error:
-                reason = f": {error}" if isinstance(error, SafetensorError) else ""
-                raise BundleInvalid(f"no tensor {key[:80]!r}{reason}", where=file, check="tensor-stored/key") from None
-        return self._tensors[file, key]
-
-    def _open(self, file: str) -> Callable[[str], torch.Tensor]:
-        with self._bundle.stream(file) as stream:
-            if not (_is_immutable(stream) if self._mapped is None else self._mapped):
-                return _Copy(self._bundle, file, stream).get
-            if file in self._bundle.compared_by_readers:
-                self._bundle.compare(file, stream)
-            return _opened(at_descriptor(stream.fileno(), self._bundle.directory.files / file), file).get_tensor
+def _reader(bundle: Bundle, mapped: bool | None, file: str) -> Callable[[str], torch.Tensor]:
+    """Return a function from a key to the tensor that a file stores under it."""
+    with bundle.stream(file) as stream:
+        if not (_is_immutable(stream) if mapped is None else mapped):
+            return _copy(bundle, file, stream)
+        if file in bundle.compared_by_readers:
+            bundle.compare(file, stream)
+        return _opened(at_descriptor(stream.fileno(), bundle.directory.files / file), file).get_tensor
 
 
 def _opened(path: Path, where: str) -> Any:
@@ -131,36 +122,34 @@ def _malformed(error: SafetensorError, where: str) -> BundleInvalid:
     return BundleInvalid(f"not a safetensors file: {error}", where=where, check="tensor-stored/safetensors")
 
 
-class _Copy:
-    """The tensors of a safetensors file, read into memory in one piece; no tensor reaches beyond its data."""
+def _copy(bundle: Bundle, file: str, stream: BufferedReader) -> Callable[[str], torch.Tensor]:
+    """Read a file into memory in one piece, for `_reader`; no tensor reaches beyond its data."""
+    nbytes = os.fstat(stream.fileno()).st_size
+    header = stream.read(8)
+    header += stream.read(min(int.from_bytes(header, "little"), nbytes))
+    memory: Any = torch.empty(nbytes - len(header), dtype=torch.uint8).numpy()
+    data, count, digest = memoryview(memory), 0, hashlib.sha256(header)
+    compares = file in bundle.compared_by_readers
+    with ThreadPoolExecutor(1, "aotexport digests") as hashing:
+        while found := stream.readinto(data[count : count + _PART_NBYTES]) if len(data) > count else 0:
+            if compares:
+                hashing.submit(digest.update, data[count : count + found])
+            count += found
+    if count != len(data):
+        raise BundleInvalid(f"expected {nbytes} bytes, got fewer", where=file, check="file-differs/size")
+    if compares:
+        bundle.compare_digest(file, digest.hexdigest())
+    # Another file could be truncated under the library's mapping.
+    with private_file(header, nbytes) as path:
+        _opened(path, file)
+    tensors: dict[str, Any] = msgspec.json.decode(header[8:])
+    tensors.pop("__metadata__", None)
 
-    def __init__(self, bundle: Bundle, file: str, stream: BufferedReader) -> None:
-        self._file = file
-        nbytes = os.fstat(stream.fileno()).st_size
-        header = stream.read(8)
-        header += stream.read(min(int.from_bytes(header, "little"), nbytes))
-        self._data: Any = torch.empty(nbytes - len(header), dtype=torch.uint8).numpy()
-        data, count, digest = memoryview(self._data), 0, hashlib.sha256(header)
-        compares = file in bundle.compared_by_readers
-        with ThreadPoolExecutor(1, "aotexport digests") as hashing:
-            while found := stream.readinto(data[count : count + _PART_NBYTES]) if len(data) > count else 0:
-                if compares:
-                    hashing.submit(digest.update, data[count : count + found])
-                count += found
-        if count != len(data):
-            raise BundleInvalid(f"expected {nbytes} bytes, got fewer", where=file, check="file-differs/size")
-        if compares:
-            bundle.compare_digest(file, digest.hexdigest())
-        # Another file could be truncated under the library's mapping.
-        with private_file(header, nbytes) as path:
-            _opened(path, file)
-        self._tensors: dict[str, Any] = msgspec.json.decode(header[8:])
-        self._tensors.pop("__metadata__", None)
+    def get(key: str) -> torch.Tensor:
+        begin, end = tensors[key]["data_offsets"]
+        return _tensor(key, memory[begin:end], tensors[key]["dtype"], tensors[key]["shape"], file)
 
-    def get(self, key: str) -> torch.Tensor:
-        stored = self._tensors[key]
-        begin, end = stored["data_offsets"]
-        return _tensor(key, self._data[begin:end], stored["dtype"], stored["shape"], self._file)
+    return get
 
 
 def _tensor(key: str, data: Any, dtype: str, shape: Sequence[int], where: str) -> torch.Tensor:

@@ -143,13 +143,12 @@ class Form:
         self._context = _object(record.context, types, constant)
         self._live = self._protocol.live(self._context)
         self._inner = [None if inner is None else Form(inner, types, constant) for inner in record.inner]
-        self._static = all(isinstance(size, int) for size in (*record.shape, *record.stride))
 
     def make(self, parts: Iterator[torch.Tensor], symbols: Mapping[str, int], *options: Any) -> torch.Tensor:
-        """Return the tensor that is made of `parts`.
+        """Return the tensor that is made of the next of `parts`, which are plain tensors, depth first.
 
         Args:
-            parts: plain tensors, depth first; only those needed are consumed.
+            parts: plain tensors; only those needed are consumed.
             symbols: value per symbol of the sizes.
             options: further arguments that the class takes.
         """
@@ -157,14 +156,11 @@ class Form:
             name: next(parts) if form is None else form.make(parts, symbols)
             for name, form in zip(self._record.attributes, self._inner, strict=True)
         }
-        shape: Any = self._record.shape
-        stride: Any = self._record.stride
-        if not self._static:
-            shape = [sizes.evaluate(size, symbols) for size in shape]
-            stride = [sizes.evaluate(step, symbols) for step in stride]
         import torch
 
-        return self._protocol.unflatten(inner, self._live, torch.Size(shape), tuple(stride), *options)
+        shape = torch.Size(sizes.evaluate(size, symbols) for size in self._record.shape)
+        stride = tuple(sizes.evaluate(step, symbols) for step in self._record.stride)
+        return self._protocol.unflatten(inner, self._live, shape, stride, *options)
 
     def why_not(self, tensor: Any) -> str | None:
         """Return how `tensor` differs in structure (`expected ..., got ...`), or None when it does not."""
