@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from aotexport_runtime.values.compare import compare
-from aotexport_runtime.values.observe import Inputs, Observation, observe
+from aotexport_runtime.values.observe import Inputs, Observation, observe, sampled
 
 
 def seen(tensor: torch.Tensor) -> Observation:
@@ -80,9 +80,15 @@ def test_nan_between_the_elements_that_are_kept_shows_in_the_norm() -> None:
     }
 
 
+def test_records_without_a_number_keep_the_norm_of_a_large_tensor_alone() -> None:
+    kept = sampled("output", torch.ones(10_000), None)
+    assert {name: value.numel() for name, value in kept.items()} == {"output norm": 1, "output": 3334}
+
+
+@pytest.mark.parametrize("sparing", [False, True])
 @pytest.mark.parametrize(("dropped", "second"), [((), 6.0), (("weight",), 3.0)], ids=["kept", "dropped"])
 def test_gradient_of_the_second_call_is_added_to_the_first_unless_that_is_dropped(
-    dropped: tuple[str, ...], second: float
+    dropped: tuple[str, ...], second: float, sparing: bool
 ) -> None:
     weight = torch.tensor([2.0], requires_grad=True)
     found = observe(
@@ -95,6 +101,7 @@ def test_gradient_of_the_second_call_is_added_to_the_first_unless_that_is_droppe
         calls=2,
         backward=True,
         dropped=dropped,
+        sparing=sparing,
     )
     cotangent = torch.cos(torch.tensor(0.3))
     first, last = (found.values[f"call {number}: gradient of weight"] for number in range(2))

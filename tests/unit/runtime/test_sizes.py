@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.sizes import SizeExpression
-from aotexport_runtime.values.sizes import SCOPE, condition_source, describe, evaluate, source, symbols_of
+from aotexport_runtime.values.sizes import SCOPE, check_size, condition_source, describe, evaluate, source, symbols_of
 
 
 def size(op, *args):
@@ -45,6 +46,14 @@ def test_expression_has_its_value_in_every_form(expression, value, words):
         made = eval(make(expression, lambda symbol: f"symbols[{symbol!r}]"), {**SCOPE, "symbols": symbols})
         assert (made if make is source else bool(made)) == expected
     assert describe(expression) == words
+
+
+@pytest.mark.parametrize("expression", [size("where", "a", 2, 2.5), size("add", "a", 0.5), size("mul", 1.5, "b")])
+def test_size_that_is_a_float_is_refused_and_a_whole_one_of_it_is_not(expression):
+    check_size(size("trunc", expression), {"a", "b"}, where=Place("file"))
+    check_size(size("where", size("lt", 0.5, "a"), "a", "b"), {"a", "b"}, where=Place("file"))
+    with pytest.raises(BundleInvalid, match="a size expression is a float, and a size an integer"):
+        check_size(expression, {"a", "b"}, where=Place("file"))
 
 
 def test_symbols_are_found_and_shown_by_the_users_names():

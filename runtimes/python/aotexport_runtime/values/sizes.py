@@ -155,8 +155,9 @@ def _nbits(size: SizeExpression, operands: list[int | None], where: Place) -> in
         return 1
     if size.op in _TO_INTEGER:
         return INT64_MAX.bit_length() if operands[0] is None else operands[0]
-    whole = [nbits for nbits in (operands[1:] if size.op == "where" else operands) if nbits is not None]
-    is_float = size.op in _TO_FLOAT or len(whole) < len(operands) - (size.op == "where")
+    values = operands[1:] if size.op == "where" else operands
+    whole = [nbits for nbits in values if nbits is not None]
+    is_float = size.op in _TO_FLOAT or None in values
     if is_float and size.op in _INTEGERS_ONLY:
         raise where.invalid(f"size operator `{size.op}` takes integers", "size-malformed/integers")
     if is_float:

@@ -217,7 +217,7 @@ def _instance(tree: Instance, types: TensorTypes, constant: Callable[[Constant],
         if set(known) == set(fields):
             make: Any = type_
             made = make(**{name: value for name, value in fields.items() if known[name]})
-            for name in (name for name in fields if not known[name]):
-                object.__setattr__(made, name, fields[name])
+            for name, value in fields.items():  # Also those that it makes itself.
+                object.__setattr__(made, name, value)
             return made
     raise NotSupported(f"`{tree.type}` is here no {tree.form} with {', '.join(tree.fields)} as at capture")
