@@ -1,0 +1,174 @@
+"""Calls with other layouts, and code that reads layouts and history of its arguments."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+
+import numpy
+import pytest
+import torch
+
+from aotexport_runtime import CallInvalid
+from tests.conformance.models import leaf
+
+
+def contiguous_and_written(x):
+    y = x.contiguous()
+    y.mul_(3)
+    return y, x + 1, x
+
+
+@pytest.mark.parametrize("shape", [(4, 6), (6, 4)], ids=["copied_nothing", "copied"])
+def test_contiguous_copies_in_the_calls_in_which_it_would(load, shape):
+    def made(shape):
+        return torch.ones(shape) if shape == (4, 6) else torch.ones(shape).t()
+
+    module = load(contiguous_and_written, made(shape))
+    for called in ((4, 6), (6, 4)):
+        x, twin = made(called), made(called)
+        got, expected = module(x), contiguous_and_written(twin)
+        assert all(torch.equal(a, b) for a, b in zip((*got, x), (*expected, twin), strict=True))
+        assert [value is x for value in got] == [value is twin for value in expected]
+
+
+def moved_and_written(x):
+    x.unsqueeze_(0)
+    x.add_(1)
+    return x.sum()
+
+
+def test_views_of_one_array_are_seen_to_share_memory(load):
+    def doubled(x, y):
+        x.mul_(2)
+        return x + y
+
+    module, results = load(doubled, torch.ones(4), torch.ones(4), target="portable"), []
+    for function in (module, doubled):
+        array = numpy.arange(8, dtype=numpy.float32)
+        results.append((function(torch.from_numpy(array[:4]), torch.from_numpy(array[2:6])), torch.from_numpy(array)))
+    torch.testing.assert_close(*results)
+
+
+def diagonal_filled(x):
+    x.fill_diagonal_(1.0)
+    return x.sum()
+
+
+@pytest.mark.parametrize("function", [moved_and_written, diagonal_filled])
+def test_input_that_begins_elsewhere_in_its_storage_is_written_in_its_place(load, function):
+    module = load(function, torch.randn(3, 4))
+    bases = torch.arange(24.0).reshape(2, 3, 4), torch.arange(24.0).reshape(2, 3, 4)
+    views = bases[0][1], bases[1][1]
+    assert module(views[0]) == function(views[1])
+    assert torch.equal(*bases)
+    assert (views[0].shape, views[0].storage_offset()) == (views[1].shape, views[1].storage_offset())
+
+
+@pytest.mark.filterwarnings("ignore:where received a uint8")
+def test_mask_of_bytes_chooses_as_in_eager(load):
+    def function(x, mask):
+        return torch.where(mask, x, 0.0) + torch.where(mask, x, x * 2)
+
+    mask = torch.tensor([1, 0, 2], dtype=torch.uint8)
+    module, x = load(function, leaf(2, 3), mask), torch.randn(2, 3, requires_grad=True)
+    assert torch.equal(module(x, mask.flip(0)), function(x, mask.flip(0)))
+
+
+def by_layout(x):
+    return x + 1 if x.is_contiguous() else x - 1
+
+
+def test_call_in_another_layout_is_refused_where_python_read_it(load):
+    module = load(by_layout, torch.randn(4, 6))
+    with pytest.raises(CallInvalid) as caught:
+        module(torch.randn(6, 4).t())
+    assert str(caught.value) == (
+        "the call does not fit program `infer`:\n"
+        "  - `x`: expected strides (6, 1) and storage offset 0, as at capture, since the model's code reads the layout "
+        "of tensors; got (1, 4) and 0"
+    )
+
+
+def in_a_package(name):
+    """Return `by_layout` as code of an installed package."""
+    names = {}
+    file = Path(torch.__file__).parents[1] / name / "layers.py"
+    exec(compile(inspect.getsource(by_layout), str(file), "exec"), names)
+    return names["by_layout"]
+
+
+@pytest.mark.parametrize("package", ["torchvision", "torch_geometric"])
+def test_code_of_a_package_that_is_named_like_torch_counts_as_the_models(load, package):
+    module = load(in_a_package(package), torch.randn(4, 6))
+    with pytest.raises(CallInvalid, match="since the model's code reads the layout of tensors"):
+        module(torch.randn(6, 4).t())
+
+
+def by_requires_grad(x, w):
+    return x * w if x.requires_grad else x + w
+
+
+def test_call_with_other_gradients_is_refused_where_python_read_them(load):
+    module = load(by_requires_grad, torch.randn(4), leaf(4))
+    with pytest.raises(CallInvalid) as caught:
+        module(leaf(4), leaf(4))
+    assert str(caught.value) == (
+        "the call does not fit program `train`:\n"
+        "  - `x`: expected requires_grad=False, as at capture, since the model's code reads it; got True. "
+        "Set it so, or export the model with it as it is now"
+    )
+
+
+def conjugates(z):
+    return z * 2, z.conj(), z.real
+
+
+@pytest.mark.parametrize(
+    ("function", "served"),
+    [
+        (lambda x: x * (2 if x.is_leaf else 3), False),
+        (lambda x: x * (2 if x.grad_fn is None else 3), False),
+        (lambda x: x * (2 if x.requires_grad else 3), True),
+    ],
+    ids=["is_leaf", "grad_fn", "requires_grad"],
+)
+def test_argument_with_a_history_is_refused_where_python_read_that_it_had_none(load, function, served):
+    module = load(function, leaf(4))
+
+    if served:
+        x = leaf(4) * 1
+        assert torch.equal(module(x), function(x))
+        return
+    with pytest.raises(CallInvalid) as caught:
+        module(leaf(4) * 1)
+    assert str(caught.value) == (
+        "the call does not fit program `train`:\n"
+        "  - `x`: expected is_leaf=True, as at capture, since the model's code reads it; got False"
+    )
+
+
+@pytest.mark.parametrize("asks", [lambda x: torch.is_inference_mode_enabled(), lambda x: x.is_inference()])
+def test_call_in_inference_mode_is_refused_where_the_code_asks_for_it(load, asks):
+    module = load(lambda x: x * 2 if asks(x) else x * 3, torch.ones(3))
+    assert torch.equal(module(torch.ones(3)), torch.full((3,), 3.0))
+    with torch.inference_mode(), pytest.raises(CallInvalid, match="asks whether it is on"):
+        module(torch.ones(3))
+
+
+def test_conjugated_argument_is_served(load):
+    z = torch.randn(4, dtype=torch.complex64)
+    module = load(conjugates, z)
+    assert all(torch.equal(got, expected) for got, expected in zip(module(z.conj()), conjugates(z.conj()), strict=True))
+
+
+def checked(x):
+    torch._assert_async(x.sum() < 1e9)
+    return x * 2
+
+
+@pytest.mark.parametrize("target", ["portable", "autograd"])
+def test_asserts_on_values_hold_in_both_graphs(load, target):
+    module = load(checked, torch.ones(3), target=target)
+    with pytest.raises(RuntimeError, match="Expected Tensor with single nonzero value"):
+        module(torch.ones(3) + 1e10)

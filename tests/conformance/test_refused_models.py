@@ -1,0 +1,171 @@
+"""Models that a bundle cannot hold are refused by name, and first calls that prepare a model."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime import NotSupported
+from tests.conformance.models import linear
+
+
+def draws_from_its_own_generator(x):
+    return x * torch.rand(3, generator=torch.Generator().manual_seed(4))
+
+
+def forks_the_random_state(x):
+    with torch.random.fork_rng():
+        return x * torch.rand(3)
+
+
+class ReturnsItself(nn.Module):
+    def forward(self, x):
+        return x, self
+
+
+class Converting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        return self.layer.double()(x.double())
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (draws_from_its_own_generator, r"draws from a `torch\.Generator` of the model's own"),
+        (forks_the_random_state, r"the model calls `torch\.random\.fork_rng`, which a bundle cannot hold"),
+        (ReturnsItself(), r"output `output\[1\]` is a `.*ReturnsItself`, which a bundle cannot hold"),
+        (Converting(), r"the model calls `Module\.to` \(or the like\), which changes `weight`"),
+        (nn.BatchNorm1d(3), "the model fails on the example inputs in train mode: ValueError: expected 2D or 3D"),
+        (nn.Linear(3, 3, device="meta"), "`weight` is on the meta device, and has no values"),
+    ],
+)
+def test_what_a_bundle_cannot_hold_is_refused_by_name(tmp_path, target, message):
+    with pytest.raises(aotexport.ExportFailed, match=message):
+        aotexport.export(target, (torch.ones(3),), output=tmp_path / "bundle")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_torchscript_is_refused_by_name(tmp_path):
+    net = nn.Sequential(nn.Linear(3, 3), torch.jit.script(nn.Linear(3, 3)))
+    with pytest.raises(aotexport.ExportFailed, match="`1` is TorchScript, whose code a trace does not see"):
+        aotexport.export(net, (torch.ones(3),), output=tmp_path / "bundle")
+
+
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_weights_packed_for_kernels_are_refused_with_a_way_out(tmp_path):
+    net = torch.ao.quantization.quantize_dynamic(nn.Sequential(nn.Linear(3, 3)), {nn.Linear}, dtype=torch.qint8)
+    with pytest.raises(aotexport.ExportFailed, match=r"`0._packed_params._packed_params` holds .* by torchao"):
+        aotexport.export(net, (torch.ones(3),), output=tmp_path / "bundle")
+
+
+class Counting(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = nn.Linear(3, 3), []
+
+    def forward(self, x):
+        self.seen.append(1)
+        return self.layer(x) * len(self.seen)
+
+
+class Accumulating(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.sums = nn.Linear(3, 3), {"a": torch.zeros(3)}
+
+    def forward(self, x):
+        self.sums["a"] = self.sums["a"] + 1
+        return self.layer(x) + self.sums["a"]
+
+
+class Hooked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+
+    def forward(self, x):
+        self.layer.register_forward_hook(lambda module, args, output: output * 2)
+        return self.layer(x)
+
+
+def test_call_that_registers_hooks_is_refused(tmp_path):
+    with pytest.raises(aotexport.ExportFailed, match="the call registers hooks on modules"):
+        aotexport.export(Hooked(), (torch.ones(2, 3),), output=tmp_path / "bundle")
+
+
+@pytest.mark.parametrize(("module", "name"), [(Counting(), "seen"), (Accumulating(), "sums")], ids=["list", "dict"])
+def test_export_leaves_containers_as_they_were(tmp_path, module, name):
+    before = copy.deepcopy(getattr(module, name))
+    aotexport.export(module, (torch.ones(2, 3),), output=tmp_path / "bundle", programs=("infer",))
+    torch.testing.assert_close(getattr(module, name), before)
+
+
+class PreparedOnFirstCall(nn.Module):
+    """Registers a hook at its first call, as model libraries do to record hidden states."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer, self.ready = nn.Linear(3, 3), False
+
+    def forward(self, x):
+        if not self.ready:
+            self.layer.register_forward_hook(lambda module, args, output: output * 2)
+            self.ready = True
+        return self.layer(x)
+
+
+def test_model_that_is_prepared_by_its_first_call_is_exported_as_after_it(load):
+    net = PreparedOnFirstCall()
+    module, x = load(net, torch.ones(2, 3), verify=True), torch.randn(2, 3)
+    torch.testing.assert_close(module(x), net(x))
+    assert len(net.layer._forward_hooks) == 1
+
+
+class FilledOnFirstCall(nn.Module):
+    """Keeps a table in a buffer that is empty before the first call."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        self.register_buffer("table", None)
+
+    def forward(self, x):
+        if self.table is None:
+            self.table = torch.ones(4) * 3
+        return self.layer(x) * self.table
+
+
+def test_buffer_that_the_first_call_fills_is_computed_anew(load):
+    net = FilledOnFirstCall()
+    module, x = load(net, torch.ones(2, 4), verify=True), torch.randn(2, 4)
+    torch.testing.assert_close(module(x), net(x))
+    assert type(net.table) is torch.Tensor
+
+
+@pytest.mark.parametrize("target", [nn.Linear, "model", None])
+def test_what_is_no_module_or_function_is_refused(tmp_path, target):
+    with pytest.raises(aotexport.ModelFileInvalid, match="what to export must be a module or a function of tensors"):
+        aotexport.export(target, (torch.ones(1),), output=tmp_path / "bundle")
+
+
+@pytest.mark.parametrize("args", [None, torch.ones(1)])
+def test_example_arguments_that_are_no_tuple_are_refused(tmp_path, args):
+    with pytest.raises(aotexport.ModelFileInvalid, match=r"must be a tuple, got \w+; write `\(x,\)` for one"):
+        aotexport.export(linear(), args, output=tmp_path / "bundle")
+
+
+def test_device_that_is_not_here_is_refused(tmp_path):
+    aotexport.export(linear(), (torch.randn(4, 3),), output=tmp_path / "bundle", verify=False)
+    with pytest.raises(NotSupported, match="no device `nonsense` here"):
+        aotexport_runtime.load(tmp_path / "bundle", device="nonsense")

@@ -1,0 +1,165 @@
+"""The caller's modes, hooks and random state: eager's result, or a refusal that says why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import aotexport
+import aotexport_runtime
+from aotexport_runtime import CallInvalid, NotSupported
+from tests.conformance.models import gradient_inside, leaf, linear
+
+
+def test_one_tensor_in_two_places_is_refused_where_the_code_asks_for_it(load):
+    def function(x, y):
+        return x * 2 if x is y else x + y
+
+    module, x = load(function, torch.ones(2), torch.ones(2)), torch.ones(2)
+    assert torch.equal(module(x, x.clone()), function(x, x.clone()))
+    with pytest.raises(CallInvalid, match="`y`: expected another tensor than `x`, as at capture"):
+        module(x, x)
+
+
+def test_tangents_that_the_model_takes_are_refused_in_inference_mode(load):
+    module = load(lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1], torch.ones(3))
+    with torch.inference_mode(), pytest.raises(CallInvalid, match=r"use torch\.no_grad"):
+        module(torch.ones(3))
+
+
+def test_gradients_that_the_model_takes_are_refused_in_inference_mode(load):
+    module, x = load(gradient_inside, leaf(4, 4)), leaf(4, 4)
+    torch.testing.assert_close(module(x), gradient_inside(x))
+    message = r"gradients: torch\.inference_mode\(\) records nothing for the gradients that the model itself takes"
+    with torch.inference_mode(), pytest.raises(CallInvalid, match=message):
+        module(x)
+
+
+def test_argument_with_hooks_is_refused_where_the_model_takes_gradients(load):
+    module, x = load(gradient_inside, leaf(4, 4)), leaf(4, 4)
+    handle = x.register_hook(lambda gradient: gradient * 2)
+    with pytest.raises(CallInvalid, match="`x`: expected neither hooks nor a retained gradient"):
+        module(x)
+    handle.remove()
+    torch.testing.assert_close(module(x), gradient_inside(x))
+
+
+def test_hook_on_an_argument_sees_what_eager_calls_it_with_where_outputs_have_no_gradient_for_it(load):
+    def function(x, y):
+        return x * 2, y * 3
+
+    module, seen = load(function, leaf(3), leaf(3)), []
+    for each in (module, function):
+        x, y = leaf(3), leaf(3)
+        calls = []
+        x.register_hook(calls.append)
+        each(x, y)[1].sum().backward()
+        seen.append((calls, x.grad))
+    assert seen == [([], None), ([], None)]
+
+
+def test_argument_that_was_the_modules_own_must_be_it_again(load):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.rand(3))
+
+        def forward(self, x, scale):
+            return x * scale + self.scale
+
+    net = Scaled()
+    module, x = load(net, torch.ones(3), net.scale), torch.rand(3)
+    assert torch.equal(module(x, module.scale), net(x, net.scale))
+    with pytest.raises(CallInvalid, match="an argument that was the module's own `scale` at capture must be it again"):
+        module(x, torch.rand(3))
+
+
+def test_parameter_of_another_rank_is_computed_with(load):
+    model = linear()
+    loaded, x = load(model, torch.randn(4, 3)), torch.randn(4, 3)
+    for module in (loaded, model):
+        module.get_parameter("2.bias").data = torch.arange(8.0).reshape(4, 2)
+    assert torch.equal(loaded(x), model(x))
+
+
+def test_export_and_save_leave_the_random_state(tmp_path):
+    net = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
+    state = torch.get_rng_state()
+    aotexport.export(net, (torch.ones(2, 4),), output=tmp_path / "bundle")
+    aotexport_runtime.save(aotexport_runtime.load(tmp_path / "bundle"), tmp_path / "saved")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace")
+def test_traced_module_is_that_of_the_forward_graph(load):
+    net = linear()
+    module, x = load(net, torch.randn(4, 3), target="portable").train(), torch.randn(4, 3)
+    torch.testing.assert_close(torch.jit.trace(module, (x + 1,))(x), net(x))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning", "ignore:.torch.jit.trace")
+def test_trace_of_dynamic_sizes_is_refused(load):
+    module = load(linear(), torch.randn(4, 3), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},))
+    with pytest.raises(NotSupported, match="would hold the sizes of this call for the only ones"):
+        torch.jit.trace(module, (torch.randn(4, 3),))
+
+
+class ByGradMode(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        with torch.no_grad():
+            assert not torch.is_grad_enabled()
+        return x * self.weight if torch.is_grad_enabled() else x - self.weight
+
+
+def test_code_that_reads_the_grad_mode_is_captured_in_that_of_the_program(load):
+    module, x = load(ByGradMode(), torch.randn(3), verify=True), torch.arange(3.0)
+    assert torch.equal(module(x), x)
+    with torch.no_grad():
+        assert torch.equal(module.eval()(x), x - 1)
+        with pytest.raises(CallInvalid) as caught:
+            module.train()(x)
+    assert str(caught.value) == (
+        "the call does not fit program `train`:\n"
+        "  - gradients: expected torch.is_grad_enabled() to be True, as at capture, since the model's code reads it; "
+        "got False"
+    )
+
+
+class AskingBeside(nn.Linear):
+    checkpoints = False
+
+    def forward(self, x):
+        if torch.is_grad_enabled() and self.checkpoints:
+            return torch.utils.checkpoint.checkpoint(super().forward, x, use_reentrant=False)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("shapes", [None, ({0: torch.export.Dim("rows", min=2)},)], ids=["static", "dynamic"])
+def test_code_that_reads_the_grad_mode_and_does_the_same_in_both_is_served_in_both(load, shapes):
+    example = torch.randn(4, 3)
+    module, x = load(AskingBeside(3, 2), example, dynamic_shapes=shapes, verify=True), torch.randn(4, 3)
+    for called in (module.train(), module.eval()):
+        with torch.no_grad():
+            expected = called(x)
+        assert torch.equal(called(x), expected)
+        assert called(x).requires_grad
+
+
+def fixes_a_size_without_gradients(x):
+    if not torch.is_grad_enabled() and x.shape[0] != 4:
+        return x - 1
+    return x + 1
+
+
+def test_code_that_does_the_same_in_both_grad_modes_for_the_example_alone_is_held_to_one(load):
+    module = load(fixes_a_size_without_gradients, leaf(4, 2), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
+    assert torch.equal(module(torch.ones(7, 2, requires_grad=True)), torch.full((7, 2), 2.0))
+    with torch.no_grad(), pytest.raises(CallInvalid, match="is_grad_enabled"):
+        module(torch.ones(7, 2))
