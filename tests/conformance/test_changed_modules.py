@@ -739,6 +739,7 @@ TIED = {
     "the head of tied weights": lambda m: setattr(m, "head", linear(6, 9)),
     "a parametrized embedding": parametrized("embed", "weight"),
     "a parametrized head": parametrized("head", "weight"),
+    "another attribute of an embedding": lambda m: setattr(m.embed, "padding_idx", 1),
     "a shared module by both names": lambda m: (setattr(m, "mix", w := linear(6, 6)), setattr(m, "alias", w)),
     "a hook on a shared module": lambda m: m.alias.register_forward_hook(scaled_output),
 }

@@ -26,7 +26,6 @@ class SubmoduleChange:
     """A change of a submodule since it was loaded.
 
     Attributes:
-        path: its path.
         module: the current module there; None: there is none.
         how: the change, as the rest of a sentence that begins with the path.
         keeps_state: whether its parameters, buffers and submodules are those that were loaded.

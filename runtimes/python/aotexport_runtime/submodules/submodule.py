@@ -169,7 +169,9 @@ class LoadedSubmodule(Loaded):
         """
         origin: Origin = self.__dict__["_origin"]
         tells = name in self._parameters or name in self._buffers or name in self._modules or name == "training"
-        is_seen = name == "__class__" or isinstance(value, nn.Module | torch.Tensor) or self._is_looked_at(name)
+        is_seen = isinstance(value, nn.Module | torch.Tensor) or isinstance(getattr(type(self), name, None), property)
+        is_seen |= name in ("__class__", "forward", "extra_repr", *origin.tensors, *origin.attributes)
+        is_seen |= self.kept(name) is not None
         if not (tells or is_seen or name.startswith("_")):
             raise NotSupported(
                 f"no call looks at the attribute `{name}` of `{origin.path}`: what the model's code read of it was "
@@ -183,13 +185,6 @@ class LoadedSubmodule(Loaded):
         """Delete a tensor, a submodule or an attribute."""
         super().__delattr__(name)
         self.__dict__["_origin"].whole.changed()
-
-    def _is_looked_at(self, name: str) -> bool:
-        """Return whether calls read an attribute that is no tensor and no submodule."""
-        origin: Origin = self.__dict__["_origin"]
-        if name in ("forward", "extra_repr") or name in origin.tensors or name in origin.attributes:
-            return True
-        return self.kept(name) is not None or isinstance(getattr(type(self), name, None), property)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
         """Return a copy: as a part of the copied whole, or alone, as a plain module of torch's class."""

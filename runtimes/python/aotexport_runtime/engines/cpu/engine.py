@@ -161,15 +161,15 @@ def _outputs(
         BundleInvalid: the library does not return it.
     """
     places = {name: index for index, name in enumerate((*library.results, *subgraph.inputs))}
-    metas = {node.name: node.meta for node in graph.nodes if isinstance(node.meta, SizeMeta)}
-    sizes_known = {name: meta.value for name, meta in metas.items() if meta.value is not None}
+    known = {node.name: node.meta.value for node in graph.nodes if isinstance(node.meta, SizeMeta)}
 
     def made(output: Argument) -> _Output:
         if isinstance(output, str) and output in places:
             place = places[output]
             return lambda values, symbols: without_base(values[place])
-        if isinstance(output, SizeArgument) or (isinstance(output, str) and output in sizes_known):
-            size = sizes_known[output] if isinstance(output, str) else output.value
+        size = output.value if isinstance(output, SizeArgument) else None
+        size = known.get(output) if isinstance(output, str) else size
+        if size is not None:
             return lambda values, symbols: sizes.evaluate(size, symbols)
         if isinstance(output, str):
             raise BundleInvalid(

@@ -197,9 +197,10 @@ class _Graph:
         inputs = {_place(self.inputs[index]): index for index in self._copied}
         self._from_input = [inputs.get(_place(value)) if _is_tensor(value) else None for value in self.outputs]
         state = [arg.untyped_storage().data_ptr() for arg, is_fixed in zip(args, fixed, strict=True) if is_fixed]
-        self._is_own = [
-            _is_tensor(value) and source is None and value.untyped_storage().data_ptr() not in state
+        self._own = [
+            value
             for value, source in zip(self.outputs, self._from_input, strict=True)
+            if _is_tensor(value) and source is None and value.untyped_storage().data_ptr() not in state
         ]
         self._lease: weakref.ref[Lease] | None = None
 
@@ -216,8 +217,7 @@ class _Graph:
 
     def saved(self, args: Sequence[Any], returned: int) -> list[Any]:
         """Return the saved tensors of the replay for `args`: inputs of that call, and tensors in the graph's memory."""
-        own = [value for value, is_own in zip(self.outputs, self._is_own, strict=True) if is_own]
-        torch.autograd.graph.increment_version(own)
+        torch.autograd.graph.increment_version(self._own)
         saved = zip(self.outputs[returned:], self._from_input[returned:], strict=True)
         return [value if source is None else args[source] for value, source in saved]
 

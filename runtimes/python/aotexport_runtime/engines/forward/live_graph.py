@@ -73,7 +73,6 @@ class LiveGraph:
     """A forward graph that calls adapters and the submodules that changed.
 
     Attributes:
-        graph: its record.
         environment: its environment, with the functions that call them.
         reads: names of the graph inputs that it reads.
         reasons: the changes, a sentence each.

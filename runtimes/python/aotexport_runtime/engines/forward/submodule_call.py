@@ -31,12 +31,10 @@ sizes; `rank` and dtype, where those nodes do the same for all sizes; `nothing`,
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A result of a call that later nodes use.
+    """A result of a call that later nodes use, with its metadata at capture.
 
     Attributes:
-        name: name of the value.
         leaf: index among the values of the call.
-        meta: metadata at capture.
         needs: the properties that must be as at capture.
         must_be: name of the value whose very tensor it must be; None: any tensor will do.
     """
@@ -56,7 +54,6 @@ class Part:
         arguments: names of its values that are arguments, by leaf of the call.
         captured: names of values from around the call.
         own: name below the submodule of each value that is its state.
-        metas: metadata of these values.
         outputs: its results, by leaf of the call.
         compiled: returns the function.
     """

@@ -131,13 +131,7 @@ def _write(argument: Any, value: Any) -> None:
 
 
 def model_rows(program: Program, paths: Mapping[int, str], written: Mapping[int, str]) -> list[Row]:
-    """Return the guards of the inputs of an ONNX model.
-
-    Args:
-        program: the program that it computes.
-        paths: paths of its arguments, by input.
-        written: those of arguments that calls write to.
-    """
+    """Return the guards of the ONNX model of a program: `paths` of arguments, of `written` ones too, by input."""
     tensors = [input_name(index) for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)]
 
     def requires_nothing(source: GuardSource) -> str:

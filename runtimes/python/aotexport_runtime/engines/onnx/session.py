@@ -49,12 +49,7 @@ class ModelRuntime(Protocol):
     engine: ClassVar[str]
 
     def open(self, bundle: Bundle, model: OnnxModel) -> Session:
-        """Open a model.
-
-        Raises:
-            BundleInvalid: the file is damaged, or its inputs and outputs are not those in the manifest.
-            NotSupported: the runtime is missing, or cannot run the model.
-        """
+        """Open a model; raise `BundleInvalid` of its file, `NotSupported` where the runtime does not run it."""
         ...
 
 
@@ -132,14 +127,9 @@ def threads_of(asked: int | None) -> int | None:
 
 
 def check_names(model: OnnxModel, inputs: list[str], outputs: list[str], optional: list[str]) -> None:
-    """Refuse a model with other inputs, outputs and optional inputs than the manifest has.
-
-    Raises:
-        BundleInvalid: it has.
-    """
-    if (inputs, outputs) != (list(model.inputs), list(model.outputs)) or sorted(optional) != sorted(
-        model.state_inputs.values()
-    ):
+    """Refuse a model with other inputs, outputs and optional inputs than the manifest has (`BundleInvalid`)."""
+    expected = list(model.inputs), list(model.outputs), sorted(model.state_inputs.values())
+    if (inputs, outputs, sorted(optional)) != expected:
         raise BundleInvalid(
             "its inputs and outputs are not those that the manifest names",
             where=model.file,
