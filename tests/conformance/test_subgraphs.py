@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 import torch.fx.traceback
@@ -12,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import aotexport
 import aotexport_runtime
 from aotexport import ExportFailed
-from aotexport_runtime import CallInvalid, NotSupported
+from aotexport_runtime import CallInvalid
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
@@ -164,7 +166,7 @@ def test_loop_whose_gradients_depend_on_what_requires_grad_is_refused_for_others
     assert loaded(transposed, w).stride() == plain_loop(transposed, w).stride() == (4, 1)
 
 
-def test_loop_without_a_step_equals_eager_or_is_refused(tmp_path):
+def test_loop_without_a_step_equals_eager(tmp_path):
     def loop(x, w, count):
         def step(i, x):
             return i + 1, (x * w).sin() + x
@@ -175,10 +177,7 @@ def test_loop_without_a_step_equals_eager_or_is_refused(tmp_path):
     aotexport.export(loop, (x, w, torch.tensor(2)), output=tmp_path / "bundle", verify=False)
     for target in ("portable", "autograd"):
         loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
-        if target == "autograd":
-            with pytest.raises(NotSupported, match=r"^a `while_loop` of this call makes no step"):
-                loaded(x, w, torch.tensor(0))
-        for count in (0, 1) if target == "portable" else (1,):
+        for count in (0, 1):
             results = [function(x, w, torch.tensor(count)) for function in (loaded, loop)]
             torch.testing.assert_close(*results)
             torch.testing.assert_close(*(torch.autograd.grad(result.sum(), [x, w]) for result in results))
@@ -234,6 +233,25 @@ def test_branches_and_loops_that_write_to_state_are_served_without_gradients(tmp
             assert torch.equal(loaded.count, module.count)
     with pytest.raises(CallInvalid, match=r"expected torch.is_grad_enabled\(\) to be False, as at capture"):
         loaded(torch.ones(2, 4))
+
+
+def test_loop_without_a_step_draws_as_eager_does(tmp_path):
+    def loop(x, w, count):
+        def step(i, x):
+            return i + 1, torch.nn.functional.dropout(x * w) + x
+
+        return torch._higher_order_ops.while_loop(lambda i, x: i + torch.rand(()) < count, step, (torch.tensor(0), x))[
+            1
+        ]
+
+    x, w = torch.linspace(-1, 1, 4, requires_grad=True), torch.ones(4, requires_grad=True)
+    aotexport.export(loop, (x, w, torch.tensor(2)), output=tmp_path / "bundle", verify=False)
+    for target in ("portable", "autograd"):
+        loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
+        for count in map(torch.tensor, (0, 2)):
+            results = [drawn(partial(function, count=count), x, w) for function in (loaded, loop)]
+            for mine, theirs in zip(*results, strict=True):
+                torch.testing.assert_close(mine, theirs)
 
 
 OFFSETS = torch.tensor([1.0, 2.0, 3.0])

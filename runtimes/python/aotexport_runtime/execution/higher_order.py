@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -143,10 +144,7 @@ def loop(condition: Step, step: Step, carried: list[Any], additional: list[Any])
     values = tuple(carried)
     if not condition(*values, *additional)[0]:
         if tracked:
-            raise NotSupported(
-                "a `while_loop` of this call makes no step. Torch gives it the gradients of one, which this form of "
-                "its program does not make. Call it under `torch.no_grad()`, or with values for which it makes a step"
-            )
+            return _reaching(_differentiated_once(values, partial(step, *values, *additional)), [*carried, *additional])
         return tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in values)
     while True:
         values = step(*_continued(values, carried), *additional)
@@ -173,6 +171,43 @@ def _continued(values: Sequence[Any], carried: Sequence[Any]) -> list[Any]:
         else value
         for value, first in zip(values, carried, strict=True)
     ]
+
+
+def _differentiated_once(values: tuple[Any, ...], step: Callable[[], Sequence[Any]]) -> tuple[Any, ...]:
+    """Return the results of a loop without a step, differentiated as in eager: as if it had made one.
+
+    Source: torch 2.13, `while_loop_dense`: `WhileLoopAutogradOp.backward` gets one row then, too.
+    """
+    devices = {value.device.index for value in values if isinstance(value, torch.Tensor) and value.is_cuda}
+    # Eager makes that step in backward alone, with new random numbers.
+    with torch.random.fork_rng(devices=devices):
+        after = step()
+    return tuple(
+        _ValueOf.apply(value, result)
+        if _requires_grad(result)
+        else value.detach().clone()
+        if isinstance(value, torch.Tensor)
+        else value
+        for value, result in zip(values, after, strict=True)
+    )
+
+
+class _ValueOf(torch.autograd.Function):
+    """The first of two tensors, with the gradients of the second."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(value: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        return value.detach().clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, grads[0]
 
 
 def _requires_grad(value: Any) -> bool:
