@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.execution.codegen import Environment, compile_graph
 from aotexport_runtime.execution.functional_graph import of_proven_dtype
 from aotexport_runtime.execution.ops import direct, resolve
@@ -55,7 +56,7 @@ def same_results(before, after):
 
 
 def simplify(before, ops):
-    after = simplified(before, metas())
+    after = simplified(before, metas(), EVERY)
     assert [n.op.removeprefix("aten::") for n in after.nodes] == ops
     same_results(before, after)
 
@@ -76,6 +77,32 @@ def test_a_transpose_of_other_axes_stays():
         node("c", "exp.default", "b", meta=TURNED),
     )
     simplify(line(*nodes, outputs=["c"]), ["transpose.int", "transpose.int", "exp.default"])
+
+
+def test_detach_and_a_view_to_the_same_shape_are_left_out():
+    nodes = (
+        node("a", "detach.default", "x"),
+        node("b", "view.default", "a", [3, 3]),
+        node("c", "exp.default", "b"),
+    )
+    simplify(line(*nodes, outputs=["c"]), ["assumed::shape", "exp.default"])
+
+
+def test_a_view_that_is_left_out_by_false_metadata_refuses_the_call():
+    turned = node("a", "mm.default", "y", "x", meta=TensorMeta(dtype="float32", shape=(1, 9), stride=(9, 1)))
+    flat = TensorMeta(dtype="float32", shape=(1, 9), stride=(9, 1))
+    after = simplified(line(turned, node("b", "view.default", "a", [1, 9], meta=flat), outputs=["b"]), metas(), EVERY)
+
+    with pytest.raises(
+        BundleInvalid, match=r"a value of a graph has the shape \[3, 3\], and its metadata say \[1, 9\]"
+    ):
+        run(after)
+
+
+@pytest.mark.parametrize("sizes", [[3, -1], [-1, 3], [3, 3]])
+def test_a_view_with_an_open_size_is_left_out(sizes):
+    nodes = (node("a", "exp.default", "x"), node("b", "view.default", "a", sizes), node("c", "exp.default", "b"))
+    simplify(line(*nodes, outputs=["c"]), ["exp.default", "assumed::shape", "exp.default"])
 
 
 def test_only_dtypes_that_follow_from_those_of_inputs_are_proven():

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime.allowed.operators import INFIX
-from aotexport_runtime.errors import CheckFailed
+from aotexport_runtime.errors import BundleInvalid, CheckFailed
 from aotexport_runtime.rewrite.names import CHECK
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import ScalarMeta, SequenceMeta, SizeMeta, ValueMeta
@@ -90,3 +90,19 @@ def checked(value: Any, meta: ValueMeta) -> Any:
         found = f"one of {value.bit_length()} bits" if isinstance(value, int) else f"a {type(value).__name__}"
         raise CheckFailed(f"a graph expects {expected}, and got {found}")
     return value
+
+
+def check_shape(tensor: torch.Tensor, sizes: Sequence[int]) -> None:
+    """Refuse a tensor of other sizes than these; -1: any.
+
+    Raises:
+        BundleInvalid: names both.
+    """
+    shape = tensor.shape
+    if shape != tuple(sizes) and (
+        len(shape) != len(sizes) or any(size not in (-1, found) for size, found in zip(sizes, shape, strict=True))
+    ):
+        raise BundleInvalid(
+            f"a value of a graph has the shape {list(shape)}, and its metadata say {list(sizes)}",
+            check="result-type/shape",
+        )

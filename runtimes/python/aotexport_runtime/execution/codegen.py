@@ -25,6 +25,7 @@ from aotexport_runtime.execution.preconditions.dataflow import are_indices_prove
 from aotexport_runtime.execution.source import define
 from aotexport_runtime.rewrite import impure
 from aotexport_runtime.rewrite.names import last_uses
+from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
 from aotexport_runtime.schema.graph import Graph, Node, SourceLine
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.subclasses import Subclass
@@ -51,6 +52,7 @@ from aotexport_runtime.values.trees import python_value
 
 _FUNCTIONS: dict[str, Callable[..., Any]] = {
     **higher_order.EFFECTS,
+    ASSUMED_SHAPE: checks.check_shape,
     "subclass::inner": inner_tensor,
     "distributed::to_local": meshes.to_local,
     "distributed::redistribute": meshes.redistribute,

@@ -40,7 +40,7 @@ def compile_functional(
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     metas.update((node.name, node.meta) for node in subgraph.nodes)
     proven = of_proven_dtype([value.name for value in graph.inputs], [*graph.nodes, *subgraph.nodes], metas)
-    subgraph = simplified(subgraph, metas)
+    subgraph = simplified(subgraph, metas, proven)
     if in_place:
         subgraph = reusing(subgraph, proven, visible=len(subgraph.outputs) if visible is None else visible)
     views = possible_views(subgraph) if detached else ()

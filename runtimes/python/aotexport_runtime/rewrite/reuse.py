@@ -14,6 +14,7 @@ import msgspec
 
 from aotexport_runtime.rewrite.names import last_uses, names_in, operands
 from aotexport_runtime.rewrite.partition import Subgraph
+from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import Argument, SequenceMeta, TensorMeta
 
@@ -168,6 +169,8 @@ class _Memory:
 
 def _remember(node: Node, memories: dict[str, _Memory], uses: dict[str, int]) -> None:
     taken = operands(node)
+    if node.op == ASSUMED_SHAPE:
+        return
     if node.op == "python::getitem":
         # Each item has memory of its own, keyed by its index, and lives as long as the sequence.
         key = f"{taken[0]}[{node.args[1]!r}]" if taken else ""

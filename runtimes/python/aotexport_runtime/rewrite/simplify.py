@@ -1,77 +1,133 @@
 """Removes calls that change nothing from subgraphs of functional operators. Data only, no torch.
 
-AOTAutograd's formulas transpose twice, and detach where nothing records. Distinct outputs of a subgraph stay distinct
-tensors, since callers can see that.
+AOTAutograd's formulas transpose twice, detach where nothing records, and reshape to the shape at hand. Distinct outputs
+of a subgraph stay distinct tensors, since callers can see that. Metadata tell which shapes are at hand; where calls are
+left out for that, a node `assumed::shape` compares the shape when it is computed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Set
+from dataclasses import dataclass, field
 
 import msgspec
 
 from aotexport_runtime.rewrite.names import names_in, rename, renamed
 from aotexport_runtime.rewrite.partition import Subgraph, ancestors
 from aotexport_runtime.schema.graph import Node
-from aotexport_runtime.schema.values import TensorMeta, ValueMeta
+from aotexport_runtime.schema.values import Argument, NothingMeta, TensorMeta, ValueMeta
 
 _IDENTITIES = frozenset(("aten::detach.default", "aten::alias.default"))
 _INVOLUTIONS = frozenset(("aten::t.default", "aten::transpose.int"))
+_RESHAPES = frozenset(("aten::view.default", "aten::_unsafe_view.default", "aten::expand.default"))
+_ZEROS = "aten::new_zeros.default"
+
+ASSUMED_SHAPE = "assumed::shape"
+"""Operator of nodes that raise unless a tensor has these sizes (-1: any)."""
 
 
-def simplified(subgraph: Subgraph, metas: Mapping[str, ValueMeta]) -> Subgraph:
-    """Return `subgraph` without the calls that change nothing; `metas`: of all its values."""
+def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta], proven: Set[str]) -> Subgraph:
+    """Return `subgraph` without the calls that change nothing; `metas`: of its inputs; for `proven` see `reusing`."""
     returned = set(names_in(subgraph.outputs))
-    alias: dict[str, str] = {}
-    made: dict[str, Node] = {}
+    state = _State(dict(metas), proven)
     for node in subgraph.nodes:
-        node = renamed(node, alias) if alias else node
-        same = _equal_value(node, made)
+        node = renamed(node, state.alias) if state.alias else node
+        same = state.equal_value(node)
         if same is not None and node.name in returned:
             # A removed output may be replaced by one result that is no output itself, and by no input.
-            same = same if same in made and same not in returned else None
+            same = same if same in state.by_name and same not in returned else None
             returned.update({same} if same else ())
         if same is not None:
-            alias[node.name] = same
-        else:
-            made[node.name] = node
-    outputs = [rename(output, alias) for output in subgraph.outputs]
-    nodes = [_reshaping(_linear(node, made, metas)) for node in made.values()]
-    # Transposes and aliases may have lost their uses.
-    kept = {node.name for node in nodes if node.op not in _IDENTITIES | _INVOLUTIONS}
-    return Subgraph(subgraph.inputs, ancestors(nodes, outputs, set(), kept)[0], outputs)
+            state.alias[node.name] = same
+            state.assume(node)
+            continue
+        state.add(node)
+    outputs = [rename(output, state.alias) for output in subgraph.outputs]
+    nodes = [state.linear(node) for node in state.nodes]
+    # Views and zeros may have lost their uses.
+    droppable = {*_IDENTITIES, *_INVOLUTIONS, *_RESHAPES, _ZEROS}
+    kept = {node.name for node in nodes if node.op not in droppable}
+    needed, _ = ancestors(nodes, outputs, set(), kept)
+    return Subgraph(subgraph.inputs, [_reshaping(node) for node in needed], outputs)
 
 
-def _equal_value(node: Node, made: Mapping[str, Node]) -> str | None:
-    """Return the earlier value with the result and memory of `node`; None: there is none."""
-    source = node.args[0] if node.args else None
-    if not isinstance(source, str) or node.kwargs:
+@dataclass
+class _State:
+    metas: dict[str, ValueMeta]
+    proven: Set[str]
+    alias: dict[str, str] = field(default_factory=dict[str, str])
+    nodes: list[Node] = field(default_factory=list[Node])
+    by_name: dict[str, Node] = field(default_factory=dict[str, Node])
+
+    def add(self, node: Node) -> None:
+        self.nodes.append(node)
+        self.by_name[node.name] = node
+        self.metas[node.name] = node.meta
+
+    def assume(self, node: Node) -> None:
+        """Have the shape compared that makes `node` change nothing, if one does."""
+        if node.op in _RESHAPES:
+            self.nodes.append(_assumption(node.name, node.args[:2]))
+        elif node.op == "aten::add.Tensor":
+            self.nodes.append(_assumption(node.name, [node.args[0], self.by_name[str(node.args[1])].args[1]]))
+
+    def equal_value(self, node: Node) -> str | None:
+        """Return the earlier value with the result and memory of `node`; None: there is none."""
+        source = node.args[0] if node.args else None
+        if not isinstance(source, str) or node.kwargs:
+            return None
+        if node.op in _IDENTITIES:
+            return source
+        if node.op in _RESHAPES and _same_layout(self.metas.get(source), node.meta):
+            return source
+        if node.op == "aten::add.Tensor" and self._adds_zeros(node):
+            return source
+        before = self.by_name.get(source)
+        if node.op in _INVOLUTIONS and before is not None and before.op == node.op and not before.kwargs:
+            first = before.args[0]
+            if isinstance(first, str) and before.args[1:] == node.args[1:]:
+                return first
         return None
-    if node.op in _IDENTITIES:
-        return source
-    before = made.get(source)
-    if node.op in _INVOLUTIONS and before is not None and (before.op, before.kwargs) == (node.op, {}):
-        first = before.args[0]
-        return first if isinstance(first, str) and before.args[1:] == node.args[1:] else None
-    return None
+
+    def _adds_zeros(self, node: Node) -> bool:
+        """Return whether a sum of two equals its first term; code that makes gradients defined adds such zeros."""
+        added = self.by_name.get(node.args[1]) if len(node.args) == 2 and isinstance(node.args[1], str) else None
+        before = self.metas.get(node.args[0]) if isinstance(node.args[0], str) else None
+        if added is None or added.op != _ZEROS or node.name not in self.proven or not isinstance(before, TensorMeta):
+            return False
+        return isinstance(node.meta, TensorMeta) and (before.shape, before.dtype) == (node.meta.shape, node.meta.dtype)
+
+    def linear(self, node: Node) -> Node:
+        """Return a linear layer in place of `node`, where that is an `addmm` by a transposed weight; else `node`."""
+        if node.op != "aten::addmm.default" or node.kwargs or len(node.args) != 3:
+            return node
+        bias, source, matrix = node.args
+        transposed = self.by_name.get(matrix) if isinstance(matrix, str) else None
+        if transposed is None or transposed.op != "aten::t.default":
+            return node
+        added = self.metas.get(bias) if isinstance(bias, str) else None
+        # Only vectors as long as a row are biases.
+        if not isinstance(added, TensorMeta) or not isinstance(node.meta, TensorMeta):
+            return node
+        if added.shape != node.meta.shape[1:]:
+            return node
+        return msgspec.structs.replace(node, op="aten::linear.default", args=[source, transposed.args[0], bias])
 
 
-def _linear(node: Node, made: Mapping[str, Node], metas: Mapping[str, ValueMeta]) -> Node:
-    """Return a linear layer in place of `node`, where that is an `addmm` by a transposed weight; else `node`."""
-    if node.op != "aten::addmm.default" or node.kwargs or len(node.args) != 3:
-        return node
-    bias, source, matrix = node.args
-    transposed = made.get(matrix) if isinstance(matrix, str) else None
-    added = metas.get(bias) if isinstance(bias, str) else None
-    if transposed is None or transposed.op != "aten::t.default":
-        return node
-    # Only vectors as long as a row are biases.
-    if not (isinstance(added, TensorMeta) and isinstance(node.meta, TensorMeta) and added.shape == node.meta.shape[1:]):
-        return node
-    return msgspec.structs.replace(node, op="aten::linear.default", args=[source, transposed.args[0], bias])
+def _assumption(name: str, args: list[Argument]) -> Node:
+    """Return a node that compares a shape; `name` is no longer one of another node."""
+    return Node(name=name, op=ASSUMED_SHAPE, args=args, meta=NothingMeta())
 
 
 def _reshaping(node: Node) -> Node:
     """Return a view as a reshape: nothing writes through it, and kernels may choose other strides than traced."""
     is_view = node.op in ("aten::view.default", "aten::_unsafe_view.default")
     return msgspec.structs.replace(node, op="aten::reshape.default") if is_view else node
+
+
+def _same_layout(before: ValueMeta | None, after: ValueMeta) -> bool:
+    return (
+        isinstance(before, TensorMeta)
+        and isinstance(after, TensorMeta)
+        and (before.shape, before.stride, before.dtype) == (after.shape, after.stride, after.dtype)
+    )
