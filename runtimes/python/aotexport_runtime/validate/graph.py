@@ -11,15 +11,18 @@ from keyword import iskeyword
 
 from aotexport_runtime.allowed.operators import NAMESPACES, OPERANDS, VIEWS, allowed_aten_operators
 from aotexport_runtime.errors import Place
-from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema import trees
+from aotexport_runtime.schema.bounded import MAX_NODES
+from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.values import DTypeArgument, SequenceMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import check_argument, check_meta, introduced, references
+from aotexport_runtime.validate.bounds import check_index
 from aotexport_runtime.validate.builtins import Builtins, check_bodies
 from aotexport_runtime.validate.declared import check_declared
-from aotexport_runtime.validate.modules import check_calls
 from aotexport_runtime.validate.subclasses import check_subclass
 from aotexport_runtime.validate.types import check_types, typed_call
+from aotexport_runtime.values.trees import leaves
 
 
 def check_graph(
@@ -79,7 +82,7 @@ class _Check:
         with where:
             self.builtins.check_closed()
         with where:
-            check_calls(graph, self.symbols, where)
+            _check_calls(graph, self.symbols, where)
         for index, output in enumerate(graph.outputs):
             with where.at("outputs", index) as here:
                 check_argument(output, self.values, graph.subgraphs, self.symbols, here)
@@ -171,6 +174,47 @@ def check_allowed(op: str, namespaces: set[str], *, where: Place) -> None:
     elif namespace not in namespaces:
         message = f"operator `{op[:80]}` is in namespace `{namespace[:40]}`, which the manifest does not declare"
         raise where.invalid(message, "operator-undeclared/namespace")
+
+
+def _check_calls(graph: Graph, symbols: set[str], where: Place) -> None:
+    """Refuse calls of submodules that are no nested runs of a graph's nodes, or use other values than the graph's."""
+    place = where.at("calls")
+    if len(graph.calls) > MAX_NODES:
+        message = f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read"
+        raise place.invalid(message, "bundle-limit/calls")
+    places = {value.name: -1 for value in graph.inputs}
+    places |= {node.name: index for index, node in enumerate(graph.nodes)}
+    ends: dict[int | None, int] = {}
+    for index, call in enumerate(graph.calls):
+        subject, where = f"call {index} of a submodule", place.at(index)
+        low, high = 0, len(graph.nodes)
+        if call.parent is not None:
+            check_index(call.parent, index, f"parent of {subject}", "index-range/call-parent", where)
+            low, high = graph.calls[call.parent].begin, graph.calls[call.parent].end
+        if not max(low, ends.get(call.parent, 0)) <= call.begin <= call.end <= high:
+            message = f"{subject} is no run of nodes after the one before it, in the one around it"
+            raise where.invalid(message, "module-malformed/run")
+        ends[call.parent] = call.end
+        _check_structures(call, places, graph, symbols, subject, where)
+
+
+def _check_structures(
+    call: ModuleCall, places: dict[str, int], graph: Graph, symbols: set[str], subject: str, where: Place
+) -> None:
+    check_argument(call.values, places, graph.subgraphs, symbols, where)
+    if call.arguments is None or call.result is None:
+        if call.refusal is None:
+            raise where.invalid(f"{subject} has no structure, and no reason why", "module-malformed/call-structure")
+        return
+    pair = call.arguments.items if isinstance(call.arguments, trees.Sequence) else ()
+    if len(pair) != 2 or not isinstance(pair[0], trees.Sequence) or not isinstance(pair[1], trees.Mapping):
+        message = f"arguments of {subject} are no pair of positional and keyword arguments"
+        raise where.invalid(message, "module-malformed/call-arguments")
+    for tree, end in ((call.arguments, call.begin), (call.result, call.end)):
+        used = [call.values[leaf.index] for _, leaf in leaves(tree) if isinstance(leaf, trees.Leaf)]
+        if any(places[name] >= end for value in used for name in references(value)):
+            message = f"{subject} takes or returns a value that is computed after it"
+            raise where.invalid(message, "module-malformed/late-value")
 
 
 # --- memory -----------------------------------------------------------------------------------------------

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from keyword import iskeyword
+
+from aotexport_runtime.allowed.modules import is_own_attribute
 from aotexport_runtime.allowed.operators import operator_sets
 from aotexport_runtime.errors import Place
+from aotexport_runtime.schema.bounded import Line
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import OPERATOR_SET, Manifest, OnnxModel, StateTensor, StoredPart
 from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.schema.trees import Mapping
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING_CONVENTION
-from aotexport_runtime.validate.bounds import check_span, check_unique
+from aotexport_runtime.validate.bounds import check_form, check_span, check_unique
 from aotexport_runtime.validate.declared import check_declared
-from aotexport_runtime.validate.modules import check_path, check_submodules
 from aotexport_runtime.validate.subclasses import check_differentiable, check_parts, subject_of
+from aotexport_runtime.values.trees import keys_of
 
 WHERE = Place("bundle.json")
+
+MAX_PARTS = 64
 
 
 def check_manifest(manifest: Manifest, where: Place = WHERE, *, limits: Limits = DEFAULT) -> None:
@@ -38,7 +45,7 @@ def check_manifest(manifest: Manifest, where: Place = WHERE, *, limits: Limits =
             _check_state(tensor, listed, here)
     with where.at("state") as here:
         _check_state_names([name for tensor in manifest.state for name in (tensor.name, *tensor.tied)], here)
-    check_submodules(manifest, where)
+    _check_submodules(manifest, where)
     for index, model in enumerate(manifest.onnx):
         with where.at("onnx", index) as here:
             _check_model(model, here)
@@ -104,12 +111,58 @@ def _check_state_names(names: list[str], where: Place) -> None:
     check_unique(names, "state tensor", "name-twice/state", where)
     modules: set[str] = set()
     for name in names:
-        parts = check_path(name, "state name", where)
+        parts = _check_path(name, "state name", where)
         modules.update(".".join(parts[:count]) for count in range(1, len(parts)))
     both = modules.intersection(names)
     if both:
         message = f"{min(both)[:80]!r} is the name of a state tensor and of a module"
         raise where.invalid(message, "name-twice/state-in-module")
+
+
+def _check_path(path: str, subject: str, where: Place) -> list[str]:
+    """Return the parts of a path of submodules."""
+    check_form(path, Line, subject, "text-malformed/path", where)
+    parts = path.split(".")
+    if len(parts) > MAX_PARTS or not all(parts) or "__dict__" in parts:
+        raise where.invalid(f"{subject} {path[:80]!r} is malformed", "name-malformed/path")
+    return parts
+
+
+def _check_submodules(manifest: Manifest, where: Place) -> None:
+    """Refuse submodules out of order, twice, or within themselves, and settings that are something else as well."""
+    state = {name for entry in manifest.state for name in (entry.name, *entry.tied)}
+    others = state.union(each.name for each in (*manifest.modules, *manifest.attributes))
+    for name in manifest.settings:
+        if name in others:
+            message = f"attribute {name[:80]!r} is listed as something else as well"
+            where.at("settings", name).refuse(message, "name-twice/setting")
+    with where.at("modules") as here:
+        _check_order(manifest, state, here)
+
+
+def _check_order(manifest: Manifest, state: set[str], place: Place) -> None:
+    ended: set[str] = set()
+    around: list[str] = []
+    for index, record in enumerate(manifest.modules):
+        where, subject = place.at(index), f"submodule {record.name[:80]!r}"
+        parts = _check_path(record.name, "submodule", where) if record.name else []
+        while around and around != parts[: len(around)]:
+            ended.add(".".join(around))
+            around.pop()
+        if around != parts[:-1]:
+            raise where.invalid(f"{subject} does not follow the one that it is in", "module-malformed/order")
+        if record.name in state:
+            message = f"{record.name[:80]!r} is the name of a state tensor and of a module"
+            raise where.invalid(message, "name-twice/module-and-state")
+        if record.same_as is not None and record.same_as not in ended:
+            raise where.invalid(f"{subject} is the same as none before it", "module-malformed/same-as")
+        if not isinstance(record.attributes, Mapping | None):
+            raise where.invalid(f"attributes of {subject} are no mapping", "module-malformed/attributes")
+        for name in (*record.absent, *(() if record.attributes is None else keys_of(record.attributes))):
+            text = str(name)
+            if name != text or not text.isidentifier() or iskeyword(text) or not is_own_attribute(text):
+                raise where.invalid(f"{subject} has a malformed attribute {text[:40]!r}", "name-malformed/attribute")
+        around = parts
 
 
 def _check_model(model: OnnxModel, where: Place) -> None:

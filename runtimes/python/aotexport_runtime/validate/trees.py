@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import INT64_MAX, ClassName, Hexadecimal, bounds_of, is_identifier
 from aotexport_runtime.schema.trees import (
@@ -28,14 +30,7 @@ from aotexport_runtime.values.trees import SETS
 
 
 def check_tree(tree: Tree, count: int, where: Place, *, is_context: bool = False) -> None:
-    """Refuse a malformed tree.
-
-    Args:
-        tree: of arguments, of results, or of a context of tensor subclasses.
-        count: number of inputs, or outputs, that its leaves index.
-        where: for errors.
-        is_context: whether it is of a context, which has no leaves, and objects of the caller's classes.
-    """
+    """Refuse a malformed tree of `count` inputs or outputs, or of a context, with objects of the caller's classes."""
     if isinstance(tree, Leaf):
         if not 0 <= tree.index < count:
             raise where.invalid(f"leaf {tree.index} of a tree is out of range", "index-range/leaf")
@@ -136,6 +131,5 @@ def _is_of_type(number: NumpyNumber) -> bool:
         return isinstance(value, bool)
     if number.dtype.startswith("float"):
         return isinstance(value, float | FloatArgument)
-    bits = int(number.dtype.lstrip("uint"))
-    low, high = (0, 1 << bits) if number.dtype.startswith("u") else (-1 << (bits - 1), 1 << (bits - 1))
-    return type(value) is int and low <= value < high
+    limits = np.iinfo(number.dtype)
+    return type(value) is int and limits.min <= value <= limits.max

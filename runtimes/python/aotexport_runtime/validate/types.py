@@ -166,13 +166,7 @@ _OPERANDS = ("self", "other", "min", "max", "exponent")
 
 
 class Rule(NamedTuple):
-    """How the dtype of an operator's results follows.
-
-    Attributes:
-        kind: a word of `allowed/dtypes.txt`; empty: none.
-        signature: of the operator.
-        gives: the parameter that is the dtype where it is given; None: there is none.
-    """
+    """How dtypes of results follow: a word of `allowed/dtypes.txt`, or empty; a parameter that is it where given."""
 
     kind: str
     signature: Signature
