@@ -42,8 +42,8 @@ from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import FileEntry, Manifest
 from aotexport_runtime.schema.trees import Tree
-from aotexport_runtime.validate import check_graph
 from aotexport_runtime.validate.declared import check_declared
+from aotexport_runtime.validate.graph import check_graph
 from aotexport_runtime.validate.trees import check_tree
 from aotexport_runtime.values.structure import take_apart
 from aotexport_runtime.values.trees import builder, leaves

@@ -28,7 +28,8 @@ from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import LoweredProgram
-from aotexport_runtime.validate import check_manifest, check_onnx, check_stored
+from aotexport_runtime.validate.manifest import check_manifest, check_onnx
+from aotexport_runtime.validate.vector import check_stored
 
 T = TypeVar("T", bound=Record)
 

@@ -32,19 +32,18 @@ from aotexport_runtime.schema.manifest import FileEntry, Manifest, VectorEntry
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import CompiledProgram, LoweredProgram, Target
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.validate import (
+from aotexport_runtime.validate.graph import check_graph
+from aotexport_runtime.validate.interface import check_forward_graph, check_functional_graph
+from aotexport_runtime.validate.manifest import check_manifest
+from aotexport_runtime.validate.program import check_program
+from aotexport_runtime.validate.targets import (
     check_compiled,
-    check_forward_graph,
-    check_functional_graph,
-    check_graph,
     check_kernels,
     check_lowered,
     check_lowered_graph,
-    check_manifest,
-    check_program,
     check_target,
-    check_vector,
 )
+from aotexport_runtime.validate.vector import check_vector
 from aotexport_runtime.values.arguments import path_of
 
 T = TypeVar("T", bound=Record)

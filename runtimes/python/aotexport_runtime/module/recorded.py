@@ -12,7 +12,7 @@ from aotexport_runtime.bundle.weights import read_tensors
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.vectors import Vector, spans
-from aotexport_runtime.validate import check_stored
+from aotexport_runtime.validate.vector import check_stored
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.observe import Observation
 

@@ -14,7 +14,7 @@ import msgspec
 
 from aotexport_runtime.allowed.operators import NAMESPACES, aten_signatures
 from aotexport_runtime.allowed.signatures import Parameter, Signature, is_compatible, signature_of
-from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import Argument, DTypeArgument, NothingMeta, SequenceMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import NUMBERS, Values, elements, kind_of
@@ -91,29 +91,21 @@ def _check_arguments(node: Node, signature: Signature, values: Values, here: Pla
     if len(node.args) > len(positional):
         message = f"{subject} takes {len(positional)} positional arguments, got {len(node.args)}"
         raise here.at("args").invalid(message, "operator-arguments/positional")
-    for index, (parameter, argument) in enumerate(zip(positional, node.args, strict=False)):
-        if not takes(parameter.type, argument, values) and not _is_undefined(node, parameter, argument, values):
-            raise _wrong_type(node, parameter, here.at("args", index))
     rest = {each.name: each for each in (*positional[len(node.args) :], *signature.keyword_only)}
-    for keyword, argument in node.kwargs.items():
-        if keyword not in rest:
-            message = f"{subject} takes no keyword argument {keyword[:40]!r} here"
-            raise here.at("kwargs", keyword).invalid(message, "operator-arguments/keyword")
-        if not takes(rest[keyword].type, argument, values):
-            raise _wrong_type(node, rest[keyword], here.at("kwargs", keyword))
+    unknown = next((keyword for keyword in node.kwargs if keyword not in rest), None)
+    if unknown is not None:
+        message = f"{subject} takes no keyword argument {unknown[:40]!r} here"
+        raise here.at("kwargs", unknown).invalid(message, "operator-arguments/keyword")
+    given = [("args", index, *pair) for index, pair in enumerate(zip(positional, node.args, strict=False))]
+    given += [("kwargs", keyword, rest[keyword], argument) for keyword, argument in node.kwargs.items()]
+    for kind, step, parameter, argument in given:
+        is_undefined = parameter.name in _UNDEFINED.get(node.op, ()) and kind_of(argument, values) == "nothing"
+        if not is_undefined and not takes(parameter.type, argument, values):
+            message = f"argument `{parameter.name}` of {subject} is no {parameter.type.removesuffix('?')}"
+            raise here.at(kind, step).invalid(message, "argument-type/argument")
     lacking = next((each.name for each in rest.values() if each.default is None and each.name not in node.kwargs), None)
     if lacking is not None:
         raise here.invalid(f"{subject} lacks its argument `{lacking}`", "operator-arguments/missing")
-
-
-def _is_undefined(node: Node, parameter: Parameter, argument: Argument, values: Values) -> bool:
-    """Return whether an argument is nothing where an operator takes nothing for a tensor."""
-    return kind_of(argument, values) == "nothing" and parameter.name in _UNDEFINED.get(node.op, ())
-
-
-def _wrong_type(node: Node, parameter: Parameter, here: Place) -> BundleInvalid:
-    message = f"argument `{parameter.name}` of operator `{node.op}` is no {parameter.type.removesuffix('?')}"
-    return here.invalid(message, "argument-type/argument")
 
 
 def takes(type_: str, argument: Argument, values: Values) -> bool:

@@ -17,7 +17,7 @@ from aotexport_runtime.errors import CheckFailed, NotSupported, Place
 from aotexport_runtime.guards.rule import GuardSource, Row, input_name
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
-from aotexport_runtime.validate import check_onnx
+from aotexport_runtime.validate.manifest import check_onnx
 from aotexport_runtime.values.tensors import NumpyTensor, is_torch_tensor
 
 
