@@ -33,18 +33,12 @@ def as_written(record: T) -> T:
     # Defaults are left out by identity, which decoding gives to all that equal them.
     copy = msgspec.json.decode(msgspec.json.encode(record), type=type(record))
     if isinstance(copy, Graph):
-        share_in_tables(copy)
+        _share_in_tables(copy)
     return copy
 
 
 def decode_record(data: bytes, type_: type[T], *, where: str, limits: Limits = DEFAULT) -> T:
-    """Return the record that `data` holds.
-
-    Args:
-        data: JSON bytes.
-        type_: the record's type.
-        where: file name, for errors.
-        limits: how large the document may be.
+    """Return the record that JSON holds; `where` is its file, for errors.
 
     Raises:
         BundleInvalid: not JSON, nested too deep, a key twice in one object, not such a record, or an index into a
@@ -64,7 +58,7 @@ def decode_record(data: bytes, type_: type[T], *, where: str, limits: Limits = D
             steps = next(untagged(msgspec.json.decode(data), type_), ())
             raise Place(where).at(*steps).invalid("Object missing required field `kind`", "json-record/record")
         if isinstance(record, Graph):
-            resolve_tables(record, Place(where), limits)
+            _resolve_tables(record, Place(where), limits)
         return record
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise refused(error, where) from None
@@ -95,13 +89,7 @@ def _keys_once(data: bytes, where: str, keys: int) -> tuple[Any, bytes]:
 
 
 def refused(error: Exception, where: str, said: str = "") -> BundleInvalid:
-    """Return what is raised for JSON that msgspec does not decode.
-
-    Args:
-        error: of msgspec.
-        where: for errors.
-        said: begin of the message.
-    """
+    """Return what is raised for JSON that msgspec does not decode, by its error; `said` begins the message."""
     message = str(error)[:MAX_MESSAGE]
     is_json = isinstance(error, msgspec.ValidationError) and not message.startswith(_OUT_OF_RANGE)
     found = _PATH.search(message)
@@ -186,17 +174,8 @@ _USERS = {"metas": (("inputs", "meta"), ("nodes", "meta")), "operators": (("node
 """Per table the fields that may be indexes into it; its entries are in the order in which these use them first."""
 
 
-def resolve_tables(graph: Graph, where: Place, limits: Limits) -> None:
-    """Put the entries of its tables in the place of indexes, in a graph that was just decoded and in its bodies.
-
-    Args:
-        graph: changed in place.
-        where: its place, for errors.
-        limits: how large a file may be, with what tables hold in the place of indexes.
-
-    Raises:
-        BundleInvalid: an index is out of range, or the file would be too large.
-    """
+def _resolve_tables(graph: Graph, where: Place, limits: Limits) -> None:
+    """Put the entries of its tables in the place of indexes, in a graph that was just decoded and in its bodies."""
     nbytes = containers = 0
     for part, place in _with_bodies(graph, where):
         for table in _USERS:
@@ -220,12 +199,8 @@ def resolve_tables(graph: Graph, where: Place, limits: Limits) -> None:
         raise where.invalid(message, "bundle-limit/tables")
 
 
-def share_in_tables(graph: Graph) -> None:
-    """Put what inputs and nodes of a graph and of its bodies have into tables, and indexes in its place.
-
-    Args:
-        graph: changed in place; without indexes.
-    """
+def _share_in_tables(graph: Graph) -> None:
+    """Put what inputs and nodes of a graph and of its bodies have into tables, and indexes in its place."""
     for part, _ in _with_bodies(graph, Place("")):
         for table in _USERS:
             # By their text: 1 and 1.0 are equal, and not the same.

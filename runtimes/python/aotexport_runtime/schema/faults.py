@@ -18,13 +18,7 @@ Steps = tuple[str | int, ...]
 
 
 def structure_faults(value: Any, type_: Any, place: Place) -> list[BundleInvalid]:
-    """Return what is wrong with the structure of `value`, each fault with its place.
-
-    Args:
-        value: plain JSON, decoded.
-        type_: what it must be: a record, or the type of a field.
-        place: of `value`.
-    """
+    """Return what is wrong with the structure of plain JSON that must be of a type, each fault with its place."""
     try:
         msgspec.convert(value, type=type_)
     except msgspec.ValidationError as error:

@@ -75,13 +75,7 @@ def kind_of(value: Argument | ValueMeta, values: Values = MappingProxyType({})) 
 
 
 def described(meta: ValueMeta | None, more_axes: int = 0, *, typed: bool = True) -> str:
-    """Return what a value is said to be, in words, as far as types go: without sizes.
-
-    Args:
-        meta: its metadata; None: it has none.
-        more_axes: to add to those of a tensor.
-        typed: whether to tell the dtype of a tensor.
-    """
+    """Return what a value is said to be, in words: of a tensor its axes and `more_axes`, and if `typed` its dtype."""
     if isinstance(meta, TensorMeta):
         return f"a tensor{f' of {meta.dtype}' if typed else ''} with {len(meta.shape) + more_axes} axes"
     return _WORDS[kind_of(meta)]
@@ -130,15 +124,7 @@ def descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:
 def check_argument(
     argument: Argument, defined: Collection[str], subgraphs: Collection[str], symbols: set[str], where: Place
 ) -> None:
-    """Refuse an argument with a dangling reference, or a value that no operator of a bundle takes.
-
-    Args:
-        argument: argument of an operator, or a returned value.
-        defined: names of the values that it may refer to.
-        subgraphs: names of the subgraphs that it may refer to.
-        symbols: symbols of the program.
-        where: for errors.
-    """
+    """Refuse an argument with a dangling reference, to a value, a subgraph or a symbol, or with a number too large."""
     for each in elements(argument):
         if isinstance(each, str):
             if each not in defined:

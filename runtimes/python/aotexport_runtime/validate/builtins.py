@@ -63,12 +63,7 @@ class Builtins:
         self._regions: list[tuple[Node, Place]] = []
 
     def check(self, node: Node, where: Place) -> None:
-        """Refuse a call with operands that it does not take.
-
-        Args:
-            node: any call but one of `aten`; custom operators pass.
-            where: of the node, for errors.
-        """
+        """Refuse a call with operands that it does not take; operators of torch and custom ones pass."""
         kinds = OPERANDS.get(node.op)
         if kinds is None:
             return
@@ -151,7 +146,11 @@ class Builtins:
         if node.op == "python::pow" and not self._is_float(operands[0]):
             nbits = [nbits[0] * self._exponent(node.args[1])]
         if node.op == "python::lshift":
-            nbits = [nbits[0] + self._shift(node.args[1])]
+            distance = node.args[1]
+            if not isinstance(distance, int) or not 0 <= distance <= MAX_EXPONENT:
+                reason = f"shifts by what is no integer from 0 to {MAX_EXPONENT}"
+                raise self._fault(reason, "operator-arguments/shift")
+            nbits = [nbits[0] + distance]
         total = sum(nbits) if node.op == "python::mul" else max(nbits, default=0) + len(nbits).bit_length()
         if total > self._most_nbits:
             raise self._fault(f"may give numbers of more than {self._most_nbits} bits", "operator-arguments/bits")
@@ -177,11 +176,6 @@ class Builtins:
             return 1
         reason = f"raises an integer to a power that is no integer from -{MAX_EXPONENT} to {MAX_EXPONENT}"
         raise self._fault(reason, "operator-arguments/exponent")
-
-    def _shift(self, distance: Argument) -> int:
-        if isinstance(distance, int) and 0 <= distance <= MAX_EXPONENT:
-            return distance
-        raise self._fault(f"shifts by what is no integer from 0 to {MAX_EXPONENT}", "operator-arguments/shift")
 
     def _is_float(self, operand: Argument) -> bool:
         known = self._are_floats.get(operand) if isinstance(operand, str) else None

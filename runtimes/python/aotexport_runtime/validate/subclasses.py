@@ -40,13 +40,7 @@ def check_subclass(record: Subclass, symbols: set[str], where: Place) -> None:
 
 
 def check_parts(spec: StateTensor | StateInput | ArgumentInput | VectorInput, symbols: set[str], where: Place) -> None:
-    """Refuse a malformed structure of a tensor, or parts or a layout that do not fit it.
-
-    Args:
-        spec: the tensor, which may be plain.
-        symbols: symbols that its sizes may refer to.
-        where: for errors.
-    """
+    """Refuse a malformed structure of a tensor over these symbols, or parts or a layout that do not fit it."""
     record, subject = spec.subclass, subject_of(spec)
     if record is not None:
         check_subclass(record, symbols, where)

@@ -180,7 +180,9 @@ def rule_of(op: str, schema: str) -> Rule | None:
     """Return the rule of an `aten` operator; None: there is none."""
     base = op.removeprefix("aten::").partition(".")[0]
     signature = signature_of(schema)
-    if signature is None or not op.startswith("aten::") or _writes_by_keyword(schema) or not signature.returns:
+    # Some write to an argument that is given by keyword alone (`out`).
+    writes = "!" in schema.partition("*, ")[2].partition(") -> ")[0]
+    if signature is None or not op.startswith("aten::") or writes or not signature.returns:
         return None
     parameters = (*signature.positional, *signature.keyword_only)
     gives = next((p for p in parameters if p.name in ("dtype", "input_dtype", "out_dtype")), None)
@@ -196,19 +198,10 @@ def rule_of(op: str, schema: str) -> Rule | None:
     return Rule(kind, signature, gives) if kind or gives is not None else None
 
 
-def _writes_by_keyword(schema: str) -> bool:
-    """Return whether an operator writes to an argument that is given by keyword alone (`out`)."""
-    _, _, keywords = schema.partition("*, ")
-    return "!" in keywords.partition(") -> ")[0]
-
-
 def result_dtypes(node: Node, schema: str | None, values: Values) -> str | tuple[str, ...] | None:
-    """Return the dtype of an operator's results; where they differ, one per result; None: no rule says it.
+    """Return the dtype of the results of a call that fits its signature, if any; where they differ, one per result.
 
-    Args:
-        node: a call that fits the signature.
-        schema: the signature that the graph records; None: none.
-        values: metadata of its arguments.
+    None: no rule says it.
     """
     rule = None if schema is None else rule_of(node.op, schema)
     if rule is None:
