@@ -22,7 +22,7 @@ from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.vectors import Vector, VectorInput
 from aotexport_runtime.serving.interface import interface_of, is_rare
 from aotexport_runtime.serving.joining import AnyProgram, Values
-from aotexport_runtime.validate import check_stored
+from aotexport_runtime.validate.vector import check_stored
 from aotexport_runtime.values.compare import NORM, NORMS, Observed, kept
 from aotexport_runtime.values.trees import leaves
 
