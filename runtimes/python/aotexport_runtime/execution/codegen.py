@@ -160,6 +160,15 @@ class _FunctionSource:
         if checks.has_numbers(meta):
             self.lines.append(f"{self.constant(checks.checked)}({self.local(name)}, {self.object('d', meta)})")
 
+    def compute(self, node: Node, shown: Mapping[str, Sequence[str]]) -> None:
+        """Write that the value of a node is computed, and that it is checked; `shown`: see `checks.shown_values`."""
+        if node.source is not None and self.graph.sources:
+            self.original_lines[len(self.lines)] = self.graph.sources[node.source]
+        made = self.checking(node, shown[node.name]) if node.name in shown else self.expression(node)
+        self.lines.append(f"{self.local(node.name)} = {made}")
+        if not node.op.startswith(_TRUSTED):
+            self.check(node.name, node.meta)
+
     def function(self, node: Node) -> str:
         """Return the global that holds the function for the operator of `node`."""
         op, environment, schema = node.op, self.environment, self.graph.schemas.get(node.op)
@@ -300,12 +309,7 @@ def compile_graph(
     for name, index in uses.items():
         dying.setdefault(index, []).append(name)
     for index, node in enumerate(nodes):
-        if node.source is not None and graph.sources:
-            source.original_lines[len(lines)] = graph.sources[node.source]
-        made = source.checking(node, shown[node.name]) if node.name in shown else source.expression(node)
-        lines.append(f"{source.local(node.name)} = {made}")
-        if not node.op.startswith(_TRUSTED):
-            source.check(node.name, node.meta)
+        source.compute(node, shown)
         is_unused = node.name not in uses and node.op not in higher_order.EFFECTS
         source.drop([*dying.get(index, ()), *[node.name] * is_unused])
     lines.append(f"return ({''.join(f'{source.output(output)}, ' for output in outputs)})")

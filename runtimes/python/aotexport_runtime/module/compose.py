@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from aotexport_runtime.call.plan import Plan
-from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE
+from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request
 from aotexport_runtime.engines.cpu.engine import Libraries
 from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.engines.figures import sizes_of
@@ -23,7 +23,7 @@ from aotexport_runtime.engines.forward.live_graph import LiveGraph, graph_of_cal
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
 from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.runs import Engines
-from aotexport_runtime.engines.select import select_engine
+from aotexport_runtime.engines.select import Choice, select_engine
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, constant_value
@@ -58,38 +58,9 @@ def compose(module: BundleModule, program: Program, *, measures: bool = True) ->
     bundle, environment, request, live = module.bundle, module._environment, module._request, _live(module, program)
     if module._untold is not None:
         request = dataclasses.replace(request, target=AUTOGRAD)
-    device = None if environment.device is None else environment.device.type
     device_type = device_type_of(program, environment.device)
     measures = measures and live is None and is_measured(bundle, program, request, device_type)
-    failed: dict[str, str] = {}
-    native: Lowered | Libraries | None = None
-    while True:
-        choice = select_engine(
-            bundle,
-            program,
-            request,
-            targets=module._targets,
-            device=device,
-            changed="" if live is None else ", ".join(live.reasons),
-            failed=failed,
-            is_measured=measures,
-            prefers_onednn=functools.partial(_prefers_onednn, environment),
-        )
-        if choice.native is None:
-            break
-        try:
-            if choice.native != CUDA:
-                native = Libraries(bundle, choice.native, program, environment)
-            else:
-                assert environment.lowering is not None
-                native = environment.lowering(bundle, program, environment)
-            break
-        except NotSupported as error:
-            failed[choice.native] = str(error)
-            if choice.native == CUDA:
-                log.info("program %s runs without its kernels: %s", program.name, error)
-            else:
-                log.warning("program %s runs its graph, and not target %s: %s", program.name, choice.native, error)
+    choice, native = _selected(module, program, request, live, is_measured=measures)
     record = Engines(program.name, str(environment.device or device_type), choice)
     record.demand(request.target)
     if choice.engines == (AUTOGRAD,) and request.target != AUTOGRAD and (live or program.functional):
@@ -117,6 +88,40 @@ def compose(module: BundleModule, program: Program, *, measures: bool = True) ->
         return plan(engines)
     first = fastest(module, plan(engines), graph)
     return compose(module, program, measures=False) if first is None else plan(first)
+
+
+def _selected(
+    module: BundleModule, program: Program, request: Request, live: LiveGraph | None, *, is_measured: bool
+) -> tuple[Choice, Lowered | Libraries | None]:
+    """Return the engines of a program and the native code among them; code that cannot be loaded is passed over."""
+    bundle, environment = module.bundle, module._environment
+    device = None if environment.device is None else environment.device.type
+    failed: dict[str, str] = {}
+    while True:
+        choice = select_engine(
+            bundle,
+            program,
+            request,
+            targets=module._targets,
+            device=device,
+            changed="" if live is None else ", ".join(live.reasons),
+            failed=failed,
+            is_measured=is_measured,
+            prefers_onednn=functools.partial(_prefers_onednn, environment),
+        )
+        if choice.native is None:
+            return choice, None
+        try:
+            if choice.native == CUDA:
+                assert environment.lowering is not None
+                return choice, environment.lowering(bundle, program, environment)
+            return choice, Libraries(bundle, choice.native, program, environment)
+        except NotSupported as error:
+            failed[choice.native] = str(error)
+            if choice.native == CUDA:
+                log.info("program %s runs without its kernels: %s", program.name, error)
+            else:
+                log.warning("program %s runs its graph, and not target %s: %s", program.name, choice.native, error)
 
 
 def _guards(module: BundleModule, program: Program, live: LiveGraph | None) -> list[list[Row]]:
