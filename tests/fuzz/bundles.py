@@ -141,6 +141,9 @@ def _worker(sources: Sources, numbers: Iterable[int], run: bool, stream: int) ->
     seen = set[str]()
     active = [False]
 
+    def is_in_memory(file: Any) -> bool:
+        return isinstance(file, int) and os.readlink(f"/proc/self/fd/{file}").startswith("/memfd:")
+
     def audit(event: str, args: tuple[Any, ...]) -> None:
         if not active[0]:
             return
@@ -148,7 +151,7 @@ def _worker(sources: Sources, numbers: Iterable[int], run: bool, stream: int) ->
             return  # The process itself, for a setting of its allocator.
         if event in _FORBIDDEN:
             seen.add(event)
-        elif event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+"):
+        elif event == "open" and isinstance(args[1], str) and set(args[1]) & set("wax+") and not is_in_memory(args[0]):
             seen.add(f"open for writing {args[0]}"[:80])
 
     sys.addaudithook(audit)
