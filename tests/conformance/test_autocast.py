@@ -156,6 +156,14 @@ def test_code_that_asks_for_dtypes_and_does_the_same_runs_under_autocast(load):
         torch.testing.assert_close(module(x), function(x))
 
 
+def trained_under_autocast(model, x):
+    """Return what a model computes under autocast, and its gradients."""
+    with torch.autocast("cpu", torch.bfloat16):
+        output = model(x)
+    output.float().square().sum().backward()
+    return [output, *(parameter.grad for parameter in model.parameters())]
+
+
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
 def test_recurrent_layer_behind_another_runs_under_autocast(load, layer):
     class Net(nn.Sequential):
@@ -164,13 +172,8 @@ def test_recurrent_layer_behind_another_runs_under_autocast(load, layer):
 
     torch.manual_seed(0)
     net, x = Net(nn.Linear(3, 4), layer(4, 5)), torch.randn(3, 2, 3)
-    module, seen = load(net, x), []
-    for model in (module, net):
-        with torch.autocast("cpu", torch.bfloat16):
-            output = model(x)
-        output.float().square().sum().backward()
-        seen.append([output, *(parameter.grad for parameter in model.parameters())])
-    torch.testing.assert_close(*seen)
+    module = load(net, x)
+    torch.testing.assert_close(*(trained_under_autocast(model, x) for model in (module, net)))
 
 
 class InFloat32(nn.Module):
@@ -191,13 +194,7 @@ def test_model_captured_under_autocast_trains_under_it(tmp_path, target):
     with torch.autocast("cpu", torch.bfloat16):
         aotexport.export(net, (x,), output=tmp_path / "bundle")
     module = aotexport_runtime.load(tmp_path / "bundle", target=target)
-    seen = []
-    for model in (module, net):
-        with torch.autocast("cpu", torch.bfloat16):
-            output = model(x)
-        output.float().square().sum().backward()
-        seen.append([output, *(parameter.grad for parameter in model.parameters())])
-    torch.testing.assert_close(*seen)
+    torch.testing.assert_close(*(trained_under_autocast(model, x) for model in (module, net)))
     with pytest.raises(CallInvalid, match=r"autocast: expected bfloat16 around the call.*got none"):
         module(x)
 

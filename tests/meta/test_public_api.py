@@ -67,6 +67,12 @@ def test_help_and_page_of_load_name_every_option():
     assert sorted(re.findall(r"^    (\w+):", inspect.getdoc(LoadOptions), re.MULTILINE)) == options
 
 
+@pytest.mark.parametrize("function", [aotexport_runtime.load, aotexport_runtime.Servable])
+def test_unknown_option_is_refused_by_the_name_of_the_function(function):
+    with pytest.raises(TypeError, match=rf"^{function.__name__}\b.* got an unexpected keyword argument 'devices'$"):
+        function("bundle", devices="cpu")
+
+
 def test_help_of_a_servable_and_of_the_server_names_every_option():
     own = {field.name for field in dataclasses.fields(ServableOptions)}
     assert sentences_of(ServableOptions).keys() == own

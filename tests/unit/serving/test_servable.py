@@ -13,6 +13,7 @@ import torch
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.describe import describe
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported, SelfTestFailed
+from aotexport_runtime.module.recorded import read_vector, recorded_observation
 from aotexport_runtime.serving.servable import Servable
 from tests.unit.serving.conftest import Pair, digits_model
 
@@ -145,6 +146,19 @@ def test_warm_up_refuses_a_model_that_keeps_state(exported):
         "calls of program `infer` change the module's `calls`, and what one client is answered would depend on the "
         "calls of others. Let the model's `forward` take this state and return it, and export again"
     )
+
+
+@pytest.mark.parametrize(("engine", "agrees"), [(None, True), ("portable", False), ("autograd", False)])
+def test_float32_beside_bfloat16_is_compared_as_float32_where_a_graph_is_asked_for(exported, engine, agrees):
+    servable = Servable(exported("pair"), engine=engine)
+    program, bundle = servable._served(), open_bundle(exported("pair"))
+    entry = program.recorded_calls[0]
+    vector, stored = read_vector(bundle, entry)
+    expected, got = (recorded_observation(vector, stored) for _ in range(2))
+    name = next(name for name in got.values if name.endswith("output['sum']"))
+    got.values[name] = got.values[name] * 1.001
+    assert program.result(entry, vector, expected, got).agrees == agrees
+    servable.close()
 
 
 def test_warm_up_of_changed_weights_fails_the_self_test(exported, tmp_path):

@@ -31,7 +31,7 @@ from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import Form
 
 _PART_NBYTES = 16 << 20
-"""Of what is read, while the part before it is hashed."""
+"""Of what is read, while the parts before it are hashed."""
 
 
 def load_tensors(
@@ -129,15 +129,16 @@ def _copy(bundle: Bundle, file: str, stream: BufferedReader) -> Callable[[str], 
     header += stream.read(min(int.from_bytes(header, "little"), nbytes))
     memory: Any = torch.empty(nbytes - len(header), dtype=torch.uint8).numpy()
     data, count, digest = memoryview(memory), 0, hashlib.sha256(header)
-    compares = file in bundle.compared_by_readers
+    part, compares = data[:0], file in bundle.compared_by_readers
     with ThreadPoolExecutor(1, "aotexport digests") as hashing:
         while found := stream.readinto(data[count : count + _PART_NBYTES]) if len(data) > count else 0:
-            if compares:
-                hashing.submit(digest.update, data[count : count + found])
-            count += found
+            if compares and part:
+                hashing.submit(digest.update, part)
+            part, count = data[count : count + found], count + found
     if count != len(data):
         raise BundleInvalid(f"expected {nbytes} bytes, got fewer", where=file, check="file-differs/size")
     if compares:
+        digest.update(part)
         bundle.compare_digest(file, digest.hexdigest())
     # Another file could be truncated under the library's mapping.
     with private_file(header, nbytes) as path:

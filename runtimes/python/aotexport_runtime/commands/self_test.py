@@ -15,7 +15,7 @@ from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.bundle.signature import Signed, verify_signature
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs, returning_whole_result, whole_result_tree
 from aotexport_runtime.commands.onnx_calls import calling, observed, recorded, without_orders
-from aotexport_runtime.commands.results import VectorResult, check_results, rounding
+from aotexport_runtime.commands.results import VectorResult, check_results, least_tolerance, rounding
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, MODEL_ENGINES, ONNX, PORTABLE, is_native, is_of
 from aotexport_runtime.engines.runs import EngineRun, kind_of, words
 from aotexport_runtime.errors import NotSupported, first_line
@@ -226,10 +226,7 @@ def run_vector(
         if loss:
             expected = observe_vector(module.twin(target="portable"), vector, stored, loss=True)
         got = observe_vector(module, vector, stored, loss=loss)
-        # Graphs requested by name give eager's results, but under autocast. Other kernels, also those that `auto` finds
-        # on the machine, round at other places, which shows in results of finer dtypes as well.
-        exact = exact and target in (PORTABLE, AUTOGRAD) and bundle.program(vector.program).autocast is None
-        least = 0.0 if exact else rounding(bundle, vector.program)
+        least = least_tolerance(bundle, vector.program, target, exact=exact)
     except Exception as error:  # noqa: BLE001 - the call has failed, which the result says
         return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")
     engines, nbytes = module.explain_program(vector.program), sum(t.nbytes for t in module.state_tensors().values())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -21,11 +21,11 @@ from aotexport_runtime.schema.values import (
     SequenceMeta,
     SizeArgument,
     SizeMeta,
-    SliceArgument,
     SubgraphArgument,
     TensorMeta,
     ValueMeta,
 )
+from aotexport_runtime.validate.arguments import elements
 from aotexport_runtime.values.sizes import symbols_of
 from aotexport_runtime.values.trees import leaves
 
@@ -136,8 +136,8 @@ class _Reading:
 
     def _state(self, node: Node) -> State:
         arguments = {name: self._bound(name, value) for name, value in _named(node).items()}
-        operands = [each for value in arguments.values() for each in _leaves(value) if isinstance(each, Operand)]
-        counts = [name for name, value in arguments.items() if any(map(self._is_count, _leaves(value)))]
+        operands = [each for value in arguments.values() for each in elements(value) if isinstance(each, Operand)]
+        counts = [name for name, value in arguments.items() if any(map(self._is_count, elements(value)))]
         if node.op == "python::getitem" and isinstance(node.args[0], str) and isinstance(node.args[1], int):
             items = self._states[node.args[0]]
             return items[node.args[1]] if isinstance(items, tuple) else None
@@ -252,16 +252,6 @@ def _named(node: Node) -> dict[str, Any]:
     defaults = _defaults(node.op)
     names = [*defaults, *map(str, range(len(defaults), len(node.args)))]
     return defaults | dict(zip(names, node.args, strict=False)) | node.kwargs
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, list):
-        for each in value:
-            yield from _leaves(each)
-    elif isinstance(value, SliceArgument):
-        yield from (value.start, value.stop, value.step)
-    else:
-        yield value
 
 
 def _kind(op: str) -> tuple[str, int]:

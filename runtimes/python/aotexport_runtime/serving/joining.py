@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.results import VectorResult, check_results, rounding
+from aotexport_runtime.commands.results import VectorResult, check_results, least_tolerance
 from aotexport_runtime.errors import AotExportError
 from aotexport_runtime.rows.analysis import dependence, row_axes
 from aotexport_runtime.schema.manifest import VectorEntry
@@ -86,7 +86,7 @@ class AnyProgram(ABC):
 
     def result(self, entry: VectorEntry, vector: Vector, expected: Observed, got: Observed) -> VectorResult:
         """Return the result of a recorded call that was run again."""
-        least = rounding(self.bundle, entry.program)
+        least = least_tolerance(self.bundle, entry.program, self.target)
         differences = compare(expected, got, least=least, eager_errors=vector.eager_errors)
         return VectorResult(entry.program, entry.name, self.target, differences)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType, NoneType
 
 from aotexport_runtime.errors import Place
@@ -93,23 +93,18 @@ def metas_of(graph: Graph) -> dict[str, ValueMeta]:
     return {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
 
 
-def elements(argument: Argument) -> Iterator[Element]:
-    """Yield the items of an array, the parts of a slice, else the argument itself."""
+def elements(argument: Argument) -> Sequence[Element]:
+    """Return the items of an array, the parts of a slice, else the argument itself."""
     if isinstance(argument, list):
-        for item in argument:
-            yield from elements(item)
-    elif isinstance(argument, SliceArgument):
-        yield from (argument.start, argument.stop, argument.step)
-    else:
-        yield argument
+        return [each for item in argument for each in elements(item)]
+    if isinstance(argument, SliceArgument):
+        return argument.start, argument.stop, argument.step
+    return (argument,)
 
 
-def references(argument: Argument) -> Iterator[str]:
-    """Yield the names of the values that `argument` refers to."""
-    if isinstance(argument, str):
-        yield argument
-    elif isinstance(argument, list | SliceArgument):
-        yield from (each for each in elements(argument) if isinstance(each, str))
+def references(argument: Argument) -> Sequence[str]:
+    """Return the names of the values that `argument` refers to."""
+    return [each for each in elements(argument) if isinstance(each, str)]
 
 
 def descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:

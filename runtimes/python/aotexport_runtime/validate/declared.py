@@ -199,6 +199,13 @@ def _rule(rule: Any, subject: str, type_: Any) -> Check:
 def _fault(rule: Any, value: Any, around: _Around, subject: str) -> str | None:
     """Return what is wrong with a value that a field declares, in words; None: nothing."""
     match rule:
+        case bounded.IndexOf():
+            entries = around.find(rule.of) if rule.of else ()
+            count = entries if isinstance(entries, int) else len(entries)
+            if isinstance(value, int):
+                return None if 0 <= value < count else f"{subject} is {value}, out of range({count})"
+            if value is not None:
+                check_tree(value, count, _NOWHERE)
         case bounded.Bounds() if not rule.takes(value):
             if isinstance(value, str):
                 return f"{subject} {value[:80]!r} is {rule.fault}"
@@ -216,13 +223,6 @@ def _fault(rule: Any, value: Any, around: _Around, subject: str) -> str | None:
             return f"{subject} has {len(value)} items, and `{rule.of}` {expected}"
         case bounded.NameOf() if value not in around.names(rule.of):
             return f"{subject} {value[:80]!r} is not in `{rule.of}`"
-        case bounded.IndexOf():
-            entries = around.find(rule.of) if rule.of else ()
-            count = entries if isinstance(entries, int) else len(entries)
-            if isinstance(value, int):
-                return None if 0 <= value < count else f"{subject} is {value}, out of range({count})"
-            if value is not None:
-                check_tree(value, count, _NOWHERE)
         case bounded.TensorOf():
             found = around.find(rule.of)[value : value + 1]
             if found and isinstance(found[0], SizeInput | None):

@@ -50,14 +50,16 @@ def keywords_of(record: Callable[..., Any]) -> Callable[[Callable[..., _Result]]
 
     def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:
         own = {name: each for name, each in signature(function).parameters.items() if name != "options"}
+        fields = signature(record).parameters
 
         @wraps(function)
         def taking(*args: Any, **keywords: Any) -> _Result:
             others = {name: keywords.pop(name) for name in own if name in keywords}
+            if unknown := [name for name in keywords if name not in fields]:
+                raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {unknown[0]!r}")
             return function(*args, **others, options=record(**keywords))
 
-        fields = signature(record).parameters.values()
-        taking.__dict__["__signature__"] = Signature([*own.values(), *fields])
+        taking.__dict__["__signature__"] = Signature([*own.values(), *fields.values()])
         taking.__doc__ = f"{getdoc(function)}\n\nOptions:{str(getdoc(record)).partition('Attributes:')[2]}"
         return taking
 

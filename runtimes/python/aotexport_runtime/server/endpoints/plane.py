@@ -112,7 +112,7 @@ class BundlePlane(DataPlane):
             signature = (await self.loaded(model, version)).signature
             request = await read(signature)
             # Not by `DataPlane.infer`: it measures each request once more, for a tenth of a millisecond.
-            served, answer = await self._submit(model, request)
+            served, answer = await self._submit(model, version, request)
             outputs = await asyncio.wrap_future(answer)
             answered = Answered(outputs=outputs, version=served.version, answer=answer)
             reply = write(request, answered, signature)
@@ -131,11 +131,11 @@ class BundlePlane(DataPlane):
             note = functools.partial(self._note, model, fields, answered, text, time.monotonic() - began)
             asyncio.get_running_loop().call_soon(note)
 
-    async def _submit(self, name: str, request: Request) -> tuple[Served, Answer]:
+    async def _submit(self, name: str, version: str, request: Request) -> tuple[Served, Answer]:
         most_s = self._options.request_timeout_s
         wait_s = min(request.timeout_s or most_s, most_s)
         while True:
-            served = await self.loaded(name)
+            served = await self.loaded(name, version)
             try:
                 return served, served.servable.submit(request.inputs, timeout_s=wait_s, adapter=request.adapter)
             except NotSupported:
