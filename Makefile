@@ -63,7 +63,7 @@ test-serve: $(SERVE_VENV)/.all ## run the tests of the server, in an environment
 	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/serving
 # Apart: Triton's client and KServe define messages of the same names.
 	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/meta/test_public_api.py \
-		tests/clusters/test_manifests.py -k "server or manifest"
+		tests/clusters/test_manifests.py tests/unit/serving/test_plane.py -k "server or manifest or plane"
 
 serve-demo: $(SERVE_VENV)/.all ## export MiniLM, serve it, ask for similar sentences, swap in a tuned version under load
 	@$(SERVE_VENV)/bin/python examples/serving/demo.py
