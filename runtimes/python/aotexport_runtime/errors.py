@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
+Result = TypeVar("Result")
+
 
 class AotExportError(Exception):
     """Base of every error of aotexport and its runtime."""
@@ -22,6 +27,14 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, and the next if it ends at a colon, at most 300 characters."""
     first, second, *_ = *(line.strip() for line in str(error).splitlines() if line.strip()), "", ""
     return (f"{first} {second}" if first.endswith(":") else first)[:300]
+
+
+def attempt(run: Callable[[], Result]) -> Result | Exception:
+    """Return what `run` returns, or the error that it raises, for one who goes on and tells of any error."""
+    try:
+        return run()
+    except Exception as error:  # noqa: BLE001 - given to the caller
+        return error
 
 
 class Place(str):

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from aotexport_runtime.bundle.directory import MANIFEST_NAME, open_regular, private_file, read_most
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, NotSupported, first_line
+from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, NotSupported, attempt, first_line
 
 SIGNATURE_NAME = "model.sig"
 MOST_NBYTES = 1 << 26
@@ -75,15 +75,18 @@ def verify_signature(bundle: Bundle, signed: Signed) -> None:
     if signed.signature is not None:  # It may lie in the bundle as well.
         own.add(os.path.relpath(os.path.realpath(name), bundle.directory.path))
     with private_file(data) as place:
-        try:
+
+        def check() -> None:
             config.set_hashing_config(_Found(bundle, name, own)).verify(bundle.directory.files, place)
             if chain:
                 _check_time(place, chain, signed.at or datetime.now(UTC), name)
-        except BundleInvalid:
-            raise
-        except Exception as error:  # noqa: BLE001 - errors of the libraries that check have no class in common
-            reason = first_line(error) or type(error).__name__
-            _refuse(f"no valid signature of this signer: {reason}", name, "signature-invalid/signer")
+
+        error = attempt(check)
+    if isinstance(error, BundleInvalid):
+        raise error
+    if error is not None:
+        reason = first_line(error) or type(error).__name__
+        _refuse(f"no valid signature of this signer: {reason}", name, "signature-invalid/signer")
 
 
 def _refuse(message: str, where: str, check: str) -> NoReturn:

@@ -16,6 +16,8 @@ import tempfile
 from collections.abc import Generator
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from aotexport_runtime.bundle.directory import (
     MANIFEST_NAME,
     leads_to,
@@ -51,13 +53,13 @@ def staged(output: Path, *, force: bool, marker: str = MANIFEST_NAME) -> Generat
         output.parent.mkdir(parents=True, exist_ok=True)
         stage, used = _new_stage(output)
         try:
-            yield stage
-            open_modes(stage)
-            _sync(stage)
-            _move(stage, output, force=force, marker=marker)
-        except BaseException:
-            remove_tree(stage)
-            raise
+            with contextlib.ExitStack() as undo:
+                undo.callback(remove_tree, stage)
+                yield stage
+                open_modes(stage)
+                _sync(stage)
+                _move(stage, output, force=force, marker=marker)
+                undo.pop_all()
         finally:
             with contextlib.suppress(OSError):  # It is closed all the same.
                 os.close(used)
@@ -156,11 +158,11 @@ def _move(stage: Path, output: Path, *, force: bool, marker: str) -> None:
                 _exchange(stage, output)
             except FileNotFoundError:
                 continue
-        try:
-            return _sync_entries(output.parent)
-        except BaseException:
-            os.rename(output, stage) if not stage.exists() else _exchange(stage, output)
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(lambda: _exchange(output, stage) if stage.exists() else os.rename(output, stage))
+            _sync_entries(output.parent)
+            undo.pop_all()
+        return
 
 
 def _exchange(one: Path, other: Path) -> None:
@@ -175,11 +177,10 @@ def _exchange(one: Path, other: Path) -> None:
     aside = Path(tempfile.mkdtemp(prefix=f".{other.name}.old-", dir=other.parent), "bundle")
     try:
         os.rename(other, aside)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(os.rename, aside, other)
             os.rename(one, other)
-        except BaseException:
-            os.rename(aside, other)
-            raise
+            undo.pop_all()
         os.rename(aside, one)
     finally:
         aside.parent.rmdir()
@@ -196,7 +197,7 @@ def _told(output: Path) -> Generator[None]:
         yield
     except AotExportError:
         raise
-    except Exception as error:
+    except (OSError, SafetensorError) as error:
         if (number := _reason_of(error, output)) is None:
             raise
         message = f"`{output}` cannot be written: {os.strerror(number)}. Nothing was left behind"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -18,7 +19,7 @@ from aotexport_runtime.commands.onnx_calls import calling, observed, recorded, w
 from aotexport_runtime.commands.results import VectorResult, check_results, least_tolerance, rounding
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, MODEL_ENGINES, ONNX, PORTABLE, is_native, is_of
 from aotexport_runtime.engines.runs import EngineRun, kind_of, words
-from aotexport_runtime.errors import NotSupported, first_line
+from aotexport_runtime.errors import NotSupported, attempt, first_line
 from aotexport_runtime.execution.autocast import device_type_of, under_autocast
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle
@@ -172,11 +173,10 @@ def _run_onnx(bundle: Bundle, model: OnnxModel, options: LoadOptions) -> list[Ve
     for calls in recorded(bundle, program, model):
         orders = without_orders(bundle.graph(program.name, program.forward.file), program, calls)
         result = VectorResult(program.name, calls.name, engine, [], graph="ONNX model")
-        try:
-            state.clear()
-            got = observed(program, model, calls, call, lambda: state)
-        except Exception as error:  # noqa: BLE001 - errors of runtimes have no class in common
-            results.append(replace(result, error=f"{type(error).__name__}: {first_line(error)}"))
+        state.clear()
+        got = attempt(functools.partial(observed, program, model, calls, call, lambda: state))
+        if isinstance(got, Exception):
+            results.append(replace(result, error=f"{type(got).__name__}: {first_line(got)}"))
             continue
         result = replace(
             result,
@@ -220,17 +220,21 @@ def run_vector(
     `exact`, graphs requested by name have to give eager's results on the machine of the export.
     """
     expected, target = recorded_observation(vector, stored), options.target
-    try:
+
+    def run() -> tuple[BundleModule, Observation, Observation, float]:
         bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False)
         module = load_module(bundle, replace(options, check_digests=False))
-        if loss:
-            expected = observe_vector(module.twin(target="portable"), vector, stored, loss=True)
+        known = observe_vector(module.twin(target="portable"), vector, stored, loss=True) if loss else expected
         got = observe_vector(module, vector, stored, loss=loss)
-        least = least_tolerance(bundle, vector.program, target, exact=exact)
-    except Exception as error:  # noqa: BLE001 - the call has failed, which the result says
-        return VectorResult(vector.program, name, target, [], f"{type(error).__name__}: {error}")
+        return module, known, got, least_tolerance(bundle, vector.program, target, exact=exact)
+
+    found = attempt(run)
+    if isinstance(found, Exception):
+        return VectorResult(vector.program, name, target, [], f"{type(found).__name__}: {found}")
+    module, expected, got, least = found
+    bundle = module.bundle
     engines, nbytes = module.explain_program(vector.program), sum(t.nbytes for t in module.state_tensors().values())
-    del module
+    del module, found
     if nbytes > _LARGE_NBYTES:
         # The module refers to itself: it and its gradients would wait for the collector, beside those of the next. A
         # second collection finds the objects that nodes of autograd refer to.

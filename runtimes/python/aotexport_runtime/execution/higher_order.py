@@ -42,13 +42,11 @@ _open = _Open()
 def restored_on_error() -> Generator[None]:
     """Put grad mode and autocast back as they were if the block raises, as the model's own regions would."""
     grad, depth = torch.is_grad_enabled(), len(_open.regions)
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(torch.set_grad_enabled, grad)
+        undo.callback(_leave_autocast, depth)
         yield
-    except BaseException:
-        while len(_open.regions) > depth:
-            _exit_autocast(_open.regions[-1])
-        torch.set_grad_enabled(grad)
-        raise
+        undo.pop_all()
 
 
 class CallersGradMode:
@@ -81,6 +79,11 @@ def _enter_autocast(
 def _exit_autocast(region: torch.autocast) -> None:
     _open.regions.remove(region)
     region.__exit__(None, None, None)
+
+
+def _leave_autocast(depth: int) -> None:
+    while len(_open.regions) > depth:
+        _exit_autocast(_open.regions[-1])
 
 
 EFFECTS: dict[str, Callable[..., Any]] = {

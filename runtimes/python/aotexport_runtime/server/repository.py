@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, unquote
 
-from aotexport_runtime.errors import AotExportError, first_line
+from aotexport_runtime.errors import AotExportError, attempt, first_line
 from aotexport_runtime.server.bundles import Candidate, Fingerprint, find_models
 from aotexport_runtime.server.messages import Signature
 from aotexport_runtime.server.refusals import Refusal
@@ -237,12 +237,17 @@ class Repository:
     def _try(self, model: Model, bundle: Candidate) -> bool:
         """Load a bundle beside the one that is served, prove it, and swap; return whether it is served."""
         began = time.monotonic()
-        try:
+
+        def load() -> tuple[Servable, Signature]:
             self._make_room(model, bundle)
             servable = self._make(bundle.path)
             servable.warm_up()
-            signature = Signature.of(servable.inputs, servable.outputs, servable.texts)
-        except Exception as error:  # noqa: BLE001 - whatever a bundle does, the others are served
+            return servable, Signature.of(servable.inputs, servable.outputs, servable.texts)
+
+        # Whatever a bundle does, the others are served.
+        found = attempt(load)
+        if isinstance(found, Exception):
+            error = found
             known = isinstance(error, AotExportError)
             reason = " ".join(str(error).split())[:1000] if known else f"{type(error).__name__}: {first_line(error)}"
             model.failures[bundle.files] = reason
@@ -254,6 +259,7 @@ class Repository:
             )
             self._watcher(model.name, bundle.version, "failed")
             return False
+        servable, signature = found
         old = model.served
         served = Served(version=bundle.version, servable=servable, signature=signature, nbytes=bundle.nbytes)
         model.signature, model.chosen, model.served = signature, bundle, served

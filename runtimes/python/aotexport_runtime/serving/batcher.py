@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from aotexport_runtime.errors import DeadlinePassed, NotSupported, Overloaded
+from aotexport_runtime.errors import DeadlinePassed, NotSupported, Overloaded, attempt
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 """Runs one or more calls as one; returns the result of each."""
@@ -180,12 +180,11 @@ def answer(run: Run, batch: Sequence[Waiting]) -> None:
     began, size = time.monotonic(), sum(each.size for each in batch)
     for each in batch:
         each.result.waited_s, each.result.batch_size = began - each.since, size
-    try:
-        function = batch[0].function
-        results = run([each.call for each in batch]) if function is None else [function()]
-    except Exception as error:  # noqa: BLE001 - handed to the caller
+    function = batch[0].function
+    results = attempt(lambda: run([each.call for each in batch]) if function is None else [function()])
+    if isinstance(results, Exception):
         if len(batch) == 1:
-            batch[0].result.set_exception(error)
+            batch[0].result.set_exception(results)
             return
         for each in batch:
             answer(run, [each])

@@ -13,7 +13,7 @@ from aotexport_runtime.bundle.generated import generated_inputs
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.engines.candidates import ONNX
-from aotexport_runtime.engines.onnx.session import OnnxRuntime
+from aotexport_runtime.engines.onnx.session import OnnxRuntime, ort_errors
 from aotexport_runtime.engines.openvino.session import OpenVino
 from aotexport_runtime.errors import BundleInvalid, CallInvalid, NotSupported, Place, first_line
 from aotexport_runtime.module.loading import load
@@ -73,10 +73,7 @@ class OnnxProgram(AnyProgram):
             if not call.violations:
                 try:
                     outputs = plan.outputs(call)
-                except Exception as error:
-                    # Errors of ONNX Runtime have no class in common; others are not the caller's.
-                    if not type(error).__module__.startswith("onnxruntime."):
-                        raise
+                except ort_errors() as error:
                     raise ValueError(first_line(error)) from None
                 return [outputs[index] for index in indices]
             violations = violations or call.violations

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aotexport_runtime.errors import NotSupported, NotWritten
+from aotexport_runtime.errors import NotSupported, NotWritten, attempt
 
 if TYPE_CHECKING:
     import torch
@@ -169,12 +169,8 @@ class Gathering:
         """Run `write` on rank 0 alone, which may ask for whole tensors; return on all ranks, or raise its error."""
         import torch.distributed as dist
 
-        failed: Exception | None = None
-        if dist.get_rank() == 0:
-            try:
-                write()
-            except Exception as error:  # noqa: BLE001 (the other ranks wait, and raise it too)
-                failed = error
+        # The other ranks wait, and raise it too.
+        failed = attempt(write) if dist.get_rank() == 0 else None
         while self._left:
             self._left.popleft().full_tensor()
         told: list[Any] = [None if failed is None else (str(failed), getattr(failed, "errno", None))]

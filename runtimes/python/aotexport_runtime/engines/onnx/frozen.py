@@ -11,7 +11,7 @@ import torch
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.onnx.engine import OnnxEngine
-from aotexport_runtime.engines.onnx.session import ModelRuntime
+from aotexport_runtime.engines.onnx.session import ModelRuntime, ort_errors
 from aotexport_runtime.errors import CheckFailed, NotSupported, first_line
 from aotexport_runtime.execution.codegen import Function
 from aotexport_runtime.guards.arguments import same_layout
@@ -77,10 +77,8 @@ class FrozenModel:
         def call(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
             try:
                 results = self._engine.run(args, symbols)
-            except Exception as error:
-                # Errors of ONNX Runtime have no class in common; operators of torch raise eager's error.
-                if not isinstance(error, CheckFailed) and not type(error).__module__.startswith("onnxruntime."):
-                    raise
+            except (CheckFailed, *ort_errors()) as error:
+                # Operators of torch raise eager's error.
                 self.failure = first_line(error)
                 log.warning("%s failed, and the graph runs instead: %s", self.target, self.failure)
                 return portable()(args, symbols)

@@ -91,7 +91,7 @@ class OnnxRuntime:
         file, options = bundle.intact_file(model.file), self._options(onnxruntime, model)
         try:
             session = onnxruntime.InferenceSession(str(file), options, providers=list(self.providers))
-        except Exception as error:  # noqa: BLE001 - its errors have no class in common
+        except (*ort_errors(), RuntimeError, ValueError) as error:
             reason = first_line(error)
             hint = f". {_NO_KERNEL}" if "NOT_IMPLEMENTED" in reason else ""
             raise NotSupported(
@@ -118,6 +118,13 @@ class OnnxRuntime:
         if threads is not None and (self.threads is not None or self.session_options is None):
             options.intra_op_num_threads = threads
         return options
+
+
+def ort_errors() -> tuple[type[Exception], ...]:
+    """Return the classes of ONNX Runtime's errors, which have none in common; empty: it is not imported."""
+    state = sys.modules.get("onnxruntime.capi.onnxruntime_pybind11_state")
+    found = vars(state).values() if state is not None else ()
+    return tuple(each for each in found if isinstance(each, type) and issubclass(each, Exception))
 
 
 def threads_of(asked: int | None) -> int | None:
