@@ -84,7 +84,7 @@ class Arguments:
                 copied = {**state, **self.values}[changes["copy"]]
                 self.values[path] = copied.detach().clone().requires_grad_(copied.requires_grad)
             elif path not in self.values:
-                self.values[path] = changes["constant"]
+                self.values[path] = complex(changes["complex"]) if "complex" in changes else changes["constant"]
 
     def _argument(self, path: str, spec: dict[str, Any]) -> Any:
         if "constant" in spec:

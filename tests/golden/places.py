@@ -38,6 +38,9 @@ def changed(value: Any, how: dict[str, Any]) -> Any:
         return collections.deque(value, how["max_items"])
     if "more" in how:
         return type(value)([*value, how["more"]])
+    if "keys" in how:
+        keys = (tuple(key) if isinstance(key, list) else key for key in how["keys"])
+        return type(value)(zip(keys, value.values(), strict=True))
     if "items" in how:
         return type(value)(how["items"])
     if "list" in how:

@@ -112,6 +112,7 @@ FAULTS = [
         "argument `dtype` of operator `aten::view.dtype` is no ScalarType",
     ),
     (f"{VIEW}/steps/0/item", -1, "`ViewStep.item` is -1; at least 0 is expected"),
+    (f"{VIEW}/steps/0/item", 0, "`item` of a view step is set: no view has several results"),
     ("differentiated", [4], "`Program.differentiated` is 4, out of range(4)"),
     ("differentiated", [0, 0], "`Program.differentiated` '0' occurs twice"),
     ("questions", [{"inputs": [4], "requires_grad": True}], "`Question.inputs` is 4, out of range(4)"),

@@ -246,7 +246,6 @@ class Functional:
                 operator, _, overload = name.partition(".")
                 args = [argument(each, {}, {}) for each in step.get("args", [])]
                 made = getattr(getattr(getattr(torch.ops, namespace), operator), overload)(made, *args)
-                made = made if step.get("item") is None else made[step["item"]]
             if spec.get("steps") is None or made.shape != value.shape:
                 made = _in_dtype(base, value.dtype).as_strided(value.size(), value.stride(), value.storage_offset())
         wants = spec.get("requires_grad", False)

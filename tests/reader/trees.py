@@ -139,8 +139,8 @@ class Flattening:
         said, keys = [key_of(each) for each in tree["keys"]], list(value)
         must(len(said) == len(keys), f"{path}: another number of keys")
         if tree.get("any_order"):
-            keys = [key for each in said for key in keys if alike(key, each)]
-        must(len(said) == len(keys) and all(map(alike, keys, said)), f"{path}: other keys")
+            keys = [key for each in said for key in keys if is_key(key, each)]
+        must(len(said) == len(keys) and all(map(is_key, keys, said)), f"{path}: other keys")
         for key, item in zip(said, tree["items"], strict=True):
             self.add(item, value[key], f"{path}[{key!r}]")
 
@@ -152,12 +152,19 @@ class Flattening:
             self.add(item, value[field] if is_mapping else getattr(value, field), f"{path}.{field}")
 
 
+def is_key(value: Any, said: Any) -> bool:
+    """Return whether a key is that of the tree: equal as in Python, floats as floats (8.3)."""
+    return value == said and _floats(value) == _floats(said)
+
+
+def _floats(key: Any) -> Any:
+    return tuple(map(_floats, key)) if isinstance(key, tuple) else isinstance(key, float)
+
+
 def alike(value: Any, said: Any) -> bool:
     """Return whether constants are equal and of one type (8.3)."""
     if type(value) is not type(said):
         return False
-    if isinstance(said, tuple):
-        return len(value) == len(said) and all(map(alike, value, said))
     if isinstance(said, float):
         return (math.isnan(value) and math.isnan(said)) or (
             value == said and math.copysign(1, value) == math.copysign(1, said)

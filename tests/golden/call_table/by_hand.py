@@ -34,12 +34,29 @@ SCHEMAS = {
     "aten::add.Tensor": "aten::add.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor",
     "aten::cos.default": "aten::cos(Tensor self) -> Tensor",
     "aten::clone.default": "aten::clone(Tensor self, *, MemoryFormat? memory_format=None) -> Tensor",
+    "aten::_to_copy.default": "aten::_to_copy(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, "
+    "Device? device=None, bool? pin_memory=None, bool non_blocking=False, MemoryFormat? memory_format=None) -> Tensor",
     "aten::mul.Tensor": "aten::mul.Tensor(Tensor self, Tensor other) -> Tensor",
+    "aten::rand_like.default": "aten::rand_like(Tensor self, *, ScalarType? dtype=None, Layout? layout=None, "
+    "Device? device=None, bool? pin_memory=None, MemoryFormat? memory_format=None) -> Tensor",
+    "aten::repeat.default": "aten::repeat(Tensor self, SymInt[] repeats) -> Tensor",
+    "aten::reshape.default": "aten::reshape(Tensor(a) self, SymInt[] shape) -> Tensor(a)",
     "aten::sin.default": "aten::sin(Tensor self) -> Tensor",
     "aten::sub.Tensor": "aten::sub.Tensor(Tensor self, Tensor other, *, Scalar alpha=1) -> Tensor",
     "aten::sum.default": "aten::sum(Tensor self, *, ScalarType? dtype=None) -> Tensor",
+    "aten::t.default": "aten::t(Tensor(a) self) -> Tensor(a)",
     "aten::view.default": "aten::view(Tensor(a) self, SymInt[] size) -> Tensor(a)",
 }
+
+
+def graph(inputs: dict[str, dict[str, Any]], nodes: list[dict[str, Any]], outputs: list[Any]) -> dict[str, Any]:
+    """Return a graph."""
+    return {
+        "inputs": [{"name": name, "meta": like} for name, like in inputs.items()],
+        "nodes": nodes,
+        "outputs": outputs,
+        "schemas": {op: SCHEMAS[op] for op in sorted({each["op"] for each in nodes} & set(SCHEMAS))},
+    }
 
 
 def by_hand(
@@ -51,15 +68,9 @@ def by_hand(
 ) -> list[dict[str, Any]]:
     """Return the edits that give a program a functional graph."""
     file = "joint.json" if "gradients" in record else "inference.json"
-    graph = {
-        "inputs": [{"name": name, "meta": like} for name, like in inputs.items()],
-        "nodes": nodes,
-        "outputs": outputs,
-        "schemas": {op: SCHEMAS[op] for op in sorted({each["op"] for each in nodes})},
-    }
     path = f"programs/{program}"
     return [
-        {"file": f"{path}/{file}", "text": json.dumps(graph)},
+        {"file": f"{path}/{file}", "text": json.dumps(graph(inputs, nodes, outputs))},
         {"file": "bundle.json", "at": ["files"], "append": {"path": f"{path}/{file}", "nbytes": 0, "sha256": "0" * 64}},
         edit(f"{path}/program.json", [FUNCTIONAL], {"file": file, **record}),
         edit(f"{path}/program.json", ["refusals"], []),
@@ -72,6 +83,7 @@ def tangent(of: str, index: int, like: dict[str, Any]) -> dict[str, Any]:
 
 
 FRESH = {"kind": "fresh", "requires_grad": True}
+JOINT = "programs/train/joint.json"
 PLANE, ROW = meta(2, 3), meta(3)
 for golden, rises in (("input_storage_replaced", 1), ("input_data_replaced", 0)):
     golden_call(
@@ -170,19 +182,18 @@ golden_call(
 )
 ZERO = [
     {
-        "file": "programs/train/joint.json",
+        "file": JOINT,
         "text": json.dumps(
-            {
-                "inputs": [{"name": name, "meta": ROW} for name in ("input:x", "input:y", "tangent:0")],
-                "nodes": [
+            graph(
+                dict.fromkeys(("input:x", "input:y", "tangent:0"), ROW),
+                [
                     node("mul", "mul.Tensor", "input:x", 2, like=ROW),
                     node("mul_1", "mul.Tensor", "input:y", 0, like=ROW),
                     node("add", "add.Tensor", "mul", "mul_1", like=ROW),
                     node("mul_2", "mul.Tensor", "tangent:0", 2, like=ROW),
                 ],
-                "outputs": ["add", "mul_2", "mul_1"],
-                "schemas": {op: SCHEMAS[op] for op in ("aten::add.Tensor", "aten::mul.Tensor")},
-            }
+                ["add", "mul_2", "mul_1"],
+            )
         ),
     },
     edit(PROGRAM, [FUNCTIONAL, "gradients", "partitions", 0, "saved"], ["mul_1"]),
@@ -200,42 +211,78 @@ golden_call(
 golden_call("hooks_that_no_tangent_reaches", "10.3", "gradient_that_is_zero", "functional", edits=ZERO, y=HOOKED)
 
 
-def sum_of_gradients(name: str, half: list[dict[str, Any]], op: str = "add.Tensor", **more: Any) -> None:
-    """Add a call of a joint graph that adds the gradient of a sum, made by `half`, to that of a sine."""
+def sum_of_gradients(name: str, nodes: list[dict[str, Any]]) -> None:
+    """Add a call of a joint graph whose `nodes` add the gradient of a sum to that of a sine, `mul`."""
     nodes = [
         node("sum", "sum.default", "input:x", like=meta()),
         node("sin", "sin.default", "input:x", like=ROW),
         node("cos", "cos.default", "input:x", like=ROW),
         node("mul", "mul.Tensor", "tangent:1", "cos", like=ROW),
-        *half,
-        node("add", op, "mul", half[-1]["name"], like=ROW, **more),
+        *nodes,
     ]
-    graph = {
-        "inputs": [
-            {"name": "input:x", "meta": ROW},
-            {"name": "tangent:0", "meta": meta()},
-            {"name": "tangent:1", "meta": ROW},
-        ],
-        "nodes": nodes,
-        "outputs": ["sum", "sin", "add"],
-        "schemas": {op: SCHEMAS[op] for op in sorted({each["op"] for each in nodes})},
-    }
+    inputs = {"input:x": ROW, "tangent:0": meta(), "tangent:1": ROW}
     edits = [
-        {"file": "programs/train/joint.json", "text": json.dumps(graph)},
+        {"file": JOINT, "text": json.dumps(graph(inputs, nodes, ["sum", "sin", nodes[-1]["name"]]))},
         edit(PROGRAM, [FUNCTIONAL, "gradients", "partitions", 0, "saved"], ["input:x"]),
     ]
     one = backward("output[0]")
     golden_call(name, "10.23", "gradients_that_are_added", "functional", CALL, one, edits=edits)
 
 
+def total(other: str, op: str = "add.Tensor", **more: Any) -> dict[str, Any]:
+    """Return the node of a sum with the gradient of the sine."""
+    return node("add", op, "mul", other, like=ROW, **more)
+
+
 ONE = node("one", "mul.Tensor", "tangent:0", 1, like=meta())
-sum_of_gradients("sum_of_another_shape_with_an_undefined_tangent", [ONE])
-HALF = node("half", "mul.Tensor", "cos", 0, like=ROW)
-HALVES = [
-    HALF,
-    node("sums", "add.Tensor", "half", "tangent:0", like=ROW),
-    node("halves", "mul.Tensor", "sums", 0.5, like=ROW),
+sum_of_gradients("sum_of_another_shape_with_an_undefined_tangent", [ONE, total("one")])
+SUMS = [
+    node("zero", "mul.Tensor", "cos", 0, like=ROW),
+    node("sums", "add.Tensor", "zero", "tangent:0", like=ROW),
 ]
-MINUS = [*HALVES[:2], node("minus", "mul.Tensor", "sums", -1, like=ROW)]
-sum_of_gradients("difference_with_an_undefined_tangent", MINUS, "sub.Tensor")
-sum_of_gradients("sum_with_a_factor_and_an_undefined_tangent", HALVES, alpha=2)
+MINUS = node("minus", "mul.Tensor", "sums", -1, like=ROW)
+sum_of_gradients("difference_with_an_undefined_tangent", [*SUMS, MINUS, total("minus", "sub.Tensor")])
+HALVES = node("halves", "mul.Tensor", "sums", 0.5, like=ROW)
+sum_of_gradients("sum_with_a_factor_and_an_undefined_tangent", [*SUMS, HALVES, total("halves", alpha=2)])
+WIDE = {**ROW, "dtype": "float64"}
+WIDER = [
+    node("wide", "_to_copy.default", "mul", like=WIDE, dtype={"kind": "dtype", "value": "float64"}),
+    node("add", "add.Tensor", "wide", "sums", like=WIDE),
+    node("least", "mul.Tensor", "add", 1e-200, like=WIDE),
+    node("again", "mul.Tensor", "least", 1e200, like=WIDE),
+    node("narrow", "_to_copy.default", "again", like=ROW, dtype={"kind": "dtype", "value": "float32"}),
+]
+sum_of_gradients("sum_of_another_dtype_with_an_undefined_tangent", [*SUMS, *WIDER])
+
+# --- results whose values come from those of others --------------------------------------------------------
+
+golden_call(
+    "view_whose_value_comes_from_one_without_gradient",
+    "10.14",
+    "views_on_the_way_to_others",
+    "functional",
+    edits=[
+        {"file": JOINT, "at": ["nodes"], "append": node("flat", "repeat.default", "detach", [2], like=meta(6))},
+        edit(JOINT, ["schemas", "aten::repeat.default"], SCHEMAS["aten::repeat.default"]),
+        edit(JOINT, ["outputs", 0], "flat"),
+    ],
+)
+ROWS = '{"args":["tangent:0",[6]],"meta":0,"name":"view_1","op":1,"source":0}'
+COLUMNS = [
+    node("columns", "t.default", "tangent:0", like=meta(3, 2)),
+    node("flat", "view.default", "columns", [6], like=meta(6)),
+    node("rows", "view.default", "flat", [3, 2], like=meta(3, 2)),
+    node("turned", "t.default", "rows", like={**meta(2, 3), "stride": [1, 2]}),
+    node("view_1", "reshape.default", "turned", [6], like=meta(6)),
+]
+golden_call(
+    "gradient_that_is_copied_to_strides",
+    "10.18",
+    "results_that_are_laid_out",
+    "functional",
+    edits=[
+        edit(PROGRAM, [FUNCTIONAL, "gradients", "tangents", 0, "stride"], [1, 2]),
+        {"file": JOINT, "replace": [ROWS, ",".join(map(json.dumps, COLUMNS))]},
+        *(edit(JOINT, ["schemas", f"aten::{op}.default"], SCHEMAS[f"aten::{op}.default"]) for op in ("t", "reshape")),
+    ],
+)

@@ -179,16 +179,6 @@ golden_call(
     program="infer",
     x=GRAD,
 )
-golden_call(
-    "item_of_a_step",
-    "10.12",
-    "view_of_mutated_input",
-    "functional",
-    edits=[
-        edit(PROGRAM, [FUNCTIONAL, "outputs", 0, "steps"], [{"op": "aten::view.default", "args": [[1, 6]], "item": 0}])
-    ],
-    x=MOVED,
-)
 golden_call("view_without_gradients", "10.12", "view_under_no_grad", "functional")
 RETAINED = {"retain": ["output[0]"]}
 golden_call(

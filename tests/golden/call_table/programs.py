@@ -12,7 +12,9 @@ from tests.golden.call_table.row import (
     MOVED,
     NO_GRAD,
     NO_LEAF,
+    PROGRAM,
     WITHOUT,
+    edit,
     golden_call,
 )
 from tests.golden.refuse import TAKEN
@@ -56,6 +58,23 @@ golden_call(
     "dict_read_by_key",
     "functional",
     containers={"batch": {"reversed": True}, "more": {"reversed": True}},
+)
+for name, graph, keys in (
+    ("keys_that_are_equal_in_python", "functional", ["a", True, None, 0, ["user", True, None, 1]]),
+    ("float_for_a_key", REFUSED, ["a", 1.0, None, False, ["user", 1, None, True]]),
+    ("float_within_a_key", REFUSED, ["a", 1, None, False, ["user", 1.0, None, True]]),
+):
+    golden_call(name, "8.3", NESTED, graph, **PAIR, containers={"flags": {"keys": keys}})
+IMAGINARY = {"rest[0][1][8]": {"complex": "-inf-0j"}}
+golden_call("imaginary_zero_of_another_sign", "8.3", NESTED, REFUSED, **PAIR, **IMAGINARY)
+FIELDS = {"kind": "named_fields", "type": "model_output", "name": "Batch", "fields": ["x", "scale"]}
+ITEMS = [{"kind": "leaf", "index": 0}, {"kind": "leaf", "index": 1}]
+golden_call(
+    "mapping_for_named_fields",
+    "8.3",
+    "dict_read_by_key",
+    "functional",
+    edits=[edit(PROGRAM, ["parameters", 0, "tree"], {**FIELDS, "items": ITEMS})],
 )
 golden_call("fields_of_another_class", "8.3", NESTED, "functional", **PAIR, containers={"box": {"class": "Other"}})
 golden_call(

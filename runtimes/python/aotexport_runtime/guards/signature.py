@@ -167,7 +167,9 @@ def _tensor(array: Any, known: Any, path: str, report: Report) -> Any:
 
 
 def _equal(value: Any, expected: Any) -> bool:
-    """Return whether two constants are equal: zeros by their sign, NaN to NaN, CPUs of any index."""
+    """Return whether two constants are equal: zeros by their sign, NaN to NaN, complex by parts, CPUs of any index."""
+    if isinstance(expected, complex):
+        return _equal(value.real, expected.real) and _equal(value.imag, expected.imag)
     if getattr(value, "type", None) == getattr(expected, "type", "") == "cpu":
         return True
     if isinstance(value, float) and isinstance(expected, float) and not value and not expected:

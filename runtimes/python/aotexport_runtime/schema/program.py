@@ -114,7 +114,7 @@ class ViewStep(Record, kw_only=True):
     Attributes:
         op: full operator name.
         args: positional arguments after the base; none refers to a value.
-        item: which item of the result is the view; None: the result itself.
+        item: None (10.15).
     """
 
     op: OperatorName

@@ -230,6 +230,8 @@ def _check_step(step: ViewStep, where: Place) -> None:
     check_allowed(step.op, set(), where=where)
     if step.op.removeprefix("aten::").partition(".")[0] not in VIEWS:
         raise where.invalid(f"operator `{step.op}` of a view step is no view", "operator-unlisted/view")
+    if step.item is not None:
+        raise where.invalid("`item` of a view step is set: no view has several results", "program-malformed/step-item")
     for argument in step.args:
         check_constant(argument, "an argument of a view step", where)
     signature = signature_of(aten_signatures()[step.op.removeprefix("aten::")])

@@ -246,8 +246,7 @@ def _viewer(
 def _step(step: ViewStep, environment: Environment) -> Callable[[torch.Tensor], torch.Tensor]:
     function = ops.resolve(step.op, None, environment.namespaces)
     arguments = [constant_value(argument, environment) for argument in step.args]
-    item = step.item
-    return lambda base: function(base, *arguments) if item is None else function(base, *arguments)[item]
+    return lambda base: function(base, *arguments)
 
 
 def _as_strided(base: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
