@@ -75,7 +75,7 @@ def _rules(hint: Any) -> Iterator[tuple[Any, Any]]:
     """Yield what a type declares, with the annotated type; sizes and trees have checks of their own."""
     arguments = typing.get_args(hint)
     if typing.get_origin(hint) is Annotated:
-        for rule in (*declared_rules(arguments[1:], False), *declared_rules(arguments[1:], True)):
+        for rule in declared_rules(arguments[1:]):
             if not isinstance(rule, Over) and not (isinstance(rule, IndexOf) and arguments[0] is not int):
                 yield rule, hint
         if any(isinstance(rule, Bounds) and rule.apart for rule in arguments[1:]):

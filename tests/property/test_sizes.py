@@ -1,4 +1,4 @@
-"""Size expressions: the evaluator, the generated source and sympy agree, and accepted ones stay small."""
+"""Size expressions: their values are those of sympy, and accepted ones stay small."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from aotexport.values.sizes import encode_expression
 from aotexport_runtime import BundleInvalid
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.sizes import SizeExpression
-from aotexport_runtime.values.sizes import MAX_NBITS, SCOPE, UNDEFINED, check_size, evaluate, source, symbols_of
+from aotexport_runtime.values.sizes import MAX_NBITS, UNDEFINED, check_size, evaluate, symbols_of
 from tests.property.profile import quick
 
 NAMES = ("a", "b")
@@ -69,7 +69,6 @@ def _floats(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
 
 
 sizes = st.recursive(st.integers(-9, 9) | st.sampled_from(NAMES), _expressions, max_leaves=12)
-values = st.fixed_dictionaries({name: st.integers(0, 50) for name in NAMES})
 
 
 def value_or_error(compute: Any) -> Any:
@@ -77,16 +76,6 @@ def value_or_error(compute: Any) -> Any:
         return compute()
     except UNDEFINED:
         return "undefined"
-
-
-@quick
-@given(sizes, values)
-def test_generated_source_gives_what_the_evaluator_gives(size, symbols):
-    text = source(size, lambda symbol: f"symbols[{symbol!r}]")
-    expected = value_or_error(lambda: evaluate(size, symbols))
-    # Generated code makes integers of floats however large, which a guard refuses before.
-    if expected != "undefined":
-        assert eval(text, {"symbols": symbols, **SCOPE}) == expected
 
 
 @quick

@@ -201,6 +201,9 @@ OPERANDS: Operands = {
 }
 """Operands of all operators that are not torch's."""
 
+KERNEL = "kernel::"
+"""What begins the names of kernels in lowered graphs."""
+
 NAMESPACES = frozenset(name.partition("::")[0] for name in OPERANDS)
 """Namespaces of `OPERANDS`, which no custom operator may be in."""
 

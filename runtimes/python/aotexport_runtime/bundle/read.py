@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property, partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -26,25 +26,19 @@ from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.codec import check_size_of, refused
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.kernels import KernelLibrary
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import FileEntry, Manifest, VectorEntry
 from aotexport_runtime.schema.program import Program
-from aotexport_runtime.schema.targets import CompiledProgram, LoweredProgram, Target
-from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.validate.graph import check_graph
 from aotexport_runtime.validate.interface import check_forward_graph, check_functional_graph
 from aotexport_runtime.validate.manifest import check_manifest
 from aotexport_runtime.validate.program import check_program
-from aotexport_runtime.validate.targets import (
-    check_compiled,
-    check_kernels,
-    check_lowered,
-    check_lowered_graph,
-    check_target,
-)
-from aotexport_runtime.validate.vector import check_vector
 from aotexport_runtime.values.arguments import path_of
+
+if TYPE_CHECKING:
+    from aotexport_runtime.schema.kernels import KernelLibrary
+    from aotexport_runtime.schema.targets import CompiledProgram, LoweredProgram, Target
+    from aotexport_runtime.schema.vectors import Vector
 
 T = TypeVar("T", bound=Record)
 
@@ -285,6 +279,8 @@ class Bundle:
 
     def vector(self, entry: VectorEntry) -> Vector:
         """Return the record of a recorded call."""
+        from aotexport_runtime.validate.vector import Vector, check_vector
+
         return self.checked(entry.record, Vector, partial(check_vector, program=self.program(entry.program)))
 
     # --- targets ------------------------------------------------------------------------------------------
@@ -297,11 +293,15 @@ class Bundle:
 
     def target(self, name: str) -> Target:
         """Return the record of target `name`."""
+        from aotexport_runtime.validate.targets import Target, check_target
+
         check = partial(check_target, manifest=self.manifest, name=name)
         return self.checked(f"targets/{name}/target.json", Target, check)
 
     def compiled(self, target: str, program: str) -> CompiledProgram | None:
         """Return the record of `program` compiled for `target`; None: there is none."""
+        from aotexport_runtime.validate.targets import check_compiled
+
         record = self.program(program)
         for index, found in enumerate(self.target(target).programs):
             if found.program == program:
@@ -317,11 +317,15 @@ class Bundle:
 
     def lowered(self, target: str, program: str) -> LoweredProgram:
         """Return the record of `program` lowered for `target`."""
+        from aotexport_runtime.validate.targets import LoweredProgram, check_lowered
+
         check = partial(check_lowered, program=self.program(program))
         return self.checked(f"targets/{target}/programs/{program}/lowered.json", LoweredProgram, check)
 
     def lowered_graph(self, target: str, program: str, *, backward: bool) -> Graph:
         """Return the forward or backward graph of `program` lowered for `target`."""
+        from aotexport_runtime.validate.targets import check_lowered_graph
+
         lowered = self.lowered(target, program)
         check = partial(
             check_lowered_graph,
@@ -337,6 +341,8 @@ class Bundle:
 
     def kernels(self, target: str) -> KernelLibrary:
         """Return the kernels of `target`; their code is not read."""
+        from aotexport_runtime.validate.targets import KernelLibrary, check_kernels
+
         return self.checked(f"targets/{target}/kernels/kernels.json", KernelLibrary, check_kernels)
 
 

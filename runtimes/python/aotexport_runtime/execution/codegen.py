@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd import profiler
 
-from aotexport_runtime.allowed.operators import INFIX
+from aotexport_runtime.allowed.operators import INFIX, KERNEL
 from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.errors import printable
 from aotexport_runtime.execution import attention, checks, higher_order, loops, ops
@@ -45,7 +45,6 @@ from aotexport_runtime.schema.values import (
     SubgraphArgument,
     ValueMeta,
 )
-from aotexport_runtime.validate.targets import KERNEL
 from aotexport_runtime.values import dtypes, meshes, sizes
 from aotexport_runtime.values.subclasses import Form, TensorTypes, inner_tensor
 from aotexport_runtime.values.trees import python_value

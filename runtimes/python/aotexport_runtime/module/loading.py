@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, Protocol, overload
 
 from aotexport_runtime.bundle.read import Bundle, open_bundle
-from aotexport_runtime.bundle.signature import Signed, verify_signature
 from aotexport_runtime.engines.candidates import CUDA, MODEL_ENGINES, ONNX, Request
 from aotexport_runtime.engines.select import ENGINES, Choice, passed_over, select_targets
 from aotexport_runtime.errors import NotSupported, first_line
@@ -25,6 +24,7 @@ from aotexport_runtime.values.subclasses import TensorTypes
 if TYPE_CHECKING:
     import torch
 
+    from aotexport_runtime.bundle.signature import Signed
     from aotexport_runtime.engines.cuda import CudaRuntime
     from aotexport_runtime.engines.cuda.engine import CudaEngine
     from aotexport_runtime.engines.onnx.session import OnnxRuntime
@@ -106,10 +106,13 @@ class LoadOptions:
         check_type("memory_budget", self.memory_budget, (int, float), "a number from 0 to 1")
         if self.target not in ("auto", *ENGINES) and not self.target.startswith("cpu-"):
             raise NotSupported(f"no target `{self.target}`; there are auto, {', '.join(ENGINES)}")
-        if not isinstance(self.trust, Signed) and self.trust not in ("data", "native"):
-            raise NotSupported(f"no trust tier `{self.trust}`; there are data, native and Signed(...)")
-        if isinstance(self.trust, Signed) and not self.check_digests:
-            raise NotSupported("a signature is one of digests: leave check_digests to its default")
+        if self.trust not in ("data", "native"):
+            from aotexport_runtime.bundle.signature import Signed
+
+            if not isinstance(self.trust, Signed):  # type: ignore[unnecessary-isinstance] (callers may pass anything)
+                raise NotSupported(f"no trust tier `{self.trust}`; there are data, native and Signed(...)")
+            if not self.check_digests:
+                raise NotSupported("a signature is one of digests: leave check_digests to its default")
         if not 0 <= self.memory_budget <= 1:
             budget = f"no memory budget {self.memory_budget}"
             raise NotSupported(f"{budget}; it is a part of what is saved otherwise, from 0 to 1")
@@ -156,7 +159,9 @@ def load(path: Source, options: LoadOptions) -> BundleModule | OnnxModule:
     bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False, limits=limits or DEFAULT)
     if isinstance(path, Bundle) and limits not in (None, path.limits):
         raise NotSupported("an open bundle has its limits: give them to `open_bundle`")
-    if isinstance(options.trust, Signed):
+    if not isinstance(options.trust, str):
+        from aotexport_runtime.bundle.signature import verify_signature
+
         verify_signature(bundle, options.trust)
         options = replace(options, trust="native")
     if options.target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None:

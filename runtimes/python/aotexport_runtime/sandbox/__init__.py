@@ -12,7 +12,6 @@ import sysconfig
 from collections.abc import Iterable
 
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
-from aotexport_runtime.sandbox import landlock, seccomp
 
 _OF_THE_SYSTEM = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo"),
@@ -46,6 +45,8 @@ def enter(*, readable: Iterable[Path] | None = None, writable: Iterable[Path] = 
         NotSupported: the system is no Linux on x86-64 with Landlock and seccomp, or the process has several threads.
             Nothing has changed then.
     """
+    from aotexport_runtime.sandbox import landlock, seccomp
+
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise NotSupported("the sandbox needs Linux on x86-64; run the process in a container without network instead")
     landlock.check()

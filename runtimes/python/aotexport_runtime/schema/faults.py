@@ -10,9 +10,7 @@ from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
 import msgspec
 
 from aotexport_runtime.errors import BundleInvalid, Place
-
-MAX_MESSAGE = 300
-"""Characters of a message of msgspec that are shown."""
+from aotexport_runtime.schema.codec import MAX_MESSAGE
 
 Steps = tuple[str | int, ...]
 

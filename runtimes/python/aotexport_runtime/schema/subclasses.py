@@ -9,6 +9,9 @@ from aotexport_runtime.schema.bounded import ClassName, Length, Unique
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.trees import Tree
 
+DTENSOR = "torch.distributed.tensor:DTensor"
+"""`Subclass.type` of distributed tensors."""
+
 
 class Subclass(Record, kw_only=True):
     """The structure of one tensor of a wrapper subclass; its parts, depth first, are listed where the record is used.

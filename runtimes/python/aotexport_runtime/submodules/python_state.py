@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.schema.manifest import ModuleAttribute
 from aotexport_runtime.schema.trees import Tree
-from aotexport_runtime.values.structure import IndexOf, take_apart
 from aotexport_runtime.values.trees import builder
+
+if TYPE_CHECKING:
+    from aotexport_runtime.values.structure import IndexOf
 
 ARGUMENT = "self"
 """Name of the argument; no method has another of this name."""
@@ -38,6 +40,8 @@ class PythonState:
 
     def trees(self, index_of: IndexOf) -> dict[str, Tree]:
         """Return the current attributes as trees, by path; see `take_apart`."""
+        from aotexport_runtime.values.structure import take_apart
+
         return {name: take_apart(value, name, index_of) for name, value in self.values.items()}
 
     def replaced(self, function: Callable[[torch.Tensor], torch.Tensor]) -> dict[str, Any]:

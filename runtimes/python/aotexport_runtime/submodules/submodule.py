@@ -27,7 +27,6 @@ from aotexport_runtime.submodules.places import StateSlot
 from aotexport_runtime.submodules.python_state import PythonState
 from aotexport_runtime.submodules.tables import HOOKS, TABLES, Origin, former_kind, kind_in, watch_tables
 from aotexport_runtime.values import dtypes
-from aotexport_runtime.values.meshes import check_even
 from aotexport_runtime.values.trees import builder
 
 _RUNNING: ContextVar[tuple[tuple[nn.Module, Callable[..., Any]], ...]] = ContextVar("running", default=())
@@ -121,6 +120,8 @@ class LoadedSubmodule(Loaded):
             try:
                 result = super().forward(*args, **kwargs)  # type: ignore[misc] (the class of torch comes next)
             except RuntimeError as error:
+                from aotexport_runtime.values.meshes import check_even
+
                 check_even(origin.path, self._parameters, error)
                 if (name := self.reshaped()) is not None:
                     raise NotSupported(_unfitting(self, name, error)) from error

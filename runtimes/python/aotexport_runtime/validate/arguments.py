@@ -96,10 +96,14 @@ def metas_of(graph: Graph) -> dict[str, ValueMeta]:
 def elements(argument: Argument) -> Sequence[Element]:
     """Return the items of an array, the parts of a slice, else the argument itself."""
     if isinstance(argument, list):
-        return [each for item in argument for each in elements(item)]
-    if isinstance(argument, SliceArgument):
-        return argument.start, argument.stop, argument.step
-    return (argument,)
+        found: list[Element] = []
+        for item in argument:
+            if isinstance(item, list | SliceArgument):
+                found += elements(item)
+            else:
+                found.append(item)
+        return found
+    return (argument.start, argument.stop, argument.step) if isinstance(argument, SliceArgument) else (argument,)
 
 
 def references(argument: Argument) -> Sequence[str]:
@@ -117,20 +121,26 @@ def descendants(nodes: Sequence[Node], roots: set[str]) -> set[str]:
 
 
 def check_argument(
-    argument: Argument, defined: Collection[str], subgraphs: Collection[str], symbols: set[str], where: Place
+    argument: Argument,
+    defined: Collection[str],
+    subgraphs: Collection[str],
+    symbols: set[str],
+    where: Place,
+    steps: tuple[str | int, ...] = (),
 ) -> None:
-    """Refuse an argument with a dangling reference, to a value, a subgraph or a symbol, or with a number too large."""
+    """Refuse an argument, `steps` below a place, with a dangling reference or a number too large."""
     for each in elements(argument):
         if isinstance(each, str):
             if each not in defined:
-                raise where.invalid(f"value {each[:80]!r} is used before it is defined", "value-undefined/reference")
+                message = f"value {each[:80]!r} is used before it is defined"
+                raise where.at(*steps).invalid(message, "value-undefined/reference")
         elif isinstance(each, int):
             if not -_MAX_INTEGER < each < _MAX_INTEGER:
-                raise where.invalid("an integer argument has more than 64 bits", "number-limit/argument")
+                raise where.at(*steps).invalid("an integer argument has more than 64 bits", "number-limit/argument")
         elif isinstance(each, SizeArgument):
-            check_size(each.value, symbols, where=where)
+            check_size(each.value, symbols, where=where.at(*steps))
         elif isinstance(each, SubgraphArgument) and each.name not in subgraphs:
-            raise where.invalid(f"no subgraph {each.name[:80]!r}", "reference-missing/subgraph")
+            raise where.at(*steps).invalid(f"no subgraph {each.name[:80]!r}", "reference-missing/subgraph")
 
 
 def check_constant(argument: Argument, subject: str, where: Place) -> None:

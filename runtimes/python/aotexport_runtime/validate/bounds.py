@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import INT64_MAX, MAX_AXES, bounds_of
 from aotexport_runtime.schema.manifest import StoredPart
-from aotexport_runtime.schema.vectors import VectorPart
+
+if TYPE_CHECKING:
+    from aotexport_runtime.schema.vectors import VectorPart
 
 
 def check_index(index: int, count: int, subject: str, check: str, where: Place) -> None:

@@ -13,7 +13,7 @@ from aotexport_runtime.allowed.operators import EFFECT_OPERANDS, FLOAT_FUNCTIONS
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.limits import DEFAULT, Limits
-from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.subclasses import DTENSOR, Subclass
 from aotexport_runtime.schema.values import (
     Argument,
     DeviceArgument,
@@ -32,7 +32,6 @@ from aotexport_runtime.schema.values import (
 )
 from aotexport_runtime.validate.arguments import NUMBERS, Values, described, described_argument, kind_of, metas_of
 from aotexport_runtime.validate.subclasses import count_parts, is_placement
-from aotexport_runtime.values.meshes import DTENSOR
 from aotexport_runtime.values.sizes import MAX_EXPONENT
 
 _NUMBER_NBITS = 64

@@ -26,16 +26,15 @@ _NOWHERE = Place("")
 _REFERENCES = (bounded.IndexOf, bounded.TensorOf, bounded.NameOf, bounded.Over, bounded.Length)
 
 Step = str | int
-Found = Iterable[tuple[tuple[Step, ...], str, str]]
-"""Faults: the steps to each, its check and its message."""
+Found = Iterable[tuple[tuple[Step, ...], tuple[bool, str, str]]]
+"""Faults: the steps to each; whether it is one of a reference, its check and its message."""
 
 
 class _Around:
-    """The records around a value, by name (None: what it would refer to has nothing), and which rules are checked."""
+    """The records around a value, by name (None: what it would refer to has nothing)."""
 
-    def __init__(self, records: dict[str, Record | None], *, refers: bool) -> None:
+    def __init__(self, records: dict[str, Record | None]) -> None:
         self.records = records
-        self.refers = refers
         self._names: dict[tuple[str, int], frozenset[Any]] = {}
 
     def find(self, of: str) -> Any:
@@ -65,21 +64,19 @@ def check_declared(record: Record, where: Place, **around: Record | None) -> boo
         where: for errors.
         around: further records that its references lead to, by the names there; None: it has nothing.
     """
-    faults = where.found
+    before, found = where.found, [*_faults(record, _Around(around))]
     # What refers to a malformed name would be told for it.
-    for refers in (False, True):
-        for steps, name, message in _faults(record, _Around(around, refers=refers)) if where.found == faults else ():
-            where.at(*steps).refuse(message, name)
-    return where.found == faults
+    malformed = [fault for fault in found if not fault[1][0]]
+    for steps, (_, name, message) in malformed or found:
+        where.at(*steps).refuse(message, name)
+    return where.found == before
 
 
 @cache
-def _fields(record: type[Record], refers: bool) -> list[tuple[str, Check]]:
+def _fields(record: type[Record]) -> list[tuple[str, Check]]:
     """Return the fields that declare something, each with the check of its values."""
     hints = typing.get_type_hints(record, include_extras=True)
-    checks = {
-        field: _check_of(hints[field], f"{record.__name__}.{field}", refers) for field in record.__struct_fields__
-    }
+    checks = {field: _check_of(hints[field], f"{record.__name__}.{field}") for field in record.__struct_fields__}
     return [(field, check) for field, check in checks.items() if check is not None]
 
 
@@ -88,9 +85,9 @@ def _faults(record: Record, around: _Around, fields: Iterable[tuple[str, Check]]
     outer = records.get(name)
     records[name] = record
     found = [
-        ((field, *steps), name, message)
-        for field, check in (_fields(type(record), around.refers) if fields is None else fields)
-        for steps, name, message in check(getattr(record, field), around)
+        ((field, *steps), fault)
+        for field, check in (_fields(type(record)) if fields is None else fields)
+        for steps, fault in check(getattr(record, field), around)
     ]
     records[name] = outer
     return found
@@ -98,16 +95,16 @@ def _faults(record: Record, around: _Around, fields: Iterable[tuple[str, Check]]
 
 def _each_record(kind: type[Record]) -> Check:
     def check(values: Sequence[Record], around: _Around) -> Found:
-        fields = [each for each in _fields(kind, around.refers) if not _all_pass(*each, values, around)]
+        fields = [(field, check) for field, check in _fields(kind) if not _all_pass(field, check, values, around)]
         faults = [_faults(value, around, fields) for value in values] if fields else ()
-        return [((i, *steps), name, message) for i, found in enumerate(faults) for steps, name, message in found]
+        return [((i, *steps), fault) for i, found in enumerate(faults) for steps, fault in found]
 
     return check
 
 
 def _all_pass(field: str, check: Check, records: Sequence[Record], around: _Around) -> bool:
     """Return whether a field has numbers and text alone, which graphs repeat, and all pass."""
-    different = {id(value): value for value in [getattr(record, field) for record in records]}
+    different = {id(value): value for value in map(attrgetter(field), records)}
     return all(isinstance(value, int | str | None) and not check(value, around) for value in different.values())
 
 
@@ -117,18 +114,21 @@ def is_walked(hint: Any) -> bool:
     return is_record and hint.__module__ not in (values.__name__, trees.__name__)
 
 
-def _check_of(hint: Any, subject: str, refers: bool) -> Check | None:
+def _check_of(hint: Any, subject: str) -> Check | None:
     """Return the check of the values of a type; None: it declares nothing."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if is_walked(hint):
         return _faults
     if origin is Annotated:
-        rules = declared_rules(arguments[1:], refers)
-        found: list[Check | None] = [_rule(rule, subject, arguments[0]) for rule in rules]
         # A type that is checked apart is so with what is in it.
         is_apart = any(isinstance(rule, bounded.Bounds) and rule.apart for rule in arguments[1:])
-        return _all([None if is_apart else _check_of(arguments[0], subject, refers), *found])
-    checks = [_check_of(argument, subject, refers) for argument in arguments]
+        inner = None if is_apart else _check_of(arguments[0], subject)
+        rules = [_rule(rule, subject, arguments[0]) for rule in declared_rules(arguments[1:])]
+        found = rules if inner is None else [inner, *rules]
+        if len(found) < 2:
+            return next(iter(found), None)
+        return lambda value, around: [fault for check in found for fault in check(value, around)]
+    checks = [_check_of(argument, subject) for argument in arguments]
     if not any(checks):
         return None
     if origin in (tuple, list):
@@ -139,16 +139,15 @@ def _check_of(hint: Any, subject: str, refers: bool) -> Check | None:
     return lambda value, around: arms[type(value)](value, around) if type(value) in arms else ()
 
 
-def declared_rules(rules: tuple[Any, ...], refers: bool) -> list[Any]:
-    """Return the references, or all else, without bounds of what refers: it is right if what it refers to is."""
-    if refers:
-        return [rule for rule in rules if isinstance(rule, _REFERENCES)]
-    code = next((rule.code for rule in rules if isinstance(rule, bounded.Code)), "")
+def declared_rules(rules: tuple[Any, ...]) -> list[Any]:
+    """Return what a type declares, without bounds of what refers: it is right if what it refers to is."""
     limits = [rule for rule in rules if isinstance(rule, bounded.AtMost | bounded.Unique)]
-    if any(isinstance(rule, bounded.IndexOf | bounded.NameOf | bounded.Over) for rule in rules):
-        return limits
+    references = [rule for rule in rules if isinstance(rule, _REFERENCES)]
+    if any(not isinstance(rule, bounded.Length | bounded.TensorOf) for rule in references):
+        return limits + references
+    code = next((rule.code for rule in rules if isinstance(rule, bounded.Code)), "")
     bounds = [rule for rule in rules if isinstance(rule, bounded.Bounds) and not rule.apart]
-    return limits + [replace(rule, code=code or rule.code) for rule in bounds]
+    return [*limits, *(replace(rule, code=code or rule.code) for rule in bounds), *references]
 
 
 def _class_of(hint: Any) -> type:
@@ -158,27 +157,22 @@ def _class_of(hint: Any) -> type:
     return typing.get_origin(hint) or hint
 
 
-def _all(checks: Sequence[Check | None]) -> Check | None:
-    found = [check for check in checks if check is not None]
-    if len(found) < 2:
-        return next(iter(found), None)
-    return lambda value, around: [fault for check in found for fault in check(value, around)]
-
-
 def _each(item: Check | None, key: Check | None, steps_of: Callable[[Any], Iterable[tuple[Step, Any]]]) -> Check:
     """Return the check of the items of an array, or of the keys and values of a map."""
 
     def check(values: Any, around: _Around) -> Found:
-        for step, value in steps_of(values):
-            found = [*(key(step, around) if key else ()), *(item(value, around) if item else ())]
-            yield from (((step, *steps), name, message) for steps, name, message in found)
+        return [
+            ((step, *steps), fault)
+            for step, value in steps_of(values)
+            for steps, fault in (*(key(step, around) if key else ()), *(item(value, around) if item else ()))
+        ]
 
     return check
 
 
 def _rule(rule: Any, subject: str, type_: Any) -> Check:
     """Return the check of one thing that a field of a type declares; its name has the field behind the code."""
-    check_name, subject = f"{rule.code}/{subject}", f"`{subject}`"
+    refers, check_name, subject = isinstance(rule, _REFERENCES), f"{rule.code}/{subject}", f"`{subject}`"
     if isinstance(rule, bounded.Unique) and rule.by:
         subject = " and ".join(f"`{typing.get_args(type_)[0].__name__}.{field}`" for field in rule.by.split())
     name = getattr(rule, "of", "").partition(".")[0]
@@ -190,8 +184,8 @@ def _rule(rule: Any, subject: str, type_: Any) -> Check:
             message = _fault(rule, value, around, subject)
         except BundleInvalid as error:
             # Sizes and trees have checks of their own.
-            return (((), error.check, error.reason),)
-        return () if message is None else (((), check_name, message),)
+            return (((), (refers, error.check, error.reason)),)
+        return () if message is None else (((), (refers, check_name, message)),)
 
     return check
 

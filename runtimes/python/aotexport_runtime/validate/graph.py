@@ -99,62 +99,59 @@ class _Check:
         for index, graph_input in enumerate(self.graph.inputs):
             with self.where.at("inputs", index) as here:
                 self.described |= introduced(graph_input.meta)
-                _define(graph_input.name, graph_input.meta, self.values, here)
                 check_meta(graph_input.meta, self.described, here)
+                _check_new(graph_input.name, self.values, here)
+            self.values.setdefault(graph_input.name, graph_input.meta)
 
     def _check_nodes(self) -> None:
-        graph, values, where = self.graph, self.values, self.where
         # Layers repeat their metadata and calls. Hashes of numbers are no secret: a graph could make all alike.
         metas, calls = set[int](), set[Hashable]()
-        for index, node in enumerate(graph.nodes):
-            here, before = where.at("nodes", index), where.found
-            with here:
-                _check_operator(node, self.namespaces, here)
-                _check_arguments(node, graph, values, self.symbols, here)
-                if not node.op.startswith("aten::"):
-                    self.builtins.check(node, here)
-                    if node.op.startswith("higher_order::"):
-                        check_bodies(node, graph.subgraphs, values, here, typed=not self.is_cast)
-            with here:
-                _define(node.name, node.meta, values, here)
-                if id(node.meta) not in metas:
-                    self.described |= introduced(node.meta)
-                    check_meta(node.meta, self.described, here)
-                    metas.add(id(node.meta))
-                results = len(node.meta.items) if isinstance(node.meta, SequenceMeta) else 0
-                if results > self.limits.results:
-                    message = f"{results} results of a node; at most {self.limits.results} are read"
-                    raise here.invalid(message, "bundle-limit/results")
-            with here:
-                if where.found == before and (self.has_signatures or node.op in graph.schemas):
-                    # Dtypes behind a fault follow from what may be false.
-                    follows = not self.is_cast and where.found == self.faults
-                    call = (follows, *typed_call(node, values))
-                    if call not in calls:
-                        check_types(node, graph.schemas.get(node.op), values, here, infers_dtypes=follows)
-                        calls.add(call)
+        for index, node in enumerate(self.graph.nodes):
+            with self.where.at("nodes", index) as here:
+                self._check_node(node, metas, calls, here)
+            self.values.setdefault(node.name, node.meta)
 
-
-def _check_arguments(node: Node, graph: Graph, values: Mapping[str, ValueMeta], symbols: set[str], here: Place) -> None:
-    for kind, arguments in (("args", enumerate(node.args)), ("kwargs", node.kwargs.items())):
-        for step, argument in arguments:
-            # Most are references to what is there.
-            if not (isinstance(argument, str) and argument in values):
-                check_argument(argument, values, graph.subgraphs, symbols, here.at(kind, step))
+    def _check_node(self, node: Node, metas: set[int], calls: set[Hashable], here: Place) -> None:
+        graph, values = self.graph, self.values
+        check_allowed(node.op, self.namespaces, where=here)
+        for kind, arguments in (("args", enumerate(node.args)), ("kwargs", node.kwargs.items())):
+            for step, argument in arguments:
+                # Most are references to what is there.
+                if not (isinstance(argument, str) and argument in values):
+                    check_argument(argument, values, graph.subgraphs, self.symbols, here, (kind, step))
+        _check_keywords(node, here)
+        if not node.op.startswith("aten::"):
+            self.builtins.check(node, here)
+            if node.op.startswith("higher_order::"):
+                check_bodies(node, graph.subgraphs, values, here, typed=not self.is_cast)
+        _check_new(node.name, values, here)
+        if id(node.meta) not in metas:
+            self.described |= introduced(node.meta)
+            check_meta(node.meta, self.described, here)
+            metas.add(id(node.meta))
+        results = len(node.meta.items) if isinstance(node.meta, SequenceMeta) else 0
+        if results > self.limits.results:
+            message = f"{results} results of a node; at most {self.limits.results} are read"
+            raise here.invalid(message, "bundle-limit/results")
+        if self.has_signatures or node.op in graph.schemas:
+            # Dtypes behind a fault follow from what may be false.
+            follows = not self.is_cast and here.found == self.faults
+            call = (follows, *typed_call(node, values))
+            if call not in calls:
+                check_types(node, graph.schemas.get(node.op), values, here, infers_dtypes=follows)
+                calls.add(call)
 
 
 def _count_nodes(graph: Graph) -> int:
     return len(graph.nodes) + sum(map(_count_nodes, graph.subgraphs.values()))
 
 
-def _define(name: str, meta: ValueMeta, values: dict[str, ValueMeta], where: Place) -> None:
+def _check_new(name: str, values: Mapping[str, ValueMeta], where: Place) -> None:
     if name in values:
         raise where.invalid(f"value {name[:80]!r} is defined twice", "name-twice/value")
-    values[name] = meta
 
 
-def _check_operator(node: Node, namespaces: set[str], where: Place) -> None:
-    check_allowed(node.op, namespaces, where=where)
+def _check_keywords(node: Node, where: Place) -> None:
     for keyword in node.kwargs:
         if not (keyword.isidentifier() and keyword.isascii()) or iskeyword(keyword):
             message = f"operator `{node.op[:80]}` has a malformed keyword {keyword[:40]!r}"

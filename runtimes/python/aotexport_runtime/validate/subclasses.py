@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
 import msgspec
 
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import ArgumentInput, InputSpec, Program, SizeInput, StateInput
-from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.subclasses import DTENSOR, Subclass
 from aotexport_runtime.schema.trees import Constant, Mapping, Sequence, Tree
 from aotexport_runtime.schema.values import StringArgument, TensorMeta
-from aotexport_runtime.schema.vectors import VectorInput
 from aotexport_runtime.validate.bounds import check_ranks
 from aotexport_runtime.validate.trees import check_tree
 from aotexport_runtime.validate.types import category_of
-from aotexport_runtime.values.meshes import DTENSOR
 from aotexport_runtime.values.sizes import check_size
+
+if TYPE_CHECKING:
+    from aotexport_runtime.schema.vectors import VectorInput
 
 MAX_PARTS = 1000
 
@@ -42,16 +44,14 @@ def check_subclass(record: Subclass, symbols: set[str], where: Place) -> None:
 def check_parts(spec: StateTensor | StateInput | ArgumentInput | VectorInput, symbols: set[str], where: Place) -> None:
     """Refuse a malformed structure of a tensor over these symbols, or parts or a layout that do not fit it."""
     record, subject = spec.subclass, subject_of(spec)
+    tensor = spec if isinstance(spec, StateTensor) else getattr(spec, "meta", None)
     if record is not None:
         check_subclass(record, symbols, where)
     expected = 0 if record is None else count_parts(record)
     if len(spec.parts) != expected:
-        check = "vector-malformed/parts" if isinstance(spec, VectorInput) else "structure-malformed/parts"
+        check = "vector-malformed/parts" if tensor is None else "structure-malformed/parts"
         raise where.invalid(f"{subject} has {len(spec.parts)} parts, not {expected}", check)
-    if record is None or isinstance(spec, VectorInput):
-        return
-    tensor = spec if isinstance(spec, StateTensor) else spec.meta
-    if (record.shape, record.stride) != (tensor.shape, tensor.stride):
+    if record is not None and tensor is not None and (record.shape, record.stride) != (tensor.shape, tensor.stride):
         raise where.invalid(f"{subject} has another shape than its structure", "structure-malformed/subclass-layout")
 
 
@@ -64,9 +64,9 @@ def check_differentiable(tensor: TensorMeta | StateTensor, subject: str, where: 
 
 def subject_of(spec: StateTensor | StateInput | ArgumentInput | VectorInput) -> str:
     """Return how errors name a tensor."""
-    if isinstance(spec, ArgumentInput | VectorInput):
-        return f"argument {spec.path!r}"
-    return f"{'state' if isinstance(spec, StateTensor) else 'input'} {spec.name[:80]!r}"
+    if isinstance(spec, StateTensor | StateInput):
+        return f"{'state' if isinstance(spec, StateTensor) else 'input'} {spec.name[:80]!r}"
+    return f"argument {spec.path!r}"
 
 
 _PLACEMENT = re.compile(r"replicate|shard:[0-9]+|partial:[a-z]+")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from aotexport_runtime.allowed.operators import KERNEL
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import INT64_MAX, Line
 from aotexport_runtime.schema.graph import Graph, Node
@@ -20,8 +21,6 @@ from aotexport_runtime.validate.graph import check_graph
 from aotexport_runtime.validate.interface import returned_count
 from aotexport_runtime.validate.subclasses import taken_apart
 from aotexport_runtime.values.sizes import check_size
-
-KERNEL = "kernel::"
 
 
 def check_kernels(library: KernelLibrary, *, where: Place) -> None:

@@ -15,8 +15,6 @@ from aotexport_runtime.errors import NotSupported, NotWritten, attempt
 if TYPE_CHECKING:
     import torch
 
-DTENSOR = "torch.distributed.tensor:DTensor"
-
 
 def flatten(tensor: Any) -> tuple[dict[str, torch.Tensor], Any]:
     """Return the local tensor of a distributed one, not copied, by its name in bundles; its mesh and placements."""

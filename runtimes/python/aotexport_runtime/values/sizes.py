@@ -26,38 +26,6 @@ UNDEFINED = (ArithmeticError, ValueError, TypeError)
 """Errors of an expression without a value: a division by zero, the root of a negative number."""
 
 
-def _whole(value: int) -> int:
-    """Return an integer made of a float, after a check that it has at most 64 bits."""
-    if abs(value) > INT64_MAX:
-        raise OverflowError("an integer of more than 64 bits")
-    return value
-
-
-OPERATORS: dict[str, Callable[..., Any]] = {
-    # `sum` of floats would compensate for rounding.
-    "add": lambda *values: functools.reduce(operator.add, values),
-    "mul": lambda *values: functools.reduce(operator.mul, values),
-    "floordiv": operator.floordiv,
-    "mod": operator.mod,
-    "pow": operator.pow,
-    "min": sym_min,
-    "max": sym_max,
-    "ceildiv": lambda a, b: -(-a // b),
-    "eq": lambda a, b: int(a == b),
-    "ne": lambda a, b: int(a != b),
-    "lt": lambda a, b: int(a < b),
-    "le": lambda a, b: int(a <= b),
-    "not": lambda value: int(not value),
-    "float": float,
-    "truediv": operator.truediv,
-    "sqrt": math.sqrt,
-    "trunc": lambda value: _whole(math.trunc(value)),
-    "floor": lambda value: _whole(math.floor(value)),
-    "ceil": lambda value: _whole(math.ceil(value)),
-    "round": lambda value: _whole(round(value)),
-}
-"""Operators that need all of their operands; `and`, `or` and `where` stop early, as in Python."""
-
 _COMPARISONS = ("eq", "ne", "lt", "le")
 _ARITY = {
     **dict.fromkeys(("floordiv", "mod", "pow", "ceildiv", "truediv", *_COMPARISONS), 2),
@@ -89,23 +57,18 @@ def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
     Raises:
         ArithmeticError, ValueError, TypeError: it has none for these values (`UNDEFINED`).
     """
-    return _evaluate(size, symbols)
-
-
-def _evaluate(size: Size | float, symbols: Mapping[str, int]) -> Any:
-    if isinstance(size, int | float):
+    if isinstance(size, int):
         return size
-    if isinstance(size, str):
-        return symbols[size]
-    if size.op == "where":
-        chosen = _evaluate(size.args[1 if _evaluate(size.args[0], symbols) else 2], symbols)
-        return float(chosen) if type_of(size) == "float" else chosen
-    values = (_evaluate(arg, symbols) for arg in size.args)
-    if size.op == "and":
-        return int(all(values))
-    if size.op == "or":
-        return int(any(values))
-    return OPERATORS[size.op](*values)
+    return symbols[size] if isinstance(size, str) else _function(source(size, _IN_SYMBOLS))(symbols)
+
+
+_IN_SYMBOLS = "symbols[{!r}]".format
+
+
+@functools.lru_cache(maxsize=4096)
+def _function(expression: str) -> Callable[[Mapping[str, int]], int]:
+    """Return a function of `symbols` with the value of an expression that `source` wrote."""
+    return eval(f"lambda symbols: {expression}", {**SCOPE})
 
 
 def check_size(size: Size, known: frozenset[str] | set[str], *, where: Place) -> None:
@@ -257,8 +220,21 @@ def _connective(combine: Callable[[Any, Any], Any], *, stop: bool) -> Callable[.
     return connected
 
 
+def _whole(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function from a float to an integer of at most 64 bits; others are refused (`OverflowError`)."""
+
+    def call(value: Any) -> Any:
+        result = function(value)
+        if isinstance(result, int) and abs(result) > INT64_MAX:
+            raise OverflowError("an integer of more than 64 bits")
+        return result
+
+    return call
+
+
 SCOPE: dict[str, Any] = {
-    **{name: getattr(math, name) for name in ("sqrt", "trunc", "floor", "ceil")},
+    **{function.__name__: _whole(function) for function in (math.trunc, math.floor, math.ceil, round)},
+    "sqrt": math.sqrt,
     "max": sym_max,
     "min": sym_min,
     "and_": _connective(operator.and_, stop=False),

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported
 from aotexport_runtime.schema import trees
-from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.subclasses import DTENSOR, Subclass
 from aotexport_runtime.schema.trees import Constant, Instance, Tree
-from aotexport_runtime.values import meshes, sizes
+from aotexport_runtime.values import sizes
 from aotexport_runtime.values.arguments import check_type
 from aotexport_runtime.values.tensors import is_torch_tensor
 
@@ -48,7 +48,9 @@ class _Protocol(NamedTuple):
 
 
 def _protocol(type_: type) -> _Protocol:
-    if type_name(type_) == meshes.DTENSOR:
+    if type_name(type_) == DTENSOR:
+        from aotexport_runtime.values import meshes
+
         return _Protocol(meshes.flatten, meshes.unflatten, meshes.data, meshes.live)
     return _Protocol(_flatten, type_.__tensor_unflatten__)  # pyright: ignore[reportAttributeAccessIssue]
 

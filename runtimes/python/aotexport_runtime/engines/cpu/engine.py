@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -34,9 +34,11 @@ from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
-from aotexport_runtime.schema.targets import CompiledHalf, CpuRequirements
 from aotexport_runtime.schema.values import Argument, SizeArgument, SizeMeta
 from aotexport_runtime.values import sizes
+
+if TYPE_CHECKING:
+    from aotexport_runtime.schema.targets import CompiledHalf, CpuRequirements
 
 log = logging.getLogger("aotexport_runtime")
 

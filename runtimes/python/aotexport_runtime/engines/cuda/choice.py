@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable
 
+from aotexport_runtime.allowed.operators import KERNEL
 from aotexport_runtime.bundle.packs import TARGET
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.schema.kernels import Kernel, KernelBinary, KernelCandidate
-from aotexport_runtime.validate.targets import KERNEL
 
 CompiledCandidate = tuple[KernelCandidate, KernelBinary]
 """A candidate of a kernel, and its code for one architecture."""

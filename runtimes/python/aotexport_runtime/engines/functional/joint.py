@@ -25,7 +25,6 @@ from aotexport_runtime.execution.codegen import Environment, Function
 from aotexport_runtime.execution.functional_graph import compile_functional
 from aotexport_runtime.rewrite import partition as partitions
 from aotexport_runtime.rewrite.impure import impure_nodes, random_nodes
-from aotexport_runtime.rewrite.recompute import computed_late, within_budget
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
 from aotexport_runtime.schema.values import SizeMeta, TensorMeta
@@ -261,6 +260,8 @@ def _partitioned(
         partition = partitions.views_recomputed(joint.graph, functional, joint.gradients.partitions[0])
     if budget == 1:
         return partitions.partition_graph(joint.graph, functional, partition, needed, joint.impure)
+    from aotexport_runtime.rewrite.recompute import computed_late, within_budget
+
     partition = within_budget(joint.graph, functional, partition, budget, symbols, joint.impure)
     return computed_late(partitions.partition_graph(joint.graph, functional, partition, needed, joint.impure))
 
