@@ -8,8 +8,14 @@ CUDA, PORTABLE, AUTOGRAD, ONNX, OPENVINO = "cuda", "portable", "autograd", "onnx
 """Names of the engines that run kernels, functional graphs, forward graphs, and ONNX models by ONNX Runtime and by
 OpenVINO; compiled targets are `cpu-LEVEL`."""
 
+PACKED = "packed"
+"""Name of the engine that runs inference graphs by layers of oneDNN, where weights stay."""
+
 MODEL_ENGINES = (ONNX, OPENVINO)
 """Those that run ONNX models."""
+
+FROZEN_ENGINES = (PACKED, *MODEL_ENGINES)
+"""Those that hold copies of the weights."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +25,12 @@ class Request:
     target: str = "auto"
     trust: str = "data"
     memory_budget: float = 1
-    frozen: bool = False
+    frozen: bool | str = False
+
+    @property
+    def precision(self) -> str:
+        """In which precision layers of frozen weights compute; empty: in that of the graph."""
+        return self.frozen if isinstance(self.frozen, str) else ""
 
 
 def is_native(target: str) -> bool:

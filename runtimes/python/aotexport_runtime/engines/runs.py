@@ -101,6 +101,7 @@ class Engines:
 _KINDS = {
     "cuda": "kernels",
     "portable": "functional graph",
+    "packed": "functional graph with packed weights",
     "autograd": "forward graph",
     "onnx": "ONNX Runtime",
     "openvino": "OpenVINO",
@@ -115,7 +116,7 @@ class ProgramExplanation:
         program: its name.
         device: where it runs, for ONNX Runtime its providers; empty where it does not.
         engines: names of the engines that serve its calls: `cuda`, compiled targets such as `cpu-x86_64-v3`,
-            `portable`, `autograd`, `onnx`, `openvino`. Each takes those calls that the ones before it do not.
+            `portable`, `packed`, `autograd`, `onnx`, `openvino`. Each takes those calls that the ones before it do not.
         why_not: why other engines do not serve, by name.
         has_run: the passes that have run, in the order of their first runs; None: not recorded (ONNX Runtime).
         refused: why no call is served; empty: calls are.

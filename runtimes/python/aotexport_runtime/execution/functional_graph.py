@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
 
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
 from aotexport_runtime.execution.matmul.onednn import replacements
+from aotexport_runtime.rewrite.layers import LAYER
 from aotexport_runtime.rewrite.names import operands
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.rewrite.reuse import possible_views, reusing
@@ -25,6 +28,7 @@ def compile_functional(
     visible: int | None = None,
     in_place: bool = True,
     detached: bool = False,
+    layers: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
 ) -> Function:
     """Return a function that runs `subgraph`, a piece of the functional `graph`, where nothing records gradients.
 
@@ -36,6 +40,7 @@ def compile_functional(
         visible: how many outputs the caller sees, from the first on; None: all.
         in_place: whether calls may write over dead operands.
         detached: whether no result may be a view.
+        layers: what computes nodes of packed layers, by name.
     """
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     metas.update((node.name, node.meta) for node in subgraph.nodes)
@@ -56,7 +61,7 @@ def compile_functional(
         environment,
         label=label,
         detached=views,
-        replacements=matmuls,
+        replacements={**matmuls, **layers},
     )
 
 
@@ -67,7 +72,7 @@ def of_proven_dtype(inputs: Iterable[str], nodes: Iterable[Node], metas: Mapping
         if node.name in found:
             continue
         schema = aten_signatures().get(node.op.removeprefix("aten::"))
-        follows = node.op == "python::getitem" or result_dtypes(node, schema, metas) is not None
+        follows = node.op in ("python::getitem", LAYER) or result_dtypes(node, schema, metas) is not None
         if follows and found.issuperset(operands(node)):
             found.add(node.name)
     return found

@@ -14,7 +14,7 @@ from torch import nn
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Call, Plan, called
 from aotexport_runtime.engines.candidates import Request
-from aotexport_runtime.engines.onnx.frozen import Weights
+from aotexport_runtime.engines.frozen import Weights
 from aotexport_runtime.engines.runs import Explanation, ProgramExplanation
 from aotexport_runtime.engines.select import NO_TARGETS, Choice
 from aotexport_runtime.errors import NotSupported

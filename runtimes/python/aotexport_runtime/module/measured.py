@@ -19,10 +19,12 @@ import torch
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Plan
-from aotexport_runtime.engines.candidates import AUTOGRAD, MODEL_ENGINES, PORTABLE, Request
+from aotexport_runtime.engines.candidates import AUTOGRAD, FROZEN_ENGINES, PACKED, PORTABLE, Request
 from aotexport_runtime.engines.engine import Engine
+from aotexport_runtime.engines.frozen import Frozen
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
 from aotexport_runtime.engines.onnx.frozen import FrozenModel
+from aotexport_runtime.engines.packed.engine import PackedGraph
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.matmul.measured import kept
 from aotexport_runtime.execution.user_cache import Measurements, cache_folder
@@ -68,7 +70,7 @@ def is_measured(bundle: Bundle, program: Program, request: Request, device_type:
     """Return whether engines of a program are to be measured: somebody wants it, and a call changes nothing."""
     asked = os.environ.get(VARIABLE)
     functional = program.functional
-    if request.target != "auto" or not (request.frozen if asked is None else asked != "0"):
+    if request.target != "auto" or not (request.frozen if asked is None or request.precision else asked != "0"):
         return False
     if program.grad or functional is None or functional.gradients is not None or device_type != "cpu":
         return False
@@ -86,24 +88,28 @@ def fastest(module: BundleModule, plan: Plan, graph: FunctionalEngine) -> list[E
     """
     bundle, request, program = module.bundle, module._request, plan.program
     known = {engine.name: engine for engine in (*plan.engines, graph)}
-    models: dict[str, FrozenModel] = {}
+    frozen: dict[str, Frozen] = {}
     refused: dict[str, str] = {}
 
-    def open_model(name: str) -> None:
+    def freeze(name: str) -> None:
+        weights = module.__dict__["_loaded"]
         try:
-            models[name] = FrozenModel(bundle, program, runtime_of(name), module.__dict__["_loaded"])
-            known[name] = graph.by_native(models[name])
+            if name == PACKED:
+                frozen[name] = PackedGraph(bundle, program, module._environment, weights, request.precision or "float32")
+            else:
+                frozen[name] = FrozenModel(bundle, program, runtime_of(name), weights)
+            known[name] = graph.by_native(frozen[name])
         except NotSupported as error:
             refused[name] = str(error)
 
     cache, usual = kept_figures(bundle, request), plan.engines[0].name
     figures = _read(cache, program.name)
-    if figures is not None and (best := figures.best(usual)) in MODEL_ENGINES:
-        open_model(best)
+    if figures is not None and (best := figures.best(usual)) in FROZEN_ENGINES:
+        freeze(best)
     if figures is None or figures.best(usual) not in known:
-        for name in MODEL_ENGINES if request.frozen else ():
-            open_model(name)
-        figures = _measure(module, plan, known, models)
+        for name in (PACKED,) if request.precision else FROZEN_ENGINES if request.frozen else ():
+            freeze(name)
+        figures = _measure(module, plan, known, frozen)
         if figures is None:
             return None
         figures = Figures(seconds=figures.seconds, why_not=figures.why_not | refused)
@@ -133,7 +139,7 @@ def _read(cache: Measurements, program: str) -> Figures | None:
 
 
 def _measure(
-    module: BundleModule, plan: Plan, engines: Mapping[str, Engine], models: Mapping[str, FrozenModel]
+    module: BundleModule, plan: Plan, engines: Mapping[str, Engine], frozen: Mapping[str, Frozen]
 ) -> Figures | None:
     """Return the times of the first recorded call by engines that give the results of the forward graph."""
     calls: list[Bound] = []
@@ -149,7 +155,7 @@ def _measure(
         if time.perf_counter() - start <= _SHORT_S:
             expected += [_observed(_run_of(engines[AUTOGRAD], call)()) for call in calls[1:]]
         why_not = {name: _why_other(engines[name], calls, expected) for name in engines if name != AUTOGRAD}
-        why_not |= {name: model.failure for name, model in models.items() if model.failure}
+        why_not |= {name: native.failure for name, native in frozen.items() if native.failure}
         why_not = {name: reason for name, reason in why_not.items() if reason}
         runs = {name: _run_of(engine, calls[0]) for name, engine in engines.items() if name not in why_not}
         return Figures(seconds=_medians(runs), why_not=why_not)

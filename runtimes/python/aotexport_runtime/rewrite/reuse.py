@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from aotexport_runtime.rewrite.layers import LAYER
 from aotexport_runtime.rewrite.names import last_uses, names_in, operands
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
@@ -200,7 +201,7 @@ def _is_new(node: Node) -> bool:
         return isinstance(node.meta, TensorMeta) and len(node.meta.shape) == 2  # A matmul and a sum.
     if node.op == "aten::native_dropout.default":
         return node.args[2] is True and node.args[1] not in (0, 1)  # Others return their operand.
-    return node.op in FRESH
+    return node.op in FRESH or node.op == LAYER
 
 
 def _written_over(node: Node, dies: Callable[[str], bool]) -> tuple[Node, str] | None:

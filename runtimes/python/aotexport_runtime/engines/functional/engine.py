@@ -16,13 +16,13 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import PORTABLE
 from aotexport_runtime.engines.cpu.engine import Libraries
 from aotexport_runtime.engines.forward.engine import ForwardEngine
+from aotexport_runtime.engines.frozen import Frozen
 from aotexport_runtime.engines.functional.autograd import apply_joint, run_joint
 from aotexport_runtime.engines.functional.checks import InnerOutput, inner_outputs, node_of, remember_versions, watch
 from aotexport_runtime.engines.functional.epilogue import Mutations, regenerators
 from aotexport_runtime.engines.functional.guards import caller_rows, direct_rows, input_rows, native_rows
 from aotexport_runtime.engines.functional.joint import JointProgram, Reference
 from aotexport_runtime.engines.lowered import Lowered
-from aotexport_runtime.engines.onnx.frozen import FrozenModel
 from aotexport_runtime.engines.runs import LIBRARY_FAILED, Engines
 from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, Function
@@ -81,11 +81,11 @@ class FunctionalEngine:
             )
         self._guard()
 
-    def by_native(self, native: Lowered | Libraries | FrozenModel) -> Self:
+    def by_native(self, native: Lowered | Libraries | Frozen) -> Self:
         """Return the engine of the same graph as native code."""
         engine = copy.copy(self)
         engine.name = native.target
-        if self._joint is not None and not isinstance(native, FrozenModel):
+        if self._joint is not None and not isinstance(native, Frozen):
             engine._joint = self._joint.by_native(native)
         else:
             engine._infer = self._inference(native)
@@ -162,7 +162,7 @@ def _unrecorded(infer: Function, inputs: Sequence[Any], symbols: dict[str, int])
 
 
 def _inference(
-    graph: Graph, environment: Environment, engines: Engines, native: Lowered | Libraries | FrozenModel | None
+    graph: Graph, environment: Environment, engines: Engines, native: Lowered | Libraries | Frozen | None
 ) -> Function:
     """Return a function that runs an inference graph, compiled by its first call, or native code of it."""
     piece = Subgraph([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)

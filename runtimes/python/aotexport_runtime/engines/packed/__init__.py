@@ -1,0 +1,1 @@
+"""Inference graphs whose weights stay, by layers of oneDNN."""

@@ -1,0 +1,201 @@
+"""An inference graph by layers of oneDNN: norms folded, weights packed, activations and sums computed with them.
+
+What is computed from weights alone is computed once. Values between layers have channels last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.candidates import PACKED
+from aotexport_runtime.engines.frozen import Frozen, Weights
+from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
+from aotexport_runtime.execution.functional_graph import compile_functional
+from aotexport_runtime.execution.matmul import onednn
+from aotexport_runtime.rewrite.impure import impure_nodes
+from aotexport_runtime.rewrite.layers import ACTIVATIONS, ADDMM, CONVOLUTION, Layer, constants_of, layered
+from aotexport_runtime.rewrite.partition import Subgraph, ancestors
+from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.schema.values import StringArgument, ValueMeta
+
+_SHAPES = 64
+"""Most shapes that a layer takes; others run by torch's operators."""
+
+_BY_STRIDES = ("aten::as_strided", "aten::view.dtype", "aten::view_as")
+"""Operators whose results depend on the layout of their operand."""
+
+
+class PackedGraph(Frozen):
+    """Runs an inference graph by packed layers."""
+
+    target = PACKED
+
+    def __init__(self, bundle: Bundle, program: Program, environment: Environment, weights: Weights, precision: str
+    ) -> None:
+        """Find the layers; `precision`: in which they compute, `float32`, `bfloat16` or `int8` (weights of matmuls).
+
+        Raises:
+            NotSupported: it has none, does more than the graph, or torch has no oneDNN here.
+        """
+        super().__init__(program, weights)
+        assert program.functional is not None
+        self._graph = graph = bundle.graph(program.name, program.functional.file)
+        self._environment, self._label, self._precision = environment, program.name, precision
+        whole = Subgraph([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
+        metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+        states = [graph.inputs[i].name for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput)]
+        if not onednn.available() or any(node.op.startswith(_BY_STRIDES) for node in graph.nodes):
+            raise NotSupported("torch has no oneDNN here, or the graph reads tensors by their strides")
+        self._layered = layered(whole, metas, constants_of(whole, states, impure_nodes(graph)))
+        if not self._layered.layers:
+            raise NotSupported("it has no convolution or matmul by a weight of float32")
+
+    def forward(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
+        """Return a function that runs the graph."""
+        graph, environment, found = self._graph, self._environment, self._layered
+        read = [name for layer in found.layers.values() for name in layer.constants]
+        values = self._computed(list(dict.fromkeys([*found.constants, *read])))
+        layers = {name: _layer(layer, values, graph, environment, self._precision) for name, layer in found.layers.items()}
+        run = compile_functional(graph, found.rest, environment, label=self._label, detached=True, layers=layers)
+        constants = [values[name] for name in found.constants]
+        memory = {value.untyped_storage().data_ptr() for value in constants if isinstance(value, torch.Tensor)}
+
+        def owned(result: Any) -> Any:
+            is_shared = isinstance(result, torch.Tensor) and result.untyped_storage().data_ptr() in memory
+            return result.clone() if is_shared else result
+
+        def call(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+            inputs = [*args, *constants]
+            args.clear()
+            return self.laid_out([owned(result) for result in run(inputs, symbols)], symbols)
+
+        return call
+
+    def _computed(self, names: Sequence[str]) -> dict[str, Any]:
+        """Return values that are computed from weights alone."""
+        states = {self._graph.inputs[index].name: tensor for index, tensor, _ in self._weights}
+        nodes, _ = ancestors(self._graph.nodes, names, set(states), set())
+        run = compile_graph(self._graph, nodes, [*states], [*names], self._environment)
+        with torch.no_grad():
+            return dict(zip(names, run([tensor.detach() for tensor in states.values()], {}), strict=True))
+
+
+def _layer(
+    layer: Layer, values: Mapping[str, Any], graph: Graph, environment: Environment, precision: str
+) -> Callable[..., torch.Tensor]:
+    """Return a function that computes a layer from its inputs.
+
+    The first call with inputs of these shapes runs torch's operators too, which raise eager's errors.
+    """
+    root, last, names = layer.nodes[0], [layer.nodes[-1].name], layer.constants
+    constants = [values[name] for name in names]
+    operators = compile_graph(graph, layer.nodes, [*layer.inputs, *names], last, environment)
+    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
+    if root.op == CONVOLUTION:
+        run = _convolution(layer, values, dtype)
+    elif precision == "int8":
+        run = _by_bytes(layer, values, compile_graph(graph, layer.nodes[1:], [root.name, *names], last, environment))
+    else:
+        run = _linear(layer, values, dtype)
+    known: set[Any] = set()
+
+    def call(*inputs: torch.Tensor) -> torch.Tensor:
+        key = tuple([(value.shape, value.dtype) for value in inputs])
+        if key not in known:
+            (result,) = operators([*inputs, *constants], {})
+            if len(known) == _SHAPES:
+                return result
+            known.add(key)
+        return run(*inputs)
+
+    return call
+
+
+def _linear(layer: Layer, values: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    weight = torch.ops.mkldnn._reorder_linear_weight(values[layer.weight].t().to(dtype).contiguous())
+    bias = None if layer.bias is None else values[layer.bias].to(dtype).contiguous()
+    after = _activation(layer.activation)
+    linear = torch.ops.mkldnn._linear_pointwise.default
+    return lambda rows: linear(rows.to(dtype), weight, bias, *after).to(rows.dtype)
+
+
+def _by_bytes(layer: Layer, values: Mapping[str, torch.Tensor], after: Function) -> Callable[..., torch.Tensor]:
+    """Compute a matmul by weights of 8 bits and a scale per row; `after`: what follows it."""
+    weight = values[layer.weight].t()
+    scales = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny).bfloat16()
+    scaled = (weight / scales.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8).contiguous()
+    added = layer.nodes[0].op == ADDMM and layer.bias is not None and values[layer.bias]
+    constants = [values[name] for name in layer.constants]
+
+    def run(rows: torch.Tensor) -> torch.Tensor:
+        result = torch._weight_int8pack_mm(rows.bfloat16().contiguous(), scaled, scales).to(rows.dtype)
+        (result,) = after([result + added, *constants], {})
+        return result
+
+    return run
+
+
+def _convolution(layer: Layer, values: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+    *_, stride, padding, dilation, _, _, groups = layer.nodes[0].args
+    assert isinstance(stride, list)
+    assert isinstance(padding, list)
+    assert isinstance(dilation, list)
+    weight = values[layer.weight]
+    bias = None if layer.bias is None else values[layer.bias]
+    if layer.norm is not None:
+        weight, bias = _folded(layer.norm, weight, bias, values)
+    is_line = weight.dim() == 3  # Convolutions over one axis are those over two of which one has size 1.
+    if is_line:
+        weight, stride, padding, dilation = weight.unsqueeze(2), [1, *stride], [0, *padding], [1, *dilation]
+    packed = torch.ops.mkldnn._reorder_convolution_weight(weight.to(dtype), padding, stride, dilation, groups)
+    bias = None if bias is None else bias.to(dtype)
+    settings, after = (padding, stride, dilation, groups), _activation(layer.activation)
+    convolution = torch.ops.mkldnn._convolution_pointwise
+
+    def run(source: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
+        if is_line:
+            source, other = source.unsqueeze(2), None if other is None else other.unsqueeze(2)
+        source = source.to(dtype, memory_format=torch.channels_last)
+        if other is None:
+            result = convolution.default(source, packed, bias, *settings, *after)
+        else:
+            unary = after if after[0] != "none" else (None, [], None)
+            result = convolution.binary(source, other.to(dtype), packed, bias, *settings, "add", 1.0, *unary)
+        result = result.to(torch.float32)
+        return result.squeeze(2) if is_line else result
+
+    return run
+
+
+def _folded(
+    norm: Node, weight: torch.Tensor, bias: torch.Tensor | None, values: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return weight and bias of a convolution that computes the batch norm of its result too."""
+    scale, shift, mean, variance = (None if name is None else values[str(name)].double() for name in norm.args[1:5])
+    assert mean is not None
+    assert variance is not None
+    assert isinstance(norm.args[6], float | int)
+    factor = torch.rsqrt(variance + norm.args[6])
+    factor = factor if scale is None else factor * scale
+    moved = (0 if bias is None else bias.double()) - mean
+    moved = moved * factor if shift is None else moved * factor + shift
+    return (weight * factor.reshape(-1, *[1] * (weight.dim() - 1))).float(), moved.float()
+
+
+def _activation(node: Node | None) -> tuple[str, list[Any], str]:
+    """Return an activation as oneDNN takes it: name, numbers, algorithm."""
+    if node is None:
+        return "none", [], ""
+    name, numbers = ACTIVATIONS[node.op], [*node.args[1:]]
+    if name == "gelu":
+        kind = node.kwargs.get("approximate", StringArgument(value="none"))
+        assert isinstance(kind, StringArgument)
+        return name, [], kind.value
+    defaults = {"hardtanh": [-1, 1], "leaky_relu": [0.01]}.get(name, [])
+    return name, [*numbers, *defaults[len(numbers) :]], ""
