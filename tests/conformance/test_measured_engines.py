@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections import Counter
 
 import pytest
 import torch
@@ -12,11 +13,15 @@ from torch.export import Dim
 
 import aotexport
 import aotexport_runtime
+from aotexport_runtime import NotSupported
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.engines.candidates import MODEL_ENGINES, Request
+from aotexport_runtime.engines.candidates import FROZEN_ENGINES, Request
 from aotexport_runtime.module import measured
+from aotexport_runtime.rewrite.layers import constants_of, layered
+from aotexport_runtime.rewrite.partition import Subgraph
+from aotexport_runtime.schema.program import StateInput
 
-ENGINES = ("onnx", "openvino", "portable", "autograd")
+ENGINES = (*FROZEN_ENGINES, "portable", "autograd")
 
 
 class Words(nn.Module):
@@ -97,7 +102,7 @@ def test_engines_are_chosen_by_rules_where_nobody_wants_a_measurement(words, mon
     if variable is not None:
         monkeypatch.setenv("AOTEXPORT_MEASURE", variable)
     told = aotexport_runtime.load(words, **options).explain_program("infer")
-    assert not {*told.engines, *told.why_not} & {*MODEL_ENGINES}
+    assert not {*told.engines, *told.why_not} & {*FROZEN_ENGINES}
     assert not told.because.startswith("measured")
 
 
@@ -105,13 +110,13 @@ def test_every_load_measures_engines_that_read_the_weights_where_the_environment
     monkeypatch.setenv("AOTEXPORT_MEASURE", "1")
     told = aotexport_runtime.load(words).explain_program("infer")
     assert told.because.startswith("measured here: ")
-    assert not {*told.engines, *told.why_not} & {*MODEL_ENGINES}
+    assert not {*told.engines, *told.why_not} & {*FROZEN_ENGINES}
 
 
-@pytest.mark.parametrize("engine", MODEL_ENGINES)
+@pytest.mark.parametrize("engine", FROZEN_ENGINES)
 @pytest.mark.parametrize("rows", [2, 3, 32])
-def test_chosen_model_gives_the_results_of_eager(words, engine, rows):
-    pytest.importorskip({"onnx": "onnxruntime"}.get(engine, engine))
+def test_chosen_engine_gives_the_results_of_eager(words, engine, rows):
+    pytest.importorskip({"onnx": "onnxruntime", "openvino": "openvino"}.get(engine, "torch"))
     prefer(words, engine)
     module = load(words)
     check(module, *call(rows))
@@ -128,16 +133,16 @@ def test_chosen_model_gives_the_results_of_eager(words, engine, rows):
     ],
     ids=["in_place", "replaced"],
 )
-@pytest.mark.parametrize("before", [True, False])
-def test_changed_weight_is_the_weight_of_the_next_call(words, change, before):
-    prefer(words, "onnx")
+@pytest.mark.parametrize(("engine", "before"), [("onnx", True), ("onnx", False), ("packed", True), ("packed", False)])
+def test_changed_weight_is_the_weight_of_the_next_call(words, change, engine, before):
+    prefer(words, engine)
     module, model = load(words), make()
     if not before:
         check(module, *call())
     change(module)
     change(model)
     check(module, *call(), model=model)
-    assert engine_of(module) != "onnx"
+    assert engine_of(module) != engine
 
 
 def test_gradients_copies_threads_and_modes_are_served_by_graphs(words):
@@ -186,10 +191,116 @@ def test_program_that_changes_state_is_not_measured(tmp_path):
     aotexport.export(Counting(), (torch.ones(2),), output=tmp_path / "b", programs="infer", onnx=options, verify=False)
     module = load(tmp_path / "b")
     assert [run(module, torch.ones(2)).tolist() for _ in range(2)] == [[2, 2], [3, 3]]
-    assert not {*module.explain_program("infer").engines} & {*MODEL_ENGINES}
+    assert not {*module.explain_program("infer").engines} & {*FROZEN_ENGINES}
 
 
 def test_engine_that_is_not_installed_is_left_out_with_its_reason(words, monkeypatch):
     monkeypatch.setitem(sys.modules, "openvino", None)
     told = load(words).explain_program("infer")
     assert told.why_not["openvino"] == "target `openvino` needs OpenVINO: `pip install 'aotexport-runtime[openvino]'`"
+
+
+# --- packed layers ------------------------------------------------------------------------------------------
+
+
+class Residual(nn.Module):
+    def __init__(self, channels):
+        super().__init__()
+        self.one, self.two = nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.Conv2d(channels, channels, 1)
+        self.norms = nn.ModuleList([nn.BatchNorm2d(channels), nn.BatchNorm2d(channels, affine=False)])
+
+    def forward(self, x):
+        return (self.norms[0](self.one(x)) + self.norms[1](self.two(x))).relu() + x
+
+
+class Layers(nn.Module):
+    """Layers of every kind, each with what follows it, and constants that a caller gets."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.Hardswish())
+        self.deep = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=8)
+        self.residual = Residual(8)
+        self.line = nn.Conv1d(8, 6, 3, padding=1)
+        self.up = nn.ConvTranspose2d(8, 4, 2)
+        self.inner, self.plain = nn.Linear(6, 12), nn.Linear(12, 6, bias=False)
+        self.bias = nn.Parameter(torch.randn(6))
+        self.activations = nn.ModuleList(
+            [
+                *(nn.ReLU(), nn.Sigmoid(), nn.Tanh(), nn.Hardsigmoid(), nn.SiLU(), nn.GELU(), nn.ReLU6()),
+                *(nn.GELU("tanh"), nn.Hardtanh(-0.5, 0.5), nn.LeakyReLU(0.2), nn.Softplus()),
+            ]
+        )
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                nn.init.uniform_(module.running_var, 0.5, 2)
+                nn.init.normal_(module.running_mean)
+
+    def forward(self, x):
+        x = self.residual(self.deep(self.stem(x)).sigmoid())
+        rows = self.line(x.flatten(2)).transpose(1, 2)
+        rows = nn.functional.linear(nn.functional.gelu(self.inner(rows)), self.plain.weight) + self.bias
+        rows = rows * self.bias.cosh()
+        activated = [activation(self.inner(rows)) for activation in self.activations]
+        table, repeated = self.bias.exp(), self.bias.cos().expand(len(x), 6)
+        means = self.deep(x).mean((2, 3)) @ self.line.weight.sum(2).T
+        return x, self.up(x), rows, *activated, table, table[1:], repeated, means
+
+
+def make_layers():
+    torch.manual_seed(0)
+    return Layers().eval()
+
+
+def image(rows=2):
+    return torch.linspace(-2, 2, rows * 3 * 144).reshape(rows, 3, 12, 12).sin()
+
+
+@pytest.fixture(scope="module")
+def layers(tmp_path_factory):
+    path = tmp_path_factory.mktemp("measured") / "layers"
+    sizes = ({0: Dim("rows", min=1, max=8)},)
+    aotexport.export(make_layers(), (image(),), output=path, programs="infer", dynamic_shapes=sizes, verify=False)
+    return path
+
+
+def test_packed_layers_give_the_results_of_eager(layers):
+    prefer(layers, "packed")
+    module = load(layers)
+    for rows in (2, 1, 8, 2):
+        check(module, image(rows), model=make_layers())
+    assert engine_of(module) == "packed"
+    for result in run(module, image()):
+        result.zero_()
+    check(module, image(), model=make_layers())
+
+
+def test_every_layer_of_a_graph_is_packed_with_what_follows(layers):
+    program = open_bundle(layers).program("infer")
+    graph = open_bundle(layers).graph("infer", program.functional.file)
+    whole = Subgraph([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
+    states = [graph.inputs[i].name for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput)]
+    metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    found = layered(whole, metas, constants_of(whole, states, set()))
+    followed = Counter(node.op.partition("::")[2].partition(".")[0] for node in found.rest.nodes)
+    # A transposed convolution, softplus, and the second sum of a residual block stay.
+    assert followed["convolution"] == followed["softplus"] == followed["add"] == 1
+    assert not followed.keys() & {"relu", "gelu", "addmm", "_native_batch_norm_legit_no_training"}
+    assert sum(len(layer.inputs) == 2 for layer in found.layers.values()) == 1
+    assert followed["layer"] == len(found.layers) == 9 + len(make_layers().activations)
+    assert [name.partition("_")[0] for name in found.constants] == ["cos", "cosh"]
+
+
+def test_layers_in_bfloat16_are_asked_for_and_tell_their_error(layers):
+    module = aotexport_runtime.load(layers, frozen="bfloat16")
+    for got, expected in zip(run(module, image()), run(make_layers(), image()), strict=True):
+        assert got.dtype == expected.dtype
+        assert 0 <= (got - expected).abs().max() <= 4e-2 * expected.abs().max()
+    told = module.explain_program("infer")
+    assert engine_of(module) == "packed"
+    assert "bfloat16 has a relative error of " in told.because
+
+
+def test_unknown_precision_of_frozen_weights_is_refused(layers):
+    with pytest.raises(NotSupported, match="there is bfloat16"):
+        aotexport_runtime.load(layers, frozen="int3")

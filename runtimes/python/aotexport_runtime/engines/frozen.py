@@ -74,4 +74,10 @@ def _laid_out(result: Any, stride: Sequence[Any] | None, symbols: Mapping[str, i
     expected = [sizes.evaluate(step, symbols) for step in stride]
     if same_layout(result.shape, result.stride(), expected):
         return result
-    return torch.empty_strided(result.shape, expected, dtype=result.dtype).copy_(result)
+    count = 1 + sum((size - 1) * step for size, step in zip(result.shape, expected, strict=True))
+    if count >= result.numel():
+        return torch.empty_strided(result.shape, expected, dtype=result.dtype).copy_(result)
+    # Several elements are one in memory, as those of an expanded tensor.
+    memory = result.new_empty(count)
+    memory[torch.arange(count).as_strided(result.shape, expected)] = result
+    return memory.as_strided(result.shape, expected)

@@ -60,13 +60,18 @@ class Engines:
             self._runs[passes, engine] = run = EngineRun(passes, engine, because)
             log.info("program %s runs %s", self.program, run)
 
-    def measured(self, engines: Sequence[str], seconds: Mapping[str, float], why_not: Mapping[str, str]) -> None:
-        """Record which engines serve, the fastest first, the time of a call by engine, and why others have none."""
+    def measured(
+        self, engines: Sequence[str], seconds: Mapping[str, float], why_not: Mapping[str, str], told: str
+    ) -> None:
+        """Record which engines serve, the fastest first, the time of a call by engine, and why others have none.
+
+        `told`: what else there is to say of the first.
+        """
         first = engines[0]
         self._runs = {key: run for key, run in self._runs.items() if run.engine == first}
         words = {name: f"{each * 1e3:.3g} ms" for name, each in sorted(seconds.items(), key=lambda pair: pair[1])}
         others = ", ".join(f"{name} {each}" for name, each in words.items() if name != first)
-        because = f"measured here: {words[first]} a call; {others or 'no other engine serves it'}"
+        because = f"measured here: {words[first]} a call; {others or 'no other engine serves it'}{told}"
         reasons = {
             **self.choice.why_not,
             **{name: f"measured: {each} a call" for name, each in words.items()},

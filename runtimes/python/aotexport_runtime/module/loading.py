@@ -80,9 +80,9 @@ class LoadOptions:
             also those that hold copies of weights (ONNX models), `auto` then chooses the fastest: measured at the
             program's first call, and kept in the user's cache folder (`AOTEXPORT_MEASURE=0`: not). A weight that
             changes all the same is noticed by its version, which writes through `.data` do not raise; engines that
-            read it then serve. `bfloat16`: layers of float32 compute in bfloat16, which processors with AVX-512 or AMX
-            do in half of the time; `int8`: matmuls take weights of 8 bits, a scale per row, for calls of few rows.
-            `explain()` tells the error in the recorded calls.
+            read it then serve. `bfloat16`: layers of float32 compute in bfloat16, which takes
+            processors that have its instructions (AVX-512, AMX) about half of the time; `explain()` tells the error
+            in the recorded calls.
     """
 
     device: torch.device | str | None = None
@@ -100,7 +100,7 @@ class LoadOptions:
     limits: Limits | None = None
     dtype: torch.dtype | None = None
     taps: str | Iterable[str] = ()
-    frozen: Literal[False, True, "bfloat16", "int8"] = False
+    frozen: bool | Literal["bfloat16"] = False
 
     def __post_init__(self) -> None:
         """Refuse options that no bundle can be loaded with (`ArgumentInvalid`, `NotSupported`)."""
@@ -118,8 +118,8 @@ class LoadOptions:
         if not 0 <= self.memory_budget <= 1:
             budget = f"no memory budget {self.memory_budget}"
             raise NotSupported(f"{budget}; it is a part of what is saved otherwise, from 0 to 1")
-        if self.frozen not in (False, True, "bfloat16", "int8"):
-            raise NotSupported(f"no precision `{self.frozen}` of frozen weights; there are bfloat16 and int8")
+        if self.frozen not in (False, True, "bfloat16"):
+            raise NotSupported(f"no precision `{self.frozen}` of frozen weights; there is bfloat16")
         for name in ("operator_namespaces", "taps"):
             object.__setattr__(self, name, names_of(name, getattr(self, name)))
 
@@ -256,7 +256,7 @@ def check_target(
         target=options.target,
         trust=str(options.trust),
         memory_budget=options.memory_budget,
-        frozen=options.frozen and options.dtype is None,
+        frozen=options.dtype is None and options.frozen,
     )
     targets = select_targets(
         bundle,

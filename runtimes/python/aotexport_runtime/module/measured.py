@@ -10,7 +10,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from aotexport_runtime.module.onnx_module import runtime_of
 from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.rewrite.impure import random_nodes
 from aotexport_runtime.schema.program import Program
-from aotexport_runtime.values.compare import compare
+from aotexport_runtime.values.compare import TOLERANCES, compare
 from aotexport_runtime.values.observe import Observation, make_inputs
 
 if TYPE_CHECKING:
@@ -54,13 +54,22 @@ _CLEARLY = 0.97
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """What was measured of a program: the median time of a call by engine, and why others have none."""
+    """What was measured of a program: the median time of a call by engine, and why others have none.
+
+    `error` is the largest of layers in the precision that was asked for, relative to the largest magnitude.
+    """
 
     seconds: dict[str, float]
     why_not: dict[str, str]
+    error: float = 0.0
 
-    def best(self, usual: str) -> str:
-        """Return the fastest engine; `usual`, that which rules choose, unless another is clearly faster."""
+    def best(self, usual: str, request: Request) -> str:
+        """Return the fastest engine; `usual`, that which rules choose, unless another is clearly faster.
+
+        Layers in the precision that was asked for are the best wherever they serve.
+        """
+        if request.precision and PACKED in self.seconds:
+            return PACKED
         fastest = min(self.seconds, key=self.seconds.__getitem__)
         is_clear = usual not in self.seconds or self.seconds[fastest] <= _CLEARLY * self.seconds[usual]
         return fastest if is_clear else usual
@@ -95,7 +104,7 @@ def fastest(module: BundleModule, plan: Plan, graph: FunctionalEngine) -> list[E
         weights = module.__dict__["_loaded"]
         try:
             if name == PACKED:
-                frozen[name] = PackedGraph(bundle, program, module._environment, weights, request.precision or "float32")
+                frozen[name] = PackedGraph(bundle, program, module._environment, weights, request.precision)
             else:
                 frozen[name] = FrozenModel(bundle, program, runtime_of(name), weights)
             known[name] = graph.by_native(frozen[name])
@@ -104,20 +113,22 @@ def fastest(module: BundleModule, plan: Plan, graph: FunctionalEngine) -> list[E
 
     cache, usual = kept_figures(bundle, request), plan.engines[0].name
     figures = _read(cache, program.name)
-    if figures is not None and (best := figures.best(usual)) in FROZEN_ENGINES:
+    if figures is not None and (best := figures.best(usual, request)) in FROZEN_ENGINES:
         freeze(best)
-    if figures is None or figures.best(usual) not in known:
+    if figures is None or figures.best(usual, request) not in known:
         for name in (PACKED,) if request.precision else FROZEN_ENGINES if request.frozen else ():
             freeze(name)
-        figures = _measure(module, plan, known, frozen)
+        figures = _measure(module, plan, known, frozen, request.precision)
         if figures is None:
             return None
-        figures = Figures(seconds=figures.seconds, why_not=figures.why_not | refused)
+        figures = replace(figures, why_not=figures.why_not | refused)
         cache.add(program.name, msgspec.to_builtins(figures))
-    first = known[figures.best(usual)]
+    first = known[figures.best(usual, request)]
     others = plan.engines[-1:] if first.name in (PORTABLE, AUTOGRAD) else plan.engines
     chosen = {engine.name: engine for engine in (first, *others)}
-    plan.record.measured(list(chosen), figures.seconds, figures.why_not)
+    error = f"; {request.precision} has a relative error of {figures.error:.1e} in recorded calls"
+    told = error if request.precision and first.name == PACKED else ""
+    plan.record.measured(list(chosen), figures.seconds, figures.why_not, told)
     return list(chosen.values())
 
 
@@ -139,7 +150,7 @@ def _read(cache: Measurements, program: str) -> Figures | None:
 
 
 def _measure(
-    module: BundleModule, plan: Plan, engines: Mapping[str, Engine], frozen: Mapping[str, Frozen]
+    module: BundleModule, plan: Plan, engines: Mapping[str, Engine], frozen: Mapping[str, Frozen], precision: str
 ) -> Figures | None:
     """Return the times of the first recorded call by engines that give the results of the forward graph."""
     calls: list[Bound] = []
@@ -154,27 +165,37 @@ def _measure(
         start, expected = time.perf_counter(), [_observed(_run_of(engines[AUTOGRAD], calls[0])())]
         if time.perf_counter() - start <= _SHORT_S:
             expected += [_observed(_run_of(engines[AUTOGRAD], call)()) for call in calls[1:]]
-        why_not = {name: _why_other(engines[name], calls, expected) for name in engines if name != AUTOGRAD}
+        why_not, errors = dict[str, str](), dict[str, float]()
+        for name in engines.keys() - {AUTOGRAD}:
+            least = TOLERANCES["bfloat16"] if precision and name == PACKED else 0.0
+            why_not[name], errors[name] = _why_other(engines[name], calls, expected, least)
         why_not |= {name: native.failure for name, native in frozen.items() if native.failure}
         why_not = {name: reason for name, reason in why_not.items() if reason}
         runs = {name: _run_of(engine, calls[0]) for name, engine in engines.items() if name not in why_not}
-        return Figures(seconds=_medians(runs), why_not=why_not)
+        return Figures(seconds=_medians(runs), why_not=why_not, error=errors.get(PACKED, 0.0))
 
 
 def _run_of(engine: Engine, call: Bound) -> Callable[[], Any]:
     return lambda: engine.run(list(call.inputs), dict(call.symbols))
 
 
-def _why_other(engine: Engine, calls: Sequence[Bound], expected: Sequence[Observation]) -> str:
-    """Return why an engine does not take the place of the forward graph in recorded calls; empty: it does."""
+def _why_other(
+    engine: Engine, calls: Sequence[Bound], expected: Sequence[Observation], least: float
+) -> tuple[str, float]:
+    """Return why an engine does not take the place of the forward graph in recorded calls, and its largest error.
+
+    The reason is empty where it does; for `least` see `compare`.
+    """
+    error = 0.0
     for call, observed in zip(calls, expected, strict=False):
         reason = engine.why_not(list(call.inputs), dict(call.symbols))
         if reason is not None:
-            return reason
-        wrong = [each for each in compare(observed, _observed(_run_of(engine, call)())) if not each.agrees]
-        if wrong:
-            return f"a recorded call has other numbers by it: relative error {wrong[0].error:.1e}"
-    return ""
+            return reason, error
+        found = compare(observed, _observed(_run_of(engine, call)()), least=least)
+        error = max([error, *(each.error for each in found)])
+        if not all(each.agrees for each in found):
+            return f"a recorded call has other numbers by it: relative error {error:.1e}", error
+    return "", error
 
 
 def _observed(outputs: Sequence[Any]) -> Observation:

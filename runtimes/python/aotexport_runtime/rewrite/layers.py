@@ -13,7 +13,7 @@ from aotexport_runtime.schema.values import SizeArgument, TensorMeta, ValueMeta
 LAYER = "packed::layer"
 """Operator of the node that stands for a layer; its arguments are the layer's inputs."""
 
-CONVOLUTION, ADDMM = "aten::convolution.default", "aten::addmm.default"
+CONVOLUTION = "aten::convolution.default"
 _NORM = "aten::_native_batch_norm_legit_no_training.default"
 _ADD = "aten::add.Tensor"
 
@@ -136,7 +136,7 @@ def _begun(node: Node, metas: Mapping[str, ValueMeta], constants: Set[str]) -> L
             return None
     elif node.op == "aten::mm.default":
         (source, weight), bias = node.args, None
-    elif node.op == ADDMM:
+    elif node.op == "aten::addmm.default":
         bias, source, weight = node.args
     else:
         return None

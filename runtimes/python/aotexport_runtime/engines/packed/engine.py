@@ -5,6 +5,7 @@ What is computed from weights alone is computed once. Values between layers have
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -18,13 +19,13 @@ from aotexport_runtime.execution.codegen import Environment, Function, compile_g
 from aotexport_runtime.execution.functional_graph import compile_functional
 from aotexport_runtime.execution.matmul import onednn
 from aotexport_runtime.rewrite.impure import impure_nodes
-from aotexport_runtime.rewrite.layers import ACTIVATIONS, ADDMM, CONVOLUTION, Layer, constants_of, layered
+from aotexport_runtime.rewrite.layers import ACTIVATIONS, CONVOLUTION, Layer, constants_of, layered
 from aotexport_runtime.rewrite.partition import Subgraph, ancestors
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.values import StringArgument, ValueMeta
 
-_SHAPES = 64
+_SHAPES = 1024
 """Most shapes that a layer takes; others run by torch's operators."""
 
 _BY_STRIDES = ("aten::as_strided", "aten::view.dtype", "aten::view_as")
@@ -36,9 +37,10 @@ class PackedGraph(Frozen):
 
     target = PACKED
 
-    def __init__(self, bundle: Bundle, program: Program, environment: Environment, weights: Weights, precision: str
+    def __init__(
+        self, bundle: Bundle, program: Program, environment: Environment, weights: Weights, precision: str
     ) -> None:
-        """Find the layers; `precision`: in which they compute, `float32`, `bfloat16` or `int8` (weights of matmuls).
+        """Find the layers; `precision`: of their arithmetic, `bfloat16`; empty: float32.
 
         Raises:
             NotSupported: it has none, does more than the graph, or torch has no oneDNN here.
@@ -61,7 +63,9 @@ class PackedGraph(Frozen):
         graph, environment, found = self._graph, self._environment, self._layered
         read = [name for layer in found.layers.values() for name in layer.constants]
         values = self._computed(list(dict.fromkeys([*found.constants, *read])))
-        layers = {name: _layer(layer, values, graph, environment, self._precision) for name, layer in found.layers.items()}
+        layers = {
+            name: _layer(layer, values, graph, environment, self._precision) for name, layer in found.layers.items()
+        }
         run = compile_functional(graph, found.rest, environment, label=self._label, detached=True, layers=layers)
         constants = [values[name] for name in found.constants]
         memory = {value.untyped_storage().data_ptr() for value in constants if isinstance(value, torch.Tensor)}
@@ -91,28 +95,27 @@ def _layer(
 ) -> Callable[..., torch.Tensor]:
     """Return a function that computes a layer from its inputs.
 
-    The first call with inputs of these shapes runs torch's operators too, which raise eager's errors.
+    The first call with inputs of these shapes runs torch's operators too: they raise eager's errors, and what they took
+    keeps oneDNN within its bounds.
     """
     root, last, names = layer.nodes[0], [layer.nodes[-1].name], layer.constants
     constants = [values[name] for name in names]
-    operators = compile_graph(graph, layer.nodes, [*layer.inputs, *names], last, environment)
-    dtype = torch.bfloat16 if precision == "bfloat16" else torch.float32
-    if root.op == CONVOLUTION:
-        run = _convolution(layer, values, dtype)
-    elif precision == "int8":
-        run = _by_bytes(layer, values, compile_graph(graph, layer.nodes[1:], [root.name, *names], last, environment))
-    else:
-        run = _linear(layer, values, dtype)
+    operators = compile_graph(graph, layer.nodes, [*layer.inputs, *names], [*last, root.name], environment)
     known: set[Any] = set()
+
+    @functools.cache
+    def packed() -> Callable[..., torch.Tensor]:
+        make = _convolution if root.op == CONVOLUTION else _linear
+        return make(layer, values, torch.bfloat16 if precision else torch.float32)
 
     def call(*inputs: torch.Tensor) -> torch.Tensor:
         key = tuple([(value.shape, value.dtype) for value in inputs])
         if key not in known:
-            (result,) = operators([*inputs, *constants], {})
-            if len(known) == _SHAPES:
+            result, begun = operators([*inputs, *constants], {})
+            if len(known) == _SHAPES or any(value.shape != begun.shape for value in inputs[1:]):
                 return result
             known.add(key)
-        return run(*inputs)
+        return packed()(*inputs)
 
     return call
 
@@ -123,22 +126,6 @@ def _linear(layer: Layer, values: Mapping[str, torch.Tensor], dtype: torch.dtype
     after = _activation(layer.activation)
     linear = torch.ops.mkldnn._linear_pointwise.default
     return lambda rows: linear(rows.to(dtype), weight, bias, *after).to(rows.dtype)
-
-
-def _by_bytes(layer: Layer, values: Mapping[str, torch.Tensor], after: Function) -> Callable[..., torch.Tensor]:
-    """Compute a matmul by weights of 8 bits and a scale per row; `after`: what follows it."""
-    weight = values[layer.weight].t()
-    scales = (weight.abs().amax(1) / 127).clamp_min(torch.finfo(torch.float32).tiny).bfloat16()
-    scaled = (weight / scales.unsqueeze(1)).round().clamp(-127, 127).to(torch.int8).contiguous()
-    added = layer.nodes[0].op == ADDMM and layer.bias is not None and values[layer.bias]
-    constants = [values[name] for name in layer.constants]
-
-    def run(rows: torch.Tensor) -> torch.Tensor:
-        result = torch._weight_int8pack_mm(rows.bfloat16().contiguous(), scaled, scales).to(rows.dtype)
-        (result,) = after([result + added, *constants], {})
-        return result
-
-    return run
 
 
 def _convolution(layer: Layer, values: Mapping[str, torch.Tensor], dtype: torch.dtype) -> Callable[..., torch.Tensor]:
