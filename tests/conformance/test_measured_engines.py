@@ -29,8 +29,8 @@ class Words(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embed = nn.Embedding(20, 8)
-        self.head = nn.Linear(8, 4)
+        self.embed = nn.Embedding(20, 256)
+        self.head = nn.Linear(256, 256)
 
     def forward(self, ids, x):
         hidden = self.head(self.embed(ids) + x).relu()
@@ -43,7 +43,7 @@ def make():
 
 
 def call(rows=3):
-    return torch.arange(5 * rows).reshape(rows, 5) % 20, torch.linspace(-1, 1, 8)
+    return torch.arange(5 * rows).reshape(rows, 5) % 20, torch.linspace(-1, 1, 256)
 
 
 @pytest.fixture(scope="module")
@@ -128,8 +128,8 @@ def test_chosen_engine_gives_the_results_of_eager(words, engine, rows):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda module: module.head.load_state_dict({"weight": torch.ones(4, 8), "bias": torch.zeros(4)}),
-        lambda module: setattr(module.head, "weight", nn.Parameter(torch.ones(4, 8))),
+        lambda module: module.head.load_state_dict({"weight": torch.ones(256, 256), "bias": torch.zeros(256)}),
+        lambda module: setattr(module.head, "weight", nn.Parameter(torch.ones(256, 256))),
     ],
     ids=["in_place", "replaced"],
 )
@@ -221,10 +221,10 @@ class Layers(nn.Module):
         self.stem = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.BatchNorm2d(8), nn.Hardswish())
         self.deep = nn.Conv2d(8, 8, 3, padding=2, dilation=2, groups=8)
         self.residual = Residual(8)
-        self.line = nn.Conv1d(8, 6, 3, padding=1)
+        self.line = nn.Conv1d(8, 64, 3, padding=1)
         self.up = nn.ConvTranspose2d(8, 4, 2)
-        self.inner, self.plain = nn.Linear(6, 12), nn.Linear(12, 6, bias=False)
-        self.bias = nn.Parameter(torch.randn(6))
+        self.inner, self.plain = nn.Linear(64, 1024), nn.Linear(1024, 64, bias=False)
+        self.bias = nn.Parameter(torch.randn(64))
         self.activations = nn.ModuleList(
             [
                 *(nn.ReLU(), nn.Sigmoid(), nn.Tanh(), nn.Hardsigmoid(), nn.SiLU(), nn.GELU(), nn.ReLU6()),
@@ -242,7 +242,7 @@ class Layers(nn.Module):
         rows = nn.functional.linear(nn.functional.gelu(self.inner(rows)), self.plain.weight) + self.bias
         rows = rows * self.bias.cosh()
         activated = [activation(self.inner(rows)) for activation in self.activations]
-        table, repeated = self.bias.exp(), self.bias.cos().expand(len(x), 6)
+        table, repeated = self.bias.exp(), self.bias.cos().expand(len(x), 64)
         means = self.deep(x).mean((2, 3)) @ self.line.weight.sum(2).T
         return x, self.up(x), rows, *activated, table, table[1:], repeated, means
 
@@ -287,8 +287,8 @@ def test_every_layer_of_a_graph_is_packed_with_what_follows(layers):
     assert followed["convolution"] == followed["softplus"] == followed["add"] == 1
     assert not followed.keys() & {"relu", "gelu", "addmm", "_native_batch_norm_legit_no_training"}
     assert sum(len(layer.inputs) == 2 for layer in found.layers.values()) == 1
-    assert followed["layer"] == len(found.layers) == 9 + len(make_layers().activations)
-    assert [name.partition("_")[0] for name in found.constants] == ["cos", "cosh"]
+    assert followed["layer"] == len(found.layers) == 8 + len(make_layers().activations)
+    assert [name.partition("_")[0] for name in found.constants] == ["cos", "cosh", "permute"]
 
 
 def test_layers_in_bfloat16_are_asked_for_and_tell_their_error(layers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 
@@ -16,6 +17,9 @@ LAYER = "packed::layer"
 CONVOLUTION = "aten::convolution.default"
 _NORM = "aten::_native_batch_norm_legit_no_training.default"
 _ADD = "aten::add.Tensor"
+
+_LEAST = 1 << 16
+"""Least elements of the weight of a matmul: for smaller ones a call of oneDNN costs more than it saves."""
 
 ACTIVATIONS = {
     **{f"aten::{name}.default": name for name in ("relu", "sigmoid", "tanh", "hardswish", "hardsigmoid", "gelu")},
@@ -130,7 +134,9 @@ def _begun(node: Node, metas: Mapping[str, ValueMeta], constants: Set[str]) -> L
     """Return the layer that begins at a node; None: none does."""
     if node.kwargs or not _is_float32(node.meta):
         return None
+    least = _LEAST
     if node.op == CONVOLUTION:
+        least = 0
         source, weight, bias, _, padding, _, transposed, *_ = node.args
         if transposed is not False or not isinstance(padding, list) or len(padding) not in (1, 2):
             return None
@@ -141,6 +147,8 @@ def _begun(node: Node, metas: Mapping[str, ValueMeta], constants: Set[str]) -> L
     else:
         return None
     if not isinstance(source, str) or not isinstance(weight, str) or weight not in constants or source in constants:
+        return None
+    if not _is_large(metas.get(weight), least):
         return None
     layer = Layer([source], weight, None, [node])
     if isinstance(bias, str):
@@ -206,6 +214,11 @@ def _is_vector(name: object, layer: Layer, metas: Mapping[str, ValueMeta], const
         return False
     channels = weight.shape[0 if layer.nodes[0].op == CONVOLUTION else -1]
     return meta.shape == (channels,) and _is_float32(meta)
+
+
+def _is_large(meta: object, least: int) -> bool:
+    """Return whether a tensor has at least so many elements."""
+    return isinstance(meta, TensorMeta) and math.prod(size for size in meta.shape if isinstance(size, int)) >= least
 
 
 def _is_float32(meta: object) -> bool:

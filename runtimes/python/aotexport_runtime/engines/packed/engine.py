@@ -56,7 +56,7 @@ class PackedGraph(Frozen):
             raise NotSupported("torch has no oneDNN here, or the graph reads tensors by their strides")
         self._layered = layered(whole, metas, constants_of(whole, states, impure_nodes(graph)))
         if not self._layered.layers:
-            raise NotSupported("it has no convolution or matmul by a weight of float32")
+            raise NotSupported("it has no convolution or matmul by a large weight of float32")
 
     def forward(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
         """Return a function that runs the graph."""
@@ -125,6 +125,8 @@ def _linear(layer: Layer, values: Mapping[str, torch.Tensor], dtype: torch.dtype
     bias = None if layer.bias is None else values[layer.bias].to(dtype).contiguous()
     after = _activation(layer.activation)
     linear = torch.ops.mkldnn._linear_pointwise.default
+    if dtype == torch.float32:
+        return lambda rows: linear(rows, weight, bias, *after)
     return lambda rows: linear(rows.to(dtype), weight, bias, *after).to(rows.dtype)
 
 
