@@ -5,7 +5,7 @@ everything that is measured is made of these two. A new system is a new file, an
 """
 
 from benchmarks.systems.aot_inductor import AOT_INDUCTOR
-from benchmarks.systems.bundle import AUTO, AUTOGRAD, CPU, FROZEN, ONNX, OPENVINO, PORTABLE
+from benchmarks.systems.bundle import AUTO, AUTOGRAD, BFLOAT16, CPU, FROZEN, ONNX, OPENVINO, PORTABLE
 from benchmarks.systems.eager import EAGER
 from benchmarks.systems.generation import COMPILED_CACHE, DYNAMIC_CACHE, GENERATE, STATIC_CACHE
 from benchmarks.systems.interface import Prepared, System
@@ -13,7 +13,7 @@ from benchmarks.systems.onnx_runtime import ONNX_RUNTIME, OPENVINO_PEER
 from benchmarks.systems.torch_compile import AOT_COMPILE, TORCH_COMPILE
 from benchmarks.systems.torch_export import EXPORTED_MODULE, TORCH_EXPORT, TORCH_GRAPHS
 
-_OURS = (PORTABLE, CPU, AUTOGRAD, AUTO, ONNX, OPENVINO, FROZEN)
+_OURS = (PORTABLE, CPU, AUTOGRAD, AUTO, ONNX, OPENVINO, FROZEN, BFLOAT16)
 _PEERS = (
     EXPORTED_MODULE,
     TORCH_COMPILE,

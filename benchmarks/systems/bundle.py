@@ -110,3 +110,11 @@ FROZEN = System(
     load=partial(_load, target="auto", trust="native", frozen=True),
     modes=frozenset({"infer"}),
 )
+BFLOAT16 = System(
+    "bfloat16",
+    "the same bundle, its layers in bfloat16",
+    artefact="bundle-serving",
+    prepare=partial(_prepare, onnx=True, targets=("portable", "cpu")),
+    load=partial(_load, target="auto", frozen="bfloat16"),
+    modes=frozenset({"infer"}),
+)

@@ -24,7 +24,6 @@ from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.engines.frozen import Frozen
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
 from aotexport_runtime.engines.onnx.frozen import FrozenModel
-from aotexport_runtime.engines.packed.engine import PackedGraph
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.matmul.measured import kept
 from aotexport_runtime.execution.user_cache import Measurements, cache_folder
@@ -104,6 +103,8 @@ def fastest(module: BundleModule, plan: Plan, graph: FunctionalEngine) -> list[E
         weights = module.__dict__["_loaded"]
         try:
             if name == PACKED:
+                from aotexport_runtime.engines.packed.engine import PackedGraph
+
                 frozen[name] = PackedGraph(bundle, program, module._environment, weights, request.precision)
             else:
                 frozen[name] = FrozenModel(bundle, program, runtime_of(name), weights)
