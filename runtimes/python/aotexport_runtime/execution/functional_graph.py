@@ -9,8 +9,7 @@ from typing import Any
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
 from aotexport_runtime.execution.matmul.onednn import replacements
-from aotexport_runtime.rewrite.layers import LAYER
-from aotexport_runtime.rewrite.names import operands
+from aotexport_runtime.rewrite.names import LAYER, operands
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.rewrite.reuse import possible_views, reusing
 from aotexport_runtime.rewrite.simplify import simplified

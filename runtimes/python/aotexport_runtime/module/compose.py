@@ -8,11 +8,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request
 from aotexport_runtime.engines.cpu.engine import Libraries
@@ -32,7 +34,7 @@ from aotexport_runtime.execution.matmul.sizes import Matmul
 from aotexport_runtime.guards.arguments import argument_rows
 from aotexport_runtime.guards.caller import mode_rows, records_gradients, state_rows
 from aotexport_runtime.guards.rule import Row, torch_tensors
-from aotexport_runtime.module.measured import fastest, is_measured
+from aotexport_runtime.rewrite.impure import random_nodes
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.submodules.places import StateSlot
@@ -44,6 +46,9 @@ if TYPE_CHECKING:
     from aotexport_runtime.module.bundle_module import BundleModule
 
 log = logging.getLogger("aotexport_runtime")
+
+_MEASURES = "AOTEXPORT_MEASURE"
+"""Environment variable: 0: no load measures engines; 1: every one does; else those of frozen weights do."""
 
 _UNREAD: StateSlot = ({"": torch.empty(0)}, "")
 """Slot of a state tensor that no node reads."""
@@ -59,7 +64,7 @@ def compose(module: BundleModule, program: Program, *, measures: bool = True) ->
     if module._untold is not None:
         request = dataclasses.replace(request, target=AUTOGRAD)
     device_type = device_type_of(program, environment.device)
-    measures = measures and live is None and is_measured(bundle, program, request, device_type)
+    measures = measures and live is None and _is_measured(bundle, program, request, device_type)
     choice, native = _selected(module, program, request, live, is_measured=measures)
     record = Engines(program.name, str(environment.device or device_type), choice)
     record.demand(request.target)
@@ -86,8 +91,25 @@ def compose(module: BundleModule, program: Program, *, measures: bool = True) ->
     )
     if graph is None or not measures:
         return plan(engines)
+    from aotexport_runtime.module.measured import fastest
+
     first = fastest(module, plan(engines), graph)
     return compose(module, program, measures=False) if first is None else plan(first)
+
+
+def _is_measured(bundle: Bundle, program: Program, request: Request, device_type: str) -> bool:
+    """Return whether engines of a program are to be measured: somebody wants it, and a call changes nothing."""
+    asked = os.environ.get(_MEASURES)
+    functional = program.functional
+    if request.target != "auto" or not (request.frozen if asked is None or request.precision else asked != "0"):
+        return False
+    if program.grad or functional is None or functional.gradients is not None or device_type != "cpu":
+        return False
+    if functional.mutations or functional.version_rises or program.rebinds or program.container_changes:
+        return False
+    if functional.grad_mode is not None or random_nodes(bundle.graph(program.name, program.forward.file)):
+        return False
+    return any(entry.program == program.name for entry in bundle.manifest.testvectors)
 
 
 def _selected(

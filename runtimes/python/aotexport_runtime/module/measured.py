@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,16 +29,11 @@ from aotexport_runtime.execution.user_cache import Measurements, cache_folder
 from aotexport_runtime.guards.signature import Bound
 from aotexport_runtime.module.onnx_module import runtime_of
 from aotexport_runtime.module.recorded import read_vector
-from aotexport_runtime.rewrite.impure import random_nodes
-from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values.compare import TOLERANCES, compare
 from aotexport_runtime.values.observe import Observation, make_inputs
 
 if TYPE_CHECKING:
     from aotexport_runtime.module.bundle_module import BundleModule
-
-VARIABLE = "AOTEXPORT_MEASURE"
-"""Environment variable: 0: no load measures engines; 1: every one does; else those of frozen weights do."""
 
 _BUDGET_S = 0.5
 _MOST_ROUNDS = 50
@@ -72,21 +66,6 @@ class Figures:
         fastest = min(self.seconds, key=self.seconds.__getitem__)
         is_clear = usual not in self.seconds or self.seconds[fastest] <= _CLEARLY * self.seconds[usual]
         return fastest if is_clear else usual
-
-
-def is_measured(bundle: Bundle, program: Program, request: Request, device_type: str) -> bool:
-    """Return whether engines of a program are to be measured: somebody wants it, and a call changes nothing."""
-    asked = os.environ.get(VARIABLE)
-    functional = program.functional
-    if request.target != "auto" or not (request.frozen if asked is None or request.precision else asked != "0"):
-        return False
-    if program.grad or functional is None or functional.gradients is not None or device_type != "cpu":
-        return False
-    if functional.mutations or functional.version_rises or program.rebinds or program.container_changes:
-        return False
-    if functional.grad_mode is not None or random_nodes(bundle.graph(program.name, program.forward.file)):
-        return False
-    return any(entry.program == program.name for entry in bundle.manifest.testvectors)
 
 
 def fastest(module: BundleModule, plan: Plan, graph: FunctionalEngine) -> list[Engine] | None:

@@ -6,13 +6,10 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
 
-from aotexport_runtime.rewrite.names import names_in, operands, rename, renamed
+from aotexport_runtime.rewrite.names import LAYER, names_in, operands, rename, renamed
 from aotexport_runtime.rewrite.partition import VIEWS, Subgraph, ancestors
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import SizeArgument, TensorMeta, ValueMeta
-
-LAYER = "packed::layer"
-"""Operator of the node that stands for a layer; its arguments are the layer's inputs."""
 
 CONVOLUTION = "aten::convolution.default"
 _NORM = "aten::_native_batch_norm_legit_no_training.default"

@@ -15,6 +15,9 @@ from aotexport_runtime.validate.arguments import references
 CHECK = "aten::_assert_scalar.default"
 """The operator that checks a condition on values."""
 
+LAYER = "packed::layer"
+"""Operator of the node that stands for a packed layer; its arguments are the layer's inputs."""
+
 
 def operands(node: Node) -> list[str]:
     """Return the names of the values that a node takes, with repetitions."""

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from aotexport_runtime.rewrite.layers import LAYER
-from aotexport_runtime.rewrite.names import last_uses, names_in, operands
+from aotexport_runtime.rewrite.names import LAYER, last_uses, names_in, operands
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
 from aotexport_runtime.schema.graph import Node
