@@ -7,6 +7,7 @@ differ have bytes that nobody has written.
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import resource
@@ -71,6 +72,9 @@ def run_guarded(
     valid_calls()
     call_often("relu.default", range(40), lambda *_: None)
     _limit_time(0)
+    # A collection of a child would go through all that is here, and copy its pages.
+    gc.collect()
+    gc.freeze()
     for operator in operators:
         with tempfile.TemporaryFile() as progress:
             child = os.fork()
