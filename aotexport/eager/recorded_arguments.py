@@ -16,7 +16,7 @@ from aotexport_runtime.bundle.generated import generated_floats
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.sizes import Dimension
 from aotexport_runtime.schema.vectors import VectorInput, VectorPart
-from aotexport_runtime.validate.bounds import span_end
+from aotexport_runtime.validate.arguments import span_end
 from aotexport_runtime.validate.vector import GENERATED
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.sizes import UNDEFINED, evaluate

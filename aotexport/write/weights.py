@@ -21,7 +21,7 @@ from aotexport.model.state import State, StateEntry
 from aotexport.model.tensor_kinds import is_plain_class
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
-from aotexport_runtime.validate.subclasses import count_parts
+from aotexport_runtime.validate.trees import count_parts
 from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper
 
 SHARD_NBYTES = 5 * 1000**3

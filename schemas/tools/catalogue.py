@@ -212,11 +212,12 @@ def attribute_docs(record: type[Record]) -> dict[str, str]:
     """Return what the docstrings of `record`, and of the records that it extends, say about each field."""
     docs: dict[str, str] = {}
     for base in reversed(record.__mro__):
-        docs |= _own_docs(base) if issubclass(base, Record) else {}
+        docs |= own_docs(base) if issubclass(base, Record) else {}
     return {name: docs[name] for name in record.__struct_fields__ if name in docs}
 
 
-def _own_docs(record: type[Record]) -> dict[str, str]:
+def own_docs(record: type[Record]) -> dict[str, str]:
+    """Return what the docstring of `record` says about fields, by name."""
     docs: dict[str, str] = {}
     name = ""
     # Python 3.13 and newer keep docstrings without their indentation.

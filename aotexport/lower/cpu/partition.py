@@ -18,7 +18,7 @@ from aotexport.torch_internals.compiler import compile_library, symbolic_sizes, 
 from aotexport.torch_internals.names import ShapeEnv
 from aotexport.values.sizes import encode_size
 from aotexport_runtime.execution.codegen import Environment, compile_graph
-from aotexport_runtime.rewrite.impure import random_nodes
+from aotexport_runtime.rewrite.names import random_nodes
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program, SizeInput

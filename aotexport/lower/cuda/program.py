@@ -20,7 +20,7 @@ from aotexport.torch_internals.names import OpOverload, has_sizes_of_data
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import LoweredProgram
-from aotexport_runtime.validate.subclasses import taken_apart
+from aotexport_runtime.validate.trees import taken_apart
 
 FORWARD_FILE, BACKWARD_FILE = "forward.json", "backward.json"
 

@@ -17,7 +17,7 @@ from aotexport_runtime.commands.self_test import run_vector, without_target
 from aotexport_runtime.engines.cuda import engine as cuda
 from aotexport_runtime.module.loading import LoadOptions
 from aotexport_runtime.module.recorded import read_vector
-from aotexport_runtime.rewrite.impure import random_nodes
+from aotexport_runtime.rewrite.names import random_nodes
 
 
 def main() -> None:

@@ -80,6 +80,11 @@ class Place(str):
         """Return the error of a check that fails here, by its name in `schemas/v1/checks.json`."""
         return BundleInvalid(message, where=self, check=check)
 
+    def require(self, fits: object, message: str, check: str) -> None:
+        """Raise the error of a check, if it fails."""
+        if not fits:
+            raise self.invalid(message, check)
+
     def refuse(self, message: str, check: str) -> None:
         """Note that a check fails here, or raise it where faults are not collected."""
         with self:

@@ -18,7 +18,7 @@ from aotexport_runtime.errors import ArgumentInvalid
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import FLOATS, CastBundle
 from aotexport_runtime.submodules.adapter import Adapter
-from aotexport_runtime.submodules.places import is_below
+from aotexport_runtime.submodules.tables import is_below
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import is_wrapper, parts
 
@@ -29,10 +29,7 @@ _KNOWN: Any = WeakTensorKeyDictionary()
 
 
 def weight_digests(module: BundleModule, without: Iterable[str] = ()) -> dict[str, str]:
-    """Return a digest of the values of each parameter as it is now, by name; computed once per version.
-
-    Adapters are left out, and modules at the paths `without`. No parameter may be in parts over processes.
-    """
+    """Return a digest of each parameter's values now, by name, without adapters and modules at the paths `without`."""
     skipped = [*without, *(path for path, each in module.named_modules() if isinstance(each, Adapter))]
     found = {
         name: parameter

@@ -1,7 +1,6 @@
-"""Low-rank changes of weights, a class for each thing that an operator does with one.
+"""Low-rank changes of weights (`scaling * B @ A`), a class for each thing that an operator does with one.
 
-The change is `scaling * B @ A`, in the layout of the weight. No method that a training step calls makes a tensor of the
-size of a weight. Shapes are those of peft's files.
+No method of a training step makes a tensor of the size of a weight. Shapes are those of peft's files.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.codec import decode_plain
 from aotexport_runtime.schema.limits import DEFAULT
 from aotexport_runtime.submodules.adapter import adapters_below
-from aotexport_runtime.submodules.places import module_at, named
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
+from aotexport_runtime.submodules.tables import module_at, named
 from aotexport_runtime.values.arguments import path_of
 from aotexport_runtime.values.meshes import Gathering, is_distributed
 

@@ -18,8 +18,8 @@ from aotexport_runtime.adapters.targets import Report, Target, Weights, is_loade
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.submodules.adapter import Adapter, Adapters, adapters_below
-from aotexport_runtime.submodules.places import is_below, named
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
+from aotexport_runtime.submodules.tables import is_below, named
 from aotexport_runtime.values.meshes import is_distributed
 
 

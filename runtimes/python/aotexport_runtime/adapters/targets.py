@@ -17,8 +17,8 @@ from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.values import SizeArgument
-from aotexport_runtime.submodules.places import is_below, module_at
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
+from aotexport_runtime.submodules.tables import is_below, module_at
 
 ALL_LINEAR = "all-linear"
 _CONSTANTS = Environment()
@@ -204,10 +204,7 @@ def _names(entry: StateTensor) -> tuple[str, ...]:
 
 
 def _use(reader: Reader) -> tuple[Kind, tuple[Any, ...]] | None:
-    """Return what an operator does with a weight, and what it takes after weight and bias, hashable.
-
-    None: it does something else, or sizes of the call are among it.
-    """
+    """Return what an operator does with a weight, and what it takes after weight and bias; None: neither is known."""
     if reader.node is None or reader.operands is None:
         return None
     kind = reader.operands.kind

@@ -1,4 +1,1 @@
-"""A bundle on disk: opened, checked against its digests, its weights mapped.
-
-It reads a directory, and returns valid records and tensors. It does not know how graphs run.
-"""
+"""A bundle on disk: opened, checked against its digests, its weights mapped. It does not know how graphs run."""

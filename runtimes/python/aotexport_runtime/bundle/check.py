@@ -1,7 +1,4 @@
-"""Every fault of a bundle, not only the first: what `python -m aotexport_runtime check` prints. Nothing of it runs.
-
-A document that is no record of its type is not looked into further, and neither is what depends on a faulty one.
-"""
+"""Every fault of a bundle, for `python -m aotexport_runtime check`; what depends on a faulty document is not read."""
 
 from __future__ import annotations
 
@@ -37,12 +34,7 @@ T = TypeVar("T", bound=Record)
 def faults_of(path: str | os.PathLike[str], *, limits: Limits = DEFAULT) -> list[BundleInvalid]:
     """Return every fault of the bundle in directory `path`, in the order of its files; empty: it is valid.
 
-    Args:
-        path: directory that holds `bundle.json`.
-        limits: the most that the bundle may ask for.
-
-    Raises:
-        ArgumentInvalid: `path` is no path.
+    `limits`: the most that it may ask for. What is no path is refused (`ArgumentInvalid`).
     """
     try:
         directory, data = read_manifest_bytes(path, limits)
@@ -71,11 +63,7 @@ class _Faulty(Exception):
 
 
 class _Check(Bundle):
-    """A bundle with a valid manifest, whose faults are noted where a bundle raises the first.
-
-    Attributes:
-        faults: what was found so far, also of other bundles with the same files.
-    """
+    """A bundle with a valid manifest, whose `faults`, also of others with the same files, are noted and not raised."""
 
     faults: list[BundleInvalid]
 

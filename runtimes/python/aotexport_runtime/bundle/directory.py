@@ -1,8 +1,6 @@
-"""The directory of an open bundle. It is read through a descriptor, and stays while a bundle in it is open.
+"""The directory of an open bundle, read through a descriptor; it stays while a bundle in it is open.
 
-A shared lock on a directory says that somebody reads or writes it. Directories that were replaced, or that a killed
-writer left, are removed by whoever gets the exclusive lock: the last one who read it, or the next writer. Nobody waits
-for a lock, which any process that may read the directory can hold.
+A shared lock says that somebody uses it. What was replaced or left is removed by whoever gets the exclusive lock.
 """
 
 from __future__ import annotations

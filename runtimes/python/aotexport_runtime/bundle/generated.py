@@ -1,6 +1,6 @@
-"""Arguments of recorded calls that are made instead of stored: floats of a stated generator. No torch.
+"""Arguments of recorded calls that are made instead of stored: floats by SplitMix64. No torch.
 
-Source of the generator: SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014).
+Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.vectors import Vector, VectorInput
-from aotexport_runtime.validate.bounds import span_end
+from aotexport_runtime.validate.arguments import span_end
 
 _STEP, _FIRST, _SECOND = (np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _OF_ARGUMENT = 40

@@ -1,8 +1,4 @@
-"""A bundle on disk: opened, contained and checked. No torch.
-
-Invariant: only files inside the bundle's directory that the manifest lists are read, and only after their sizes were
-compared.
-"""
+"""A bundle on disk: opened, contained and checked. No torch. Only files of the manifest are read, after their size."""
 
 from __future__ import annotations
 
@@ -185,11 +181,9 @@ class Bundle:
         return data
 
     def check_files(self, *, digests: bool = True, read_later: Iterable[str] = ()) -> None:
-        """Compare size and (optionally) digest of every listed file; the first that differs is refused.
+        """Compare size and, if `digests`, SHA-256 of every listed file; the first that differs is refused.
 
-        Args:
-            digests: whether to compare digests.
-            read_later: files to leave to their readers, see `compared_by_readers`.
+        `read_later`: files to leave to their readers, see `compared_by_readers`.
         """
         self.compared_by_readers = frozenset(read_later if digests else ())
         for path in self._entries:

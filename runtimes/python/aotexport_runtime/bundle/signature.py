@@ -1,8 +1,6 @@
 """Signatures of bundles by OpenSSF Model Signing: who signed, and that nothing was changed, added, removed or renamed.
 
-The library `model_signing` reads signatures and knows keys, certificates and identities. It does not look at files
-here: what it compares with the signed digests are the manifest as it was read, and the digests in it, with which the
-loader compares the bytes that it uses.
+The library `model_signing` reads signatures, and compares the signed digests with those that the loader goes by.
 """
 
 from __future__ import annotations
@@ -94,10 +92,7 @@ def _refuse(message: str, where: str, check: str) -> NoReturn:
 
 
 def _check_time(signature: Path, chain: list[str], at: datetime, where: str) -> None:
-    """Refuse certificates that are not valid at a moment: the library takes the signer's first for it.
-
-    Source: RFC 5280, section 6.1.3 (a) (2).
-    """
+    """Refuse certificates that are not valid at a moment (RFC 5280, 6.1.3): the library goes by the signer's first."""
     crypto, x509 = importlib.import_module("OpenSSL.crypto"), importlib.import_module("cryptography.x509")
     material = signing_library("_signing.sign_sigstore_pb").Signature.read(signature).bundle.verification_material
     found = [x509.load_der_x509_certificate(each.raw_bytes) for each in material.x509_certificate_chain.certificates]

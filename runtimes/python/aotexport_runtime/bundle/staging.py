@@ -1,7 +1,6 @@
 """Write a bundle: staged beside its place, synced, and moved there in one step.
 
-At the path there is the old bundle or the new one, whenever the writer is killed or the power fails, and for every
-reader.
+Whenever the writer dies, and for every reader, the old bundle or the new one is at the path.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""State tensors from safetensors files, read or mapped.
+"""State tensors from safetensors files, read or mapped; no tensor reaches beyond what its file stores under its key.
 
-A file that is read is compared with its digest in memory, and can change or go. A mapped file takes no memory of the
-process, and training in place never reaches it; who writes into it changes the weights, who truncates it ends the
-process. No tensor reaches beyond the data that its file stores under its key.
+What is read is compared with its digest in memory. Who writes to a mapped file changes weights, or ends the process.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
 from aotexport_runtime.schema.subclasses import Subclass
-from aotexport_runtime.validate.bounds import span_end
+from aotexport_runtime.validate.arguments import span_end
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import Form
 
@@ -83,11 +81,7 @@ def load_parts(
 
 
 def read_tensors(data: bytes, *, where: str) -> dict[str, torch.Tensor]:
-    """Return every tensor of a safetensors file.
-
-    Args:
-        data: the file.
-        where: its name, for errors.
+    """Return every tensor of a safetensors file; `where`: its name, for errors.
 
     Raises:
         BundleInvalid: no safetensors file.

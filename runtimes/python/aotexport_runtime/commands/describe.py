@@ -41,7 +41,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
-from aotexport_runtime.validate.subclasses import taken_apart
+from aotexport_runtime.validate.trees import taken_apart
 from aotexport_runtime.values.sizes import describe as describe_size
 from aotexport_runtime.values.sizes import describe_range, type_of
 from aotexport_runtime.values.trees import leaves, python_value

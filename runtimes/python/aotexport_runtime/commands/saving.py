@@ -32,8 +32,7 @@ from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle, in_dtype
 from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
 from aotexport_runtime.submodules.adapter import adapters_below
-from aotexport_runtime.submodules.places import named, slot_of
-from aotexport_runtime.submodules.tables import is_sharded
+from aotexport_runtime.submodules.tables import is_sharded, named, slot_of
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import path_of
 from aotexport_runtime.values.meshes import Gathering

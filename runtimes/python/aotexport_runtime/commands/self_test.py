@@ -26,7 +26,7 @@ from aotexport_runtime.module.cast import CastBundle
 from aotexport_runtime.module.loading import LoadOptions, Source, check_target, load_module
 from aotexport_runtime.module.onnx_module import compose_onnx, runtime_of
 from aotexport_runtime.module.recorded import read_vector, recorded_observation
-from aotexport_runtime.rewrite.impure import random_nodes
+from aotexport_runtime.rewrite.names import random_nodes
 from aotexport_runtime.schema.manifest import OnnxModel, VectorEntry
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.vectors import Vector, spans

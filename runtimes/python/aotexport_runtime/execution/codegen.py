@@ -23,8 +23,7 @@ from aotexport_runtime.execution.checkpoint import outlined
 from aotexport_runtime.execution.matmul.sizes import Mode
 from aotexport_runtime.execution.preconditions.dataflow import are_indices_proven
 from aotexport_runtime.execution.source import define
-from aotexport_runtime.rewrite import impure
-from aotexport_runtime.rewrite.names import last_uses
+from aotexport_runtime.rewrite.names import draws, last_uses
 from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
 from aotexport_runtime.schema.graph import Graph, Node, SourceLine
 from aotexport_runtime.schema.limits import DEFAULT, Limits
@@ -224,8 +223,8 @@ class _FunctionSource:
                 return f"{form}.make(iter({arguments[0]}), symbols)"
             return f"{form}.make(iter([{arguments[0]}]), symbols, {arguments[2]})"
         if op in higher_order.OPERATORS:
-            draws = impure.draws(self.graph, node, self.drawing)
-            operator = (higher_order.DRAWING if draws else higher_order.OPERATORS)[op]
+            is_random = draws(self.graph, node, self.drawing)
+            operator = (higher_order.DRAWING if is_random else higher_order.OPERATORS)[op]
             limited = loops.limited(op, operator, self.environment.limits.iterations)
             return f"{self.object('f', limited)}(symbols, {listed})"
         arguments += [f"{keyword}={self.argument(argument)}" for keyword, argument in node.kwargs.items()]

@@ -14,8 +14,7 @@ from aotexport_runtime.guards.rule import Call, GuardSource, Row, input_name
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import Program, Question, SizeInput, StateInput
 from aotexport_runtime.schema.trees import Leaf
-from aotexport_runtime.submodules.places import StateSlot
-from aotexport_runtime.submodules.tables import is_sharded
+from aotexport_runtime.submodules.tables import StateSlot, is_sharded
 from aotexport_runtime.values.subclasses import Form, is_wrapper
 from aotexport_runtime.values.trees import leaves
 

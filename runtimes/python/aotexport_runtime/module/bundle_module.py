@@ -25,10 +25,9 @@ from aotexport_runtime.module.taps import add_taps, tapped
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.submodules.changes import SubmoduleChange, changes_of, check_peft_targets
-from aotexport_runtime.submodules.places import StateSlot, slot_of
 from aotexport_runtime.submodules.python_state import PythonState
 from aotexport_runtime.submodules.submodule import Loaded, at, build, copied, switch
-from aotexport_runtime.submodules.tables import Origin, seal
+from aotexport_runtime.submodules.tables import Origin, StateSlot, seal, slot_of
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import Form
 

@@ -34,11 +34,10 @@ from aotexport_runtime.execution.matmul.sizes import Matmul
 from aotexport_runtime.guards.arguments import argument_rows
 from aotexport_runtime.guards.caller import mode_rows, records_gradients, state_rows
 from aotexport_runtime.guards.rule import Row, torch_tensors
-from aotexport_runtime.rewrite.impure import random_nodes
+from aotexport_runtime.rewrite.names import random_nodes
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.submodules.adapter import adapters_below
-from aotexport_runtime.submodules.places import StateSlot
-from aotexport_runtime.submodules.tables import former_kind, is_sharded, put_quietly
+from aotexport_runtime.submodules.tables import StateSlot, former_kind, is_sharded, put_quietly
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import is_wrapper
 

@@ -15,7 +15,7 @@ from aotexport_runtime.call.plan import Call
 from aotexport_runtime.engines.forward.live_graph import UNUSED
 from aotexport_runtime.engines.forward.submodule_call import without_values
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
-from aotexport_runtime.submodules.places import module_at
+from aotexport_runtime.submodules.tables import module_at
 
 _FOUND: ContextVar[dict[str, list[Any]] | None] = ContextVar("found", default=None)
 """Results of submodules in the call that runs, by path; None: no call with taps runs."""

@@ -1,8 +1,6 @@
-"""A joint graph partitioned into the forward and backward that one pattern of needed gradients asks for.
+"""A joint graph as the forward and backward that one pattern of needed gradients asks for. No torch.
 
-Data only, no torch. The joint graph is stored once; a partition names the values that are saved in between, and
-everything else follows by reachability: values that backward does not need are not saved, and values that no needed
-gradient depends on are not computed.
+A partition names the values that are saved in between; what is computed follows by reachability.
 """
 
 from __future__ import annotations
@@ -72,8 +70,8 @@ def partition_graph(
         functional: its calling convention; `gradients` is not None.
         partition: which values are saved.
         needed: per program input, whether its gradient is wanted.
-        impure: nodes that run even when nothing uses them. Of those that depend on tangents, backward runs checks of
-            the path through the code, and others if it computes their operands.
+        impure: nodes that run even when nothing uses them. Backward runs those that check the path through the code,
+            and others that depend on tangents if it computes their operands.
     """
     gradients = functional.gradients
     assert gradients is not None
@@ -170,9 +168,8 @@ def reached_in_part(graph: Graph, functional: FunctionalGraph) -> list[int]:
 def with_tangents(graph: Graph, backward: Subgraph, defined: Sequence[bool]) -> Subgraph:
     """Return `backward` for a call in which some tangents are undefined.
 
-    Backward is linear in its tangents, so a value computed from undefined ones alone is undefined too, and an
-    undefined gradient is None, as in eager autograd. A sum with one undefined term is the other term. Where another
-    operator needs an undefined tensor, it gets zeros.
+    Backward is linear in tangents: what is computed from undefined ones alone is undefined, an undefined gradient is
+    None, a sum with one undefined term is the other. Where another operator needs an undefined tensor, it gets zeros.
     """
     if all(defined):
         return backward
@@ -236,11 +233,10 @@ def _zeros(name: str, meta: ValueMeta) -> Node:
 
 
 def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Partition) -> Partition:
-    """Return `partition` with views replaced by their bases.
+    """Return `partition` with views replaced by their bases, whose versions tell of changes.
 
-    Backward makes the view anew, or often needs none: the transpose of a transposed weight is the weight. A saved base
-    has the version that tells of changes; a library returns a view as a tensor of its own. Views of inputs that the
-    graph changes are saved themselves, since the base has other values in backward.
+    Backward makes the view anew, or needs none: the transpose of a transposed weight is the weight. Views of inputs
+    that the graph changes are saved themselves, since the base has other values in backward.
     """
     nodes = {node.name: node for node in graph.nodes}
     mutated = {graph.inputs[mutation.input_index].name for mutation in functional.mutations}

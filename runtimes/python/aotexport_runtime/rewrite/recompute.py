@@ -1,8 +1,6 @@
-"""Values of forward that backward computes again, so that forward saves less.
+"""Values of forward that backward computes again before their first use, so that forward saves less.
 
-The values that cost least per byte are recomputed first: element-wise results and normalisations, then matmuls. Nodes
-that draw random numbers or read inputs that the program changes are never recomputed. Backward recomputes a value
-before its first use.
+Nodes that draw random numbers or read inputs that the program changes are never recomputed.
 """
 
 from __future__ import annotations
@@ -47,8 +45,7 @@ def within_budget(
         graph: a joint graph.
         functional: its calling convention.
         partition: the values that are saved without a budget.
-        budget: most memory of the saved values, as a part of those of `partition`, from 0 to 1; exceeded where too
-            little can be recomputed.
+        budget: most memory of the saved values, as a part of those of `partition`; exceeded where too little can go.
         symbols: value per symbol, for the sizes of tensors.
         once: nodes that run once, in forward.
     """

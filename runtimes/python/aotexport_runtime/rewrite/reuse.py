@@ -1,8 +1,6 @@
-"""Results written over operands that nothing else can see any more. Data only, no torch.
+"""Results written over operands that nothing else can see any more: fresh memory costs more than cheap arithmetic.
 
-Functional graphs give every result memory of its own. Fresh memory is page-faulted in at every call, which costs more
-than the arithmetic of a cheap operator. A call writes over an operand instead, where the operand dies at the call, has
-the result's layout, and lies in memory that this subgraph allocated and that no other living value shares.
+The operand dies at the call, has the result's layout, and lies in memory of the subgraph that no living value shares.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Removes calls that change nothing from subgraphs of functional operators. Data only, no torch.
+"""Removes calls that change nothing from subgraphs of functional operators; distinct outputs stay distinct. No torch.
 
-AOTAutograd's formulas transpose twice, detach where nothing records, and reshape to the shape at hand. Distinct outputs
-of a subgraph stay distinct tensors, since callers can see that. Metadata tell which shapes are at hand; where calls are
-left out for that, a node `assumed::shape` compares the shape when it is computed.
+Where metadata tell that a reshape changes nothing, a node `assumed::shape` compares the shape when it is computed.
 """
 
 from __future__ import annotations

@@ -91,12 +91,7 @@ _BODIES = {"higher_order::autograd_function": 2, "higher_order::invoke_subgraph"
 
 
 def dependence(graph: Graph, axes: RowAxes) -> str | None:
-    """Return why a row of a call's results may depend on the call's other rows; None: none does.
-
-    Args:
-        graph: the forward graph of a program.
-        axes: of the program, from `row_axes`.
-    """
+    """Return why a row of a call's results may depend on other rows of it, by the forward graph; None: none does."""
     states = [Rows(axes.inputs[index]) if index in axes.inputs else None for index in range(len(graph.inputs))]
     try:
         results = _Reading(graph, axes.dimension.symbol, states).results()

@@ -1,7 +1,6 @@
-"""What kinds of operators do with the rows of their operands; `operators.txt` says which are of which kind.
+"""What kinds of operators do with rows of their operands; `operators.txt` says which are of which kind.
 
-A rule returns if a call computes each row of its result from the same row of its operands, and raises `Dependent` if it
-may not. Where the result has its rows follows from its shape: `analysis.py`.
+A rule raises `Dependent` unless each row of the result comes from the same row of operands; shapes say where it is.
 """
 
 from __future__ import annotations
@@ -40,17 +39,10 @@ class Dependent(Exception):
 
 
 def number_of(size: Size | float, symbol: str) -> int:
-    """Return the value of `size` where each symbol, and what is no polynomial, is a large number of its own.
+    """Return the value of a size where each symbol, and what is no polynomial, is a large number of its own.
 
     Two sizes of one value are then equal as polynomials, and one that a symbol's number divides has it as a factor:
-    numbers of 128 bits agree by chance in no graph.
-
-    Args:
-        size: of an axis.
-        symbol: the number of rows.
-
-    Raises:
-        Dependent: it is no polynomial in `symbol`.
+    numbers of 128 bits agree by chance in no graph. No polynomial in `symbol`, the number of rows: `Dependent`.
     """
     if isinstance(size, int):
         return size
@@ -65,17 +57,9 @@ def number_of(size: Size | float, symbol: str) -> int:
 
 
 def reshaped(rows: Rows, source: tuple[int, ...], result: tuple[int, ...], axis: int, count: int) -> Rows:
-    """Return where the elements of `source`, in their order, have their rows in another shape.
+    """Return where elements of shape `source`, in their order, have `rows` in the shape `result`; none: `Dependent`.
 
-    Args:
-        rows: of `source`.
-        source: shape, as by `number_of`.
-        result: shape.
-        axis: the axis of `result` that has rows.
-        count: the number of rows, as by `number_of`.
-
-    Raises:
-        Dependent: they are no part of one axis.
+    Shapes and `count`, the number of rows, are as by `number_of`; `axis` of the result has rows.
     """
     if math.prod(source) != math.prod(result) or 0 in source:
         raise Dependent("changes how many elements there are")

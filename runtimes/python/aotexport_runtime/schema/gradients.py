@@ -19,7 +19,6 @@ class Tangent(Record, kw_only=True):
     Attributes:
         of: kind of value that it is the gradient of.
         index: index into `FunctionalGraph.mutations`, `Program.outputs` or the intermediate bases, by `of`.
-        meta: metadata in the trace of the graph.
         stride: layout that the graph assumes, a step per axis in elements; None: see `memory_format`.
         memory_format: layout that the graph assumes where `stride` is None.
     """
@@ -46,11 +45,9 @@ class Partition(Record, kw_only=True):
 
 
 class VersionCheck(Record, kw_only=True):
-    """A tensor whose memory eager reads in backward, and which the caller can change.
+    """A tensor, an input or output by its index, whose memory eager reads in backward, and which the caller can change.
 
     Attributes:
-        of: kind of value.
-        index: which input or output, by `of`.
         tangents: indices into `Gradients.tangents`, of which one is defined in the passes that check it (10.20).
     """
 

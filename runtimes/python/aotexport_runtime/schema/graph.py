@@ -37,8 +37,8 @@ class GraphInput(Record, kw_only=True):
     """A placeholder.
 
     Attributes:
-        name: name of the value; unique in its graph. Inputs are bound by position, never by name.
-        meta: its metadata at capture, or their index in `Graph.metas`.
+        name: unique in its graph. Inputs are bound by position, never by name.
+        meta: metadata at capture, or their index in `Graph.metas`.
     """
 
     name: str

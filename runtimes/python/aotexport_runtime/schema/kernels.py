@@ -4,21 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from aotexport_runtime.schema import bounded
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import (
-    Architecture,
-    AtMost,
-    Bounds,
-    Code,
-    Count,
-    Digest,
-    FilePath,
-    KernelName,
-    Line,
-    NameOf,
-    Positive,
-    Unique,
-)
 from aotexport_runtime.schema.graph import SourceLine
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import DType
@@ -28,20 +15,14 @@ MAX_SHARED_NBYTES = (1 << 20) - 1
 MAX_NBYTES = 1 << 30
 """Most bytes of a pack, and of scratch memory per block."""
 
-Alignment = Annotated[Positive, Code("kernel-malformed"), AtMost(1 << 16, "kernel-malformed")]
+Alignment = Annotated[bounded.Positive, bounded.Code("kernel-malformed"), bounded.AtMost(1 << 16, "kernel-malformed")]
 NumberType = Literal["i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64"]
 
 
 class PointerParameter(Record, kw_only=True, tag="pointer", tag_field="kind"):
-    """A parameter that takes the address of a tensor's first element.
+    """A parameter that takes the address of a tensor's first element, a multiple of `alignment` bytes."""
 
-    Attributes:
-        name: keyword that a launch gives it by.
-        dtype: element type of the tensor.
-        alignment: divisor of the address, in bytes.
-    """
-
-    name: KernelName
+    name: bounded.KernelName
     dtype: DType
     alignment: Alignment = 1
 
@@ -50,12 +31,11 @@ class NumberParameter(Record, kw_only=True, tag="number", tag_field="kind"):
     """A parameter that takes a number.
 
     Attributes:
-        name: keyword that a launch gives it by.
         type: how the number is passed: `i` signed, `u` unsigned, `fp` and `bf` floating, with the width in bits.
         multiple_of: divisor of the number that the code assumes.
     """
 
-    name: KernelName
+    name: bounded.KernelName
     type: NumberType
     multiple_of: Alignment = 1
 
@@ -69,31 +49,24 @@ class KernelBinary(Record, kw_only=True):
     Attributes:
         architecture: `sm_80`, ...: machine code of that architecture; `ptx`: text that a driver compiles.
         offset: where it begins in the uncompressed pack of its architecture, in bytes.
-        nbytes: its size.
-        sha256: its digest, in lower-case hexadecimal.
         shared_nbytes: dynamic shared memory that a launch asks for.
         global_scratch_nbytes: scratch memory per block of threads.
         global_scratch_alignment: divisor of its address, in bytes.
     """
 
-    architecture: Annotated[str, NameOf("KernelLibrary.packs.architecture")]
-    offset: Annotated[Count, Code("kernel-malformed")]
-    nbytes: Annotated[Positive, Code("kernel-malformed")]
-    sha256: Annotated[Digest, Code("kernel-malformed")]
-    shared_nbytes: Annotated[Count, AtMost(MAX_SHARED_NBYTES)] = 0
-    global_scratch_nbytes: Annotated[Count, AtMost(MAX_NBYTES)] = 0
+    architecture: Annotated[str, bounded.NameOf("KernelLibrary.packs.architecture")]
+    offset: Annotated[bounded.Count, bounded.Code("kernel-malformed")]
+    nbytes: Annotated[bounded.Positive, bounded.Code("kernel-malformed")]
+    sha256: Annotated[bounded.Digest, bounded.Code("kernel-malformed")]
+    shared_nbytes: Annotated[bounded.Count, bounded.AtMost(MAX_SHARED_NBYTES)] = 0
+    global_scratch_nbytes: Annotated[bounded.Count, bounded.AtMost(MAX_NBYTES)] = 0
     global_scratch_alignment: Alignment = 1
 
 
 class KernelConstant(Record, kw_only=True):
-    """A parameter of the source that is fixed in compiled code.
+    """A parameter of the source that is fixed in compiled code."""
 
-    Attributes:
-        name: its name.
-        value: its value.
-    """
-
-    name: KernelName
+    name: bounded.KernelName
     value: bool | int | float | str | None
 
 
@@ -110,11 +83,13 @@ class KernelCandidate(Record, kw_only=True):
     """
 
     constants: tuple[KernelConstant, ...] = ()
-    num_warps: Annotated[Positive, Code("kernel-malformed"), AtMost(MAX_WARPS, "kernel-malformed")]
+    num_warps: Annotated[
+        bounded.Positive, bounded.Code("kernel-malformed"), bounded.AtMost(MAX_WARPS, "kernel-malformed")
+    ]
     num_stages: int
     grid: tuple[Size, Size, Size]
     cooperative: bool = False
-    binaries: Annotated[tuple[KernelBinary, ...], Unique("architecture")] = ()
+    binaries: Annotated[tuple[KernelBinary, ...], bounded.Unique("architecture")] = ()
 
 
 class Kernel(Record, kw_only=True):
@@ -130,12 +105,12 @@ class Kernel(Record, kw_only=True):
         lines: lines of the user's code that they came from; for people.
     """
 
-    name: KernelName
-    source: FilePath | None = None
+    name: bounded.KernelName
+    source: bounded.FilePath | None = None
     parameters: tuple[KernelParameter, ...]
-    grid_arguments: tuple[KernelName, ...] = ()
-    candidates: Annotated[tuple[KernelCandidate, ...], Bounds(minItems=1, code="kernel-malformed")]
-    operators: tuple[Line, ...] = ()
+    grid_arguments: tuple[bounded.KernelName, ...] = ()
+    candidates: Annotated[tuple[KernelCandidate, ...], bounded.Bounds(minItems=1, code="kernel-malformed")]
+    operators: tuple[bounded.Line, ...] = ()
     lines: tuple[SourceLine, ...] = ()
 
 
@@ -143,25 +118,18 @@ class KernelPack(Record, kw_only=True):
     """Compiled code of all kernels for one architecture, one after the other.
 
     Attributes:
-        architecture: see `KernelBinary`.
         file: its bytes compressed by zlib; relative to the directory of this record.
         nbytes: size of the uncompressed bytes.
     """
 
-    architecture: Architecture
-    file: FilePath
-    nbytes: Annotated[Count, AtMost(MAX_NBYTES)]
+    architecture: bounded.Architecture
+    file: bounded.FilePath
+    nbytes: Annotated[bounded.Count, bounded.AtMost(MAX_NBYTES)]
 
 
 class KernelLibrary(Record, kw_only=True):
-    """The kernels of a target.
+    """The kernels of a target, sorted by name, and their packs per architecture; `compiler` is for people."""
 
-    Attributes:
-        compiler: compiler and version; for people.
-        packs: compiled code per architecture.
-        kernels: kernels, sorted by name.
-    """
-
-    compiler: Line
-    packs: Annotated[tuple[KernelPack, ...], Unique("architecture")]
-    kernels: Annotated[tuple[Kernel, ...], Unique("name")]
+    compiler: bounded.Line
+    packs: Annotated[tuple[KernelPack, ...], bounded.Unique("architecture")]
+    kernels: Annotated[tuple[Kernel, ...], bounded.Unique("name")]

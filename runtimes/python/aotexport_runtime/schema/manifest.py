@@ -4,48 +4,22 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from aotexport_runtime.schema import bounded
 from aotexport_runtime.schema.base import Record, keep_default
-from aotexport_runtime.schema.bounded import (
-    Axes,
-    Bounds,
-    ClassName,
-    Convention,
-    Count,
-    Digest,
-    ExtensionName,
-    FilePath,
-    IndexOf,
-    Line,
-    ModulePath,
-    NameOf,
-    Namespace,
-    Offset,
-    OperatorSet,
-    PlainName,
-    Positive,
-    Unique,
-    VersionText,
-)
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.schema.values import DType
 
-ListedFile = Annotated[FilePath, NameOf("Manifest.files.path", "file-unlisted")]
-ProgramName = Annotated[PlainName, NameOf("Manifest.programs.name")]
+ListedFile = Annotated[bounded.FilePath, bounded.NameOf("Manifest.files.path", "file-unlisted")]
+ProgramName = Annotated[bounded.PlainName, bounded.NameOf("Manifest.programs.name")]
 
 
 class FileEntry(Record, kw_only=True):
-    """A file of the bundle.
+    """A file of the bundle."""
 
-    Attributes:
-        path: relative, with `/`, inside the bundle.
-        nbytes: its size in bytes.
-        sha256: its digest, in lower-case hexadecimal.
-    """
-
-    path: FilePath
-    nbytes: Count
-    sha256: Digest
+    path: bounded.FilePath
+    nbytes: bounded.Count
+    sha256: bounded.Digest
 
 
 class ProgramEntry(Record, kw_only=True):
@@ -57,33 +31,31 @@ class ProgramEntry(Record, kw_only=True):
         variant_of: name of an earlier program that this one is another signature of (4.2), no variant itself.
     """
 
-    name: PlainName
-    targets: tuple[PlainName, ...] = ("portable",)
-    variant_of: PlainName | None = None
+    name: bounded.PlainName
+    targets: tuple[bounded.PlainName, ...] = ("portable",)
+    variant_of: bounded.PlainName | None = None
 
     def __post_init__(self) -> None:
         keep_default(self, "targets")
 
 
 class StoredPart(Record, kw_only=True):
-    """A plain tensor that a state tensor of a wrapper subclass is made of.
+    """A plain tensor that a state tensor of a wrapper subclass is made of; strides and offset are in elements.
 
     Attributes:
         file: safetensors file that holds it.
         key: its key in that file; of a part `<FQN>.<attribute>`.
         dtype: element type. Where safetensors lacks it (complex), the key holds `view_as_real` of it.
-        shape: size per axis.
-        stride: step per axis, in elements.
-        offset: where it begins in the span stored under `key`, in elements; 0 if `whole`.
+        offset: where it begins in the span stored under `key`; 0 if `whole`.
         whole: whether `key` holds exactly this tensor, contiguous; otherwise a flat span of storage (4.8).
     """
 
     file: ListedFile
     key: str
     dtype: DType
-    shape: Axes
-    stride: Axes
-    offset: Offset = 0
+    shape: bounded.Axes
+    stride: bounded.Axes
+    offset: bounded.Offset = 0
     whole: bool = True
 
 
@@ -120,8 +92,8 @@ class ModuleAttribute(Record, kw_only=True):
         value: its value at export; leaves index `Manifest.state`.
     """
 
-    name: Line
-    value: Annotated[Tree, IndexOf("Manifest.state")]
+    name: bounded.Line
+    value: Annotated[Tree, bounded.IndexOf("Manifest.state")]
 
 
 class Submodule(Record, kw_only=True):
@@ -138,7 +110,7 @@ class Submodule(Record, kw_only=True):
     name: str
     same_as: str | None = None
     type: str | None = None
-    attributes: Annotated[Tree | None, IndexOf()] = None
+    attributes: Annotated[Tree | None, bounded.IndexOf()] = None
     absent: tuple[str, ...] = ()
 
 
@@ -146,14 +118,13 @@ class VectorEntry(Record, kw_only=True):
     """A recorded call of a program.
 
     Attributes:
-        program: name of the program.
         name: name of the call (`example`, `random`, ...); unique in its program.
         record: file of its `Vector` record.
         tensors: safetensors file of its tensors.
     """
 
     program: ProgramName
-    name: PlainName
+    name: bounded.PlainName
     record: ListedFile
     tensors: ListedFile
 
@@ -174,12 +145,12 @@ class OnnxModel(Record, kw_only=True):
 
     program: ProgramName
     file: ListedFile
-    opset: Positive
-    inputs: tuple[Line, ...]
-    outputs: tuple[Line, ...]
-    updates: Annotated[tuple[Line, ...], Unique()] = ()
-    state_inputs: dict[Annotated[str, NameOf("Manifest.state.name")], Line] = {}
-    checks: tuple[Line, ...] = ()
+    opset: bounded.Positive
+    inputs: tuple[bounded.Line, ...]
+    outputs: tuple[bounded.Line, ...]
+    updates: Annotated[tuple[bounded.Line, ...], bounded.Unique()] = ()
+    state_inputs: dict[Annotated[str, bounded.NameOf("Manifest.state.name")], bounded.Line] = {}
+    checks: tuple[bounded.Line, ...] = ()
 
 
 class Requirements(Record, kw_only=True):
@@ -191,21 +162,16 @@ class Requirements(Record, kw_only=True):
         tensor_types: classes of tensors, and of objects in their contexts: given by the caller of a reader (4.13).
     """
 
-    operator_namespaces: tuple[Namespace, ...] = ()
-    operator_modules: tuple[ModulePath, ...] = ()
-    tensor_types: tuple[ClassName, ...] = ()
+    operator_namespaces: tuple[bounded.Namespace, ...] = ()
+    operator_modules: tuple[bounded.ModulePath, ...] = ()
+    tensor_types: tuple[bounded.ClassName, ...] = ()
 
 
 class Producer(Record, kw_only=True):
-    """Who wrote the bundle; for people, no reader decides by it.
+    """The versions of exporter and torch that wrote the bundle; for people, no reader decides by it."""
 
-    Attributes:
-        aotexport: version of the exporter.
-        torch: version of torch at capture.
-    """
-
-    aotexport: Line
-    torch: Line
+    aotexport: bounded.Line
+    torch: bounded.Line
 
 
 class Ancestor(Record, kw_only=True):
@@ -219,11 +185,11 @@ class Ancestor(Record, kw_only=True):
         changes: what was changed in it, a phrase each.
     """
 
-    name: Line
-    sha256: Digest
-    path: Line = ""
-    child: Count | None = None
-    changes: tuple[Line, ...] = ()
+    name: bounded.Line
+    sha256: bounded.Digest
+    path: bounded.Line = ""
+    child: bounded.Count | None = None
+    changes: tuple[bounded.Line, ...] = ()
 
 
 OPERATOR_SET = "aotexport.aten/1"
@@ -262,27 +228,29 @@ class Manifest(Record, kw_only=True):
         files: every other file of the bundle, sorted by path.
     """
 
-    format: VersionText
-    min_reader: VersionText
-    calling_convention: Convention
+    format: bounded.VersionText
+    min_reader: bounded.VersionText
+    calling_convention: bounded.Convention
     producer: Producer
-    name: Line
+    name: bounded.Line
     kind: Literal["module", "function"]
     training: bool = False
-    programs: Annotated[tuple[ProgramEntry, ...], Bounds(minItems=1, code="program-malformed"), Unique("name")]
+    programs: Annotated[
+        tuple[ProgramEntry, ...], bounded.Bounds(minItems=1, code="program-malformed"), bounded.Unique("name")
+    ]
     state: tuple[StateTensor, ...] = ()
-    attributes: Annotated[tuple[ModuleAttribute, ...], Unique("name")] = ()
-    modules: Annotated[tuple[Submodule, ...], Unique("name")] = ()
-    settings: dict[Line, Annotated[Constant | None, IndexOf()]] = {}
-    testvectors: Annotated[tuple[VectorEntry, ...], Unique("program name")] = ()
+    attributes: Annotated[tuple[ModuleAttribute, ...], bounded.Unique("name")] = ()
+    modules: Annotated[tuple[Submodule, ...], bounded.Unique("name")] = ()
+    settings: dict[bounded.Line, Annotated[Constant | None, bounded.IndexOf()]] = {}
+    testvectors: Annotated[tuple[VectorEntry, ...], bounded.Unique("program name")] = ()
     verification: Verification | None = None
     ancestors: tuple[Ancestor, ...] = ()
-    onnx: Annotated[tuple[OnnxModel, ...], Unique("program")] = ()
+    onnx: Annotated[tuple[OnnxModel, ...], bounded.Unique("program")] = ()
     requirements: Requirements = Requirements()
-    operator_set: OperatorSet = OPERATOR_SET
-    extensions: dict[ExtensionName, Any] = {}
-    must_understand: tuple[Annotated[ExtensionName, NameOf("Manifest.extensions")], ...] = ()
-    files: Annotated[tuple[FileEntry, ...], Unique("path")]
+    operator_set: bounded.OperatorSet = OPERATOR_SET
+    extensions: dict[bounded.ExtensionName, Any] = {}
+    must_understand: tuple[Annotated[bounded.ExtensionName, bounded.NameOf("Manifest.extensions")], ...] = ()
+    files: Annotated[tuple[FileEntry, ...], bounded.Unique("path")]
 
     def with_variants(self, name: str) -> list[str]:
         """Return the names of a program and of its variants, in order of preference."""

@@ -8,23 +8,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
+from aotexport_runtime.schema import bounded
 from aotexport_runtime.schema.base import Record, keep_default
-from aotexport_runtime.schema.bounded import (
-    MAX_NODES,
-    AtMost,
-    Count,
-    Identifier,
-    IndexOf,
-    Length,
-    Line,
-    NameOf,
-    OperatorName,
-    Over,
-    OwnName,
-    PlainName,
-    TensorOf,
-    Unique,
-)
 from aotexport_runtime.schema.gradients import Gradients, TensorIndex
 from aotexport_runtime.schema.graph import SourceLine
 from aotexport_runtime.schema.sizes import Condition, Dimension
@@ -32,8 +17,8 @@ from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Key, Tree
 from aotexport_runtime.schema.values import Argument, TensorMeta
 
-TensorInput = Annotated[Count, IndexOf("Program.inputs"), TensorOf("Program.inputs")]
-TensorOutput = Annotated[Count, IndexOf("Program.outputs"), TensorOf("Program.outputs")]
+TensorInput = Annotated[bounded.Count, bounded.IndexOf("Program.inputs"), bounded.TensorOf("Program.inputs")]
+TensorOutput = Annotated[bounded.Count, bounded.IndexOf("Program.outputs"), bounded.TensorOf("Program.outputs")]
 
 # --- inputs -----------------------------------------------------------------------------------------------
 
@@ -65,7 +50,7 @@ class ArgumentInput(Record, kw_only=True, tag="argument", tag_field="kind"):
         parts: metadata at capture of the plain tensors that a tensor subclass is made of.
     """
 
-    path: Line
+    path: bounded.Line
     meta: TensorMeta
     is_leaf: bool = True
     subclass: Subclass | None = None
@@ -73,15 +58,10 @@ class ArgumentInput(Record, kw_only=True, tag="argument", tag_field="kind"):
 
 
 class SizeInput(Record, kw_only=True, tag="size", tag_field="kind"):
-    """A dynamic Python integer of the call.
+    """A dynamic Python integer of the call: where it stands there, and the symbol that has its value."""
 
-    Attributes:
-        path: where it stands in the call.
-        symbol: symbol that has its value.
-    """
-
-    path: Line
-    symbol: Annotated[str, Over("Program.dimensions.symbol")]
+    path: bounded.Line
+    symbol: Annotated[str, bounded.Over("Program.dimensions.symbol")]
 
 
 InputSpec = StateInput | ArgumentInput | SizeInput
@@ -98,11 +78,11 @@ class Parameter(Record, kw_only=True):
         default: default in the user's code of a parameter that no call may leave out; shown, never used.
     """
 
-    name: Identifier
+    name: bounded.Identifier
     kind: Literal["positional_only", "positional_or_keyword", "var_positional", "keyword_only", "var_keyword"]
-    tree: Annotated[Tree, IndexOf("Program.inputs")]
+    tree: Annotated[Tree, bounded.IndexOf("Program.inputs")]
     optional: bool = False
-    default: Annotated[Constant | None, IndexOf()] = None
+    default: Annotated[Constant | None, bounded.IndexOf()] = None
 
 
 # --- outputs ----------------------------------------------------------------------------------------------
@@ -112,14 +92,13 @@ class ViewStep(Record, kw_only=True):
     """One view operator: `op(base, *args)`.
 
     Attributes:
-        op: full operator name.
         args: positional arguments after the base; none refers to a value.
-        item: None (10.15).
+        item: which item of the result is the view; None: the result itself.
     """
 
-    op: OperatorName
+    op: bounded.OperatorName
     args: list[Argument] = []
-    item: Count | None = None
+    item: bounded.Count | None = None
 
 
 class FreshOutput(Record, kw_only=True, tag="fresh", tag_field="kind"):
@@ -172,7 +151,7 @@ class IntermediateAlias(Alias, kw_only=True, tag="intermediate_alias", tag_field
         base_index: its base, among the graph's intermediate bases.
     """
 
-    base_index: Annotated[Count, IndexOf("FunctionalGraph.intermediate_bases")]
+    base_index: Annotated[bounded.Count, bounded.IndexOf("FunctionalGraph.intermediate_bases")]
 
 
 class OutputAlias(Alias, kw_only=True, tag="output_alias", tag_field="kind"):
@@ -214,15 +193,10 @@ class InputMutation(Record, kw_only=True):
 
 
 class VersionRise(Record, kw_only=True):
-    """By how much a call raises the version of an input, as autograd counts changes in place.
-
-    Attributes:
-        input_index: which input.
-        by: the rise, from before the call to after it.
-    """
+    """By how much a call raises the version of an input, as autograd counts changes in place."""
 
     input_index: TensorIndex
-    by: Annotated[Count, AtMost(MAX_NODES)]
+    by: Annotated[bounded.Count, bounded.AtMost(bounded.MAX_NODES)]
 
 
 class FunctionalGraph(Record, kw_only=True):
@@ -244,11 +218,11 @@ class FunctionalGraph(Record, kw_only=True):
         gradients: of a joint graph; None: an inference graph.
     """
 
-    file: PlainName
-    mutations: Annotated[tuple[InputMutation, ...], Unique("input_index")] = ()
-    version_rises: Annotated[tuple[VersionRise, ...], Unique("input_index")] = ()
-    outputs: Annotated[tuple[OutputSpec, ...], Length("Program.outputs", "program-malformed")]
-    intermediate_bases: Annotated[Count, AtMost(MAX_NODES)] = 0
+    file: bounded.PlainName
+    mutations: Annotated[tuple[InputMutation, ...], bounded.Unique("input_index")] = ()
+    version_rises: Annotated[tuple[VersionRise, ...], bounded.Unique("input_index")] = ()
+    outputs: Annotated[tuple[OutputSpec, ...], bounded.Length("Program.outputs", "program-malformed")]
+    intermediate_bases: Annotated[bounded.Count, bounded.AtMost(bounded.MAX_NODES)] = 0
     grad_mode: bool | None = None
     deterministic: bool | None = None
     guards: tuple[Condition, ...] = ()
@@ -263,19 +237,14 @@ class ForwardGraph(Record, kw_only=True):
         differentiable: whether eager autograd through it gives the module's gradients: no custom autograd functions.
     """
 
-    file: PlainName
+    file: bounded.PlainName
     differentiable: bool = True
 
 
 class Rebind(Record, kw_only=True):
-    """A state tensor that the call replaces by one of its results (`self.total = self.total + x`).
+    """A state tensor that the call replaces by one of its results: `self.total = self.total + x`."""
 
-    Attributes:
-        name: name of the state tensor.
-        output_index: index into `Program.outputs` of the tensor that takes its place, also for later calls.
-    """
-
-    name: Annotated[str, NameOf("Manifest.state.name")]
+    name: Annotated[str, bounded.NameOf("Manifest.state.name")]
     output_index: TensorOutput
 
 
@@ -288,18 +257,13 @@ class ContainerChange(Record, kw_only=True):
         items: new item per key; leaves index `Program.outputs`. None: the old item stays; not in a set.
     """
 
-    path: Line
+    path: bounded.Line
     keys: tuple[Key, ...]
-    items: tuple[Annotated[Tree | None, IndexOf("Program.outputs")], ...]
+    items: tuple[Annotated[Tree | None, bounded.IndexOf("Program.outputs")], ...]
 
 
 class Refusal(Record, kw_only=True):
-    """Why a program lacks a graph; for people.
-
-    Attributes:
-        graph: which graph.
-        reason: a sentence or two.
-    """
+    """Why a program lacks a graph, in a sentence or two; for people."""
 
     graph: Literal["joint", "inference"]
     reason: str
@@ -314,7 +278,7 @@ class Question(Record, kw_only=True):
         recording: whether only calls that record gradients must have it.
     """
 
-    inputs: Annotated[tuple[TensorInput, ...], Unique()]
+    inputs: Annotated[tuple[TensorInput, ...], bounded.Unique()]
     requires_grad: bool
     recording: bool = False
 
@@ -366,23 +330,23 @@ class Program(Record, kw_only=True):
         notes: limits of calls, and features that the program lacks.
     """
 
-    name: OwnName
+    name: bounded.OwnName
     mode: Literal["train", "eval", "function"]
     grad: bool
     method: str = "forward"
-    parameters: Annotated[tuple[Parameter, ...], Unique("name")]
+    parameters: Annotated[tuple[Parameter, ...], bounded.Unique("name")]
     inputs: tuple[InputSpec, ...]
     outputs: tuple[TensorMeta | None, ...]
-    output_tree: Annotated[Tree, IndexOf("Program.outputs")]
-    rebinds: Annotated[tuple[Rebind, ...], Unique("name")] = ()
-    container_changes: Annotated[tuple[ContainerChange, ...], Unique("path")] = ()
-    dimensions: Annotated[tuple[Dimension, ...], Unique("symbol")] = ()
+    output_tree: Annotated[Tree, bounded.IndexOf("Program.outputs")]
+    rebinds: Annotated[tuple[Rebind, ...], bounded.Unique("name")] = ()
+    container_changes: Annotated[tuple[ContainerChange, ...], bounded.Unique("path")] = ()
+    dimensions: Annotated[tuple[Dimension, ...], bounded.Unique("symbol")] = ()
     guards: tuple[Condition, ...] = ()
     fixed: tuple[
         Literal["layout", "requires_grad", "is_leaf", "grad_mode", "inference_mode", "identity", "autocast"], ...
     ] = ()
     autocast: Literal["bfloat16", "float16"] | None = None
-    differentiated: Annotated[tuple[TensorInput, ...], Unique()] = ()
+    differentiated: Annotated[tuple[TensorInput, ...], bounded.Unique()] = ()
     questions: tuple[Question, ...] = ()
     forward: ForwardGraph
     functional: FunctionalGraph | None = None

@@ -14,12 +14,7 @@ SizeOperator = Literal[_Integral, _Truth, "where", _Real]
 
 
 class SizeExpression(Record, kw_only=True):
-    """An operator applied to sizes.
-
-    Attributes:
-        op: the operator (5.1).
-        args: operands, in order.
-    """
+    """An operator (5.1) applied to sizes, in order."""
 
     op: SizeOperator
     args: Annotated[tuple[Size | float, ...], Bounds(minItems=1, maxItems=MAX_TERMS, code="size-malformed", apart=True)]

@@ -82,26 +82,14 @@ class CompiledProgram(Record, kw_only=True):
 
 
 class TargetRefusal(Record, kw_only=True):
-    """Why a target lacks a program; for people.
-
-    Attributes:
-        program: name of the program.
-        reason: a sentence or two.
-    """
+    """Why a target lacks a program, in a sentence or two; for people."""
 
     program: PlainName
     reason: Line
 
 
 class Target(Record, kw_only=True):
-    """The whole of `targets/<name>/target.json`.
-
-    Attributes:
-        name: name of the target; a plain name.
-        requirements: requirements of the machine that runs it.
-        programs: the programs that it has.
-        refusals: those that it lacks.
-    """
+    """The whole of `targets/<name>/target.json`: the programs that it has and those that it lacks."""
 
     name: Annotated[OwnName, Code("target-malformed")]
     requirements: CpuRequirements

@@ -36,13 +36,7 @@ Key = PlainKey | tuple[PlainKey, ...]
 
 
 class Range(Record, kw_only=True, tag="range", tag_field="kind"):
-    """A `range`.
-
-    Attributes:
-        start: its first number.
-        stop: its end, exclusive.
-        step: from one number to the next; not 0.
-    """
+    """A `range`; its step is not 0."""
 
     start: int
     stop: int
@@ -54,12 +48,7 @@ class EllipsisLiteral(Record, kw_only=True, tag="ellipsis", tag_field="kind"):
 
 
 class NumpyNumber(Record, kw_only=True, tag="numpy_number", tag_field="kind"):
-    """A NumPy scalar.
-
-    Attributes:
-        dtype: its type, by NumPy's name.
-        value: its value.
-    """
+    """A NumPy scalar; its type is by NumPy's name."""
 
     dtype: NumpyType
     value: bool | int | float | FloatArgument
@@ -81,7 +70,6 @@ class Sequence(Record, kw_only=True, tag="sequence", tag_field="kind"):
     Attributes:
         type: `size`: a `torch.Size`, whose items are constants; `set`, `frozenset`: their items are constants, in an
             order that means nothing; `deque`: a `collections.deque`.
-        items: in order.
         max_items: of a `deque`: how many items it keeps at most; None: any number.
         name: of a `list` or `tuple` of a class of its own: the class's name, without its module (8.3, 8.10).
     """
@@ -97,8 +85,7 @@ class Mapping(Record, kw_only=True, tag="mapping", tag_field="kind"):
 
     Attributes:
         type: of a result: as what class of `collections` it is rebuilt; of an argument any will do (8.3).
-        keys: in order; an array is a tuple. Floats among them are finite.
-        items: value per key.
+        keys: an array is a tuple. Floats among them are finite.
         factory: of a `default_dict`: name of the type that makes its missing values.
         any_order: of an argument: whether a call may have the keys in any order: the model reads them by name.
     """
@@ -118,8 +105,6 @@ class NamedFields(Record, kw_only=True, tag="named_fields", tag_field="kind"):
             of which a call's object has; `model_output`: an ordered mapping with attribute and integer access, without
             the entries that are None.
         name: class name, without its module.
-        fields: field names, in order.
-        items: value per field.
     """
 
     type: Literal["namedtuple", "return_type", "dataclass", "object", "model_output"]
@@ -133,9 +118,7 @@ class Instance(Record, kw_only=True, tag="instance", tag_field="kind"):
 
     Attributes:
         form: `enum`: a member by its name, the one item; `dataclass` and `namedtuple`: made from its fields.
-        type: its class, `module:qualified.name`.
         fields: field names, in order; `name` of an enum.
-        items: value per field.
     """
 
     form: Literal["dataclass", "namedtuple", "enum"]

@@ -86,12 +86,7 @@ class FloatArgument(Record, kw_only=True, tag="float", tag_field="kind"):
 
 
 class ComplexArgument(Record, kw_only=True, tag="complex", tag_field="kind"):
-    """A complex number.
-
-    Attributes:
-        real: its real part.
-        imag: its imaginary part.
-    """
+    """A complex number."""
 
     real: float | FloatArgument
     imag: float | FloatArgument
@@ -134,13 +129,7 @@ class SubgraphArgument(Record, kw_only=True, tag="subgraph", tag_field="kind"):
 
 
 class SliceArgument(Record, kw_only=True, tag="slice", tag_field="kind"):
-    """A Python slice; a string is a reference to a value of the graph.
-
-    Attributes:
-        start: first index; None: as Python takes it.
-        stop: index past the last; None: as Python takes it.
-        step: step; None: 1.
-    """
+    """A Python slice; a string is a reference to a value of the graph, None as Python takes it."""
 
     start: int | str | None = None
     stop: int | str | None = None

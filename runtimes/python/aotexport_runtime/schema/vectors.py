@@ -4,42 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from aotexport_runtime.schema import bounded
 from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import (
-    MAX_QUANTILES,
-    AtMost,
-    Axes,
-    Bounds,
-    Code,
-    Count,
-    Line,
-    NameOf,
-    NonNegative,
-    Offset,
-    OwnName,
-    Positive,
-    Unique,
-)
 from aotexport_runtime.schema.subclasses import Subclass
 
 MAX_CALLS = 100
 
 
 class VectorPart(Record, kw_only=True):
-    """A plain tensor that an argument of a wrapper subclass is made of.
+    """A plain tensor that an argument of a wrapper subclass is made of; strides and offset are in elements.
 
     Attributes:
         key: name of the stored flat span of storage that it is made from; two of one key share memory.
-        shape: size per axis.
-        stride: step per axis, in elements.
-        offset: where it begins in the stored span, in elements.
+        offset: where it begins in the stored span.
         is_complex: whether the stored tensor is `view_as_real` of a complex one.
     """
 
     key: str
-    shape: Axes
-    stride: Axes
-    offset: Offset = 0
+    shape: bounded.Axes
+    stride: bounded.Axes
+    offset: bounded.Offset = 0
     is_complex: bool = False
 
 
@@ -57,16 +41,18 @@ class VectorInput(VectorPart, kw_only=True):
             least first; else empty.
     """
 
-    path: Line
+    path: bounded.Line
     key: str = ""
-    shape: Axes = ()
-    stride: Axes = ()
+    shape: bounded.Axes = ()
+    stride: bounded.Axes = ()
     requires_grad: bool = False
     is_leaf: bool = True
     value: int | None = None
     subclass: Subclass | None = None
     parts: tuple[VectorPart, ...] = ()
-    quantiles: Annotated[tuple[float, ...], Bounds(maxItems=MAX_QUANTILES, code="vector-malformed", apart=True)] = ()
+    quantiles: Annotated[
+        tuple[float, ...], bounded.Bounds(maxItems=bounded.MAX_QUANTILES, code="vector-malformed", apart=True)
+    ] = ()
 
 
 def spans(spec: VectorInput) -> tuple[VectorPart, ...]:
@@ -80,9 +66,7 @@ class Vector(Record, kw_only=True):
     """Consecutive calls of one program with the same arguments, and their observed effects.
 
     Attributes:
-        program: name of the program.
         seed: passed to `torch.manual_seed` before the first call.
-        calls: how many calls.
         backward: whether each call is followed by a backward pass.
         dropped_gradients: names of state tensors whose gradient, which is large, is dropped once it was observed.
         inputs: one per tensor and integer argument, in the order of `Program.inputs`.
@@ -93,13 +77,13 @@ class Vector(Record, kw_only=True):
             from its results in float64, relative as comparisons are.
     """
 
-    program: Annotated[OwnName, Code("vector-malformed")]
-    seed: Count
-    calls: Annotated[Count, AtMost(MAX_CALLS)]
+    program: Annotated[bounded.OwnName, bounded.Code("vector-malformed")]
+    seed: bounded.Count
+    calls: Annotated[bounded.Count, bounded.AtMost(MAX_CALLS)]
     backward: bool
     dropped_gradients: tuple[str, ...] = ()
     inputs: tuple[VectorInput, ...]
     facts: dict[str, str]
-    values: Annotated[tuple[str, ...], Unique()]
-    sample: Annotated[Positive, Code("vector-malformed")] | None = None
-    eager_errors: dict[Annotated[str, NameOf("Vector.values", "vector-malformed")], NonNegative] = {}
+    values: Annotated[tuple[str, ...], bounded.Unique()]
+    sample: Annotated[bounded.Positive, bounded.Code("vector-malformed")] | None = None
+    eager_errors: dict[Annotated[str, bounded.NameOf("Vector.values", "vector-malformed")], bounded.NonNegative] = {}

@@ -1,7 +1,4 @@
-"""Versions of the format, the JSON, and of the calling convention: how graphs, saved tensors and epilogues are invoked.
-
-A bundle is read in steps: a lenient envelope, the range gate, the strict decode.
-"""
+"""Versions of the format, the JSON, and of the calling convention: how graphs, saved tensors, epilogues are invoked."""
 
 from __future__ import annotations
 

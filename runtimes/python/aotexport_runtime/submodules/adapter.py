@@ -112,11 +112,7 @@ def adapters_below(whole: nn.Module) -> list[tuple[str, Adapter]]:
 
 
 def adapted_call(module: nn.Module, result: torch.Tensor, args: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the adapted result of a call of a layer by the code of its class.
-
-    Raises:
-        NotSupported: an adapter takes the place of a tensor, which that code does not know.
-    """
+    """Return the adapted result of a call of a layer by the code of its class; refuse what that does not know."""
     for adapter in module.children():
         if not isinstance(adapter, Adapter) or not adapter.is_needed():
             continue

@@ -14,9 +14,8 @@ from torch import nn
 
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import Manifest
-from aotexport_runtime.submodules.places import is_below, module_at, named
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
-from aotexport_runtime.submodules.tables import HOOKS, WRAP, Origin, is_sharded
+from aotexport_runtime.submodules.tables import HOOKS, WRAP, Origin, is_below, is_sharded, module_at, named
 
 _MISSING = object()
 

@@ -1,7 +1,4 @@
-"""Attributes of the exported module that calls read and change: counters, caches, the last result.
-
-A program takes them as one more argument, a dict by path, and changes it as it changes containers of its caller.
-"""
+"""Attributes of the exported module that calls read and change, which a program takes as a dict argument by path."""
 
 from __future__ import annotations
 

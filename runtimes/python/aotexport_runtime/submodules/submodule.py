@@ -23,9 +23,8 @@ from aotexport_runtime.schema.manifest import Manifest, StateTensor
 from aotexport_runtime.schema.manifest import Submodule as Record
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.submodules.adapter import adapted_call
-from aotexport_runtime.submodules.places import StateSlot
 from aotexport_runtime.submodules.python_state import PythonState
-from aotexport_runtime.submodules.tables import HOOKS, TABLES, Origin, former_kind, kind_in, watch_tables
+from aotexport_runtime.submodules.tables import HOOKS, TABLES, Origin, StateSlot, former_kind, kind_in, watch_tables
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.trees import builder
 

@@ -1,13 +1,17 @@
-"""Arguments of operators and metadata of values: what they refer to, and of what kind they are."""
+"""Values in records: arguments and metadata, what they refer to and of what kind they are; indices, names, spans."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType, NoneType
+from typing import TYPE_CHECKING, Any
 
 from aotexport_runtime.errors import Place
-from aotexport_runtime.schema.bounded import INT64_MAX
+from aotexport_runtime.schema.bounded import INT64_MAX, MAX_AXES, bounds_of
 from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.manifest import StoredPart
 from aotexport_runtime.schema.values import (
     Argument,
     ComplexArgument,
@@ -28,8 +32,10 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
-from aotexport_runtime.validate.bounds import check_ranks
 from aotexport_runtime.values.sizes import check_size, symbols_of
+
+if TYPE_CHECKING:
+    from aotexport_runtime.schema.vectors import VectorPart
 
 Values = Mapping[str, ValueMeta]
 """Metadata of the values of a graph, by name."""
@@ -145,8 +151,8 @@ def check_argument(
 
 def check_constant(argument: Argument, subject: str, where: Place) -> None:
     """Refuse an argument that is no constant: it refers to a value, a symbol or a subgraph."""
-    if any(isinstance(each, str | SizeArgument | SubgraphArgument) for each in elements(argument)):
-        raise where.invalid(f"{subject} is no constant", "constant-expected/constant")
+    refers = any(isinstance(each, str | SizeArgument | SubgraphArgument) for each in elements(argument))
+    where.require(not refers, f"{subject} is no constant", "constant-expected/constant")
     check_argument(argument, (), (), set(), where)
 
 
@@ -173,3 +179,52 @@ def introduced(meta: ValueMeta) -> set[str]:
     if isinstance(meta, SequenceMeta):
         return set().union(*map(introduced, meta.items))
     return symbols_of(meta.value) if isinstance(meta, SizeMeta) and meta.value is not None else set()
+
+
+def check_index(index: int, count: int, subject: str, check: str, where: Place) -> None:
+    """Refuse an index outside `range(count)`; `subject` and `check` are for the error."""
+    where.require(0 <= index < count, f"{subject} is {index}, out of range({count})", check)
+
+
+def check_unique(names: Iterable[object], subject: str, check: str, where: Place) -> None:
+    """Refuse a name that occurs twice."""
+    twice = first_twice(names)
+    where.require(twice is None, f"{subject} {str(twice)[:80]!r} occurs twice", check)
+
+
+def first_twice(names: Iterable[object]) -> str | None:
+    """Return the first name that occurs twice; None: there is none."""
+    return next((str(name) for name, count in Counter(names).items() if count > 1), None)
+
+
+def check_form(text: str, type_: Any, subject: str, check: str, where: Place) -> None:
+    """Refuse text that is not of a type of `schema/bounded.py`."""
+    bounds = bounds_of(type_)
+    where.require(bounds.takes(text), f"{subject} {text[:80]!r} is {bounds.fault}", check)
+
+
+def check_ranks(
+    shape: Sequence[object], stride: Sequence[object], subject: str, where: Place, check: str = "tensor-layout/ranks"
+) -> None:
+    """Refuse another number of strides than of sizes, or more than are read."""
+    sizes, strides = len(shape), len(stride)
+    message = f"{subject} has {sizes} sizes and {strides} strides; at most {MAX_AXES} are read"
+    where.require(sizes == strides <= MAX_AXES, message, check)
+
+
+def check_span(tensor: StoredPart | VectorPart, subject: str, where: Place) -> None:
+    """Refuse sizes, strides and an offset that can address no storage, or one beyond 64 bits."""
+    check_ranks(tensor.shape, tensor.stride, subject, where)
+    numbers = *tensor.shape, *tensor.stride, tensor.offset
+    message = f"{subject} has negative sizes, strides or offset"
+    where.require(min(numbers) >= 0, message, "tensor-layout/negative")
+    count, end = math.prod(max(size, 1) for size in tensor.shape), span_end(tensor.shape, tensor.stride, tensor.offset)
+    message = f"{subject} has sizes, strides or offset beyond 64 bits"
+    where.require(max(count, end, *numbers) <= INT64_MAX, message, "tensor-layout/beyond")
+
+
+def span_end(shape: Sequence[int], stride: Sequence[int], offset: int) -> int:
+    """Return the first element of storage after those that sizes, strides and offset address; 0 if there are none."""
+    if 0 in shape:
+        return 0
+    return offset + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) + 1

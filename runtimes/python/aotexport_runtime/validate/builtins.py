@@ -1,7 +1,6 @@
 """Rules of calls that are no operators of torch: arithmetic, regions of interpreter state, operators with bodies.
 
-Numbers have bounded size: `2 ** (10 ** 9)` is short to write and exhausts memory. From elsewhere they are of at most
-64 bits, as metadata say: `execution/checks.py` sees to that when the graph runs.
+Numbers have bounded size: `2 ** (10 ** 9)` is short, and exhausts memory. Others have 64 bits: `execution/checks.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from aotexport_runtime.schema.values import (
     ValueMeta,
 )
 from aotexport_runtime.validate.arguments import NUMBERS, Values, described, described_argument, kind_of, metas_of
-from aotexport_runtime.validate.subclasses import count_parts, is_placement
+from aotexport_runtime.validate.trees import count_parts, is_placement
 from aotexport_runtime.values.sizes import MAX_EXPONENT
 
 _NUMBER_NBITS = 64
@@ -270,12 +269,7 @@ _OVER_ROWS = {"higher_order::scan": 2, "higher_order::map_impl": 1}
 def check_bodies(node: Node, subgraphs: Mapping[str, Graph], values: Values, where: Place, *, typed: bool) -> None:
     """Refuse bodies that take other values than they get, or results that are not what bodies return.
 
-    Args:
-        node: a call whose operands were checked; others than those of operators with bodies pass.
-        subgraphs: the bodies of its graph.
-        values: metadata of its operands.
-        where: of the node, for errors.
-        typed: whether dtypes of operands are those that the graph says: no autocast changes them.
+    `node` is a call whose operands were checked; `typed`: no autocast changes dtypes from what the graph says.
     """
     if node.op == "higher_order::register_hook":
         _check_taken(node, _body(node.args[0], subgraphs), 1 + len(_items(node.args[2])), where)

@@ -1,7 +1,6 @@
-"""Checks that follow from what the records declare: bounds, lengths, and references between them.
+"""Checks that follow from what records declare: bounds, lengths, and references to records that are at hand.
 
-A refusal names the field, and its place is the value. A reference into a record that is not at hand is passed over.
-Sizes, metadata, arguments and the insides of trees declare nothing: they mean something in their place alone.
+A refusal names the field. Sizes, metadata, arguments and the insides of trees declare nothing: see their own checks.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from aotexport_runtime.schema import bounded, trees, values
 from aotexport_runtime.schema.base import Record
 from aotexport_runtime.schema.program import SizeInput
 from aotexport_runtime.schema.sizes import SizeExpression
-from aotexport_runtime.validate.bounds import first_twice
+from aotexport_runtime.validate.arguments import first_twice
 from aotexport_runtime.validate.trees import check_tree
 from aotexport_runtime.values.sizes import check_size
 
@@ -59,10 +58,7 @@ Check = Callable[[Any, _Around], Found]
 def check_declared(record: Record, where: Place, **around: Record | None) -> bool:
     """Refuse a record that is not as its fields, and those of the records in it, declare; return whether it is.
 
-    Args:
-        record: as decoded.
-        where: for errors.
-        around: further records that its references lead to, by the names there; None: it has nothing.
+    `around`: further records that its references lead to, by the names there; None: it has nothing.
     """
     before, found = where.found, [*_faults(record, _Around(around))]
     # What refers to a malformed name would be told for it.

@@ -16,11 +16,10 @@ from aotexport_runtime.schema.bounded import MAX_NODES
 from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.values import DTypeArgument, SequenceMeta, TensorMeta, ValueMeta
-from aotexport_runtime.validate.arguments import check_argument, check_meta, introduced, references
-from aotexport_runtime.validate.bounds import check_index
+from aotexport_runtime.validate.arguments import check_argument, check_index, check_meta, introduced, references
 from aotexport_runtime.validate.builtins import Builtins, check_bodies
 from aotexport_runtime.validate.declared import check_declared
-from aotexport_runtime.validate.subclasses import check_subclass
+from aotexport_runtime.validate.trees import check_subclass
 from aotexport_runtime.validate.types import check_types, typed_call
 from aotexport_runtime.values.trees import leaves
 
@@ -39,8 +38,8 @@ def check_graph(
 
     Args:
         graph: as decoded.
-        symbols: symbols of its program. Values may introduce others, for sizes that depend on data: they describe
-            values, and nothing is computed from them.
+        symbols: symbols of its program. Values may introduce others for sizes that depend on data; nothing is computed
+            from these.
         namespaces: namespaces of custom operators that the manifest declares; the caller decides whether they may run.
         where: its file, for errors.
         limits: the most that it may ask for.
@@ -119,7 +118,10 @@ class _Check:
                 # Most are references to what is there.
                 if not (isinstance(argument, str) and argument in values):
                     check_argument(argument, values, graph.subgraphs, self.symbols, here, (kind, step))
-        _check_keywords(node, here)
+        for keyword in node.kwargs:
+            is_keyword = keyword.isidentifier() and keyword.isascii() and not iskeyword(keyword)
+            message = f"operator `{node.op[:80]}` has a malformed keyword {keyword[:40]!r}"
+            here.require(is_keyword, message, "operator-malformed/keyword")
         if not node.op.startswith("aten::"):
             self.builtins.check(node, here)
             if node.op.startswith("higher_order::"):
@@ -129,10 +131,11 @@ class _Check:
             self.described |= introduced(node.meta)
             check_meta(node.meta, self.described, here)
             metas.add(id(node.meta))
-        results = len(node.meta.items) if isinstance(node.meta, SequenceMeta) else 0
-        if results > self.limits.results:
-            message = f"{results} results of a node; at most {self.limits.results} are read"
-            raise here.invalid(message, "bundle-limit/results")
+        if isinstance(node.meta, SequenceMeta):
+            results, most = len(node.meta.items), self.limits.results
+            here.require(
+                results <= most, f"{results} results of a node; at most {most} are read", "bundle-limit/results"
+            )
         if self.has_signatures or node.op in graph.schemas:
             # Dtypes behind a fault follow from what may be false.
             follows = not self.is_cast and here.found == self.faults
@@ -149,13 +152,6 @@ def _count_nodes(graph: Graph) -> int:
 def _check_new(name: str, values: Mapping[str, ValueMeta], where: Place) -> None:
     if name in values:
         raise where.invalid(f"value {name[:80]!r} is defined twice", "name-twice/value")
-
-
-def _check_keywords(node: Node, where: Place) -> None:
-    for keyword in node.kwargs:
-        if not (keyword.isidentifier() and keyword.isascii()) or iskeyword(keyword):
-            message = f"operator `{node.op[:80]}` has a malformed keyword {keyword[:40]!r}"
-            raise where.invalid(message, "operator-malformed/keyword")
 
 
 def check_allowed(op: str, namespaces: set[str], *, where: Place) -> None:
@@ -176,9 +172,8 @@ def check_allowed(op: str, namespaces: set[str], *, where: Place) -> None:
 def _check_calls(graph: Graph, symbols: set[str], where: Place) -> None:
     """Refuse calls of submodules that are no nested runs of a graph's nodes, or use other values than the graph's."""
     place = where.at("calls")
-    if len(graph.calls) > MAX_NODES:
-        message = f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read"
-        raise place.invalid(message, "bundle-limit/calls")
+    message = f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read"
+    place.require(len(graph.calls) <= MAX_NODES, message, "bundle-limit/calls")
     places = {value.name: -1 for value in graph.inputs}
     places |= {node.name: index for index, node in enumerate(graph.nodes)}
     ends: dict[int | None, int] = {}
@@ -188,9 +183,9 @@ def _check_calls(graph: Graph, symbols: set[str], where: Place) -> None:
         if call.parent is not None:
             check_index(call.parent, index, f"parent of {subject}", "index-range/call-parent", where)
             low, high = graph.calls[call.parent].begin, graph.calls[call.parent].end
-        if not max(low, ends.get(call.parent, 0)) <= call.begin <= call.end <= high:
-            message = f"{subject} is no run of nodes after the one before it, in the one around it"
-            raise where.invalid(message, "module-malformed/run")
+        is_run = max(low, ends.get(call.parent, 0)) <= call.begin <= call.end <= high
+        message = f"{subject} is no run of nodes after the one before it, in the one around it"
+        where.require(is_run, message, "module-malformed/run")
         ends[call.parent] = call.end
         _check_structures(call, places, graph, symbols, subject, where)
 
@@ -200,18 +195,17 @@ def _check_structures(
 ) -> None:
     check_argument(call.values, places, graph.subgraphs, symbols, where)
     if call.arguments is None or call.result is None:
-        if call.refusal is None:
-            raise where.invalid(f"{subject} has no structure, and no reason why", "module-malformed/call-structure")
-        return
+        message = f"{subject} has no structure, and no reason why"
+        return where.require(call.refusal is not None, message, "module-malformed/call-structure")
     pair = call.arguments.items if isinstance(call.arguments, trees.Sequence) else ()
-    if len(pair) != 2 or not isinstance(pair[0], trees.Sequence) or not isinstance(pair[1], trees.Mapping):
-        message = f"arguments of {subject} are no pair of positional and keyword arguments"
-        raise where.invalid(message, "module-malformed/call-arguments")
+    is_pair = len(pair) == 2 and isinstance(pair[0], trees.Sequence) and isinstance(pair[1], trees.Mapping)
+    message = f"arguments of {subject} are no pair of positional and keyword arguments"
+    where.require(is_pair, message, "module-malformed/call-arguments")
     for tree, end in ((call.arguments, call.begin), (call.result, call.end)):
         used = [call.values[leaf.index] for _, leaf in leaves(tree) if isinstance(leaf, trees.Leaf)]
-        if any(places[name] >= end for value in used for name in references(value)):
-            message = f"{subject} takes or returns a value that is computed after it"
-            raise where.invalid(message, "module-malformed/late-value")
+        is_early = all(places[name] < end for value in used for name in references(value))
+        message = f"{subject} takes or returns a value that is computed after it"
+        where.require(is_early, message, "module-malformed/late-value")
 
 
 # --- memory -----------------------------------------------------------------------------------------------

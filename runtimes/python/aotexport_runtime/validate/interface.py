@@ -10,7 +10,7 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputSpec, Program, SizeInput
 from aotexport_runtime.schema.values import Argument, NothingMeta, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import descendants, described, described_argument, metas_of, references
-from aotexport_runtime.validate.subclasses import taken_apart
+from aotexport_runtime.validate.trees import taken_apart
 
 
 def check_forward_graph(graph: Graph, program: Program, *, where: Place) -> None:
@@ -25,15 +25,7 @@ def check_forward_graph(graph: Graph, program: Program, *, where: Place) -> None
 def check_functional_graph(
     graph: Graph, program: Program, functional: FunctionalGraph, *, where: Place, record: str
 ) -> None:
-    """Refuse a joint or inference graph that breaks its calling convention.
-
-    Args:
-        graph: as decoded.
-        program: its program, checked.
-        functional: its record in the program.
-        where: its file, for errors.
-        record: file of the program.
-    """
+    """Refuse a joint or inference graph that breaks the calling convention of a checked program of file `record`."""
     program, gradients = taken_apart(program), functional.gradients
     _check_inputs(graph, program, [] if gradients is None else [tangent.meta for tangent in gradients.tangents], where)
     for index, node in enumerate(graph.nodes):
@@ -115,15 +107,7 @@ def _check_gradients(
 def _check_results(
     graph: Graph, outputs: Sequence[Argument], said: Sequence[ValueMeta | None], where: Place, anew: Collection[int]
 ) -> None:
-    """Refuse outputs whose metadata are not what the program says.
-
-    Args:
-        graph: the graph.
-        outputs: its results before gradients, without intermediate bases.
-        said: metadata by the program; None: a number.
-        where: for errors.
-        anew: outputs of which the program says no more than that they are tensors.
-    """
+    """Refuse outputs whose metadata are not what the program says (None: a number). `anew`: may be any tensors."""
     metas = metas_of(graph)
     for index, (output, expected) in enumerate(zip(outputs, said, strict=False)):
         found = described_argument(output, metas)

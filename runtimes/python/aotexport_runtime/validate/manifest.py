@@ -13,9 +13,9 @@ from aotexport_runtime.schema.manifest import OPERATOR_SET, Manifest, OnnxModel,
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Mapping
 from aotexport_runtime.schema.versions import CALLING_CONVENTION, OLDEST_CALLING_CONVENTION
-from aotexport_runtime.validate.bounds import check_form, check_span, check_unique
+from aotexport_runtime.validate.arguments import check_form, check_span, check_unique
 from aotexport_runtime.validate.declared import check_declared
-from aotexport_runtime.validate.subclasses import check_differentiable, check_parts, subject_of
+from aotexport_runtime.validate.trees import check_differentiable, check_parts, subject_of
 from aotexport_runtime.values.trees import keys_of
 
 WHERE = Place("bundle.json")
@@ -34,11 +34,15 @@ def check_manifest(manifest: Manifest, where: Place = WHERE, *, limits: Limits =
         message = f"the files have {nbytes} bytes; at most {limits.bundle_nbytes} are read"
         where.refuse(message, "bundle-limit/bytes")
     for index, name in enumerate(manifest.must_understand):
-        where.at("must_understand", index).refuse(
-            f"extension `{name}` is not known to this runtime, and the bundle says that no reader may skip it",
-            "extension-unknown/extension",
-        )
-    _check_variants(manifest, where)
+        message = f"extension `{name}` is not known to this runtime, and the bundle says that no reader may skip it"
+        where.at("must_understand", index).refuse(message, "extension-unknown/extension")
+    mains: set[str | None] = {None}
+    for index, program in enumerate(manifest.programs):
+        if program.variant_of not in mains:
+            message = f"program `{program.name}` is a variant of no program before it"
+            where.at("programs", index).refuse(message, "reference-missing/variant")
+        if program.variant_of is None:
+            mains.add(program.name)
     listed = {entry.path for entry in manifest.files}
     for index, tensor in enumerate(manifest.state):
         with where.at("state", index) as here:
@@ -48,12 +52,14 @@ def check_manifest(manifest: Manifest, where: Place = WHERE, *, limits: Limits =
     _check_submodules(manifest, where)
     for index, model in enumerate(manifest.onnx):
         with where.at("onnx", index) as here:
-            _check_model(model, here)
+            message = f"an ONNX model is no file at the top: {model.file[:80]!r}"
+            here.require("/" not in model.file, message, "file-unlisted/onnx-folder")
+            names = (*model.inputs, *model.state_inputs.values(), *model.outputs)
+            check_unique(names, "input or output of an ONNX model", "name-twice/onnx", here)
     for index, ancestor in enumerate(manifest.ancestors):
         if ancestor.child is not None and ancestor.child >= index:
-            where.at("ancestors", index).refuse(
-                f"the ancestor {ancestor.name[:80]!r} has a child that is not before it", "index-range/ancestor"
-            )
+            message = f"the ancestor {ancestor.name[:80]!r} has a child that is not before it"
+            where.at("ancestors", index).refuse(message, "index-range/ancestor")
 
 
 def _check_versions(manifest: Manifest, where: Place) -> None:
@@ -73,28 +79,17 @@ def _check_versions(manifest: Manifest, where: Place) -> None:
         )
 
 
-def _check_variants(manifest: Manifest, where: Place) -> None:
-    mains: set[str | None] = {None}
-    for index, program in enumerate(manifest.programs):
-        if program.variant_of not in mains:
-            message = f"program `{program.name}` is a variant of no program before it"
-            where.at("programs", index).refuse(message, "reference-missing/variant")
-        if program.variant_of is None:
-            mains.add(program.name)
-
-
 def _check_state(tensor: StateTensor, listed: set[str], where: Place) -> None:
     subject = subject_of(tensor)
-    if tensor.subclass is None and tensor.file not in listed:
-        raise where.invalid(f"{subject} is in a file that is not listed: {tensor.file[:80]!r}", "file-unlisted/state")
+    message = f"{subject} is in a file that is not listed: {tensor.file[:80]!r}"
+    where.require(tensor.subclass is not None or tensor.file in listed, message, "file-unlisted/state")
     check_parts(tensor, set(), where)
     subjects = [subject, *(f"{subject}, part {part.key[:80]!r}" for part in tensor.parts)]
     for stored, name in zip((tensor, *tensor.parts), subjects, strict=True):
         check_span(stored, name, where)
-        is_stored = stored is not tensor or tensor.subclass is None
-        if is_stored and stored.whole and (stored.offset != 0 or not _is_contiguous(stored)):
-            message = f"{name} is said to be whole, and is not contiguous from its first element"
-            raise where.invalid(message, "tensor-layout/whole")
+        is_span = (stored is tensor and tensor.subclass is not None) or not stored.whole
+        message = f"{name} is said to be whole, and is not contiguous from its first element"
+        where.require(is_span or (stored.offset == 0 and _is_contiguous(stored)), message, "tensor-layout/whole")
     check_differentiable(tensor, subject, where)
 
 
@@ -113,18 +108,18 @@ def _check_state_names(names: list[str], where: Place) -> None:
     for name in names:
         parts = _check_path(name, "state name", where)
         modules.update(".".join(parts[:count]) for count in range(1, len(parts)))
-    both = modules.intersection(names)
-    if both:
-        message = f"{min(both)[:80]!r} is the name of a state tensor and of a module"
-        raise where.invalid(message, "name-twice/state-in-module")
+    both = min(modules.intersection(names), default="")
+    where.require(
+        not both, f"{both[:80]!r} is the name of a state tensor and of a module", "name-twice/state-in-module"
+    )
 
 
 def _check_path(path: str, subject: str, where: Place) -> list[str]:
     """Return the parts of a path of submodules."""
     check_form(path, Line, subject, "text-malformed/path", where)
     parts = path.split(".")
-    if len(parts) > MAX_PARTS or not all(parts) or "__dict__" in parts:
-        raise where.invalid(f"{subject} {path[:80]!r} is malformed", "name-malformed/path")
+    is_path = len(parts) <= MAX_PARTS and all(parts) and "__dict__" not in parts
+    where.require(is_path, f"{subject} {path[:80]!r} is malformed", "name-malformed/path")
     return parts
 
 
@@ -149,27 +144,19 @@ def _check_order(manifest: Manifest, state: set[str], place: Place) -> None:
         while around and around != parts[: len(around)]:
             ended.add(".".join(around))
             around.pop()
-        if around != parts[:-1]:
-            raise where.invalid(f"{subject} does not follow the one that it is in", "module-malformed/order")
-        if record.name in state:
-            message = f"{record.name[:80]!r} is the name of a state tensor and of a module"
-            raise where.invalid(message, "name-twice/module-and-state")
-        if record.same_as is not None and record.same_as not in ended:
-            raise where.invalid(f"{subject} is the same as none before it", "module-malformed/same-as")
+        follows = around == parts[:-1]
+        where.require(follows, f"{subject} does not follow the one that it is in", "module-malformed/order")
+        message = f"{record.name[:80]!r} is the name of a state tensor and of a module"
+        where.require(record.name not in state, message, "name-twice/module-and-state")
+        is_same = record.same_as is None or record.same_as in ended
+        where.require(is_same, f"{subject} is the same as none before it", "module-malformed/same-as")
         if not isinstance(record.attributes, Mapping | None):
             raise where.invalid(f"attributes of {subject} are no mapping", "module-malformed/attributes")
         for name in (*record.absent, *(() if record.attributes is None else keys_of(record.attributes))):
             text = str(name)
-            if name != text or not text.isidentifier() or iskeyword(text) or not is_own_attribute(text):
-                raise where.invalid(f"{subject} has a malformed attribute {text[:40]!r}", "name-malformed/attribute")
+            fits = name == text and text.isidentifier() and not iskeyword(text) and is_own_attribute(text)
+            where.require(fits, f"{subject} has a malformed attribute {text[:40]!r}", "name-malformed/attribute")
         around = parts
-
-
-def _check_model(model: OnnxModel, where: Place) -> None:
-    if "/" in model.file:
-        raise where.invalid(f"an ONNX model is no file at the top: {model.file[:80]!r}", "file-unlisted/onnx-folder")
-    names = (*model.inputs, *model.state_inputs.values(), *model.outputs)
-    check_unique(names, "input or output of an ONNX model", "name-twice/onnx", where)
 
 
 def check_onnx(model: OnnxModel, program: Program, *, where: Place) -> None:
@@ -177,10 +164,9 @@ def check_onnx(model: OnnxModel, program: Program, *, where: Place) -> None:
     paths = [spec.path for spec in program.inputs if not isinstance(spec, StateInput)]
     names = {spec.name for spec in program.inputs if isinstance(spec, StateInput)}
     counts = len(paths), len(program.outputs) + len(model.updates) + len(model.checks)
-    if (len(model.inputs), len(model.outputs)) != counts:
-        found = f"{len(model.inputs)} inputs and {len(model.outputs)} outputs"
-        message = f"{found}, and program `{program.name}` has {counts[0]} and {counts[1]}"
-        raise where.invalid(message, "onnx-malformed/counts")
+    found = f"{len(model.inputs)} inputs and {len(model.outputs)} outputs"
+    message = f"{found}, and program `{program.name}` has {counts[0]} and {counts[1]}"
+    where.require((len(model.inputs), len(model.outputs)) == counts, message, "onnx-malformed/counts")
     for name in model.updates:
-        if (name in paths) == (name in names):
-            raise where.invalid(f"the model changes {name[:80]!r}, which is no one input", "onnx-malformed/updates")
+        message = f"the model changes {name[:80]!r}, which is no one input"
+        where.require((name in paths) != (name in names), message, "onnx-malformed/updates")

@@ -27,12 +27,10 @@ from aotexport_runtime.schema.program import (
 )
 from aotexport_runtime.schema.sizes import Dimension
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, NumpyType, Sequence, Tree
-from aotexport_runtime.validate.arguments import check_constant, check_meta, introduced
-from aotexport_runtime.validate.bounds import check_index
+from aotexport_runtime.validate.arguments import check_constant, check_index, check_meta, introduced
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.graph import check_allowed
-from aotexport_runtime.validate.subclasses import check_differentiable, check_parts, taken_apart
-from aotexport_runtime.validate.trees import check_keys
+from aotexport_runtime.validate.trees import check_differentiable, check_keys, check_parts, taken_apart
 from aotexport_runtime.validate.types import takes
 from aotexport_runtime.values.trees import arrays_in, leaves, steps
 
@@ -86,11 +84,11 @@ def _check_state_input(spec: StateInput, stored: StateTensor | None, where: Plac
     subject = f"input {spec.name[:80]!r}"
     if stored is None:
         raise where.invalid(f"{subject} is not in the manifest's state", "reference-missing/state")
-    if (spec.meta.dtype, spec.meta.shape) != (stored.dtype, stored.shape):
-        raise where.invalid(f"{subject} is not what the manifest's state says", "state-differs/tensor")
-    metas = [(part.dtype, part.shape) for part in stored.parts]
-    if spec.subclass != stored.subclass or [(part.dtype, part.shape) for part in spec.parts] != metas:
-        raise where.invalid(f"{subject} is not made of what the manifest's state says", "state-differs/parts")
+    is_same = (spec.meta.dtype, spec.meta.shape) == (stored.dtype, stored.shape)
+    where.require(is_same, f"{subject} is not what the manifest's state says", "state-differs/tensor")
+    metas, own = ([(part.dtype, part.shape) for part in each.parts] for each in (stored, spec))
+    is_same = spec.subclass == stored.subclass and own == metas
+    where.require(is_same, f"{subject} is not made of what the manifest's state says", "state-differs/parts")
 
 
 def _check_dimension(dimension: Dimension, program: Program, where: Place) -> None:
@@ -99,8 +97,7 @@ def _check_dimension(dimension: Dimension, program: Program, where: Place) -> No
         raise where.invalid("a dimension is read from a state tensor", "program-malformed/dimension-of-state")
     if not isinstance(spec, SizeInput):
         check_index(dimension.axis, len(spec.meta.shape), "axis of a dimension", "index-range/dimension-axis", where)
-    if dimension.factor == 0:
-        raise where.invalid("a dimension has factor 0", "program-malformed/dimension-factor")
+    where.require(dimension.factor != 0, "a dimension has factor 0", "program-malformed/dimension-factor")
 
 
 def _check_parameters(program: Program, where: Place) -> None:
@@ -147,15 +144,14 @@ def _arrays(trees: list[Tree], subject: str, where: Place) -> list[int]:
     """Return the indices of the leaves that are arrays, in order; refuse one that is also the index of another leaf."""
     arrays = arrays_in(trees)
     for leaf in (leaf for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf)):
-        if leaf.index in arrays and not leaf.array:
-            message = f"{subject} {leaf.index} is an array in one place, and none in another"
-            raise where.invalid(message, "structure-malformed/array-mixed")
+        message = f"{subject} {leaf.index} is an array in one place, and none in another"
+        where.require(leaf.array or leaf.index not in arrays, message, "structure-malformed/array-mixed")
     return sorted(arrays)
 
 
 def _check_array(dtype: str | None, subject: str, where: Place) -> None:
-    if dtype not in _ARRAY_DTYPES:
-        raise where.invalid(f"{subject} is an array, and NumPy has no such values", "structure-malformed/array-dtype")
+    message = f"{subject} is an array, and NumPy has no such values"
+    where.require(dtype in _ARRAY_DTYPES, message, "structure-malformed/array-dtype")
 
 
 def _check_container_changes(program: Program, where: Place) -> None:
@@ -171,11 +167,10 @@ def _check_change(change: ContainerChange, tree: Tree | None, where: Place) -> N
     if tree is None:
         raise where.invalid(f"every call must pass the {subject}", "reference-missing/container")
     check_keys(change.keys, where)
-    if len(set(change.keys)) != len(change.keys) or len(change.items) != len(change.keys):
-        raise where.invalid(f"the keys of the {subject} do not fit", "program-malformed/container-keys")
-    if not _takes(tree, change):
-        message = f"the container {change.path[:80]!r} cannot be changed so"
-        raise where.invalid(message, "program-malformed/container-change")
+    fits = len(set(change.keys)) == len(change.keys) == len(change.items)
+    where.require(fits, f"the keys of the {subject} do not fit", "program-malformed/container-keys")
+    message = f"the container {change.path[:80]!r} cannot be changed so"
+    where.require(_takes(tree, change), message, "program-malformed/container-change")
 
 
 def _containers(tree: Tree, path: str) -> Iterator[tuple[str, Tree]]:
@@ -228,18 +223,16 @@ def _check_output(output: OutputSpec, functional: FunctionalGraph, where: Place)
 
 def _check_step(step: ViewStep, where: Place) -> None:
     check_allowed(step.op, set(), where=where)
-    if step.op.removeprefix("aten::").partition(".")[0] not in VIEWS:
-        raise where.invalid(f"operator `{step.op}` of a view step is no view", "operator-unlisted/view")
+    is_view = step.op.removeprefix("aten::").partition(".")[0] in VIEWS
+    where.require(is_view, f"operator `{step.op}` of a view step is no view", "operator-unlisted/view")
     if step.item is not None:
         raise where.invalid("`item` of a view step is set: no view has several results", "program-malformed/step-item")
     for argument in step.args:
         check_constant(argument, "an argument of a view step", where)
     signature = signature_of(aten_signatures()[step.op.removeprefix("aten::")])
     for parameter, argument in zip(signature.positional[1:] if signature else (), step.args, strict=False):
-        if not takes(parameter.type, argument, {}):
-            raise where.invalid(
-                f"argument `{parameter.name}` of operator `{step.op}` is no {parameter.type}", "argument-type/argument"
-            )
+        message = f"argument `{parameter.name}` of operator `{step.op}` is no {parameter.type}"
+        where.require(takes(parameter.type, argument, {}), message, "argument-type/argument")
 
 
 def _check_gradients(
@@ -259,18 +252,18 @@ def _check_gradients(
         with where.at("checks", index) as here:
             checked = program.inputs if check.of == "input" else program.outputs
             check_index(check.index, len(checked), f"checked {check.of}", "index-range/checked", here)
-            if isinstance(checked[check.index], SizeInput):
-                message = f"checked input is {check.index}, which is no tensor"
-                raise here.invalid(message, "program-malformed/checked-number")
+            is_tensor = not isinstance(checked[check.index], SizeInput)
+            message = f"checked input is {check.index}, which is no tensor"
+            here.require(is_tensor, message, "program-malformed/checked-number")
 
 
 def _check_tangent(tangent: Tangent, symbols: set[str], where: Place) -> None:
     check_meta(tangent.meta, symbols | introduced(tangent.meta), where)
     rank, layout = len(tangent.meta.shape), tangent.memory_format
     if layout is not None:
-        if layout == "preserve_format" or _RANKS.get(layout, rank) != rank:
-            message = f"a tangent of {rank} axes has memory format {layout}"
-            raise where.invalid(message, "program-malformed/tangent-format")
+        fits = layout != "preserve_format" and _RANKS.get(layout, rank) == rank
+        message = f"a tangent of {rank} axes has memory format {layout}"
+        where.require(fits, message, "program-malformed/tangent-format")
     elif tangent.stride is None or len(tangent.stride) != rank:
         raise where.invalid(f"a tangent of {rank} axes has no layout", "program-malformed/tangent-stride")
     else:

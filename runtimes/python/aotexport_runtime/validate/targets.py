@@ -14,12 +14,11 @@ from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import CompiledHalf, CompiledProgram, LoweredProgram, Target
 from aotexport_runtime.schema.values import NothingMeta, SizeArgument, TensorMeta
-from aotexport_runtime.validate.arguments import Values, metas_of
-from aotexport_runtime.validate.bounds import check_form, check_unique
+from aotexport_runtime.validate.arguments import Values, check_form, check_unique, metas_of
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.graph import check_graph
 from aotexport_runtime.validate.interface import returned_count
-from aotexport_runtime.validate.subclasses import taken_apart
+from aotexport_runtime.validate.trees import taken_apart
 from aotexport_runtime.values.sizes import check_size
 
 
@@ -49,18 +48,17 @@ def _check_kernel(kernel: Kernel, packs: dict[str, int], where: Place) -> None:
             for axis in candidate.grid:
                 check_size(axis, integers, where=here)
             for constant in candidate.constants:
-                if isinstance(constant.value, int) and abs(constant.value) > INT64_MAX:
-                    raise here.invalid(f"constant `{constant.name}` has more than 64 bits", "kernel-malformed/constant")
+                fits = not isinstance(constant.value, int) or abs(constant.value) <= INT64_MAX
+                here.require(fits, f"constant `{constant.name}` has more than 64 bits", "kernel-malformed/constant")
             for binary in candidate.binaries:
-                if binary.offset + binary.nbytes > packs[binary.architecture]:
-                    raise here.invalid(f"code of `{kernel.name}` lies outside of its pack", "kernel-malformed/pack")
+                fits = binary.offset + binary.nbytes <= packs[binary.architecture]
+                here.require(fits, f"code of `{kernel.name}` lies outside of its pack", "kernel-malformed/pack")
                 subject = f"alignment of the scratch memory of `{kernel.name}`"
                 _check_power_of_two(binary.global_scratch_alignment, subject, here)
 
 
 def _check_power_of_two(number: int, subject: str, where: Place) -> None:
-    if number & (number - 1):
-        raise where.invalid(f"{subject} is {number}, no power of two", "kernel-malformed/power-of-two")
+    where.require(not number & (number - 1), f"{subject} is {number}, no power of two", "kernel-malformed/power-of-two")
 
 
 def check_lowered(lowered: LoweredProgram, program: Program, *, where: Place) -> None:
@@ -69,12 +67,12 @@ def check_lowered(lowered: LoweredProgram, program: Program, *, where: Place) ->
     if functional is None:
         message = "the program has no functional graph to stand in for"
         raise where.invalid(message, "target-malformed/lowered-functional")
-    if (lowered.backward is None) != (functional.gradients is None):
-        message = "it has a backward and the program has no gradients, or the other way round"
-        raise where.invalid(message, "target-malformed/lowered-backward")
-    if lowered.backward is None and lowered.saved:
-        message = "it saves tensors for a backward that it does not have"
-        raise where.at("saved").invalid(message, "target-malformed/lowered-saved")
+    is_alike = (lowered.backward is None) == (functional.gradients is None)
+    message = "it has a backward and the program has no gradients, or the other way round"
+    where.require(is_alike, message, "target-malformed/lowered-backward")
+    fits = lowered.backward is not None or not lowered.saved
+    message = "it saves tensors for a backward that it does not have"
+    where.at("saved").require(fits, message, "target-malformed/lowered-saved")
     check_declared(lowered, where, Program=program)
 
 
@@ -89,18 +87,7 @@ def check_lowered_graph(
     where: Place,
     limits: Limits = DEFAULT,
 ) -> None:
-    """Refuse a lowered graph that breaks the calling convention, or launches a missing kernel.
-
-    Args:
-        graph: as decoded.
-        lowered: the record that names it, checked.
-        program: its program, checked.
-        kernels: kernels of the target, by name.
-        namespaces: namespaces of custom operators that the manifest declares.
-        backward: whether it is the backward.
-        where: its file, for errors.
-        limits: the most that it may ask for.
-    """
+    """Refuse a graph of a checked lowered program that breaks the calling convention, or launches none of `kernels`."""
     symbols = {dimension.symbol for dimension in program.dimensions}
     faults = where.found
     check_graph(graph, symbols, {"kernel", *namespaces}, where=where, limits=limits, has_signatures=False)
@@ -111,9 +98,10 @@ def check_lowered_graph(
     for index, node in enumerate(graph.nodes):
         if node.op.startswith(KERNEL):
             _check_launch(node, kernels, values, where.at("nodes", index))
-        elif node.op.partition("::")[0] not in ("aten", "python", *namespaces):
+        else:
             message = f"operator `{node.op[:80]}` may not stand in a lowered graph"
-            raise where.at("nodes", index).invalid(message, "operator-unlisted/lowered")
+            is_allowed = node.op.partition("::")[0] in ("aten", "python", *namespaces)
+            where.at("nodes", index).require(is_allowed, message, "operator-unlisted/lowered")
 
 
 def _check_convention(
@@ -127,9 +115,8 @@ def _check_convention(
         assert functional.gradients is not None
         inputs, outputs = lowered.saved + len(functional.gradients.tangents), taken
     for field, count, expected in (("inputs", len(graph.inputs), inputs), ("outputs", len(graph.outputs), outputs)):
-        if count != expected:
-            message = f"{count} {field}; the calling convention has {expected}"
-            raise where.at(field).invalid(message, "graph-interface/lowered")
+        message = f"{count} {field}; the calling convention has {expected}"
+        where.at(field).require(count == expected, message, "graph-interface/lowered")
     numbers = [index for index, meta in enumerate(program.outputs, len(functional.mutations)) if meta is None]
     for index, output in enumerate(graph.outputs):
         is_tensor = isinstance(output, str) and isinstance(values.get(output), TensorMeta)
@@ -147,46 +134,42 @@ def _check_launch(node: Node, kernels: Mapping[str, Kernel], values: Values, whe
     if kernel is None:
         raise where.invalid(f"there is no kernel `{name[:80]}`", "reference-missing/kernel")
     expected = {parameter.name for parameter in kernel.parameters} | set(kernel.grid_arguments)
-    if node.args or set(node.kwargs) != expected or not isinstance(node.meta, NothingMeta):
-        message = f"a launch of `{name[:80]}` has other arguments than the kernel"
-        raise where.invalid(message, "operator-arguments/launch")
+    fits = not node.args and set(node.kwargs) == expected and isinstance(node.meta, NothingMeta)
+    where.require(fits, f"a launch of `{name[:80]}` has other arguments than the kernel", "operator-arguments/launch")
     for parameter in kernel.parameters:
         subject, argument = f"argument `{parameter.name}` of `{name[:80]}`", node.kwargs[parameter.name]
         if isinstance(parameter, NumberParameter):
-            if not isinstance(argument, bool | int | float | SizeArgument):
-                raise where.invalid(f"{subject} is no number", "argument-type/launch-number")
-            continue
-        meta = values[argument] if isinstance(argument, str) else None
-        if not isinstance(meta, TensorMeta) or meta.dtype != parameter.dtype:
-            raise where.invalid(f"{subject} is no tensor of {parameter.dtype}", "argument-type/launch-tensor")
+            is_number = isinstance(argument, bool | int | float | SizeArgument)
+            where.require(is_number, f"{subject} is no number", "argument-type/launch-number")
+        else:
+            meta = values[argument] if isinstance(argument, str) else None
+            is_tensor = isinstance(meta, TensorMeta) and meta.dtype == parameter.dtype
+            where.require(is_tensor, f"{subject} is no tensor of {parameter.dtype}", "argument-type/launch-tensor")
     for argument in kernel.grid_arguments:
-        if not isinstance(node.kwargs[argument], int | SizeArgument):
-            raise where.invalid(f"argument `{argument}` of `{name[:80]}` is no integer", "argument-type/launch-grid")
+        is_integer = isinstance(node.kwargs[argument], int | SizeArgument)
+        where.require(is_integer, f"argument `{argument}` of `{name[:80]}` is no integer", "argument-type/launch-grid")
 
 
 def check_target(target: Target, manifest: Manifest, *, name: str, where: Place) -> None:
     """Refuse a target of directory `name` whose programs or files are not in a checked manifest."""
-    if target.name != name:
-        message = f"it is of target {target.name[:80]!r}, not `{name}`"
-        raise where.at("name").invalid(message, "target-malformed/target-name")
+    message = f"it is of target {target.name[:80]!r}, not `{name}`"
+    where.at("name").require(target.name == name, message, "target-malformed/target-name")
     if not check_declared(target, where):
         return
     listed = {entry.path for entry in manifest.files}
     named = [program.program for program in (*target.programs, *target.refusals)]
     check_unique(named, "program", "name-twice/target-program", where)
     having = {entry.name for entry in manifest.programs if name in entry.targets}
-    missing = having - {program.program for program in target.programs}
-    if missing:
-        message = f"it lacks program {min(missing)!r}, which the manifest says it has"
-        raise where.invalid(message, "target-malformed/lacking-program")
+    missing = min(having - {program.program for program in target.programs}, default="")
+    message = f"it lacks program {missing!r}, which the manifest says it has"
+    where.require(not missing, message, "target-malformed/lacking-program")
     for index, program in enumerate(target.programs):
         here = where.at("programs", index)
-        if program.program not in having:
-            message = f"the manifest does not say that it has program {program.program[:80]!r}"
-            raise here.invalid(message, "target-malformed/unlisted-program")
+        message = f"the manifest does not say that it has program {program.program[:80]!r}"
+        here.require(program.program in having, message, "target-malformed/unlisted-program")
         for library in _libraries(program):
-            if f"targets/{name}/{library.file}" not in listed:
-                raise here.invalid(f"library {library.file!r} is not listed in the manifest", "file-unlisted/library")
+            is_listed = f"targets/{name}/{library.file}" in listed
+            here.require(is_listed, f"library {library.file!r} is not listed in the manifest", "file-unlisted/library")
 
 
 def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | None, *, where: Place) -> None:
@@ -198,16 +181,15 @@ def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | N
     partitions: dict[str | None, tuple[str, ...]] = {None: ()}
     if gradients is not None:
         partitions = {each.name: each.saved for each in gradients.partitions}
-    if (gradients is None) != (compiled.backward is None) or compiled.partition not in partitions:
-        message = f"program `{program.name}` has no partition {str(compiled.partition)[:80]!r}"
-        raise where.invalid(message, "target-malformed/partition")
+    is_there = (gradients is None) == (compiled.backward is None) and compiled.partition in partitions
+    message = f"program `{program.name}` has no partition {str(compiled.partition)[:80]!r}"
+    where.require(is_there, message, "target-malformed/partition")
     check_declared(compiled, where, Program=program, Gradients=gradients)
     tensors = {name for name, meta in metas_of(graph).items() if isinstance(meta, TensorMeta)}
     for library in _libraries(compiled):
         for value in (*library.inputs, *library.results):
-            if value not in tensors:
-                message = f"{value[:80]!r} is no tensor of the functional graph"
-                raise where.invalid(message, "reference-missing/library-value")
+            message = f"{value[:80]!r} is no tensor of the functional graph"
+            where.require(value in tensors, message, "reference-missing/library-value")
     names = [each.name for each in graph.inputs]
     given = {*names[: len(names) - (0 if gradients is None else len(gradients.tangents))]}
     returned = returned_count(program.functional)
@@ -215,13 +197,12 @@ def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | N
     halves = [(given, graph.outputs[:returned]), ({*names, *partitions[compiled.partition]}, graph.outputs[returned:])]
     for library, (inputs, outputs) in zip(_libraries(compiled), halves, strict=False):
         for name in library.inputs:
-            if name not in inputs:
-                message = f"library {library.file!r} takes {name[:80]!r}, which is no input"
-                raise where.invalid(message, "target-malformed/library-input")
-        for output in outputs:
-            if isinstance(output, str) and output in tensors - inputs - {*library.results}:
-                message = f"library {library.file!r} does not return {output[:80]!r}"
-                raise where.invalid(message, "target-malformed/library-result")
+            message = f"library {library.file!r} takes {name[:80]!r}, which is no input"
+            where.require(name in inputs, message, "target-malformed/library-input")
+        for output in filter(lambda each: isinstance(each, str), outputs):
+            fits = output not in tensors - inputs - {*library.results}
+            message = f"library {library.file!r} does not return {str(output)[:80]!r}"
+            where.require(fits, message, "target-malformed/library-result")
 
 
 def _libraries(program: CompiledProgram) -> list[CompiledHalf]:

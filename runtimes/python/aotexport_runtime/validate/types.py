@@ -1,7 +1,6 @@
-"""Types of values and arguments, and dtypes of results: what signatures of operators say, against what the graph does.
+"""Types of values and arguments, and dtypes of results: signatures that a graph records, against what the graph does.
 
-Signatures are those that the graph records; the loader compares them with the running torch's. Sizes are not inferred.
-Engines take no dtype from metadata that these rules do not prove (`execution/functional_graph.py`).
+The loader compares signatures with the running torch's. Engines take no dtype that is not proven here from metadata.
 """
 
 from __future__ import annotations
@@ -61,12 +60,7 @@ def _typed(argument: Argument, values: Values) -> Hashable:
 def check_types(node: Node, schema: str | None, values: Values, here: Place, *, infers_dtypes: bool) -> None:
     """Refuse a call that does not fit the operator's signature, or whose metadata are not what it returns.
 
-    Args:
-        node: any call; builtins pass.
-        schema: the signature that the graph records; None: none.
-        values: metadata of the values before the node.
-        here: place of the node.
-        infers_dtypes: whether dtypes of results follow from those of arguments: no autocast changes them.
+    `values` are those before the node; `infers_dtypes`: dtypes of results follow from arguments, without autocast.
     """
     if node.op.partition("::")[0] in NAMESPACES:
         return
@@ -199,10 +193,7 @@ def rule_of(op: str, schema: str) -> Rule | None:
 
 
 def result_dtypes(node: Node, schema: str | None, values: Values) -> str | tuple[str, ...] | None:
-    """Return the dtype of the results of a call that fits its signature, if any; where they differ, one per result.
-
-    None: no rule says it.
-    """
+    """Return the dtype of the results of a call that fits its signature, or one per result; None: no rule says it."""
     rule = None if schema is None else rule_of(node.op, schema)
     if rule is None:
         return None

@@ -9,9 +9,9 @@ from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import MAX_QUANTILES
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.vectors import Vector, VectorInput, spans
-from aotexport_runtime.validate.bounds import check_span, span_end
+from aotexport_runtime.validate.arguments import check_span, span_end
 from aotexport_runtime.validate.declared import check_declared
-from aotexport_runtime.validate.subclasses import check_parts, subject_of
+from aotexport_runtime.validate.trees import check_parts, subject_of
 
 MAX_GENERATED = 1 << 28
 """Most elements of an argument that is generated."""
@@ -47,12 +47,11 @@ def check_stored(vector: Vector, shapes: Mapping[str, Sequence[int]], where: Pla
     for index, spec in enumerate(vector.inputs):
         for part in () if spec.quantiles else spans(spec):
             with where.at("inputs", index) as here:
-                count = next(iter(shapes.get(part.key, ())), 0)
-                if span_end(part.shape, part.stride, part.offset) > count:
-                    message = f"argument {spec.path!r} reaches past the end of {part.key!r}"
-                    raise here.invalid(message, "tensor-stored/vector-span")
-                if math.prod(part.shape) > max(MAX_REPEATED, count):
-                    raise here.invalid(f"argument {spec.path!r} repeats {part.key!r} too often", "bundle-limit/repeats")
+                count, subject = next(iter(shapes.get(part.key, ())), 0), f"argument {spec.path!r}"
+                fits = span_end(part.shape, part.stride, part.offset) <= count
+                here.require(fits, f"{subject} reaches past the end of {part.key!r}", "tensor-stored/vector-span")
+                fits = math.prod(part.shape) <= max(MAX_REPEATED, count)
+                here.require(fits, f"{subject} repeats {part.key!r} too often", "bundle-limit/repeats")
     for index, name in enumerate(vector.values):
         if f"v{index}" not in shapes:
             where.at("values", index).refuse(f"no tensor of {name!r}", "tensor-stored/vector-value")
@@ -62,9 +61,8 @@ def _check_generated(spec: VectorInput, argument: ArgumentInput | SizeInput, use
     subject = f"argument {spec.path!r} is generated"
     is_plain = spec.value is None and spec.subclass is None and not spec.is_complex and bool(spec.key) and users == 1
     is_float = isinstance(argument, ArgumentInput) and argument.meta.dtype in GENERATED
-    if not (is_plain and is_float and 2 <= len(spec.quantiles) <= MAX_QUANTILES):
-        expected = f"a tensor of floats with a span of its own, by 2 to {MAX_QUANTILES} quantiles"
-        raise where.invalid(f"{subject}: it must be {expected}", "vector-malformed/generated")
-    if span_end(spec.shape, spec.stride, spec.offset) > MAX_GENERATED:
-        message = f"{subject}, with more than {MAX_GENERATED} elements"
-        raise where.invalid(message, "vector-malformed/generated-size")
+    expected = f"a tensor of floats with a span of its own, by 2 to {MAX_QUANTILES} quantiles"
+    fits = is_plain and is_float and 2 <= len(spec.quantiles) <= MAX_QUANTILES
+    where.require(fits, f"{subject}: it must be {expected}", "vector-malformed/generated")
+    fits = span_end(spec.shape, spec.stride, spec.offset) <= MAX_GENERATED
+    where.require(fits, f"{subject}, with more than {MAX_GENERATED} elements", "vector-malformed/generated-size")

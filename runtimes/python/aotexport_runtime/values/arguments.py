@@ -45,7 +45,7 @@ def names_of(name: str, value: Any) -> tuple[str, ...]:
 def keywords_of(record: Callable[..., Any]) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
     """Return a decorator: the fields of a dataclass are keywords of a function, whose parameter `options` it is.
 
-    Signature and help of the function name the fields, with types, defaults and the sentences of the record.
+    Signature and help of the function name them, with types, defaults and the sentences of the record.
     """
 
     def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:

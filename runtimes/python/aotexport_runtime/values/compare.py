@@ -44,7 +44,7 @@ class Observed:
 def kept(flat: Any, sample: int | None) -> Any:
     """Return a view of the elements of a flat value that are kept; `sample`: see `Observed`.
 
-    Every second element is dropped, as often as it takes: what is kept of a kept value is kept of the value.
+    Every second is dropped, as often as it takes: what is kept of a kept value is kept of the value.
     """
     count, step = len(flat), 1
     if sample is None:
@@ -122,11 +122,7 @@ def _call_of_gradient(name: str) -> str:
 
 
 def _gradient_floors(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return, per call, the least scale of its gradients: a tenth of the largest.
-
-    Gradients that are zero but for rounding (a bias before a softmax, or before batch norm) carry the rounding of the
-    large ones, and two runs of eager may differ in it.
-    """
+    """Return, per call, the least scale of its gradients: a tenth of the largest, whose rounding the others carry."""
     floors: dict[str, float] = {}
     for name, tensor in values.items():
         call = _call_of_gradient(name)

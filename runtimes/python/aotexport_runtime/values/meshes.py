@@ -1,7 +1,6 @@
 """Distributed tensors (`DTensor`) as data: the local tensor, and its placements in a mesh of processes.
 
-A bundle holds them on meshes of one process; the reader's process must have joined `torch.distributed`. A model's
-`from_local`, `to_local` and `redistribute` run by torch's public API, so that values and gradients are eager's.
+Bundles hold them on meshes of one process. `from_local`, `to_local` and `redistribute` run by torch's public API.
 """
 
 from __future__ import annotations

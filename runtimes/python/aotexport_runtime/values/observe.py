@@ -1,7 +1,4 @@
-"""Observes the effects of a call: values, gradients, metadata, identity, aliasing, mutation.
-
-The exporter observes eager execution with it, the self-test a loaded bundle; both must see the same.
-"""
+"""Observes the effects of a call, eager or of a bundle: values, gradients, metadata, identity, aliasing, mutation."""
 
 from __future__ import annotations
 
@@ -49,13 +46,7 @@ class Observation(Observed):
 
 
 def sampled(name: str, flat: torch.Tensor, sample: int | None) -> dict[str, torch.Tensor]:
-    """Return a value as it is kept: whole, or its norms and some of its elements.
-
-    Args:
-        name: of the value.
-        flat: its elements.
-        sample: see `Observed`.
-    """
+    """Return a value, whose elements are `flat`, as it is kept: whole, or its norms and some of them."""
     elements = kept(flat, sample).contiguous().clone()
     if len(elements) == flat.numel():
         return {name: elements}
@@ -83,13 +74,9 @@ def make_inputs(
     device: Any,
     form: Callable[[Subclass], Form],
 ) -> Inputs:
-    """Return fresh arguments for a recorded call.
+    """Return fresh arguments for a recorded call from stored spans of storage, by key.
 
-    Args:
-        specs: records of the arguments.
-        stored: spans of storage, by key.
-        device: where to put them; None: the CPU.
-        form: returns the structure of a tensor subclass with its class.
+    `device`: None is the CPU. `form` returns the structure of a tensor subclass with its class.
     """
     keys = dict.fromkeys(span.key for spec in specs for span in spans(spec))
     memory = {key: stored[key].to(device).clone() for key in keys}
@@ -124,10 +111,7 @@ def _tensor(spec: VectorInput, memory: Mapping[str, torch.Tensor], form: Callabl
 def _views_made_differentiable(
     specs: Sequence[VectorInput], memory: dict[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """Make spans non-leaves whose tensors are non-leaf views; return their leaves, by key.
-
-    A tensor is a view of its span if the span holds other tensors or more elements. Gradients pass through the span.
-    """
+    """Make spans non-leaves if a non-leaf views them beside others, or in part; return their leaves, by key."""
     roots: dict[str, torch.Tensor] = {}
     for spec in specs:
         if not spec.key or not spec.requires_grad or spec.is_leaf or spec.key in roots:

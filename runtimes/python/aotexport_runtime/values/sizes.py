@@ -1,7 +1,4 @@
-"""Evaluation of size expressions, and their Python source for generated code. No torch, no sympy.
-
-Everything is as in Python: integers are exact, floats have 64 bits.
-"""
+"""Evaluation of size expressions by Python source, also of generated code: exact integers, 64-bit floats. No torch."""
 
 from __future__ import annotations
 
@@ -195,7 +192,7 @@ def source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
 def condition_source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
     """Return Python source of a condition that stays whole where symbols are symbolic: in an export of a loaded module.
 
-    Python's `and` and `or` would ask there which of their operands hold, and the export would hold for those alone.
+    Python's `and` and `or` would ask there which operands hold, and the export would hold for those alone.
     """
     if isinstance(size, SizeExpression) and size.op in ("and", "or"):
         operands = ", ".join(f"lambda: {condition_source(arg, symbol_source)}" for arg in size.args)

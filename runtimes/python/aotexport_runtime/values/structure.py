@@ -1,7 +1,4 @@
-"""Encodes Python values: constants, and nested containers of them and of tensors as trees.
-
-`constant_value` of generated code and `trees.builder` make the values again.
-"""
+"""Encodes Python values: constants, and nested containers of them and of tensors, which `trees.builder` makes again."""
 
 from __future__ import annotations
 
@@ -15,39 +12,12 @@ import numpy as np
 import torch
 
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.schema.trees import (
-    Bytes,
-    Constant,
-    EllipsisLiteral,
-    Key,
-    Leaf,
-    Mapping,
-    NamedFields,
-    NumpyNumber,
-    NumpyType,
-    PlainKey,
-    PythonValue,
-    Range,
-    Sequence,
-    Tree,
-)
-from aotexport_runtime.schema.values import (
-    AnyDType,
-    Argument,
-    ComplexArgument,
-    DeviceArgument,
-    DTypeArgument,
-    FloatArgument,
-    LayoutArgument,
-    MemoryFormatArgument,
-    SliceArgument,
-    StringArgument,
-)
+from aotexport_runtime.schema import trees, values
 from aotexport_runtime.values.trees import FACTORIES, SETS, ModelOutput
 
-_NUMPY_TYPES = frozenset(get_args(NumpyType))
+_NUMPY_TYPES = frozenset(get_args(trees.NumpyType))
 _CONSTANT_TYPES = (bool, int, float, complex, str, torch.device, torch.memory_format)
-_DTYPES = frozenset(f"torch.{name}" for name in get_args(AnyDType))
+_DTYPES = frozenset(f"torch.{name}" for name in get_args(values.AnyDType))
 
 
 def is_constant(value: Any) -> bool:
@@ -63,32 +33,32 @@ def is_constant(value: Any) -> bool:
     return value is None or value is torch.strided or type(value) in _CONSTANT_TYPES
 
 
-def encode_constant(value: Any) -> Argument:
+def encode_constant(value: Any) -> values.Argument:
     """Return the argument record of a constant, for which `is_constant` holds."""
     if value is None or isinstance(value, bool | int):
         return value
     if isinstance(value, float):
         return _float(value)
     if isinstance(value, complex):
-        return ComplexArgument(real=_float(value.real), imag=_float(value.imag))
+        return values.ComplexArgument(real=_float(value.real), imag=_float(value.imag))
     if isinstance(value, str):
-        return StringArgument(value=value)
+        return values.StringArgument(value=value)
     if isinstance(value, slice):
-        return SliceArgument(start=value.start, stop=value.stop, step=value.step)
+        return values.SliceArgument(start=value.start, stop=value.stop, step=value.step)
     name = str(value).removeprefix("torch.")
     if isinstance(value, torch.dtype):
-        return DTypeArgument(value=name)  # type: ignore[arg-type]
+        return values.DTypeArgument(value=name)  # type: ignore[arg-type]
     if isinstance(value, torch.layout):
-        return LayoutArgument(value="strided")
+        return values.LayoutArgument(value="strided")
     if isinstance(value, torch.memory_format):
-        return MemoryFormatArgument(value=name)  # type: ignore[arg-type]
-    return DeviceArgument(type=value.type)
+        return values.MemoryFormatArgument(value=name)  # type: ignore[arg-type]
+    return values.DeviceArgument(type=value.type)
 
 
-def _float(value: float) -> float | FloatArgument:
+def _float(value: float) -> float | values.FloatArgument:
     if math.isfinite(value):
         return value
-    return FloatArgument(value="nan" if math.isnan(value) else "inf" if value > 0 else "-inf")
+    return values.FloatArgument(value="nan" if math.isnan(value) else "inf" if value > 0 else "-inf")
 
 
 def is_key(value: Any) -> bool:
@@ -103,15 +73,15 @@ def is_key(value: Any) -> bool:
     )
 
 
-def encode_key(value: Any) -> Key:
+def encode_key(value: Any) -> trees.Key:
     """Return the record of a key, for which `is_key` holds."""
     if type(value) is tuple:
         return tuple(map(_plain_key, value))
     return _plain_key(value)
 
 
-def _plain_key(value: Any) -> PlainKey:
-    return Bytes(hex=value.hex()) if type(value) is bytes else value
+def _plain_key(value: Any) -> trees.PlainKey:
+    return trees.Bytes(hex=value.hex()) if type(value) is bytes else value
 
 
 def is_python_value(value: Any) -> bool:
@@ -121,16 +91,16 @@ def is_python_value(value: Any) -> bool:
     return value is ... or type(value) is bytes or (isinstance(value, np.generic) and value.dtype.name in _NUMPY_TYPES)
 
 
-def encode_python_value(value: Any) -> PythonValue:
+def encode_python_value(value: Any) -> trees.PythonValue:
     """Return the record of a value for which `is_python_value` holds."""
     if isinstance(value, bytes):
-        return Bytes(hex=value.hex())
+        return trees.Bytes(hex=value.hex())
     if isinstance(value, range):
-        return Range(start=value.start, stop=value.stop, step=value.step)
+        return trees.Range(start=value.start, stop=value.stop, step=value.step)
     if isinstance(value, np.generic):
         number = value.item()
-        return NumpyNumber(dtype=value.dtype.name, value=_float(number) if isinstance(number, float) else number)  # type: ignore[arg-type]
-    return EllipsisLiteral()
+        return trees.NumpyNumber(dtype=value.dtype.name, value=_float(number) if isinstance(number, float) else number)  # type: ignore[arg-type]
+    return trees.EllipsisLiteral()
 
 
 # --- trees --------------------------------------------------------------------------------------------------
@@ -146,7 +116,7 @@ _MAPPINGS: dict[type, Any] = {
 }
 
 
-def take_apart(value: Any, path: str, index_of: IndexOf, above: tuple[int, ...] = ()) -> Tree:
+def take_apart(value: Any, path: str, index_of: IndexOf, above: tuple[int, ...] = ()) -> trees.Tree:
     """Return the tree of `value`, from which `trees.builder` makes an equal value.
 
     Args:
@@ -159,43 +129,43 @@ def take_apart(value: Any, path: str, index_of: IndexOf, above: tuple[int, ...] 
         NotSupported: a value of another kind, or a container that holds itself.
     """
     if isinstance(value, torch.Tensor):
-        return Leaf(index=index_of(value, path))
+        return trees.Leaf(index=index_of(value, path))
     if is_constant(value):
-        return Constant(value=encode_constant(value))
+        return trees.Constant(value=encode_constant(value))
     if is_python_value(value):
-        return Constant(value=encode_python_value(value))
+        return trees.Constant(value=encode_python_value(value))
     if id(value) in above:
         raise NotSupported(f"`{path}` holds itself; a bundle holds trees of values")
 
-    def items(children: Iterable[tuple[str, Any]]) -> tuple[Tree, ...]:
+    def items(children: Iterable[tuple[str, Any]]) -> tuple[trees.Tree, ...]:
         return tuple(take_apart(child, path + step, index_of, (*above, id(value))) for step, child in children)
 
     type_ = type(value)
     kind: Any = type_.__name__
     if type_ in SETS.values():
         # `repr` gives the same order in every process.
-        return Sequence(type=kind, items=items(("", item) for item in sorted(value, key=repr)))
+        return trees.Sequence(type=kind, items=items(("", item) for item in sorted(value, key=repr)))
     if type_ in _MAPPINGS:
         odd = [key for key in value if not is_key(key)]
         if odd:
             raise NotSupported(f"`{path}` has the key {odd[0]!r}, which a bundle cannot hold")
         factory: Any = _factory(getattr(value, "default_factory", None), path)
         named = items((f"[{key!r}]", item) for key, item in value.items())
-        return Mapping(type=_MAPPINGS[type_], keys=tuple(map(encode_key, value)), items=named, factory=factory)
+        return trees.Mapping(type=_MAPPINGS[type_], keys=tuple(map(encode_key, value)), items=named, factory=factory)
     kind, fields = _fields(value)
     if kind is not None:
         named = items((f".{name}", item) for name, item in fields.items())
-        return NamedFields(type=kind, name=type_.__name__, fields=tuple(fields), items=named)
+        return trees.NamedFields(type=kind, name=type_.__name__, fields=tuple(fields), items=named)
     is_own = type_.__bases__ in ((list,), (tuple,))
     if not is_own and type_ not in (list, tuple, torch.Size, collections.deque):
         raise NotSupported(f"`{path}` is a `{type_.__name__}`, which a bundle cannot hold")
     numbered = items((f"[{index}]", item) for index, item in enumerate(value))
     if isinstance(value, collections.deque):
-        return Sequence(type="deque", items=numbered, max_items=value.maxlen)
+        return trees.Sequence(type="deque", items=numbered, max_items=value.maxlen)
     if type_ is torch.Size:
-        return Sequence(type="size", items=numbered)
+        return trees.Sequence(type="size", items=numbered)
     name = type_.__name__ if is_own else None
-    return Sequence(type="list" if isinstance(value, list) else "tuple", items=numbered, name=name)
+    return trees.Sequence(type="list" if isinstance(value, list) else "tuple", items=numbered, name=name)
 
 
 def _fields(value: Any) -> tuple[Any, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Tensors of wrapper subclasses: taken apart into plain ones, and made again by classes that the caller of `load` gave.
 
-Threat: a bundle names a class whose construction runs code. Defence: names of a bundle are looked up among the classes
-that the caller gave, and nothing is imported; classes are called with data alone.
+A bundle could name a class whose construction runs code: nothing is imported, and classes are called with data alone.
 """
 
 from __future__ import annotations
@@ -147,13 +146,7 @@ class Form:
         self._inner = [None if inner is None else Form(inner, types, constant) for inner in record.inner]
 
     def make(self, parts: Iterator[torch.Tensor], symbols: Mapping[str, int], *options: Any) -> torch.Tensor:
-        """Return the tensor that is made of the next of `parts`, which are plain tensors, depth first.
-
-        Args:
-            parts: plain tensors; only those needed are consumed.
-            symbols: value per symbol of the sizes.
-            options: further arguments that the class takes.
-        """
+        """Return the tensor made of the next of `parts`, plain tensors depth first; its class takes `options`."""
         inner = {
             name: next(parts) if form is None else form.make(parts, symbols)
             for name, form in zip(self._record.attributes, self._inner, strict=True)

@@ -12,20 +12,7 @@ from typing import Any
 import numpy as np
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported
-from aotexport_runtime.schema.trees import (
-    Bytes,
-    Constant,
-    EllipsisLiteral,
-    Instance,
-    Key,
-    Leaf,
-    Mapping,
-    NamedFields,
-    PythonValue,
-    Range,
-    Sequence,
-    Tree,
-)
+from aotexport_runtime.schema import trees
 from aotexport_runtime.schema.values import FloatArgument
 
 SETS: dict[str, type[set[Any]] | type[frozenset[Any]]] = {"set": set, "frozenset": frozenset}
@@ -33,48 +20,48 @@ FACTORIES: dict[str, type] = {each.__name__: each for each in (list, dict, set, 
 """Factories of a `defaultdict`'s missing values, by name."""
 
 
-def leaves(tree: Tree, path: str = "") -> Iterator[tuple[str, Leaf | Constant]]:
+def leaves(tree: trees.Tree, path: str = "") -> Iterator[tuple[str, trees.Leaf | trees.Constant]]:
     """Yield every leaf and constant of `tree` with its path (`x['ids'][0]`), in order."""
-    if isinstance(tree, Leaf | Constant):
+    if isinstance(tree, trees.Leaf | trees.Constant):
         yield path, tree
         return
     for step, item in zip(steps(tree), tree.items, strict=True):
         yield from leaves(item, path + step)
 
 
-def arrays_in(trees: Iterable[Tree]) -> set[int]:
-    """Return the indices of the leaves of `trees` that are arrays."""
-    return {leaf.index for tree in trees for _, leaf in leaves(tree) if isinstance(leaf, Leaf) and leaf.array}
+def arrays_in(found: Iterable[trees.Tree]) -> set[int]:
+    """Return the indices of the leaves of trees that are arrays."""
+    return {leaf.index for tree in found for _, leaf in leaves(tree) if isinstance(leaf, trees.Leaf) and leaf.array}
 
 
-def steps(tree: Sequence | Mapping | NamedFields | Instance) -> list[str]:
+def steps(tree: trees.Sequence | trees.Mapping | trees.NamedFields | trees.Instance) -> list[str]:
     """Return the path step to each child: `[0]`, `['key']` or `.field`."""
-    if isinstance(tree, Sequence):
+    if isinstance(tree, trees.Sequence):
         return [f"[{index}]" for index in range(len(tree.items))]
-    if isinstance(tree, Mapping):
+    if isinstance(tree, trees.Mapping):
         return [f"[{key!r}]" for key in keys_of(tree)]
     return [f".{field}" for field in tree.fields]
 
 
-def keys_of(tree: Mapping) -> list[Any]:
+def keys_of(tree: trees.Mapping) -> list[Any]:
     """Return the keys of a dict, as Python has them."""
     return [key_of(key) for key in tree.keys]
 
 
-def key_of(key: Key) -> Any:
+def key_of(key: trees.Key) -> Any:
     """Return a key of a dict, as Python has it."""
     if isinstance(key, tuple):
         return tuple(map(key_of, key))
-    return python_value(key) if isinstance(key, Bytes) else key
+    return python_value(key) if isinstance(key, trees.Bytes) else key
 
 
-def python_value(value: PythonValue) -> Any:
+def python_value(value: trees.PythonValue) -> Any:
     """Return the Python value of a constant of the kinds that only trees have."""
-    if isinstance(value, Bytes):
+    if isinstance(value, trees.Bytes):
         return bytes.fromhex(value.hex)
-    if isinstance(value, Range):
+    if isinstance(value, trees.Range):
         return range(value.start, value.stop, value.step)
-    if isinstance(value, EllipsisLiteral):
+    if isinstance(value, trees.EllipsisLiteral):
         return ...
     number = value.value
     return np.dtype(value.dtype).type(float(number.value) if isinstance(number, FloatArgument) else number)
@@ -110,35 +97,35 @@ def _model_output(name: str, items: list[tuple[str, Any]]) -> ModelOutput:
 Builder = Callable[[list[Any]], Any]
 
 
-def builder(tree: Tree, constant: Callable[[Constant], Any]) -> Builder:
+def builder(tree: trees.Tree, constant: Callable[[trees.Constant], Any]) -> Builder:
     """Return a function from the list of leaf values to the value that `tree` describes.
 
     Args:
         tree: a tree that `check_tree` accepted.
         constant: value of a constant leaf.
     """
-    if isinstance(tree, Leaf):
+    if isinstance(tree, trees.Leaf):
         index = tree.index
         if tree.array:
             from aotexport_runtime.values import arrays
 
             return lambda values: arrays.array_of(values[index])
         return lambda values: values[index]
-    if isinstance(tree, Constant):
+    if isinstance(tree, trees.Constant):
         value = constant(tree)
         return lambda values: value
     items = [builder(item, constant) for item in tree.items]
-    if isinstance(tree, Sequence):
+    if isinstance(tree, trees.Sequence):
         return _sequence_builder(tree, items)
-    if isinstance(tree, Mapping):
+    if isinstance(tree, trees.Mapping):
         make, keys = _mapping_type(tree), keys_of(tree)
         return lambda values: make((key, item(values)) for key, item in zip(keys, items, strict=True))
-    assert not isinstance(tree, Instance)
+    assert not isinstance(tree, trees.Instance)
     make = _named_fields_type(tree)
     return lambda values: make([item(values) for item in items])
 
 
-def _sequence_builder(tree: Sequence, items: list[Builder]) -> Builder:
+def _sequence_builder(tree: trees.Sequence, items: list[Builder]) -> Builder:
     if tree.name is not None:
         make: Any = _class(tree.type, tree.name, (), "torch" in sys.modules)
     elif tree.type == "size":
@@ -152,7 +139,7 @@ def _sequence_builder(tree: Sequence, items: list[Builder]) -> Builder:
     return lambda values: make([item(values) for item in items])
 
 
-def _mapping_type(tree: Mapping) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
+def _mapping_type(tree: trees.Mapping) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
     if tree.type == "default_dict":
         return functools.partial(collections.defaultdict, tree.factory and FACTORIES[tree.factory])
     if tree.type == "counter":
@@ -160,7 +147,7 @@ def _mapping_type(tree: Mapping) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
     return dict if tree.type == "dict" else collections.OrderedDict
 
 
-def _named_fields_type(tree: NamedFields) -> Callable[[list[Any]], Any]:
+def _named_fields_type(tree: trees.NamedFields) -> Callable[[list[Any]], Any]:
     if tree.type == "return_type":
         return _return_type(tree.name, len(tree.fields))
     is_output, fields = tree.type == "model_output", tree.fields
@@ -184,10 +171,9 @@ def _return_type(name: str, count: int) -> Callable[[list[Any]], Any]:
 
 @functools.cache
 def _class(kind: str, name: str, fields: tuple[str, ...], with_torch: bool) -> Any:
-    """Return a class, one per name and fields, so that results of two calls are of one type.
+    """Return a class, one per name and fields: results of two calls are of one type. With torch it is a pytree node.
 
-    With torch it is a node of torch's pytrees, which `DistributedDataParallel`, `torch.func` and others search for
-    tensors: an object of another class is a leaf to them. torch has no public name for the registration.
+    `DistributedDataParallel` and others search pytrees for tensors. torch has no public name for the registration.
     """
     if kind == "namedtuple":
         return collections.namedtuple(name, fields)  # pyright: ignore[reportUntypedNamedTuple] (known from data)

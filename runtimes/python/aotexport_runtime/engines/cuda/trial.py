@@ -17,7 +17,7 @@ from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.execution.codegen import Environment
 from aotexport_runtime.execution.functional_graph import compile_functional
-from aotexport_runtime.rewrite.impure import impure_nodes, random_nodes
+from aotexport_runtime.rewrite.names import impure_nodes, random_nodes
 from aotexport_runtime.rewrite.partition import Subgraph, forward_returns, partition_graph
 from aotexport_runtime.schema.program import FunctionalGraph, Program
 from aotexport_runtime.values.compare import compare

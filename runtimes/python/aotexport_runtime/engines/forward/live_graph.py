@@ -42,7 +42,7 @@ from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import Argument, SequenceMeta, ValueMeta
 from aotexport_runtime.submodules.adapter import Adapter
 from aotexport_runtime.submodules.changes import SubmoduleChange
-from aotexport_runtime.submodules.places import is_below, module_at, named
+from aotexport_runtime.submodules.tables import is_below, module_at, named
 from aotexport_runtime.values.trees import leaves
 
 UNUSED = "nothing uses a part of what it takes or returns, which the graph does not hold"

@@ -19,8 +19,8 @@ from aotexport_runtime.schema.trees import Leaf, Tree
 from aotexport_runtime.schema.trees import Sequence as SequenceTree
 from aotexport_runtime.schema.values import Argument, SizeArgument, TensorMeta, ValueMeta
 from aotexport_runtime.submodules.changes import SubmoduleChange
-from aotexport_runtime.submodules.places import slot_of
 from aotexport_runtime.submodules.submodule import running
+from aotexport_runtime.submodules.tables import slot_of
 from aotexport_runtime.values import dtypes, sizes
 from aotexport_runtime.values.trees import builder, leaves
 

@@ -32,7 +32,7 @@ from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
-from aotexport_runtime.validate.subclasses import taken_apart
+from aotexport_runtime.validate.trees import taken_apart
 from aotexport_runtime.values.subclasses import parts
 
 

@@ -24,7 +24,7 @@ from aotexport_runtime.engines.runs import LIBRARY_FAILED, Engines
 from aotexport_runtime.execution.codegen import Environment, Function
 from aotexport_runtime.execution.functional_graph import compile_functional
 from aotexport_runtime.rewrite import partition as partitions
-from aotexport_runtime.rewrite.impure import impure_nodes, random_nodes
+from aotexport_runtime.rewrite.names import impure_nodes, random_nodes
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
 from aotexport_runtime.schema.values import SizeMeta, TensorMeta
