@@ -18,8 +18,8 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
 from aotexport_runtime.execution.functional_graph import compile_functional
 from aotexport_runtime.execution.matmul import onednn
-from aotexport_runtime.rewrite.impure import impure_nodes
 from aotexport_runtime.rewrite.layers import ACTIVATIONS, CONVOLUTION, Layer, constants_of, layered
+from aotexport_runtime.rewrite.names import impure_nodes
 from aotexport_runtime.rewrite.partition import Subgraph, ancestors
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import Program, StateInput
