@@ -12,9 +12,10 @@ from torch import nn
 from aotexport.model.call import ExampleCall
 from aotexport.values.same_tensors import have_same_values
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
+from aotexport_runtime.bundle.weights import load_tensors
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.module.cast import CastBundle, stored_state
+from aotexport_runtime.module.cast import CastBundle
 from aotexport_runtime.schema.bounded import MAX_TEXT
 from aotexport_runtime.schema.manifest import Ancestor
 from aotexport_runtime.schema.program import Program
@@ -90,7 +91,9 @@ def _sizes(program: Program) -> str:
 
 def _with_other_values(module: BundleModule) -> list[str]:
     """Return the names of the state tensors whose values are not those of the bundle."""
-    stored = stored_state(module.bundle, module.form)
+    bundle = module.bundle
+    is_cast = isinstance(bundle, CastBundle)
+    stored = bundle.load_state(module.form) if is_cast else load_tensors(bundle, bundle.manifest.state, module.form)
     return [name for name, tensor in module.present_tensors().items() if not have_same_values(tensor, stored[name])]
 
 

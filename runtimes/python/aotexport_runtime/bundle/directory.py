@@ -20,7 +20,7 @@ from io import BufferedReader
 from pathlib import Path
 
 from aotexport_runtime.errors import BundleInvalid
-from aotexport_runtime.sandbox.system import call
+from aotexport_runtime.sandbox import call
 
 MANIFEST_NAME = "bundle.json"
 _DESCRIPTORS = Path("/proc/self/fd")

@@ -13,7 +13,6 @@ import torch
 
 from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.read import Bundle, open_bundle
-from aotexport_runtime.bundle.signature import Signed, verify_signature
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs, returning_whole_result, whole_result_tree
 from aotexport_runtime.commands.onnx_calls import calling, observed, recorded, without_orders
 from aotexport_runtime.commands.results import VectorResult, check_results, least_tolerance, rounding
@@ -71,9 +70,7 @@ def _results(path: Source, options: LoadOptions) -> list[VectorResult]:
     if options.dtype is not None or options.taps:
         raise NotSupported("a self-test takes neither `dtype` nor `taps`, with which calls return other values")
     bundle, target = path if isinstance(path, Bundle) else open_bundle(path), options.target
-    if isinstance(options.trust, Signed):
-        verify_signature(bundle, options.trust)
-        options = replace(options, trust="native")
+    options = options.verified(bundle)
     if target == "auto":
         pairs = [(program, engine) for program in bundle.program_names for engine in _engines(bundle, program)]
         results = [result for pair in pairs for result in _run_if_here(bundle, *pair, options)]

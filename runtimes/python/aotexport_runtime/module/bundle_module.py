@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 import torch
 from torch import nn
@@ -14,14 +14,12 @@ from torch import nn
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Call, Plan, called
 from aotexport_runtime.engines.candidates import Request
-from aotexport_runtime.engines.frozen import Weights
 from aotexport_runtime.engines.runs import Explanation, ProgramExplanation
 from aotexport_runtime.engines.select import NO_TARGETS, Choice
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.module.compose import compose, program_of
 from aotexport_runtime.module.module_class import class_of, methods_of
-from aotexport_runtime.module.taps import add_taps, tapped
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.submodules.changes import SubmoduleChange, changes_of, check_peft_targets
@@ -30,6 +28,9 @@ from aotexport_runtime.submodules.submodule import Loaded, at, build, copied, sw
 from aotexport_runtime.submodules.tables import Origin, StateSlot, seal, slot_of
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import Form
+
+if TYPE_CHECKING:
+    from aotexport_runtime.engines.frozen import Weights
 
 
 class BundleModule(Loaded):
@@ -87,7 +88,10 @@ class BundleModule(Loaded):
         for module in self.modules():
             seal(module)
         self.train(bundle.manifest.training)
-        add_taps(self, bundle, taps)
+        if taps:
+            from aotexport_runtime.module.taps import add_taps
+
+            add_taps(self, bundle, taps)
         if request.frozen:
             # Tensors of inference mode have no versions.
             own = {name: tensor for name, tensor in self.state_tensors().items() if not tensor.is_inference()}
@@ -234,7 +238,12 @@ class BundleModule(Loaded):
         return self._method(method)(args, self.python_state.passed_with(kwargs))
 
     def _method(self, name: str) -> Call:
-        return tapped(self._called(program_of(name, self._methods, training=self.training)), self._taps)
+        call = self._called(program_of(name, self._methods, training=self.training))
+        if not self._taps:
+            return call
+        from aotexport_runtime.module.taps import tapped
+
+        return tapped(call, self._taps)
 
     def _called(self, name: str) -> Call:
         """Return what calls a program, or chooses among its variants."""

@@ -74,6 +74,11 @@ class CastBundle(CastPrograms):
             self._checked[self.record_path(program.name)] = _program(program, before)
             self._checked[f"programs/{program.name}/{file}"] = _graph(graph, before)
 
+    def load_state(self, form: Callable[[Subclass], Form], *, mapped: bool | None = None) -> dict[str, torch.Tensor]:
+        """Return the state in the dtypes of the manifest; see `load_tensors`."""
+        tensors = load_tensors(self.original, self.original.manifest.state, form, mapped=mapped)
+        return {entry.name: tensors[entry.name].to(dtypes.dtype(entry.dtype)) for entry in self.manifest.state}
+
 
 def in_dtype(module: BundleModule, dtype: torch.dtype) -> BundleModule:
     """Return an independent module that is `module.to(dtype)`, in its mode, with its values and what takes gradients.
@@ -104,16 +109,6 @@ def in_dtype(module: BundleModule, dtype: torch.dtype) -> BundleModule:
         if tensor.is_leaf and tensor.is_floating_point():
             tensor.requires_grad_(before[name].requires_grad)
     return cast.train(module.training)
-
-
-def stored_state(
-    bundle: Bundle, form: Callable[[Subclass], Form], *, mapped: bool | None = None
-) -> dict[str, torch.Tensor]:
-    """Return the state of a bundle in the dtypes of its manifest; see `load_tensors`."""
-    if not isinstance(bundle, CastBundle):
-        return load_tensors(bundle, bundle.manifest.state, form, mapped=mapped)
-    tensors = load_tensors(bundle.original, bundle.original.manifest.state, form, mapped=mapped)
-    return {entry.name: tensors[entry.name].to(dtypes.dtype(entry.dtype)) for entry in bundle.manifest.state}
 
 
 def _check_state(entry: StateTensor, before: Mapping[str, str]) -> None:

@@ -17,13 +17,10 @@ import torch
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request
-from aotexport_runtime.engines.cpu.engine import Libraries
 from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.engines.figures import sizes_of
 from aotexport_runtime.engines.forward.engine import ForwardEngine
-from aotexport_runtime.engines.forward.live_graph import LiveGraph, graph_of_calls, live_graph
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
-from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.engines.select import Choice, select_engine
 from aotexport_runtime.errors import NotSupported
@@ -42,6 +39,9 @@ from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import is_wrapper
 
 if TYPE_CHECKING:
+    from aotexport_runtime.engines.cpu.engine import Libraries
+    from aotexport_runtime.engines.forward.live_graph import LiveGraph
+    from aotexport_runtime.engines.lowered import Lowered
     from aotexport_runtime.module.bundle_module import BundleModule
 
 log = logging.getLogger("aotexport_runtime")
@@ -136,6 +136,8 @@ def _selected(
             if choice.native == CUDA:
                 assert environment.lowering is not None
                 return choice, environment.lowering(bundle, program, environment)
+            from aotexport_runtime.engines.cpu.engine import Libraries
+
             return choice, Libraries(bundle, choice.native, program, environment)
         except NotSupported as error:
             failed[choice.native] = str(error)
@@ -182,6 +184,8 @@ def _live(module: BundleModule, program: Program) -> LiveGraph | None:
     changes, untold, live = module.changes(), module._untold, None
     adapters = [(path, adapter) for path, adapter in adapters_below(module) if adapter.is_needed()]
     if changes or adapters or untold is not None:
+        from aotexport_runtime.engines.forward.live_graph import graph_of_calls, live_graph
+
         graph = module.bundle.graph(program.name, program.forward.file)
         # Constants are in no table of a submodule.
         names = {e.name: () if e.role == "constant" else (e.name, *e.tied) for e in module.bundle.manifest.state}

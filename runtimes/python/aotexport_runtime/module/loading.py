@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import importlib.util
 import logging
 import os
@@ -108,10 +109,11 @@ class LoadOptions:
         check_type("memory_budget", self.memory_budget, (int, float), "a number from 0 to 1")
         if self.target not in ("auto", *ENGINES) and not self.target.startswith("cpu-"):
             raise NotSupported(f"no target `{self.target}`; there are auto, {', '.join(ENGINES)}")
-        if self.trust not in ("data", "native"):
+        trust: Any = self.trust
+        if trust not in ("data", "native"):
             from aotexport_runtime.bundle.signature import Signed
 
-            if not isinstance(self.trust, Signed):  # type: ignore[unnecessary-isinstance] (callers may pass anything)
+            if not isinstance(trust, Signed):
                 raise NotSupported(f"no trust tier `{self.trust}`; there are data, native and Signed(...)")
             if not self.check_digests:
                 raise NotSupported("a signature is one of digests: leave check_digests to its default")
@@ -122,6 +124,15 @@ class LoadOptions:
             raise NotSupported(f"no precision `{self.frozen}` of frozen weights; there is bfloat16")
         for name in ("operator_namespaces", "taps"):
             object.__setattr__(self, name, names_of(name, getattr(self, name)))
+
+    def verified(self, bundle: Bundle) -> LoadOptions:
+        """Return the options with a tier of trust, once the signature that they ask for is verified."""
+        if isinstance(self.trust, str):
+            return self
+        from aotexport_runtime.bundle.signature import verify_signature
+
+        verify_signature(bundle, self.trust)
+        return replace(self, trust="native")
 
 
 class _Load(Protocol[_Fields]):
@@ -163,11 +174,7 @@ def load(path: Source, options: LoadOptions) -> BundleModule | OnnxModule:
     bundle = path if isinstance(path, Bundle) else open_bundle(path, check_digests=False, limits=limits or DEFAULT)
     if isinstance(path, Bundle) and limits not in (None, path.limits):
         raise NotSupported("an open bundle has its limits: give them to `open_bundle`")
-    if not isinstance(options.trust, str):
-        from aotexport_runtime.bundle.signature import verify_signature
-
-        verify_signature(bundle, options.trust)
-        options = replace(options, trust="native")
+    options = options.verified(bundle)
     if options.target == "auto" and bundle.manifest.onnx and importlib.util.find_spec("torch") is None:
         options = replace(options, target=ONNX)
     for name in MODEL_ENGINES:
@@ -179,12 +186,11 @@ def load(path: Source, options: LoadOptions) -> BundleModule | OnnxModule:
 def load_module(bundle: Bundle, options: LoadOptions) -> BundleModule:
     """Return the module of an open bundle, by torch; see `load`, which has compared options and signature."""
     check_torch(f"target `{options.target}`")
-    from aotexport_runtime.bundle.weights import parts_of
+    from aotexport_runtime.bundle.weights import load_tensors, parts_of
     from aotexport_runtime.execution.codegen import Environment
     from aotexport_runtime.execution.matmul.sizes import mode_of
     from aotexport_runtime.execution.ops import check_operators
     from aotexport_runtime.module.bundle_module import BundleModule
-    from aotexport_runtime.module.cast import CastBundle, stored_state
 
     if options.check_digests:
         # Weights that are not mapped are compared when they are read.
@@ -192,7 +198,10 @@ def load_module(bundle: Bundle, options: LoadOptions) -> BundleModule:
         bundle.check_files(read_later=() if options.mapped else weights)
     namespaces, types = frozenset(options.operator_namespaces), TensorTypes(options.tensor_types)
     _check_needs(bundle.manifest.requirements, namespaces, types)
-    bundle = bundle if options.dtype is None else CastBundle(bundle, options.dtype)
+    if options.dtype is not None:
+        from aotexport_runtime.module.cast import CastBundle
+
+        bundle = CastBundle(bundle, options.dtype)
     check_operators(bundle.read_graphs(), namespaces)
     request, place, targets, lowering = check_target(bundle, options)
     passed = passed_over(targets, options.target)
@@ -207,7 +216,9 @@ def load_module(bundle: Bundle, options: LoadOptions) -> BundleModule:
         matmul=mode_of(options.matmul),
         limits=bundle.limits,
     )
-    tensors = stored_state(bundle, environment.form, mapped=options.mapped)
+    # Of a `CastBundle`: its own.
+    load_state = getattr(bundle, "load_state", functools.partial(load_tensors, bundle, bundle.manifest.state))
+    tensors = load_state(environment.form, mapped=options.mapped)
     keep_freed_memory()
     module = BundleModule(
         bundle, tensors, environment=environment, request=request, targets=targets, taps=[*options.taps]
@@ -248,7 +259,10 @@ def check_target(
     """
     import torch
 
-    from aotexport_runtime.engines.cpu.engine import unfit
+    def why_unfit(name: str) -> str | None:
+        from aotexport_runtime.engines.cpu.engine import unfit
+
+        return unfit(bundle.target(name).requirements)
 
     is_cuda = options.target == CUDA
     device = CUDA if is_cuda and options.device is None else options.device
@@ -262,7 +276,7 @@ def check_target(
         bundle,
         request,
         device=None if device is None else str(device).partition(":")[0],
-        why_unfit=lambda name: unfit(bundle.target(name).requirements),
+        why_unfit=why_unfit,
     )
     try:
         # With its index.

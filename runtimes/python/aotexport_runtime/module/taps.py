@@ -60,8 +60,6 @@ def add_taps(module: nn.Module, bundle: Bundle, paths: Sequence[str]) -> None:
 
 def tapped(run: Call, paths: Sequence[str]) -> Call:
     """Return a function that calls a program, and returns its result beside those of the submodules at `paths`."""
-    if not paths:
-        return run
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         found: dict[str, list[Any]] = {}

@@ -5,6 +5,7 @@ Imports neither torch nor numpy: a process enters before it has threads.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
@@ -14,10 +15,10 @@ from collections.abc import Iterable
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 
 _OF_THE_SYSTEM = (
+    *("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom"),
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo"),
     *("/etc/ld.so.cache", "/etc/localtime", "/proc", "/sys/devices/system"),
 )
-_OF_DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
 
 Path = str | os.PathLike[str]
 
@@ -49,7 +50,8 @@ def enter(*, readable: Iterable[Path] | None = None, writable: Iterable[Path] = 
 
     if sys.platform != "linux" or platform.machine() != "x86_64":
         raise NotSupported("the sandbox needs Linux on x86-64; run the process in a container without network instead")
-    landlock.check()
+
+    version = landlock.check()
     seccomp.check()
     threads = len(os.listdir("/proc/self/task"))
     if threads > 1:
@@ -57,17 +59,12 @@ def enter(*, readable: Iterable[Path] | None = None, writable: Iterable[Path] = 
             f"the process has {threads} threads, and only the one that calls would enter the sandbox; call "
             "`sandbox.enter` first, before torch and numpy are imported"
         )
-    with landlock.Rules(reads=readable is not None) as rules:
-        for path in (*_OF_DEVICES, *_OF_THE_SYSTEM, *_of_python()):
-            if os.path.exists(path):
-                rules.add(path, write=path == "/dev/null")
-        for given, write in ((readable or (), False), (writable, True)):
-            for path in [os.fspath(path) for path in given]:
-                if not os.path.exists(path):
-                    raise ArgumentInvalid(f"no file or directory `{path}`")
-                rules.add(path, write=write)
-        landlock.give_up_rights()
-        rules.enforce()
+    given = [(os.fspath(path), False) for path in readable or ()] + [(os.fspath(path), True) for path in writable]
+    for path, _ in given:
+        if not os.path.exists(path):
+            raise ArgumentInvalid(f"no file or directory `{path}`")
+    usual = [(path, path == "/dev/null") for path in (*_OF_THE_SYSTEM, *_of_python()) if os.path.exists(path)]
+    landlock.restrict([*usual, *given], reads=readable is not None, version=version)
     seccomp.refuse()
     os.environ["PATH"] = ""
 
@@ -85,4 +82,17 @@ def _of_python() -> Iterable[str]:
     yield os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
-__all__ = ["enter"]
+def call(number: int, *arguments: bytes | int | None) -> int:
+    """Return what a call of the system returns, by its number, or raise the `OSError` that it fails with.
+
+    Arguments are integers, and memory that the call reads; None: a null pointer.
+    """
+    passed = [ctypes.c_long(each) if isinstance(each, int) else ctypes.c_char_p(each) for each in arguments]
+    found = ctypes.CDLL(None, use_errno=True).syscall(number, *passed)
+    if found < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return found
+
+
+__all__ = ["call", "enter"]

@@ -7,10 +7,10 @@ import errno
 import os
 import stat
 import struct
-from types import TracebackType
+from collections.abc import Iterable
 
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.sandbox.system import call
+from aotexport_runtime.sandbox import call
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _VERSION = 1
@@ -50,43 +50,37 @@ def check() -> int:
         ) from None
 
 
-class Rules:
-    """Rules that are made, and then enforced: what none of them allows is refused."""
+def restrict(paths: Iterable[tuple[str, bool]], *, reads: bool, version: int) -> None:
+    """Refuse this thread, and those that it begins, to change files, and the rights of root but those to files.
 
-    def __init__(self, *, reads: bool) -> None:
-        """Begin with none; with `reads`, reading is refused as well."""
-        version = check()
-        files = _EXECUTE | _WRITE | _IOCTL | (_READ if reads else 0)
-        self._handled = sum(1 << bit for bit in range(16) if files >> bit & 1 and _ADDED_BY.get(1 << bit, 1) <= version)
-        tcp = _TCP if version >= _TCP_SINCE else 0
-        scopes = _SCOPES if version >= _SCOPES_SINCE else 0
-        attributes = struct.pack("QQQ", self._handled, tcp, scopes)
-        self._descriptor = call(_CREATE_RULESET, attributes, len(attributes), 0)
-
-    def __enter__(self) -> Rules:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        os.close(self._descriptor)
-
-    def add(self, path: str, *, write: bool) -> None:
-        """Allow to read what is at and below a path; with `write`, to change it too."""
-        descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        try:
-            rights = self._handled & (_READ | (_WRITE if write else 0))
-            if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
-                rights &= _OF_FILES
-            if rights:
-                call(_ADD_RULE, self._descriptor, _PATH_BENEATH, struct.pack("=Qi", rights, descriptor), 0)
-        finally:
-            os.close(descriptor)
-
-    def enforce(self) -> None:
-        """Restrict this thread, and those that it begins."""
-        call(_RESTRICT_SELF, self._descriptor, 0)
+    Args:
+        paths: what may be read, with all below it, and whether it may be changed as well.
+        reads: whether to refuse to read other files.
+        version: of Landlock.
+    """
+    files = _EXECUTE | _WRITE | _IOCTL | (_READ if reads else 0)
+    handled = sum(1 << bit for bit in range(16) if files >> bit & 1 and _ADDED_BY.get(1 << bit, 1) <= version)
+    tcp, scopes = _TCP * (version >= _TCP_SINCE), _SCOPES * (version >= _SCOPES_SINCE)
+    attributes = struct.pack("QQQ", handled, tcp, scopes)
+    rules = call(_CREATE_RULESET, attributes, len(attributes), 0)
+    try:
+        for path, write in paths:
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            try:
+                rights = handled & (_READ | (_WRITE if write else 0))
+                if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
+                    rights &= _OF_FILES
+                if rights:
+                    call(_ADD_RULE, rules, _PATH_BENEATH, struct.pack("=Qi", rights, descriptor), 0)
+            finally:
+                os.close(descriptor)
+        _give_up_rights()
+        call(_RESTRICT_SELF, rules, 0)
+    finally:
+        os.close(rules)
 
 
-def give_up_rights() -> None:
+def _give_up_rights() -> None:
     """Give up the rights of root but those to files, and those that programs with `setuid` would bring."""
     if ctypes.CDLL(None, use_errno=True).prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")

@@ -12,7 +12,7 @@ import errno
 import struct
 
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.sandbox.system import call
+from aotexport_runtime.sandbox import call
 
 _NAMES = """
 0 read 1 write 2 open 3 close 4 stat 5 fstat 6 lstat 7 poll 8 lseek 9 mmap 10 mprotect 11 munmap 12 brk
