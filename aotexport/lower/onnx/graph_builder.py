@@ -13,9 +13,10 @@ from torch import fx, nn
 from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.forms import FORMS, Call, NoForm
 from aotexport.lower.onnx.provenance import location, trace, where
-from aotexport_runtime.execution import checkpoint, ops
+from aotexport_runtime.execution import ops
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.execution.higher_order import EFFECTS
+from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, EXIT_CHECKPOINT
 from aotexport_runtime.schema.bounded import MAX_TEXT
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import Program, SizeInput
@@ -33,7 +34,7 @@ from aotexport_runtime.schema.values import (
 
 _HIDDEN_WRITES = ("aten::batch_norm", "aten::instance_norm", "aten::native_batch_norm", "aten::cudnn_batch_norm")
 _CHECKS = ("aten::_assert_scalar.default", "aten::_assert_async.default", "aten::_assert_async.msg")
-_WITHOUT_GRADIENTS = ("torch::set_grad_enabled", "torch::is_grad_enabled", checkpoint.ENTER, checkpoint.EXIT)
+_WITHOUT_GRADIENTS = ("torch::set_grad_enabled", "torch::is_grad_enabled", ENTER_CHECKPOINT, EXIT_CHECKPOINT)
 """Operators without effect where no gradients are recorded."""
 _MOVES = ("aten::set_data.default",)
 

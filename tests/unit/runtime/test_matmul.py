@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from aotexport_runtime import NotSupported
+from aotexport_runtime.execution.functional_graph import by_onednn
 from aotexport_runtime.execution.matmul import measured, onednn
 from aotexport_runtime.execution.matmul.measured import clearly_faster
-from aotexport_runtime.execution.matmul.onednn import replacement, replacements
+from aotexport_runtime.execution.matmul.onednn import replacement
 from aotexport_runtime.execution.matmul.sizes import mode_of
 from aotexport_runtime.execution.user_cache import Measurements, cache_folder
 from aotexport_runtime.schema.graph import Node
@@ -110,14 +111,14 @@ def test_matmuls_may_be_chosen(op, metas, modes):
 
     known = dict(zip(names, metas, strict=True))
 
-    assert [mode for mode in ("fastest", "onednn", "torch") if replacements([node], known, mode)] == modes
+    assert [mode for mode in ("fastest", "onednn", "torch") if by_onednn([node], known, mode)] == modes
 
 
 def test_matmul_with_factors_is_left_to_torch():
     known = {"b": meta(128), "x": meta(128, 256), "y": meta(256, 128)}
     node = Node(name="z", op="aten::addmm.default", args=["b", "x", "y"], kwargs={"beta": 2}, meta=meta(128, 128))
 
-    assert not replacements([node], known, "onednn")
+    assert not by_onednn([node], known, "onednn")
 
 
 @needs_onednn

@@ -15,9 +15,9 @@ from aotexport_runtime.allowed.operators import (
     allowed_aten_operators,
 )
 from aotexport_runtime.allowed.signatures import signature_of
-from aotexport_runtime.execution import checkpoint
 from aotexport_runtime.execution.higher_order import EFFECTS
 from aotexport_runtime.execution.ops import ADAPTERS, is_compatible, resolve
+from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, EXIT_CHECKPOINT
 
 NOWHERE: frozenset[str] = frozenset()
 
@@ -97,7 +97,7 @@ def test_schema_is_compatible_only_if_every_captured_call_means_the_same(capture
 
 def test_every_builtin_has_a_number_of_operands():
     assert set(BUILTIN_OPERANDS) == {*BUILTINS, *INFIX}
-    assert set(EFFECT_OPERANDS) == {*EFFECTS, checkpoint.ENTER, checkpoint.EXIT}
+    assert set(EFFECT_OPERANDS) == {*EFFECTS, ENTER_CHECKPOINT, EXIT_CHECKPOINT}
 
 
 def test_every_view_is_an_allowed_operator_that_makes_views():

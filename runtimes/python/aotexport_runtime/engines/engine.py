@@ -1,11 +1,16 @@
-"""The contract of engines: guard rows, run, epilogue. No torch."""
+"""The contract of engines: guard rows, run, epilogue; and that of native code of a functional graph. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aotexport_runtime.guards.rule import GuardSource, Row
+from aotexport_runtime.schema.gradients import Partition
+
+if TYPE_CHECKING:
+    from aotexport_runtime.execution.codegen import Function
+    from aotexport_runtime.rewrite.partition import Subgraph
 
 
 class Engine(Protocol):
@@ -41,3 +46,34 @@ class Engine(Protocol):
         None: quick paths call `run`.
         """
         ...
+
+
+class Native(Protocol):
+    """Native code that runs a functional graph in place of generated code.
+
+    Attributes:
+        target: its name in `select.py`.
+        partition: what its forward saves; None: the graph's first partition, or it is no joint graph.
+        saved: how many tensors its forward saves of its own choice, for a backward that takes every tangent, none a
+            batch; None: those of the partition.
+    """
+
+    target: str
+    partition: Partition | None = None
+    saved: int | None = None
+
+    def why_not(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> str | None:
+        """Return why it does not take a call with these inputs and sizes; None: it does."""
+        ...
+
+    def why_not_backward(self, defined: Sequence[bool]) -> str | None:
+        """Return why it does not take a backward pass in which these tangents are defined; None: it does."""
+        return None
+
+    def forward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
+        """Return a function that runs the forward; where that fails, one that `fallback` makes may run."""
+        ...
+
+    def backward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
+        """Return a function that runs the backward; see `forward_of`."""
+        return fallback()

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from aotexport_runtime.engines.engine import Native
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.execution.codegen import Function
 from aotexport_runtime.guards.arguments import same_layout
-from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.program import FreshOutput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.values import sizes
@@ -19,15 +18,12 @@ Weights = Mapping[str, tuple[torch.Tensor, int]]
 """State tensors as they were loaded, and their versions then, by name."""
 
 
-class Frozen:
-    """Runs an inference graph while the weights are those that were loaded; see `Libraries`.
+class Frozen(Native):
+    """Runs an inference graph while the weights are those that were loaded.
 
     Attributes:
-        target: name of the engine.
         failure: what it said the last time that it failed; empty: it did not.
     """
-
-    target = ""
 
     def __init__(self, program: Program, weights: Weights) -> None:
         """Note the weights.
@@ -51,17 +47,12 @@ class Frozen:
         self._strides = [meta.stride if isinstance(meta, TensorMeta) else None for meta in program.outputs]
 
     def why_not(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> str | None:
-        """Return which of weights, threads and modes is not that which it was made with; None: none."""
         if torch.are_deterministic_algorithms_enabled():
             return "deterministic algorithms were asked for"
         if torch.get_num_threads() != self._threads:
             return f"it was made for {self._threads} threads"
         same = all(inputs[index] is tensor and tensor._version == version for index, tensor, version in self._weights)
         return None if same else "weights have changed since the load"
-
-    def forward(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
-        """Return a function that runs the graph; where it fails, the function that `fallback` makes."""
-        raise NotImplementedError
 
     def laid_out(self, results: Sequence[Any], symbols: Mapping[str, int]) -> tuple[Any, ...]:
         """Return results with the strides that eager gives them."""

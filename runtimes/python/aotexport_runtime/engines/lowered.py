@@ -10,8 +10,10 @@ from typing import Any
 import torch
 
 from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.engine import Native
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
 from aotexport_runtime.rewrite.names import names_in
+from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.values import sizes
@@ -21,11 +23,10 @@ ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
-class Lowered:
+class Lowered(Native):
     """A lowered program.
 
     Attributes:
-        target: its target.
         forward: takes the program's inputs; returns the functional graph's results before gradients, then the saved
             tensors; none of them a view.
         backward: takes the saved tensors, then all tangents; returns a gradient, or None, per input. None: it is an
@@ -38,18 +39,24 @@ class Lowered:
     target: str
     forward: Function
     backward: Function | None
-    saved: int
+    saved: int  # pyright: ignore[reportIncompatibleVariableOverride] (it has a way of its own)
     guards: tuple[SizeExpression, ...] = ()
     trial: Callable[[Sequence[Any], Mapping[str, int]], bool] | None = None
 
     def why_not(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> str | None:
-        """Return why it does not take a call with these inputs and sizes; None: it does."""
         unmet = [guard for guard in self.guards if not sizes.evaluate(guard, symbols)]
         if unmet:
             return f"kernels are for {' and '.join(sizes.describe(guard).strip('()') for guard in unmet)}"
         if self.trial is None or self.trial(inputs, symbols):
             return None
         return "kernels failed the comparison on the first call, of which the log tells"
+
+    def forward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
+        return self.forward
+
+    def backward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
+        assert self.backward is not None
+        return self.backward
 
 
 class Lease:

@@ -16,20 +16,16 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from aotexport_runtime.execution.autocast import autocast_of_now
-from aotexport_runtime.rewrite.names import names_in, operands
+from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, EXIT_CHECKPOINT, names_in, operands
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import Argument, SequenceMeta, SubgraphArgument, ValueMeta
 from aotexport_runtime.validate import references
-
-ENTER, EXIT = "torch::enter_checkpoint", "torch::exit_checkpoint"
 
 # --- parts as higher-order operators -----------------------------------------------------------------------
 
 
 def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -> tuple[Graph, list[Node]]:
     """Return nodes, each checkpointed part one `higher_order::checkpoint`, and a graph with their subgraphs."""
-    if not any(node.op == ENTER for node in nodes):
-        return graph, list(nodes)
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     subgraphs: dict[str, Graph] = {}
     result: list[Node] = []
@@ -37,10 +33,12 @@ def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -
     while begin < len(nodes):
         enter = nodes[begin]
         end = begin
-        if enter.op != ENTER:
+        if enter.op != ENTER_CHECKPOINT:
             result.append(enter)
         else:
-            end = next(i for i in range(begin, len(nodes)) if nodes[i].op == EXIT and nodes[i].args[0] == enter.name)
+            end = next(
+                i for i in range(begin, len(nodes)) if nodes[i].op == EXIT_CHECKPOINT and nodes[i].args[0] == enter.name
+            )
             inner = nodes[begin + 1 : end]
             used = set(names_in(outputs)).union(*map(operands, nodes[end + 1 :]))
             returned = [node.name for node in inner if node.name in used]

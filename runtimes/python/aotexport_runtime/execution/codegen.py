@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Container, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import profiler
@@ -18,12 +18,11 @@ from torch.autograd import profiler
 from aotexport_runtime.allowed.operators import INFIX, KERNEL
 from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.errors import printable
-from aotexport_runtime.execution import attention, checks, higher_order, loops, ops
-from aotexport_runtime.execution.checkpoint import outlined
+from aotexport_runtime.execution import checks, ops
 from aotexport_runtime.execution.matmul.sizes import Mode
 from aotexport_runtime.execution.preconditions.dataflow import are_indices_proven
 from aotexport_runtime.execution.source import define
-from aotexport_runtime.rewrite.names import draws, last_uses
+from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, draws, last_uses
 from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
 from aotexport_runtime.schema.graph import Graph, Node, SourceLine
 from aotexport_runtime.schema.limits import DEFAULT, Limits
@@ -44,18 +43,12 @@ from aotexport_runtime.schema.values import (
     SubgraphArgument,
     ValueMeta,
 )
-from aotexport_runtime.values import dtypes, meshes, sizes
+from aotexport_runtime.values import dtypes, sizes
 from aotexport_runtime.values.subclasses import Form, TensorTypes, inner_tensor
 from aotexport_runtime.values.trees import python_value
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
-    **higher_order.EFFECTS,
-    ASSUMED_SHAPE: checks.check_shape,
-    "subclass::inner": inner_tensor,
-    "distributed::to_local": meshes.to_local,
-    "distributed::redistribute": meshes.redistribute,
-}
-"""Operators that are functions of the runtime, of a node's values alone."""
+if TYPE_CHECKING:
+    from aotexport_runtime.execution.loops import Budget
 
 Function = Callable[[list[Any], dict[str, int]], tuple[Any, ...]]
 """A compiled graph: called with the list of inputs (emptied by the call) and the value of each symbol."""
@@ -102,7 +95,11 @@ class Environment:
 
     def replacement(self, name: str) -> Callable[..., Any] | None:
         """Return the replacement of operator `name` on the bundle's device; None: the operator itself runs."""
-        return None if self.device is None else attention.replacement(name, self.device.type)
+        if self.device is None or not name.startswith("aten::_scaled_dot_product_"):
+            return None
+        from aotexport_runtime.execution.attention import replacement
+
+        return replacement(name, self.device.type)
 
     def form(self, record: Subclass) -> Form:
         """Return the structure of a tensor subclass with its class."""
@@ -115,7 +112,7 @@ class _FunctionSource:
 
     graph: Graph
     environment: Environment
-    budget: loops.Budget
+    budget: Budget | None
     replacements: Mapping[str, Callable[..., Any]]
     detached: Container[str]
     lines: list[str] = field(default_factory=list)
@@ -185,7 +182,9 @@ class _FunctionSource:
         shared = self.once("f", op, operator)
         signature = signature_of(schema) if schema is not None and isinstance(node.meta, SequenceMeta) else None
         if isinstance(node.meta, SequenceMeta) and signature is not None and len(signature.returns) == 1:
-            return self.object("f", loops.counted(op, self.objects[shared], len(node.meta.items)))
+            from aotexport_runtime.execution.loops import counted
+
+            return self.object("f", counted(op, self.objects[shared], len(node.meta.items)))
         return shared
 
     def subgraph(self, name: str) -> str:
@@ -212,8 +211,8 @@ class _FunctionSource:
             return f"({arguments[0]}) {INFIX[op]} ({arguments[1]})"
         if op == "python::getitem" and len(arguments) == 2:
             return f"{arguments[0]}[{arguments[1]}]"
-        if op in _FUNCTIONS:
-            return f"{self.object('f', _FUNCTIONS[op])}({listed})"
+        if (function := _own_function(op)) is not None:
+            return f"{self.object('f', function)}({listed})"
         if op == CALL_SUBMODULE:
             return f"{self.object('m', self.environment.submodules[node.name])}(symbols, {listed})"
         if op in ("subclass::wrap", "distributed::from_local"):
@@ -222,11 +221,13 @@ class _FunctionSource:
             if op == "subclass::wrap":
                 return f"{form}.make(iter({arguments[0]}), symbols)"
             return f"{form}.make(iter([{arguments[0]}]), symbols, {arguments[2]})"
-        if op in higher_order.OPERATORS:
-            is_random = draws(self.graph, node, self.drawing)
-            operator = (higher_order.DRAWING if is_random else higher_order.OPERATORS)[op]
-            limited = loops.limited(op, operator, self.environment.limits.iterations)
-            return f"{self.object('f', limited)}(symbols, {listed})"
+        if op.startswith("higher_order::"):
+            from aotexport_runtime.execution.higher_order import DRAWING, OPERATORS
+            from aotexport_runtime.execution.loops import limited
+
+            operator = (DRAWING if draws(self.graph, node, self.drawing) else OPERATORS)[op]
+            function = limited(op, operator, self.environment.limits.iterations)
+            return f"{self.object('f', function)}(symbols, {listed})"
         arguments += [f"{keyword}={self.argument(argument)}" for keyword, argument in node.kwargs.items()]
         return f"{self.function(node)}({', '.join(arguments)})"
 
@@ -263,7 +264,7 @@ def compile_graph(
     label: str | None = None,
     detached: Container[str] = (),
     replacements: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
-    budget: loops.Budget | None = None,
+    budget: Budget | None = None,
 ) -> Function:
     """Return a function that computes `outputs` from `inputs` by `nodes`, dropping each value at its last use.
 
@@ -282,8 +283,15 @@ def compile_graph(
         BundleInvalid: an operator is not allowed.
         NotSupported: an operator is missing in this torch.
     """
-    graph, nodes = outlined(graph, list(nodes), outputs)
-    bodies = budget or loops.Budget(environment.limits.calls)
+    nodes, bodies = list(nodes), budget
+    if any(node.op == ENTER_CHECKPOINT for node in nodes):
+        from aotexport_runtime.execution.checkpoint import outlined
+
+        graph, nodes = outlined(graph, nodes, outputs)
+    if budget is None and graph.subgraphs:
+        from aotexport_runtime.execution.loops import Budget
+
+        bodies = Budget(environment.limits.calls)
     source = _FunctionSource(graph, environment, bodies, replacements, detached)
     lines, taken = source.lines, [source.local(name) for name in inputs]
     if label is not None:
@@ -292,7 +300,7 @@ def compile_graph(
         lines.append(f"    return {mark}({text}, run, args, symbols, True)")
     if budget is not None:
         lines.append(f"{source.object('b', budget.spend)}({len(nodes) + 1})")
-    elif graph.subgraphs:
+    elif bodies is not None:
         lines.append(f"{source.object('b', bodies.begin)}()")
     if taken:
         lines.append(f"{', '.join(taken)}, = args")
@@ -308,13 +316,26 @@ def compile_graph(
         dying.setdefault(index, []).append(name)
     for index, node in enumerate(nodes):
         source.compute(node, shown)
-        is_unused = node.name not in uses and node.op not in higher_order.EFFECTS
+        is_unused = node.name not in uses and not node.op.startswith("torch::")
         source.drop([*dying.get(index, ()), *[node.name] * is_unused])
     lines.append(f"return ({''.join(f'{source.output(output)}, ' for output in outputs)})")
     source.objects.update(sizes.SCOPE)
     return define(
         "run", "args, symbols, is_marked=False", lines, source.objects, label or "graph", source.original_lines
     )
+
+
+def _own_function(op: str) -> Callable[..., Any] | None:
+    """Return the function of the runtime that an operator is, of a node's values alone; None: it is none."""
+    if op.startswith("torch::"):
+        from aotexport_runtime.execution.higher_order import EFFECTS
+
+        return EFFECTS[op]
+    if op in ("distributed::to_local", "distributed::redistribute"):
+        from aotexport_runtime.values import meshes
+
+        return meshes.to_local if op == "distributed::to_local" else meshes.redistribute
+    return {ASSUMED_SHAPE: checks.check_shape, "subclass::inner": inner_tensor}.get(op)
 
 
 def is_profiled() -> bool:

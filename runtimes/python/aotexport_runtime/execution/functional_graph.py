@@ -8,7 +8,7 @@ from typing import Any
 
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
-from aotexport_runtime.execution.matmul.onednn import replacements
+from aotexport_runtime.execution.matmul.sizes import Mode, is_worth_choosing, matmuls_of
 from aotexport_runtime.rewrite.names import LAYER, operands
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.rewrite.reuse import possible_views, reusing
@@ -51,7 +51,7 @@ def compile_functional(
     # Without in-place writes, operands may be batches of function transforms, which oneDNN does not support.
     chooses = in_place and environment.place("cpu").type == "cpu"
     metas.update((node.name, node.meta) for node in subgraph.nodes)
-    matmuls = replacements(subgraph.nodes, metas, environment.matmul if chooses else "torch")
+    matmuls = by_onednn(subgraph.nodes, metas, environment.matmul if chooses else "torch")
     return compile_graph(
         graph,
         subgraph.nodes,
@@ -62,6 +62,19 @@ def compile_functional(
         detached=views,
         replacements={**matmuls, **layers},
     )
+
+
+def by_onednn(nodes: Iterable[Node], metas: Mapping[str, ValueMeta], mode: Mode) -> dict[str, Callable[..., Any]]:
+    """Return the replacement of each matmul of a processor that oneDNN may compute, by the value's name."""
+    found: dict[str, Callable[..., Any]] = {}
+    for matmul in matmuls_of(nodes, metas) if mode != "torch" else ():
+        sizes = matmul.rows, matmul.depth, matmul.columns
+        fixed = [size for size in sizes if isinstance(size, int)]
+        if len(fixed) < len(sizes) or is_worth_choosing(mode, *fixed):
+            from aotexport_runtime.execution.matmul.onednn import replacement
+
+            found[matmul.name] = replacement(matmul.op, mode, [isinstance(size, int) for size in sizes])
+    return found
 
 
 def of_proven_dtype(inputs: Iterable[str], nodes: Iterable[Node], metas: Mapping[str, ValueMeta]) -> set[str]:

@@ -16,7 +16,6 @@ import torch
 from aotexport_runtime.allowed.operators import BUILTINS, allowed_aten_operators
 from aotexport_runtime.allowed.signatures import is_compatible
 from aotexport_runtime.errors import BundleInvalid, NotSupported
-from aotexport_runtime.execution.preconditions.table import guarded
 from aotexport_runtime.schema.graph import Graph
 
 _OVERLOAD = type(torch.ops.aten.add.Tensor)
@@ -28,8 +27,11 @@ def resolve(
     """Return an operator as `overload` does, with checks of what its kernel trusts; `proven`: indices need no look."""
     function = overload(name, captured_schema, namespaces)
     namespace, _, rest = name.partition("::")
-    is_torchs = namespace == "aten" and isinstance(function, _OVERLOAD)
-    return guarded(rest, function, proven=proven) if is_torchs else function
+    if namespace != "aten" or name in _PLAIN or not isinstance(function, _OVERLOAD):
+        return function
+    from aotexport_runtime.execution.preconditions.table import guarded
+
+    return guarded(rest, function, proven=proven)
 
 
 def overload(name: str, captured_schema: str | None, namespaces: frozenset[str]) -> Callable[..., Any]:
@@ -132,7 +134,10 @@ _DIRECT = frozenset(
         *("tanh_.default", "transpose.int", "unbind.int", "unsqueeze.default", "view.default", "where.self"),
     )
 )
-"""Operators that functions of torch call with the same arguments, at half the cost of a call by schema."""
+"""Operators without preconditions that functions of torch call with the same arguments, at half the cost."""
+
+_PLAIN = _DIRECT | {"aten::threshold_backward.default"}
+"""Operators without preconditions that most bundles have, which need no look into the table."""
 
 _DIRECT_UNGUARDED = frozenset(
     f"aten::{name}" for name in ("addmm.out", "as_strided.default", "bmm.out", "empty_strided.default", "mm.out")

@@ -17,7 +17,7 @@ import torch
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request
-from aotexport_runtime.engines.engine import Engine
+from aotexport_runtime.engines.engine import Engine, Native
 from aotexport_runtime.engines.figures import sizes_of
 from aotexport_runtime.engines.forward.engine import ForwardEngine
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
@@ -26,7 +26,6 @@ from aotexport_runtime.engines.select import Choice, select_engine
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, constant_value
-from aotexport_runtime.execution.matmul.onednn import would_prefer_onednn
 from aotexport_runtime.execution.matmul.sizes import Matmul
 from aotexport_runtime.guards.arguments import argument_rows
 from aotexport_runtime.guards.caller import mode_rows, records_gradients, state_rows
@@ -39,9 +38,7 @@ from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import is_wrapper
 
 if TYPE_CHECKING:
-    from aotexport_runtime.engines.cpu.engine import Libraries
     from aotexport_runtime.engines.forward.live_graph import LiveGraph
-    from aotexport_runtime.engines.lowered import Lowered
     from aotexport_runtime.module.bundle_module import BundleModule
 
 log = logging.getLogger("aotexport_runtime")
@@ -113,7 +110,7 @@ def _is_measured(bundle: Bundle, program: Program, request: Request, device_type
 
 def _selected(
     module: BundleModule, program: Program, request: Request, live: LiveGraph | None, *, is_measured: bool
-) -> tuple[Choice, Lowered | Libraries | None]:
+) -> tuple[Choice, Native | None]:
     """Return the engines of a program and the native code among them; code that cannot be loaded is passed over."""
     bundle, environment = module.bundle, module._environment
     device = None if environment.device is None else environment.device.type
@@ -227,6 +224,8 @@ def program_of(method: str, methods: Mapping[str, Sequence[Program]], *, trainin
 def _prefers_onednn(environment: Environment, matmul: Matmul) -> bool:
     if environment.place("cpu").type != "cpu":
         return False
+    from aotexport_runtime.execution.matmul.onednn import would_prefer_onednn
+
     return would_prefer_onednn(matmul, sizes_of(matmul), environment.matmul)
 
 

@@ -12,6 +12,7 @@ from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import Argument, NothingMeta, SubgraphArgument, ValueMeta
 from aotexport_runtime.validate.arguments import references
 
+ENTER_CHECKPOINT, EXIT_CHECKPOINT = "torch::enter_checkpoint", "torch::exit_checkpoint"
 CHECK = "aten::_assert_scalar.default"
 """The operator that checks a condition on values."""
 

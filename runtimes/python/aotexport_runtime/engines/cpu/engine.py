@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.engines.engine import Native
 from aotexport_runtime.errors import BundleInvalid, NotSupported, first_line
 from aotexport_runtime.execution.codegen import (
     Environment,
@@ -59,8 +60,8 @@ def unfit(requirements: CpuRequirements) -> str | None:
     return None
 
 
-class Libraries:
-    """The libraries of one program, for a target; `partition` is that of a joint graph, None of an inference graph."""
+class Libraries(Native):
+    """The libraries of one program, for a target."""
 
     def __init__(self, bundle: Bundle, target: str, program: Program, environment: Environment) -> None:
         """Load the libraries of `program` for a `cpu` target that has it, after comparing their digests.
@@ -87,7 +88,6 @@ class Libraries:
         self.partition = next((p for p in partitions if p.name == compiled.partition), None)
 
     def why_not(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> str | None:
-        """Return why the libraries are not right for a call with these sizes; None: they are."""
         if torch.are_deterministic_algorithms_enabled():
             return "deterministic algorithms were asked for"
         unmet = [guard for guard in self._compiled.guards if not sizes.evaluate(guard, symbols)]
@@ -96,23 +96,16 @@ class Libraries:
         names = {dimension.symbol: dimension.name for dimension in self._program.dimensions}
         return f"libraries are for {' and '.join(sizes.describe(guard, names).strip('()') for guard in unmet)}"
 
-    @property
-    def taken(self) -> str:
-        """The backward passes that the backward library is for, in words."""
-        from_ = "the loss alone" if self._compiled.undefined_tangents else "every output"
-        return f"the library is for a backward pass from {from_}"
-
-    def takes(self, defined: Sequence[bool]) -> bool:
-        """Return whether the backward library is for a pass in which these tangents are defined."""
+    def why_not_backward(self, defined: Sequence[bool]) -> str | None:
         undefined = self._compiled.undefined_tangents
-        return all(is_defined == (index not in undefined) for index, is_defined in enumerate(defined))
+        if all(is_defined == (index not in undefined) for index, is_defined in enumerate(defined)):
+            return None
+        return f"the library is for a backward pass from {'the loss alone' if undefined else 'every output'}"
 
-    def forward(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
-        """Return a function that runs `subgraph`, the forward; where the library fails, `fallback` makes another."""
+    def forward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
         return self._function(self._compiled.forward, subgraph, fallback)
 
-    def backward(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
-        """Return a function that runs `subgraph`, the backward; where the library fails, `fallback` makes another."""
+    def backward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
         assert self._compiled.backward is not None
         return self._function(self._compiled.backward, subgraph, fallback)
 

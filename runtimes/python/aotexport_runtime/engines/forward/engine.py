@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import AUTOGRAD, PORTABLE
-from aotexport_runtime.engines.forward.live_graph import LiveGraph
 from aotexport_runtime.engines.runs import WHOLE, Engines
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution import transforms
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
-from aotexport_runtime.execution.higher_order import EFFECTS, restored_on_error
 from aotexport_runtime.guards.rule import GuardSource, Row
 from aotexport_runtime.schema.program import Program
+
+if TYPE_CHECKING:
+    from aotexport_runtime.engines.forward.live_graph import LiveGraph
 
 
 class ForwardEngine:
@@ -35,7 +37,7 @@ class ForwardEngine:
         self._engines = engines
         self._live = live
         self._compiled: Function | None = None
-        self._has_effects = False
+        self._restored: Callable[[], AbstractContextManager[None]] | None = None
 
     def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
         """Return None: it serves every call."""
@@ -59,16 +61,19 @@ class ForwardEngine:
         if self._compiled is None:
             self._engines.ran(WHOLE if _records(inputs) else "forward", AUTOGRAD, because)
             self._compiled = self._compile()
-        if not self._has_effects:
+        if self._restored is None:
             return self._compiled(inputs, symbols)
-        with restored_on_error():
+        with self._restored():
             return self._compiled(inputs, symbols)
 
     def _compile(self) -> Function:
         program, live = self._program, self._live
         graph = self._bundle.graph(program.name, program.forward.file) if live is None else live.graph
         environment = self._environment if live is None else live.environment
-        self._has_effects = any(node.op in EFFECTS for node in graph.nodes)
+        if any(node.op.startswith("torch::") for node in graph.nodes):
+            from aotexport_runtime.execution.higher_order import restored_on_error
+
+            self._restored = restored_on_error
         names = [graph_input.name for graph_input in graph.inputs]
         label = f"{program.name} forward graph"
         return compile_graph(graph, graph.nodes, names, graph.outputs, environment, label=label)

@@ -14,7 +14,6 @@ import torch
 
 from aotexport_runtime.engines.functional.checks import check_versions, refuse_unseen_gradients
 from aotexport_runtime.engines.functional.joint import JointProgram, Pattern
-from aotexport_runtime.engines.lowered import LeasedResults
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution import transforms
 from aotexport_runtime.schema.program import IntermediateAlias
@@ -42,13 +41,13 @@ class _Joint(torch.autograd.Function):
         needed: Pattern = ctx.needs_input_grad
         compiled = joint.found.get(needed) or joint.compiled(needed, symbols)
         # A lowered form draws other random numbers than the reference, which would differentiate another call.
-        repeats = joint.reference is not None and not (compiled.lowered is not None and joint.draws)
+        repeats = joint.reference is not None and not (compiled.saves_its_own and joint.draws)
         repeatable = RepeatableCall(joint, inputs, symbols) if repeats else None
         ctx.call = compiled, symbols, torch.are_deterministic_algorithms_enabled(), repeatable
         ctx.set_materialize_grads(False)
         results = compiled.forward([*inputs], symbols)
-        if isinstance(results, LeasedResults):
-            ctx.lease = results.lease
+        # While it lives, nobody overwrites the saved tensors (`LeasedResults`).
+        ctx.lease = getattr(results, "lease", None)
         if compiled.unchecked is None:
             ctx.save_for_backward(*results[compiled.checked])
         else:
@@ -71,7 +70,7 @@ class _Joint(torch.autograd.Function):
             raise NotSupported(
                 "deterministic algorithms were switched on between forward and backward; switch them on before both"
             )
-        if compiled.lowered is not None and any(grad is not None and transforms.batched(grad) for grad in grads):
+        if compiled.saves_its_own and any(grad is not None and transforms.batched(grad) for grad in grads):
             # Kernels take no batches of gradients.
             with torch.enable_grad():
                 found = _differentiable_backward(ctx, repeatable, grads)
@@ -101,7 +100,7 @@ class _Joint(torch.autograd.Function):
             _clear(ctx)
         try:
             found = (None, None, *function(args, symbols))
-            if (compiled.checks or getattr(ctx, "lease", None) is not None) and _is_freed(ctx):
+            if (compiled.checks or ctx.lease is not None) and _is_freed(ctx):
                 ctx.lease, ctx.versions = None, ()
             return found
         except ZeroDivisionError:

@@ -14,15 +14,13 @@ import torch
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import PORTABLE
-from aotexport_runtime.engines.cpu.engine import Libraries
+from aotexport_runtime.engines.engine import Native
 from aotexport_runtime.engines.forward.engine import ForwardEngine
-from aotexport_runtime.engines.frozen import Frozen
 from aotexport_runtime.engines.functional.autograd import apply_joint, run_joint
 from aotexport_runtime.engines.functional.checks import InnerOutput, inner_outputs, node_of, remember_versions, watch
 from aotexport_runtime.engines.functional.epilogue import Mutations, regenerators
 from aotexport_runtime.engines.functional.guards import caller_rows, direct_rows, input_rows, native_rows
 from aotexport_runtime.engines.functional.joint import JointProgram, Reference
-from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.runs import LIBRARY_FAILED, Engines
 from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, Function
@@ -81,11 +79,11 @@ class FunctionalEngine:
             )
         self._guard()
 
-    def by_native(self, native: Lowered | Libraries | Frozen) -> Self:
+    def by_native(self, native: Native) -> Self:
         """Return the engine of the same graph as native code."""
         engine = copy.copy(self)
         engine.name = native.target
-        if self._joint is not None and not isinstance(native, Frozen):
+        if self._joint is not None:
             engine._joint = self._joint.by_native(native)
         else:
             engine._infer = self._inference(native)
@@ -161,9 +159,7 @@ def _unrecorded(infer: Function, inputs: Sequence[Any], symbols: dict[str, int])
         return infer(list(inputs), symbols)
 
 
-def _inference(
-    graph: Graph, environment: Environment, engines: Engines, native: Lowered | Libraries | Frozen | None
-) -> Function:
+def _inference(graph: Graph, environment: Environment, engines: Engines, native: Native | None) -> Function:
     """Return a function that runs an inference graph, compiled by its first call, or native code of it."""
     piece = Subgraph([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
 
@@ -174,10 +170,7 @@ def _inference(
         engines.ran("forward", PORTABLE, LIBRARY_FAILED)
         return generated()
 
-    if native is None or isinstance(native, Lowered):
-        found = None if native is None else native.forward
-    else:
-        found = native.forward(piece, replaced)
+    found = None if native is None else native.forward_of(piece, replaced)
 
     @functools.cache
     def first() -> Function:

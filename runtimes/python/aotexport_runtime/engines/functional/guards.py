@@ -6,9 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from aotexport_runtime.engines.cpu.engine import Libraries
-from aotexport_runtime.engines.frozen import Frozen
-from aotexport_runtime.engines.lowered import Lowered
+from aotexport_runtime.engines.engine import Native
 from aotexport_runtime.execution import transforms
 from aotexport_runtime.execution.autocast import autocast_dtype
 from aotexport_runtime.guards.arguments import same_layout, value_of
@@ -196,9 +194,7 @@ def direct_rows(indices: Sequence[int]) -> list[Row]:
     return [*map(alive, indices)]
 
 
-def native_rows(
-    native: Lowered | Libraries | Frozen, gradients: Sequence[int | None], symbols: Sequence[str], count: int
-) -> list[Row]:
+def native_rows(native: Native, gradients: Sequence[int | None], symbols: Sequence[str], count: int) -> list[Row]:
     """Return the guards of the calls that native code serves; its functional graph serves the others.
 
     Args:

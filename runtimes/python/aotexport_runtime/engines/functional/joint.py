@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aotexport_runtime.engines.candidates import PORTABLE
-from aotexport_runtime.engines.cpu.engine import Libraries
+from aotexport_runtime.engines.engine import Native
 from aotexport_runtime.engines.functional.checks import InnerOutput
 from aotexport_runtime.engines.functional.epilogue import OpaqueTensor
 from aotexport_runtime.engines.functional.tangents import (
@@ -19,7 +19,6 @@ from aotexport_runtime.engines.functional.tangents import (
     positions_of_tangents,
     zeros,
 )
-from aotexport_runtime.engines.lowered import Lowered
 from aotexport_runtime.engines.runs import LIBRARY_FAILED, Engines
 from aotexport_runtime.execution.codegen import Environment, Function
 from aotexport_runtime.execution.functional_graph import compile_functional
@@ -89,10 +88,10 @@ class JointProgram:
         self.steady = [i for i in tensors if i not in risen]
         sizes_of_inputs = {size for value in graph.inputs[: len(inputs)] for size in _symbols(value.meta)}
         self.is_sized_by_data = any(_symbols(tangent.meta) - sizes_of_inputs for tangent in self.gradients.tangents)
-        self.native: Lowered | Libraries | None = None
+        self.native: Native | None = None
         self.found: dict[Pattern, CompiledJoint] = {}
 
-    def by_native(self, native: Lowered | Libraries) -> JointProgram:
+    def by_native(self, native: Native) -> JointProgram:
         """Return the same graph as native code, for calls that want every gradient."""
         joint = copy.copy(self)
         joint.native, joint.found = native, {}
@@ -120,8 +119,7 @@ class CompiledJoint:
     """A compiled forward and backward, with the facts about their values that the `autograd.Function` needs.
 
     Attributes:
-        lowered: native code that runs in place of both; None: they run.
-        libraries: compiled forward and backward; None: there are none.
+        saves_its_own: whether native code saves values of its own choice.
         engine: that of the forward.
         forward: returns results, then saved values.
         returns: how many of those are results.
@@ -142,15 +140,14 @@ class CompiledJoint:
         """Partition and compile `joint` for these gradients; `symbols` are those of the first such call."""
         functional, gradients, native = joint.functional, joint.gradients, joint.native
         self.joint = joint
-        self.lowered = native if isinstance(native, Lowered) else None
-        self.libraries = native if isinstance(native, Libraries) else None
+        self.saves_its_own = native is not None and native.saved is not None
         self.engine = PORTABLE if native is None else native.target
-        self._partitioned = partitioned = _partitioned(joint, needed, self.libraries, symbols)
+        self._partitioned = partitioned = _partitioned(joint, needed, symbols)
         self.returns = returns = partitions.forward_returns(functional)
-        self.forward = _forward(joint, partitioned, native, returns)
+        self.forward = _forward(joint, partitioned, returns)
         checked, unchecked, loose = partitioned.saved_tensors, partitioned.saved_unchecked, partitioned.saved_others
-        if self.lowered is not None:
-            checked, unchecked, loose = self.lowered.saved, 0, 0
+        if native is not None and native.saved is not None:
+            checked, unchecked, loose = native.saved, 0, 0
         elif gradients.saves_nothing:
             # Autograd must not free anything either.
             unchecked, loose = 0, unchecked + loose
@@ -172,7 +169,7 @@ class CompiledJoint:
         self.tangents = [(position, layout(spec)) for position, spec in zip(positions, gradients.tangents, strict=True)]
         self.has_marks = bool(self.opaque or self.views or self.nondifferentiable or joint.is_sized_by_data)
         self.saves_nothing = gradients.saves_nothing and checked == 0
-        self.needs_zeros = self.lowered is not None or joint.is_sized_by_data
+        self.needs_zeros = self.saves_its_own or joint.is_sized_by_data
         self._backwards: dict[tuple[Pattern, bool], Function] = {}
 
     def marked(self, ctx: Any, results: Sequence[Any]) -> tuple[Any, ...]:
@@ -202,33 +199,22 @@ class CompiledJoint:
         return found
 
     def _compile_backward(self, defined: Pattern, batched: bool) -> Function:
-        ran = self.joint.engines.ran
-        if self.libraries is None:
-            ran("backward", self.engine)
-            return self._graph_backward(defined, batched)
-        if batched or not self.libraries.takes(defined):
-            ran("backward", PORTABLE, "a batch of gradients" if batched else self.libraries.taken)
-            return self._graph_backward(defined, batched)
-        ran("backward", self.engine)
+        joint, native, whole = self.joint, self.joint.native, self._partitioned.backward
+        piece = partitions.with_tangents(joint.graph, whole, defined)
+        reason: str | None = "" if native is None else native.why_not_backward(defined)
+        if native is not None and batched and not self.saves_its_own:
+            reason = "a batch of gradients"
 
-        def portable() -> Function:
-            ran("backward", PORTABLE, LIBRARY_FAILED)
-            return self._graph_backward(defined, batched)
+        def portable(because: str = LIBRARY_FAILED) -> Function:
+            joint.engines.ran("backward", PORTABLE, because)
+            taken, label = (whole if self.needs_zeros else piece), f"{joint.engines.program} backward"
+            return compile_functional(joint.graph, taken, joint.environment, label=label, in_place=not batched)
 
-        piece = partitions.with_tangents(self.joint.graph, self._partitioned.backward, defined)
-        return self.libraries.backward(piece, portable)
-
-    def _graph_backward(self, defined: Pattern, batched: bool) -> Function:
-        whole = self._partitioned.backward
-        piece = partitions.with_tangents(self.joint.graph, whole, defined)
-        if self.lowered is not None:
-            assert self.lowered.backward is not None
-            compiled = self.lowered.backward
+        if native is None or reason is not None:
+            compiled = portable(reason or "")
         else:
-            taken, label = (whole if self.needs_zeros else piece), f"{self.joint.engines.program} backward"
-            compiled = compile_functional(
-                self.joint.graph, taken, self.joint.environment, label=label, in_place=not batched
-            )
+            joint.engines.ran("backward", self.engine)
+            compiled = native.backward_of(piece, portable)
         if all(defined) or not self.needs_zeros:
             return compiled
 
@@ -250,12 +236,10 @@ class CompiledJoint:
                 args[start + index] = zeros(spec, shape, device, symbols)
 
 
-def _partitioned(
-    joint: JointProgram, needed: Pattern, libraries: Libraries | None, symbols: dict[str, int]
-) -> partitions.PartitionedGraph:
+def _partitioned(joint: JointProgram, needed: Pattern, symbols: dict[str, int]) -> partitions.PartitionedGraph:
     """Return forward and backward of a joint graph, within the memory budget."""
     functional, budget = joint.functional, joint.environment.memory_budget
-    partition = None if libraries is None else libraries.partition
+    partition = None if joint.native is None else joint.native.partition
     if partition is None:
         partition = partitions.views_recomputed(joint.graph, functional, joint.gradients.partitions[0])
     if budget == 1:
@@ -266,22 +250,18 @@ def _partitioned(
     return computed_late(partitions.partition_graph(joint.graph, functional, partition, needed, joint.impure))
 
 
-def _forward(
-    joint: JointProgram, partitioned: partitions.PartitionedGraph, native: Lowered | Libraries | None, returns: int
-) -> Function:
+def _forward(joint: JointProgram, partitioned: partitions.PartitionedGraph, returns: int) -> Function:
     """Return the compiled forward, whose first `returns` results go to the caller."""
-    if isinstance(native, Lowered):
-        return native.forward
 
     def portable() -> Function:
-        if native is not None:
+        if joint.native is not None:
             joint.engines.ran("forward", PORTABLE, LIBRARY_FAILED)
         label = f"{joint.engines.program} forward"
         return compile_functional(
             joint.graph, partitioned.forward, joint.environment, label=label, visible=returns, detached=True
         )
 
-    return portable() if native is None else native.forward(partitioned.forward, portable)
+    return portable() if joint.native is None else joint.native.forward_of(partitioned.forward, portable)
 
 
 def _checks(

@@ -39,8 +39,7 @@ class FrozenModel(Frozen):
         self.target = runtime.engine
         self._engine = OnnxEngine(bundle, program, model, runtime, {})
 
-    def forward(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
-        """Return a function that runs the graph; where the runtime fails, the function that `fallback` makes."""
+    def forward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
         portable = functools.cache(fallback)
 
         def call(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:

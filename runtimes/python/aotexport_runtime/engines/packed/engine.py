@@ -58,8 +58,7 @@ class PackedGraph(Frozen):
         if not self._layered.layers:
             raise NotSupported("it has no convolution or matmul by a large weight of float32")
 
-    def forward(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
-        """Return a function that runs the graph."""
+    def forward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
         graph, environment, found = self._graph, self._environment, self._layered
         read = [name for layer in found.layers.values() for name in layer.constants]
         values = self._computed(list(dict.fromkeys([*found.constants, *read])))

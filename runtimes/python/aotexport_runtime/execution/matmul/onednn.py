@@ -7,16 +7,14 @@ Results are fresh, in torch's layout, without gradients.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.nn import functional
 
 from aotexport_runtime.execution.matmul.measured import described, faster_by_onednn
-from aotexport_runtime.execution.matmul.sizes import Matmul, Mode, is_worth_choosing, matmuls_of, operands
-from aotexport_runtime.schema.graph import Node
-from aotexport_runtime.schema.values import ValueMeta
+from aotexport_runtime.execution.matmul.sizes import Matmul, Mode, is_worth_choosing, operands
 
 Run = Callable[..., torch.Tensor]
 
@@ -94,20 +92,6 @@ def would_prefer_onednn(matmul: Matmul, sizes: tuple[int, int, int], mode: Mode)
     if matmul.adds:
         return prefers_onednn("aten::addmm.default", [torch.ones(columns), torch.ones(rows, depth), matrix], mode)
     return prefers_onednn("aten::mm.default", [torch.ones(rows, depth), matrix], mode)
-
-
-def replacements(nodes: Iterable[Node], metas: Mapping[str, ValueMeta], mode: Mode) -> dict[str, Run]:
-    """Return the replacement of each matmul that oneDNN may compute, by the value's name.
-
-    `nodes` are functional operators that run on the processor, where nothing records gradients.
-    """
-    found: dict[str, Run] = {}
-    for matmul in matmuls_of(nodes, metas) if mode != "torch" else ():
-        sizes = matmul.rows, matmul.depth, matmul.columns
-        fixed = [size for size in sizes if isinstance(size, int)]
-        if len(fixed) < len(sizes) or is_worth_choosing(mode, *fixed):
-            found[matmul.name] = replacement(matmul.op, mode, [isinstance(size, int) for size in sizes])
-    return found
 
 
 def replacement(op: str, mode: Mode, is_fixed: Sequence[bool]) -> Run:
