@@ -17,9 +17,6 @@ from aotexport_runtime.errors import CheckFailed
 
 INT64_MAX = (1 << 63) - 1
 
-KERNEL = "kernel::"
-"""Namespace of launches of kernels of a bundle, in lowered graphs."""
-
 SET_HEAD = "# set "
 """What begins the line of an operator set in `allowed/aten.txt`."""
 
