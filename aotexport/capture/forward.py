@@ -29,12 +29,12 @@ from aotexport.capture.trace.shapes import SizeFixed, check_not_fixed
 from aotexport.capture.trace.strategies import STRATEGIES, Strategy
 from aotexport.capture.trace.trace import Trace, trace_call
 from aotexport.errors import AotExportError, ExportFailed, ModelFileInvalid
-from aotexport.model.attributes import attributes_restored
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
 from aotexport.model.state import State
 from aotexport.process.blocks import quiet
+from aotexport.state.world import attributes_restored
 from aotexport.torch_internals.names import SET_GRAD_ENABLED, GuardOnDataDependentSymNode
 from aotexport.torch_internals.patches import exporting_hidden
 from aotexport.torch_internals.transforms import transforms_left

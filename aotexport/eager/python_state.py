@@ -21,17 +21,15 @@ from torch.export import Dim
 
 from aotexport.eager.run import copies, eager_run
 from aotexport.errors import ExportFailed
-from aotexport.model.attributes import Attributes, attributes_restored
 from aotexport.model.call import ExampleCall, example_call
-from aotexport.model.memory_snapshots import copied, spans_of
 from aotexport.model.programs import ProgramSpec
-from aotexport.model.reach import reached_tensors
 from aotexport.model.refusals import attempt
-from aotexport.model.restore import Before
 from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.structure import flattened, tree_of
 from aotexport.process.objects import is_a, namespace_of
+from aotexport.state.tensors import Tensors, reached_tensors
+from aotexport.state.world import World, attributes_restored
 from aotexport.values.same_tensors import are_same
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.guards.arguments import argument_rows
@@ -249,15 +247,9 @@ def _differs_after(
 def _watched(call: ExampleCall, state: State) -> Callable[[], bool]:
     """Return a function that tells whether attributes and tensors of the model, beside its state, are as now."""
     known = {id(entry.tensor) for entry in state.entries}
-    tensors = [Before.of(tensor) for tensor in reached_tensors([call.module]) if id(tensor) not in known]
-    memory = [copied(span) for span in spans_of(each.alias for each in tensors if each.alias is not None)]
-    attributes = Attributes.of(call.module)
-
-    def are_same() -> bool:
-        in_place = (each.alias is not None and each.tensor.is_set_to(each.alias) for each in tensors)
-        return attributes.are_same() and all(in_place) and all(span.is_unchanged() for span in memory)
-
-    return are_same
+    tensors = Tensors(tensor for tensor in reached_tensors([call.module]) if id(tensor) not in known)
+    attributes = World.of(call.module)
+    return lambda: attributes.is_unchanged() and tensors.are_unchanged()
 
 
 def _as_it_is(call: ExampleCall) -> ExampleCall:

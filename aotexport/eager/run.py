@@ -13,15 +13,14 @@ import torch
 
 from aotexport.eager.recorded_arguments import RecordedArguments, example_arguments
 from aotexport.errors import ExportFailed
-from aotexport.model.argument_containers import check_changes, containers
-from aotexport.model.attributes import Attributes
-from aotexport.model.call import ExampleCall
-from aotexport.model.mode import Attribute, in_mode
+from aotexport.model.call import Attribute, ExampleCall
 from aotexport.model.programs import Mode
-from aotexport.model.reach import reached_tensors
 from aotexport.model.refusals import attempt
-from aotexport.model.restore import StateSnapshot, restored
 from aotexport.model.state import State
+from aotexport.state.arguments import argument_tables, check_changes
+from aotexport.state.mode import in_mode
+from aotexport.state.tensors import StateSnapshot, reached_tensors, restored
+from aotexport.state.world import World
 from aotexport.values.subclasses import CLASSES
 from aotexport_runtime.call.flat_call import flat_outputs, returning_whole_result, whole_result_tree
 from aotexport_runtime.errors import NotSupported
@@ -107,7 +106,7 @@ def eager_run(
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(in_mode(call.module, mode, [*call.first_call_constants, *attributes]))
-        put_back = None if keeps_attributes else Attributes.of(call.module).put_back
+        put_back = None if keeps_attributes else World.of(call.module).put_back
         if put_back is not None:
             stack.callback(put_back)
         if grad is not None:
@@ -165,7 +164,7 @@ def _eager(
     def eager(values: list[Any]) -> Any:
         tensors = [values[own[p]] if p in own else t for p, t in zip(call.paths, call.tensors, strict=True)]
         args, kwargs = call.rebuild(tensors)
-        before = containers(call, args, kwargs)
+        before = argument_tables(call, args, kwargs)
         value = function(*args, **kwargs)
         check_changes(before, program.container_changes)
         return value

@@ -23,7 +23,6 @@ from torch import nn
 
 from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.model.array_proxies import as_argument
-from aotexport.model.mode import Attribute
 from aotexport.model.structure import flattened, tree_of
 from aotexport.model.tensor_kinds import why_not_held
 from aotexport.torch_internals.applications import called_by_class
@@ -34,6 +33,8 @@ from aotexport_runtime.values.arrays import tensor_of, why_not
 from aotexport_runtime.values.structure import encode_constant, is_constant
 from aotexport_runtime.values.trees import arrays_in, keys_of, leaves, steps
 
+Attribute = tuple[nn.Module, str, Any]
+"""A module, the name of an attribute of it, and a value."""
 BY_KEYWORD = ("positional_or_keyword", "keyword_only")
 """Kinds of parameters that take keyword arguments; a keyword may equal the name of any other one, in `**kwargs`."""
 

@@ -8,12 +8,14 @@ from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.fx import GraphModule, Node
 
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.call import ExampleCall, example_call, signature_of, sizes_by_name
-from aotexport.model.mode import Mode, only_mode
 from aotexport_runtime.schema.bounded import PlainName, bounds_of
 from aotexport_runtime.values.arguments import check_type
+
+Mode = Literal["train", "eval", "function"]
 
 
 @dataclass(frozen=True)
@@ -197,6 +199,27 @@ def _default(call: ExampleCall, only: str | None) -> list[str]:
     if call.module is not None and (trainable or input_grad or call.module.training):
         return ["train", "infer"]
     return ["train"] if input_grad else ["infer"]
+
+
+def only_mode(module: nn.Module | None) -> Literal["train", "eval"] | None:
+    """Return the mode that a module of `torch.export` was exported in, the only one that it has; None: it has both.
+
+    Graphs do not record it. It is train mode where an operator that tells them apart, such as dropout, was traced so.
+    """
+    children = [] if module is None else list(module.modules())
+    if not any(
+        getattr(vars(child).get("train"), "__module__", "") == "torch.export.exported_program" for child in children
+    ):
+        return None
+    nodes = (node for child in children if isinstance(child, GraphModule) for node in child.graph.nodes)
+    return "train" if any(map(_trains, nodes)) else "eval"
+
+
+def _trains(node: Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    names = [] if schema is None else [argument.name for argument in schema.arguments]
+    values = {**dict(zip(names, node.args, strict=False)), **node.kwargs}
+    return any(values.get(name) is True for name in ("train", "training")) or bool(values.get("dropout_p"))
 
 
 def _described(program: Any) -> Program:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import enum
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from torch import nn
 
 from aotexport.errors import ExportFailed
 from aotexport.model.array_proxies import is_proxy, is_scalar
-from aotexport.process.objects import is_a
+from aotexport.process.objects import is_a, namespace_of
 from aotexport.torch_internals.calls import SUPPORTED_NODES
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.values.structure import (
@@ -257,7 +258,8 @@ def _value_attributes(value: Any) -> dict[str, Any]:
 def is_plain_object(value: Any) -> bool:
     """Return whether `value` is an object of a class written in Python, whose only state is its attributes."""
     kinds = (type, torch.Tensor, nn.Module, list, tuple, dict, set, frozenset, collections.deque, np.ndarray, enum.Enum)
-    if is_a(value, *kinds, FunctionType, MethodType, ModuleType, collections.UserDict):
+    kinds += (FunctionType, MethodType, ModuleType, collections.UserDict, torch.SymInt, torch.SymFloat, torch.SymBool)
+    if is_a(value, *kinds) or is_proxy(value):
         return False
     written_in_python = type(value).__flags__ & _HEAP_TYPE or is_a(value, SimpleNamespace)
     return bool(written_in_python) and (type(value).__dictoffset__ != 0 or bool(_slots(value)))
@@ -265,8 +267,11 @@ def is_plain_object(value: Any) -> bool:
 
 def object_attributes(value: Any) -> dict[str, Any]:
     """Return the attributes of an object, including those in slots."""
-    slots = {name: getattr(value, name) for name in _slots(value) if hasattr(value, name)}
-    return {**slots, **getattr(value, "__dict__", {})}
+    found: dict[str, Any] = {}
+    for name in _slots(value):
+        with contextlib.suppress(AttributeError):  # It has no value yet.
+            found[name] = object.__getattribute__(value, name)
+    return found | namespace_of(value)
 
 
 def dataclass_attributes(value: Any, is_kept: Callable[[Any], bool] = lambda item: True) -> dict[str, Any]:

@@ -29,9 +29,7 @@ from aotexport.encode.program import EncodedProgram
 from aotexport.encode.submodules import encode_submodules
 from aotexport.errors import ExportFailed
 from aotexport.model.ancestry import ancestors_of
-from aotexport.model.attributes import ChangedOnFirstCall, PythonStateChanged
 from aotexport.model.call import ExampleCall
-from aotexport.model.mode import refuse_modes_that_change_state
 from aotexport.model.programs import Example, ProgramSpec, check_names, choose_programs
 from aotexport.model.refusals import attempt
 from aotexport.model.state import State, collect_state
@@ -42,6 +40,8 @@ from aotexport.pipeline.options import ExportOptions
 from aotexport.pipeline.report import declared_range
 from aotexport.pipeline.write import write_bundle
 from aotexport.process.clock import Clock
+from aotexport.state.mode import refuse_modes_that_change_state
+from aotexport.state.world import ChangedOnFirstCall, PythonStateChanged
 from aotexport.vectors.paths import checked_programs, on_path
 from aotexport.vectors.record import accepted_calls
 from aotexport_runtime.errors import first_line

@@ -18,13 +18,13 @@ from aotexport.encode.inherited import with_inherited, without_refused
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.errors import ExportFailed
 from aotexport.lower.build import with_lowered
-from aotexport.model.attributes import ChangedOnFirstCall, PythonStateChanged
-from aotexport.model.mode import in_mode
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.state import State
 from aotexport.pipeline.options import ExportOptions
 from aotexport.process.blocks import collected_rarely
 from aotexport.process.clock import Clock
+from aotexport.state.mode import in_mode
+from aotexport.state.world import ChangedOnFirstCall, PythonStateChanged
 from aotexport.vectors.paths import shorter_on_path
 
 

@@ -21,7 +21,6 @@ from aotexport.lower.cpu.program import lower_programs
 from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.model.programs import AnyExample, Program
 from aotexport.model.refusals import bugs_reported
-from aotexport.model.restore import left_alone
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.capture import capture_programs, choose_calls, with_one_row
 from aotexport.pipeline.in_dtype import verify_casts
@@ -34,6 +33,7 @@ from aotexport.pipeline.verify import check_kernels, verify_graphs, verify_libra
 from aotexport.pipeline.write import write_bundle, write_weights
 from aotexport.process.blocks import deep_stack, only_export, searched_for_new_garbage, waits_short
 from aotexport.process.clock import Clock, Progress
+from aotexport.state.world import left_alone
 from aotexport.vectors.eager_errors import EagerErrors
 from aotexport.vectors.thin import thin_vectors
 from aotexport.verify.comparison import Comparison

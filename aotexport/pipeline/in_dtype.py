@@ -17,13 +17,13 @@ from aotexport.encode.program import FORWARD_FILE, EncodedProgram, encode_progra
 from aotexport.errors import ExportFailed, VerificationFailed
 from aotexport.model.call import example_call
 from aotexport.model.cast import cast_arguments
-from aotexport.model.mode import in_mode
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.state import State
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.pipeline.options import ExportOptions
 from aotexport.pipeline.write import write_bundle
 from aotexport.process.clock import Clock
+from aotexport.state.mode import in_mode
 from aotexport.values.subclasses import CLASSES
 from aotexport.vectors.record import record_vectors, write_vectors
 from aotexport.vectors.small_sizes import begun_at_zero

@@ -12,9 +12,9 @@ from aotexport.capture.trace.fakes import range_of
 from aotexport.encode.notes import OTHER_SIZES, Lines
 from aotexport.encode.program import EncodedProgram
 from aotexport.model.call import ExampleCall
-from aotexport.model.mode import eval_mode_note, only_mode
-from aotexport.model.programs import ProgramSpec
+from aotexport.model.programs import ProgramSpec, only_mode
 from aotexport.pipeline.bundle_draft import BundleDraft
+from aotexport.state.mode import eval_mode_note
 from aotexport.torch_internals.calls import is_dimension
 from aotexport.vectors.record import RecordedCall
 from aotexport.verify.report import ExportReport

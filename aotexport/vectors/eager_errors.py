@@ -21,14 +21,14 @@ from aotexport.eager.recorded_arguments import RecordedArguments
 from aotexport.eager.run import SEED, attention_as_traced, observe_eager
 from aotexport.encode.program import FORWARD_FILE, EncodedProgram
 from aotexport.errors import ExportFailed
-from aotexport.model.attributes import attributes_restored
 from aotexport.model.call import ExampleCall
-from aotexport.model.mode import in_mode
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.refusals import attempt
-from aotexport.model.restore import restored
 from aotexport.model.state import State, collect_state
 from aotexport.process.blocks import quiet
+from aotexport.state.mode import in_mode
+from aotexport.state.tensors import restored
+from aotexport.state.world import attributes_restored
 from aotexport.vectors.record import RecordedCall, record_path
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.graph import Graph

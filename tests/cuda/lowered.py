@@ -14,9 +14,9 @@ from aotexport.capture.trace.python_operators import operators_kept
 from aotexport.encode.program import encode_program, with_functional
 from aotexport.lower.build import CUDA, with_results_apart
 from aotexport.lower.cuda.program import CudaProgram, lower_program
-from aotexport.model.mode import in_mode
 from aotexport.model.programs import Example, choose_programs
 from aotexport.model.state import collect_state
+from aotexport.state.mode import in_mode
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.limits import DEFAULT
 from aotexport_runtime.validate.graph import check_graph

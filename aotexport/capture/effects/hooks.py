@@ -17,10 +17,10 @@ from torch import nn
 
 from aotexport.capture.effects.autograd_functions import closed, traced_backward
 from aotexport.errors import ExportFailed
-from aotexport.model.containers import same_item, snapshots
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.process.objects import is_a, namespace_of
+from aotexport.state.tables import same_item, tables_in
 from aotexport.torch_internals.tracing import record_call, tracing_paused
 
 
@@ -104,7 +104,9 @@ class _PythonState:
     @classmethod
     def of(cls, hook: Any) -> _PythonState:
         values = dict(_reachable(hook, "", set()))
-        return cls(hook, values, [taken for path, value in values.items() for taken in snapshots(value, path)])
+        return cls(
+            hook, values, [table for path, value in values.items() for table in tables_in(value, path, seen=set())]
+        )
 
     def changed(self) -> Iterator[str]:
         """Yield the paths of values and items that have changed."""

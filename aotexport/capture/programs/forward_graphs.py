@@ -11,12 +11,12 @@ from aotexport.capture.passes.dump import program_dumped
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.capture.trace.shapes import SizeFixed
 from aotexport.eager.run import copies, eager_run
-from aotexport.model.attributes import AttributeChanged, PythonStateChanged
-from aotexport.model.call import ExampleCall
-from aotexport.model.mode import Attribute, in_mode
+from aotexport.model.call import Attribute, ExampleCall
 from aotexport.model.programs import Mode, ProgramSpec
 from aotexport.model.state import State
 from aotexport.model.structure import flattened
+from aotexport.state.mode import in_mode
+from aotexport.state.world import AttributeChanged, PythonStateChanged
 from aotexport.values.same_tensors import are_same
 
 

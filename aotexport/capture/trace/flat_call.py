@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,20 +23,13 @@ from aotexport.capture.trace.key_order import KeyOrder
 from aotexport.capture.trace.outside_tensors import OutsideTensors
 from aotexport.capture.trace.reshaped_state import is_shaped_alike
 from aotexport.errors import ExportFailed
-from aotexport.model.argument_containers import container_changes, containers
 from aotexport.model.array_proxies import is_proxy, tensor_within
-from aotexport.model.attributes import (
-    AttributeChanged,
-    Attributes,
-    ChangedOnFirstCall,
-    PythonStateChanged,
-)
 from aotexport.model.call import ExampleCall
-from aotexport.model.containers import ItemChange
-from aotexport.model.globals import globals_restored
 from aotexport.model.state import State, StateEntry, swapped
 from aotexport.model.structure import tree_of
 from aotexport.process.patches import patched
+from aotexport.state.arguments import argument_tables, container_changes
+from aotexport.state.world import world_kept
 from aotexport.torch_internals.applications import applied_functions
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Tree
@@ -137,19 +129,16 @@ class FlatCall:
         with (
             symbolic_arithmetic(self.target, self.call.module, self._ask, self._write, converted=self.converts),
             observed(
+                self.target,
                 self.call.module,
                 above_autograd=self.above_autograd,
                 grad=self.grad,
             ) as self.effects,
             swapped(self.state, list(tensors[:count]), self.target) as replaced,
-            globals_restored(self.target, self.call.module) as stored,
             outside,
         ):
-            before = containers(self.call, args, kwargs)
+            before = argument_tables(self.call, args, kwargs)
             result = self.target(*args, **kwargs)
-        self.effects.notes += [
-            f"the call stores {what}, outside of the module; a call of the bundle does not" for what in stored
-        ]
         ids = {id(tensor) for tensor in self.effects.differentiated}
         self.differentiated = {index for index, tensor in enumerate(tensors) if id(tensor) in ids}
         self.recorded = [
@@ -179,10 +168,11 @@ def _required(index: int | None, entry: StateEntry) -> int:
 
 
 @contextlib.contextmanager
-def observed(module: nn.Module | None, *, above_autograd: bool = True, grad: bool = True) -> Iterator[Effects]:
+def observed(target: Any, module: nn.Module | None, *, above_autograd: bool, grad: bool) -> Iterator[Effects]:
     """Watch the model run under tracing.
 
     Args:
+        target: the traced callable.
         module: the model; None: a function.
         above_autograd: see `Effects`.
         grad: see `Effects`.
@@ -204,7 +194,7 @@ def observed(module: nn.Module | None, *, above_autograd: bool = True, grad: boo
     )
     tables = [vars(each) for each in module.modules()] if module is not None else []
     with (
-        attributes_kept(module, effects),
+        world_kept(target, module) as told,
         applied_functions(effects.applied, refuse_bound, tables),
         patched(*patches(effects), *effects.checkpoints.patches()),
         Watch(effects) as watch,
@@ -215,82 +205,5 @@ def observed(module: nn.Module | None, *, above_autograd: bool = True, grad: boo
         finally:
             current_questions.reset(tokens[0])
             current_watch.reset(tokens[1])
-
-
-_NUMBERS = bool | int | float | str
-_TABLE = re.compile(r"\.?_(?:buffers|parameters|modules)\['([^']+)'\]")
-_BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
-_WEIGHTS = frozenset(("_flat_weights", "_flat_weight_refs"))
-"""Lists that recurrent layers make anew where their parameters are others, as in a trace; source: `nn.RNNBase`."""
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-@contextlib.contextmanager
-def attributes_kept(module: nn.Module | None, effects: Effects) -> Iterator[None]:
-    """Put the attributes of the model back after the block, and note in `effects` those that the bundle drops.
-
-    Raises:
-        ExportFailed: the block changed Python state that the model's next call may depend on.
-    """
-    before = Attributes.of(module)
-    try:
-        yield
-    finally:
-        items, changes = before.changed_items(), before.changed()
-        before.put_back()
-    _judge_items(items, effects)
-    _judge(changes, effects)
-
-
-def _judge_items(changes: list[ItemChange], effects: Effects) -> None:
-    for change in changes:
-        if any(table in change.path for table in _HOOKS):
-            raise ChangedOnFirstCall(
-                "the call registers hooks on modules, which a bundle cannot hold. Register them before the export"
-            )
-        path = _TABLE.sub(r".\1", change.path).lstrip(".")
-        attribute = _attribute(change.path)
-        if change.is_attribute and attribute is not None:
-            effects.stored.append(attribute)
-            continue
-        is_tensor = isinstance(change.new, torch.Tensor)
-        is_of_model = attribute is not None and not _TABLE.search(change.path)
-        replaces = isinstance(change.old, torch.Tensor) and is_of_model
-        adds = change.old is None and is_of_model and not isinstance(change.new, _NUMBERS | None)
-        if adds or (is_tensor and (replaces or isinstance(change.old, _NUMBERS | None))):
-            what = "tensor" if is_tensor else "object"
-            effects.notes.append(f"the {what} that the call stores in `{path}` is not kept by the bundle")
-            if attribute is not None:
-                effects.stored.append(attribute)
-            continue
-        message = (
-            f"the call changes `{path}` of the model, and a bundle has no Python state. Keep tensors as "
-            "buffers (`register_buffer`) and change them in place; count and collect outside of the call"
-        )
-        if attribute is None:
-            raise ExportFailed(message)
-        raise PythonStateChanged([*(a for other in changes if (a := _attribute(other.path))), *effects.stored], message)
-
-
-def _attribute(path: str) -> str | None:
-    """Return the path of the attribute, or buffer, whose item changed; None: it is one of torch's tables."""
-    table = re.match(r"(.*?)\.?_buffers\['([^']+)'\]$", path)
-    if table is not None:
-        return ".".join(filter(None, table.groups()))
-    name = path.partition("[")[0]
-    return None if name.rpartition(".")[2] in _BASE_ATTRIBUTES else name
-
-
-def _judge(changes: list[tuple[str, Any, Any]], effects: Effects) -> None:
-    numbers = [
-        (name, old, new)
-        for name, old, new in changes
-        if isinstance(new, _NUMBERS) and type(old) is type(new) and old != new
-    ]
-    if numbers:
-        raise AttributeChanged(numbers)
-    for name, old, new in changes:
-        if name.rpartition(".")[2] not in _BASE_ATTRIBUTES | _WEIGHTS:
-            effects.stored.append(name)
-        if isinstance(new, torch.Tensor) and not isinstance(old, torch.Tensor):
-            effects.notes.append(f"the tensor that the call stores in `{name}` is not kept by the bundle")
+    effects.stored += told.stored
+    effects.notes += told.notes

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
-from aotexport.model.argument_containers import containers
 from aotexport.model.call import ExampleCall
+from aotexport.state.arguments import argument_tables
 from aotexport_runtime.schema.program import ContainerChange, Parameter
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, Tree
 from aotexport_runtime.submodules.python_state import ARGUMENT
@@ -49,13 +49,11 @@ class KeyOrder:
             args: positional arguments, as `call.rebuild` made them.
             kwargs: keyword arguments likewise.
         """
-        for argument in containers(call, args, kwargs):
-            dict_ = argument.container
-            if argument.path in self.paths and not argument.is_default and not dataclasses.is_dataclass(dict_):
-                items = dict(dict_)
-                dict_.clear()
-                for key in self.order(list(items)):
-                    dict_[key] = items[key]
+        for table in argument_tables(call, args, kwargs, defaults=False):
+            if table.path in self.paths and not dataclasses.is_dataclass(table.owner):
+                table.owner.clear()
+                for key in self.order(list(table.items)):
+                    table.owner[key] = table.items[key]
         if any(parameter.kind == "var_keyword" and parameter.name in self.paths for parameter in call.parameters):
             kwargs = {key: kwargs[key] for key in self.order(list(kwargs))}
         return kwargs

@@ -13,7 +13,7 @@ from aotexport.eager.python_state import with_other_inputs
 from aotexport.eager.run import copies, eager_run
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
-from aotexport.model.mode import Mode
+from aotexport.model.programs import Mode
 from aotexport.model.refusals import attempt
 from aotexport.model.state import State, StateEntry
 from aotexport.model.structure import flattened

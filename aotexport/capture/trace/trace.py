@@ -23,12 +23,12 @@ from aotexport.capture.trace.python_operators import traced_operators
 from aotexport.capture.trace.reading_values import READING_VALUES
 from aotexport.capture.trace.strategies import Strategy
 from aotexport.model.call import ExampleCall
-from aotexport.model.mode import has_own_switches
-from aotexport.model.reach import reached_tensors
 from aotexport.model.refusals import is_bug
 from aotexport.model.source_lines import is_user_frame
 from aotexport.model.state import State
 from aotexport.process.patches import Patch, caller, patched
+from aotexport.state.mode import has_own_switches
+from aotexport.state.tensors import reached_tensors
 from aotexport.torch_internals.calls import FakeTensor
 from aotexport.torch_internals.patches import average_in_tensors, fake_kernels, masks_unread
 from aotexport.torch_internals.tracing import stamped, trace_forward

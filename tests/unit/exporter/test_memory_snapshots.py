@@ -8,8 +8,8 @@ from torch import nn
 
 from aotexport.eager.run import dropped_gradients
 from aotexport.model.memory_snapshots import spans_of
-from aotexport.model.restore import UNCHANGED, restored
 from aotexport.model.state import State, collect_state
+from aotexport.state.tensors import UNCHANGED, restored
 from aotexport.write.weights import write_weights
 from aotexport.write.weights_as_snapshots import weights_as_snapshots
 

@@ -1,0 +1,1 @@
+"""The world that a call may change, before and after it: found, compared, told and put back."""

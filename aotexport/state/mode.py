@@ -1,0 +1,99 @@
+"""Set the training or evaluation mode of a module, and attributes of its submodules, for a while."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+from torch import nn
+
+from aotexport.errors import ExportFailed
+from aotexport.model.call import Attribute
+from aotexport.model.programs import Mode
+from aotexport.model.state import State
+from aotexport.state.tensors import UNCHANGED, restored
+from aotexport.state.world import World
+
+
+@contextlib.contextmanager
+def in_mode(module: nn.Module | None, mode: Mode, attributes: Sequence[Attribute] = ()) -> Iterator[None]:
+    """Put `module` in `mode`, and every submodule back in its own mode afterwards.
+
+    A module that is in this mode already is left alone: submodules that the user froze stay frozen. Attributes that the
+    user's own `train` sets are put back, too.
+
+    Args:
+        module: the module; None: a function.
+        mode: the mode.
+        attributes: attributes to set, and to put back.
+    """
+    if module is None:
+        yield
+        return
+    before = [(child, "training", child.training) for child in module.modules()]
+    before += [(child, name, getattr(child, name)) for child, name, _ in attributes]
+    switches = module.training != (mode == "train")
+    own = World.of(module if switches and _any_has_own_switches(module) else None)
+    undo = own.put_back
+    try:
+        if switches:
+            # Modules made by `torch.export` have one mode only, and raise.
+            with contextlib.suppress(NotImplementedError):
+                module.train() if mode == "train" else module.eval()
+            undo = own.undoing()
+        _set(attributes)
+        yield
+    finally:
+        _set(before)
+        undo()
+
+
+def _set(attributes: Sequence[Attribute]) -> None:
+    for child, name, value in attributes:
+        setattr(child, name, value)
+
+
+def has_own_switches(module: nn.Module) -> bool:
+    """Return whether a module, its submodules aside, has a `train` or `eval` of its own."""
+    return any(
+        getattr(type(module), name) is not getattr(nn.Module, name) or name in vars(module)
+        for name in ("train", "eval")
+    )
+
+
+def _any_has_own_switches(module: nn.Module) -> bool:
+    return any(map(has_own_switches, module.modules()))
+
+
+def refuse_modes_that_change_state(module: nn.Module | None, mode: Mode, state: State) -> None:
+    """Refuse a module whose own `train` or `eval` changes its tensors, such as by merging weights.
+
+    Raises:
+        ExportFailed: names the tensor.
+    """
+    if module is None or module.training == (mode == "train") or not _any_has_own_switches(module):
+        return
+    with restored(state) as snapshot, in_mode(module, mode):
+        entries = [entry for entry in state.entries for _ in entry.slots]
+        for entry, change in zip(entries, snapshot.changes(), strict=True):
+            if change is not UNCHANGED:
+                raise ExportFailed(
+                    f"`{mode}()` of the model changes its `{entry.names[0]}`, and a bundle has one set of tensors for "
+                    "all modes. Export the programs of one mode, with the model in that mode (`model.eval()`, then "
+                    "`programs=('infer',)`)"
+                )
+
+
+def eval_mode_note(module: nn.Module | None, mode: Mode) -> list[str]:
+    """Return a sentence that names the submodules that stay in eval mode when `module` is in train mode, if any do."""
+    if module is None or mode != "train" or not module.training:
+        return []
+    found = [name for name, child in module.named_modules() if name and not child.training]
+    outermost = [f"`{name}`" for name in found if name.rpartition(".")[0] not in found]
+    if not outermost:
+        return []
+    more = f" and {len(outermost) - 3} more" if len(outermost) > 3 else ""
+    return [
+        f"in eval mode, as the model has them: {', '.join(outermost[:3])}{more}; their dropout and batch statistics do "
+        "not train. Call `.train()` on the whole model in the model file to train all of it"
+    ]
