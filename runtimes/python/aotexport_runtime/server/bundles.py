@@ -17,12 +17,9 @@ Fingerprint = tuple[tuple[str, int, int, int], ...]
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """A bundle that a model could be served from.
+    """A bundle that a model could be served from; a model without versions has version `1`.
 
-    Attributes:
-        version: name of its directory, a number; `1` of a model without versions.
-        path: its directory.
-        files: tells it and its adapters from what was there before.
+    `files` tells it and its adapters from what was there before.
     """
 
     version: str

@@ -53,24 +53,15 @@ class Signature:
         cls, inputs: Sequence[TensorSpec], outputs: Sequence[TensorSpec], texts: Sequence[TextSpec] = ()
     ) -> Signature:
         """Return that of a servable, whose strings a request may lack; `NotSupported`: the protocol lacks a dtype."""
-        strings = {text.name: ("BYTES", (1,)) for text in texts}
-        return cls(inputs=_by_name(inputs) | strings, outputs=_by_name(outputs))
-
-
-def _by_name(specs: Sequence[TensorSpec]) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {spec.name: (datatype_of(spec.name, spec.dtype), spec.shape) for spec in specs}
+        takes, gives = ({s.name: (datatype_of(s.name, s.dtype), s.shape) for s in each} for each in (inputs, outputs))
+        return cls(inputs=takes | {text.name: ("BYTES", (1,)) for text in texts}, outputs=gives)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """A request with its tensors.
+    """A request with its tensors by name, and whether to answer in bytes by the name of each output that it asks for.
 
-    Attributes:
-        id: the client's, or a new one.
-        inputs: array by name.
-        outputs: whether to answer in bytes, by the name of each output that is asked for.
-        timeout_s: how long the client waits; None: it does not say.
-        adapter: name of the adapter to apply; None: none.
+    `timeout_s` is how long the client waits; None: it does not say.
     """
 
     id: str

@@ -88,11 +88,7 @@ def own_cores() -> int:
 
 
 def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return how many processors this process may keep busy: those it may run on, at most what its container has whole.
-
-    Args:
-        quota: the file in which Linux names the processor time that a container has of each period.
-    """
+    """Return how many processors this process may keep busy: at most what its container has whole, by Linux's file."""
     cores = own_cores()
     try:
         allowed, period = quota.read_text().split()
@@ -111,18 +107,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         flag = f"--{'no-' if default is True else ''}{name.replace('_', '-')}"
         if default is not None and not isinstance(default, bool | Limits):
             how["help"] += " (default: %(default)s)"
-        kind = next((each for each in get_args(kind) if each is not NoneType), kind) if not _is_choice(kind) else kind
+        is_choice = get_origin(kind) is Literal
+        kind = kind if is_choice else next((each for each in get_args(kind) if each is not NoneType), kind)
         if kind is bool:
             how |= {"action": "store_const", "const": not default}
         elif kind is Limits:
             default, how["metavar"] = "", "NAME=NUMBER,..."
         else:
-            how |= {"choices": get_args(kind)} if _is_choice(kind) else {"type": kind}
+            how |= {"choices": get_args(kind)} if is_choice else {"type": kind}
         parser.add_argument(flag, dest=name, default=default, **how)
-
-
-def _is_choice(kind: Any) -> bool:
-    return get_origin(kind) is Literal
 
 
 def sentences_of(record: type) -> dict[str, str]:

@@ -25,34 +25,20 @@ CODES: dict[Kind, tuple[int, str]] = {
 
 
 class Refusal(AotExportError):
-    """A request that is not answered.
-
-    Attributes:
-        kind: why, as metrics and logs have it.
-    """
+    """A request that is not answered, and why (`kind`), as metrics and logs have it."""
 
     def __init__(self, text: str, kind: Kind = "invalid") -> None:
         self.kind: Kind = kind
         # One line: names that a client sends may hold others.
         super().__init__(text.replace("\n", "\\n"))
 
-    @property
-    def http_status(self) -> int:
-        """Status of an HTTP response."""
-        return CODES[self.kind][0]
 
-    @property
-    def grpc_status(self) -> str:
-        """Name of a status of gRPC."""
-        return CODES[self.kind][1]
-
-
-_KINDS: tuple[tuple[type[BaseException], Kind], ...] = (
-    (CallInvalid, "invalid"),
-    (CheckFailed, "invalid"),
-    (Overloaded, "overloaded"),
-    (DeadlinePassed, "deadline"),
-)
+_KINDS: dict[type[Exception], Kind] = {
+    CallInvalid: "invalid",
+    CheckFailed: "invalid",
+    Overloaded: "overloaded",
+    DeadlinePassed: "deadline",
+}
 
 
 def refusal_of(error: BaseException) -> Refusal:
@@ -60,9 +46,9 @@ def refusal_of(error: BaseException) -> Refusal:
     if isinstance(error, Refusal):
         return error
     text = " ".join(str(error).split())
-    for known, kind in _KINDS:
-        if isinstance(error, known):
-            return Refusal(text, kind)
+    kind: Kind | None = next((_KINDS[known] for known in _KINDS if isinstance(error, known)), None)
+    if kind is not None:
+        return Refusal(text, kind)
     # Operators refuse values by these: an index out of range, a shape that does not broadcast.
     kind = "invalid" if isinstance(error, IndexError | ValueError) else "internal"
     return Refusal(f"the model failed with {type(error).__name__}: {text[:500]}", kind)

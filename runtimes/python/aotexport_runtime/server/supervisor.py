@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.util
 import logging
@@ -12,7 +13,6 @@ import socket
 import tempfile
 import time
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -45,17 +45,12 @@ class Worker:
     started: float = field(default_factory=time.monotonic)
     seen: float | None = None
 
-    def look(self) -> None:
-        """Note its signs of life."""
-        try:
+    def is_stuck(self, longest_s: float) -> bool:
+        """Return whether it has given no sign of life for so long, or for the time of a start."""
+        with contextlib.suppress(EOFError, OSError):  # it has ended, which its process tells
             while self.life.poll():
                 self.life.recv()
                 self.seen = time.monotonic()
-        except (EOFError, OSError):  # it has ended, which its process tells
-            return
-
-    def is_stuck(self, longest_s: float) -> bool:
-        """Return whether it has given no sign of life for longer than a request may take."""
         if self.seen is None:
             return time.monotonic() - self.started > _START_S
         return time.monotonic() - self.seen > longest_s
@@ -73,7 +68,7 @@ class Supervisor:
         self._marks.mkdir()
         self._context = multiprocessing.get_context("forkserver")
         engine = [] if options.engine in MODEL_ENGINES else ["aotexport_runtime.serving.program"]
-        self._context.set_forkserver_preload([*engine, "aotexport_runtime.server.endpoints.preload"])
+        self._context.set_forkserver_preload([*engine, "aotexport_runtime.server.endpoints.worker"])
         self._workers: list[Worker] = []
         self._ending = False
         self._pause_s = 0.0
@@ -106,13 +101,12 @@ class Supervisor:
     def _remove_ended(self) -> None:
         longest_s = self._options.request_timeout_s + 5
         for worker in [*self._workers]:
-            worker.look()
-            if worker.process.is_alive() and worker.is_stuck(longest_s):
+            if not worker.process.is_alive():
+                self._note_end(worker, "died")
+            elif worker.is_stuck(longest_s):
                 worker.process.kill()
                 worker.process.join()
                 self._note_end(worker, "stuck")
-            elif not worker.process.is_alive():
-                self._note_end(worker, "died")
 
     def _note_end(self, worker: Worker, reason: str) -> None:
         # It reads where to write when it is imported.
@@ -177,7 +171,7 @@ def openmp_settings(options: ServeOptions, processors: int, given: Mapping[str, 
     return settings
 
 
-@contextmanager
+@contextlib.contextmanager
 def opened(options: ServeOptions) -> Generator[tuple[socket.socket, int]]:
     """Hold the ports: a socket that listens for HTTP, and the number of a port for gRPC that is ours; see `bound`."""
     with bound(options.host, options.http_port, shared=False) as http:

@@ -1,4 +1,1 @@
-"""A bundle for servers: named tensors come in and go out, and waiting requests are joined to batches.
-
-`Servable` is the interface. It knows no protocol and no server.
-"""
+"""A bundle for servers: named tensors come in and go out, and waiting calls are joined. It knows no protocol."""

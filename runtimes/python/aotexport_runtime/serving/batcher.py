@@ -44,7 +44,7 @@ class Waiting:
 
     Attributes:
         call: what `Run` takes.
-        function: what is called in place of `Run`; the call is then not joined.
+        function: what is called in place of `Run`.
         key: calls of one key may be joined; None: this one may not.
         size: of its batch.
         deadline: when it is given up, by `time.monotonic` as `since`, when it came; None: never.
@@ -132,21 +132,14 @@ class Batcher:
             if not self._waiting:
                 self._thread = None
                 return []
-            self._wait_for_others(self._waiting[0])
+            first = self._waiting[0]
+
+            def is_enough() -> bool:
+                size = sum(each.size for each in self._waiting if each.key == first.key)
+                return self._closed or first.key is None or size >= self.max_batch_size
+
+            self._changed.wait_for(is_enough, max(first.since + self._max_latency_s - time.monotonic(), 0))
             return self._take()
-
-    def _wait_for_others(self, first: Waiting) -> None:
-        end = first.since + self._max_latency_s
-        while not self._closed and self._joinable_size(first) < self.max_batch_size:
-            remaining = end - time.monotonic()
-            if remaining <= 0:
-                return
-            self._changed.wait(remaining)
-
-    def _joinable_size(self, first: Waiting) -> int:
-        if first.key is None:
-            return self.max_batch_size
-        return sum(each.size for each in self._waiting if each.key == first.key)
 
     def _take(self) -> list[Waiting]:
         """Remove the first call from the queue, and those behind it that it can be joined with."""

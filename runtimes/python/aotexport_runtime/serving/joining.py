@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.results import VectorResult, check_results, least_tolerance
+from aotexport_runtime.commands.results import VectorResult, least_tolerance
 from aotexport_runtime.errors import AotExportError
 from aotexport_runtime.rows.analysis import dependence, row_axes
 from aotexport_runtime.schema.manifest import VectorEntry
@@ -28,7 +27,7 @@ Values = list[Any]
 """A tensor, array or integer per input of an `Interface`."""
 
 
-class AnyProgram(ABC):
+class AnyProgram:
     """The program of `forward` that a servable calls, by torch or by ONNX Runtime; one thread at a time calls it.
 
     Attributes:
@@ -55,7 +54,6 @@ class AnyProgram(ABC):
         """Recorded calls of the program and its variants."""
         return [entry for entry in self.bundle.manifest.testvectors if entry.program in self.variants]
 
-    @abstractmethod
     def run(self, values: Values, choice: int = 0) -> list[Any]:
         """Return a tensor, array or number per output of the interface.
 
@@ -67,14 +65,15 @@ class AnyProgram(ABC):
             CallInvalid: the call does not fit the program.
             ValueError: ONNX Runtime refuses a value, such as an index out of range.
         """
+        raise NotImplementedError
 
-    @abstractmethod
     def values_of(self, entry: VectorEntry) -> Values:
         """Return the arguments of a recorded call."""
+        raise NotImplementedError
 
-    @abstractmethod
     def run_recorded(self) -> Iterator[tuple[Values, VectorResult]]:
         """Run the recorded calls; yield their arguments and results; `NotSupported`: one changes the module's state."""
+        raise NotImplementedError
 
     def applying(self, adapter: str | None) -> AbstractContextManager[None]:
         """Return a context in which calls of this thread apply an adapter; None: none, as outside of it."""
@@ -89,17 +88,6 @@ class AnyProgram(ABC):
         least = least_tolerance(self.bundle, entry.program, self.target)
         differences = compare(expected, got, least=least, eager_errors=vector.eager_errors)
         return VectorResult(entry.program, entry.name, self.target, differences)
-
-    def check_recorded_calls(self) -> list[Values]:
-        """Run the recorded calls, compare with eager's answers, and return their arguments.
-
-        Raises:
-            SelfTestFailed: an answer differs; the message lists the differences.
-            NotSupported: a call changes the module's state.
-        """
-        again = [*self.run_recorded()]
-        check_results(result for _, result in again)
-        return [values for values, _ in again]
 
 
 def _observed(outputs: Sequence[Any]) -> Observed:
@@ -144,14 +132,16 @@ def batch_of(program: AnyProgram, recorded: Sequence[Values], choice: int, most:
     The forward graph shows that no row knows of another (`rows.dependence`). Calls made of the `recorded` ones are then
     joined to batches of at most `most`, and compared with each alone: what a graph means is not all that may be wrong.
     """
-    interface, reasons = program.interface, list[str]()
-    names = [
-        name
+    interface, bundle, reasons = program.interface, program.bundle, list[str]()
+    records = [
+        bundle.program(name)
         for name, each in zip(program.variants, interface.choices, strict=True)
         if each == interface.choices[choice]
     ]
     for axes in interface.batches:
-        reason = next(filter(None, (_dependence(program.bundle, name, axes) for name in names)), None)
+        rows = [(r, next(a for a in row_axes(r) if a.dimension.name == axes.name)) for r in records]
+        found = (dependence(bundle.graph(record.name, record.forward.file), each) for record, each in rows)
+        reason = next(filter(None, found), None)
         if reason is None and any(_disagree(program, values, axes, choice, most) for values in recorded):
             reason = "joined calls gave other answers than each alone"
         if reason is None:
@@ -160,12 +150,6 @@ def batch_of(program: AnyProgram, recorded: Sequence[Values], choice: int, most:
     where = ", in the program and each of its variants" if len(program.variants) > 1 else ""
     none = f"no dynamic size stands once in every input and output, and nowhere else{where}"
     return None, "; ".join(reasons) or none
-
-
-def _dependence(bundle: Bundle, name: str, axes: BatchAxes) -> str | None:
-    record = bundle.program(name)
-    found = next(each for each in row_axes(record) if each.dimension.name == axes.name)
-    return dependence(bundle.graph(name, record.forward.file), found)
 
 
 def _disagree(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, most: int) -> bool:
@@ -177,7 +161,9 @@ def _disagree(program: AnyProgram, values: Values, axes: BatchAxes, choice: int,
     sizes = [call[0].shape[axes.inputs[0]] for call in calls]
     try:
         began = time.monotonic()
-        alone = [program.run(_copied(call), choice) for call in calls]
+        # Copies, which the model may write to.
+        copies = [[v.clone() if is_torch_tensor(v) else v.copy() for v in call] for call in calls]
+        alone = [program.run(call, choice) for call in copies]
         rows_in_2_s = int(2 * sum(sizes) / (time.monotonic() - began))
         left, chosen = min(most, axes.most or most, max(rows_in_2_s, 4)), list[int]()
         for index in itertools.cycle(range(len(calls))):
@@ -208,8 +194,3 @@ def _variations(values: Values, axes: BatchAxes) -> list[Values]:
         return value.flip(axis) if is_torch_tensor(value) else np.flip(value, axis)
 
     return [varied(1, first), varied(1, lambda value, _: value), varied(4, first), varied(0.5, reverse)]
-
-
-def _copied(values: Values) -> Values:
-    """Return copies, which the model may write to."""
-    return [value.clone() if is_torch_tensor(value) else value.copy() for value in values]

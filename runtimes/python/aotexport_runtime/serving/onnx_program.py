@@ -138,7 +138,7 @@ def read_call(bundle: Bundle, entry: VectorEntry) -> tuple[Vector, Values, dict[
 
 
 def _spanned(arrays: Mapping[str, Array], spec: VectorInput) -> Array:
-    """Return the argument as an array of its own; its span lies within the stored array."""
+    """Return the argument as an array of its own."""
     base = arrays[spec.key] if spec.key in arrays else np.empty(0, np.float32)
     steps = [step * base.itemsize for step in spec.stride]
     return np.lib.stride_tricks.as_strided(base[spec.offset :], spec.shape, steps, writeable=False).copy()

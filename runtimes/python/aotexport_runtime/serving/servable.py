@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.commands.results import check_results
 from aotexport_runtime.engines.candidates import MODEL_ENGINES, ONNX
 from aotexport_runtime.errors import CallInvalid, NotSupported
 from aotexport_runtime.serving.batcher import Answer, Batcher, Waiting
@@ -164,7 +165,9 @@ class Servable:
 
     def _prove(self, program: AnyProgram) -> None:
         with program.applying(None):
-            recorded = program.check_recorded_calls()
+            again = [*program.run_recorded()]
+            check_results(result for _, result in again)
+            recorded = [values for values, _ in again]
             if not recorded:
                 root = self._bundle.root
                 log.warning("%s has no recorded calls of program %s: nothing was checked", root, program.name)
@@ -190,7 +193,7 @@ class Servable:
     def _values(self, inputs: Mapping[str, Any], adapter: str | None) -> tuple[Values, int]:
         """Return a value per input, and the choice of the strings."""
         program = self._served()
-        names = dict.fromkeys(spec.name for spec in (*self.inputs, *self.texts))
+        names = [spec.name for spec in (*self.inputs, *self.texts)]
         expected = ", ".join(f"`{name}`" for name in names)
         violations = [f"`{spec.name}`: missing" for spec in self.inputs if spec.name not in inputs]
         violations += [f"`{name}`: no such input; there are {expected}" for name in inputs if name not in names]

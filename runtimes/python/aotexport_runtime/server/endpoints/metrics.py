@@ -7,9 +7,10 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
 
@@ -35,24 +36,15 @@ WORKERS = Counter("aotexport_workers_ended", "Workers that were replaced, by why
 
 def write_metrics(accept: str | None) -> tuple[bytes, str]:
     """Return the metrics of every worker, and their content type."""
-    registry: Any = CollectorRegistry()
-    registry.register(_Workers())
+    written: list[str] = []
+    for path in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob("*.db"):
+        with contextlib.suppress(FileNotFoundError):  # Its worker was forgotten.
+            # A file is empty until its worker has sized it, and stays so if the worker is killed before.
+            if path.stat().st_size:
+                written.append(str(path))
+    registry: Any = SimpleNamespace(collect=lambda: MultiProcessCollector.merge(written))
     encode, content_type = choose_encoder(accept)
     return encode(registry), content_type
-
-
-class _Workers:
-    """Collects what workers wrote."""
-
-    def collect(self) -> Any:
-        """Return the metrics of all workers together."""
-        written: list[str] = []
-        for path in Path(os.environ["PROMETHEUS_MULTIPROC_DIR"]).glob("*.db"):
-            with contextlib.suppress(FileNotFoundError):  # Its worker was forgotten.
-                # A file is empty until its worker has sized it, and stays so if the worker is killed before.
-                if path.stat().st_size:
-                    written.append(str(path))
-        return MultiProcessCollector.merge(written)
 
 
 def count_event(model: str, version: str, event: str) -> None:

@@ -22,7 +22,7 @@ from aotexport_runtime.server.endpoints.plane import BundleExtension, BundlePlan
 from aotexport_runtime.server.messages import Request as InferRequest
 from aotexport_runtime.server.messages import Signature, read_request, write_answer, write_call
 from aotexport_runtime.server.options import ServeOptions
-from aotexport_runtime.server.refusals import Refusal
+from aotexport_runtime.server.refusals import CODES, Refusal
 
 JSON_NBYTES = "inference-header-content-length"
 """The header that tells how much of a body is JSON."""
@@ -72,8 +72,7 @@ class RestServer(RESTServer):
         routes = [
             ("GET", "/metrics", self.metrics),
             ("POST", "/v2/repository/index", self.index),
-            ("POST", "/v2/repository/models/{model}/load", self.load),
-            ("POST", "/v2/repository/models/{model}/unload", self.unload),
+            *(("POST", f"/v2/repository/models/{{model}}/{change}", self.change) for change in ("load", "unload")),
             ("POST", f"{model}/infer", self.infer),
             ("POST", f"{version}/infer", self.infer),
             ("GET", f"{version}/ready", self.version_ready),
@@ -114,15 +113,14 @@ class RestServer(RESTServer):
             raise Refusal(f"the body is no request for the index: {error}") from None
         return _json(await self._extension.index(asked.get("ready") is True))
 
-    async def load(self, request: Request) -> Response:
-        """Load the newest version of a model."""
-        _check_origin(request)
-        return _json(await self._extension.load(request.path_params["model"]))
-
-    async def unload(self, request: Request) -> Response:
-        """Let a model go."""
-        _check_origin(request)
-        return _json(await self._extension.unload(request.path_params["model"]))
+    async def change(self, request: Request) -> Response:
+        """Load the newest version of a model, or let it go."""
+        # A browser names the page that sends; clients that are no browsers name none.
+        origin = request.headers.get("origin")
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+            raise Refusal(f"pages of {origin[:100]} may not load and unload models", "forbidden")
+        change = self._extension.load if request.url.path.endswith("/load") else self._extension.unload
+        return _json(await change(request.path_params["model"]))
 
     async def version_metadata(self, request: Request) -> Response:
         """Return the inputs and outputs of a model."""
@@ -179,13 +177,6 @@ class RestServer(RESTServer):
         return _json({"along": axes and axes.name, "not_joined": servable.not_joined})
 
 
-def _check_origin(request: Request) -> None:
-    """Refuse what a page of another site lets a browser send; clients that are no browsers name no origin."""
-    origin = request.headers.get("origin")
-    if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
-        raise Refusal(f"pages of {origin[:100]} may not load and unload models", "forbidden")
-
-
 def _json_nbytes(request: Request) -> int | None:
     header = request.headers.get(JSON_NBYTES)
     if header is None:
@@ -233,7 +224,7 @@ async def _refuse(request: Request, error: Exception) -> Response:
     # What is left of such a request is not read: its connection is of no further use.
     headers = {"connection": "close"} if refusal.kind in ("too_slow", "too_large") else None
     body = msgspec.json.encode({"error": str(refusal)})
-    return Response(body, status_code=refusal.http_status, media_type="application/json", headers=headers)
+    return Response(body, status_code=CODES[refusal.kind][0], media_type="application/json", headers=headers)
 
 
 async def _refuse_body(request: Request, error: Exception) -> Response:

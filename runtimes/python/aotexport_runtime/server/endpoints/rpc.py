@@ -18,7 +18,7 @@ from kserve.protocol.grpc.servicer import InferenceServicer
 from aotexport_runtime.server.endpoints.plane import Answered, BundleExtension, BundlePlane, refusal_of_kserve
 from aotexport_runtime.server.messages import Request, Signature, check_input, check_outputs, timeout_s
 from aotexport_runtime.server.options import ServeOptions
-from aotexport_runtime.server.refusals import Refusal
+from aotexport_runtime.server.refusals import CODES, Refusal
 from aotexport_runtime.server.tensors import from_bytes, from_numbers, to_bytes
 
 _CONTENTS = {
@@ -132,23 +132,14 @@ class Codes(aio.ServerInterceptor):
 
         async def answer_or_abort(data: bytes, context: Any) -> Any:
             try:
-                return await answer(_message(handler.request_deserializer, data), context)
+                return await answer(handler.request_deserializer(data), context)
+            except DecodeError:  # gRPC itself has no code for it
+                refusal = Refusal("the bytes are no message of the method")
             except Exception as error:  # noqa: BLE001 - answered to the client
                 refusal = refusal_of_kserve(error)
-            await context.abort(getattr(grpc.StatusCode, refusal.grpc_status), str(refusal))
+            await context.abort(getattr(grpc.StatusCode, CODES[refusal.kind][1]), str(refusal))
 
-        return grpc.unary_unary_rpc_method_handler(
-            answer_or_abort,
-            response_serializer=handler.response_serializer,
-        )
-
-
-def _message(deserialize: Any, data: bytes) -> Any:
-    """Return a message; gRPC itself has no code for bytes that are none."""
-    try:
-        return deserialize(data)
-    except DecodeError:
-        raise Refusal("the bytes are no message of the method") from None
+        return grpc.unary_unary_rpc_method_handler(answer_or_abort, response_serializer=handler.response_serializer)
 
 
 _FRAME_NBYTES = 1 << 16

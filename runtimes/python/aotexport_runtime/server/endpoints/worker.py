@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import gc
 import logging
 import os
 import signal
@@ -29,16 +30,12 @@ from aotexport_runtime.serving.servable import Servable
 log = logging.getLogger("aotexport_runtime.server")
 
 BEAT_S = 2.0
-"""Time between two signs of life, in seconds."""
 _CLOSING_S = 3.0
 """Time that a worker takes to end beyond that for its last requests: less than its parent waits."""
 
 
 def work(options: ServeOptions, http: socket.socket, grpc_port: int, marks: Path, life: Connection) -> None:
-    """Serve until SIGTERM, or until the parent is gone, at a listening socket and a port for gRPC that processes share.
-
-    `life` gets a sign of life every `BEAT_S`, unless a batch runs for longer than a request may take.
-    """
+    """Serve until SIGTERM, or until the parent is gone, which sees in `life` whether a batch runs for too long."""
     log_as_json()
     # uvicorn ends by these signals, and raises them again when it is done.
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -112,3 +109,8 @@ async def beat(repository: Repository, options: ServeOptions, life: Connection) 
             if model.served:
                 metrics.WAITING.labels(model.name).set(model.served.servable.batcher.waiting)
         await asyncio.sleep(BEAT_S)
+
+
+# Workers are forks of a process that has imported this: objects that no collection touches stay in shared pages.
+gc.collect()
+gc.freeze()
