@@ -36,7 +36,7 @@ def pytest_configure(config: pytest.Config) -> None:
             xml.add_global_property(package, version)
 
 
-PLACES = tuple(f"aotexport.{module}.FreshProcess" for module in ("pipeline.export", "verify.bundles", "cli.written"))
+PLACES = tuple(f"aotexport.{module}.FreshProcess" for module in ("pipeline.export", "verify.bundles", "cli.output"))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,7 +1,6 @@
 """The group of commands, its default command, and the handling of errors in every command.
 
-Exit codes: 0 well, 1 the export or a comparison failed, 2 wrong usage or model file, 3 a bug of aotexport, 130
-interrupted.
+Exit codes: 0 well, 1 the export or a comparison failed, 2 wrong usage or model file, 3 a bug, 130 interrupted.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from aotexport.cli.output import BUNDLE, DIRECTORY, DTYPES
-from aotexport.cli.written import WriteOptions, write_options
+from aotexport.cli.output import BUNDLE, DIRECTORY, DTYPES, WriteOptions, write_options
 
 _EXAMPLE = """\b
 Example: the encoder takes no gradients anymore, and needs no memory for them.
@@ -54,11 +53,11 @@ def derive(bundle: Path, write: WriteOptions, dtype: str | None, programs: tuple
         import torch
 
         from aotexport.cli.summary import summarize
-        from aotexport.pipeline.derive import Changes, derive_as
-        from aotexport.pipeline.options import ExportOptions
+        from aotexport.pipeline.derive import derive_as
+        from aotexport.pipeline.options import DeriveOptions
 
-        options = ExportOptions.checked(**given, label_free=False, progress=progress)
-        progress(f"load {bundle}")
         narrow = None if dtype is None else getattr(torch, dtype)
-        report = derive_as(bundle, options, Changes(dtype=narrow, programs=programs or None, **changes), fresh)
+        options = DeriveOptions(**given, **changes, dtype=narrow, programs=programs or None, progress=progress)
+        progress(f"load {bundle}")
+        report = derive_as(bundle, options, fresh)
     write.show(summarize(report, verified=not write.no_verify), progress)

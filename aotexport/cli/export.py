@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aotexport.cli.onnx import onnx_options, read_options
-from aotexport.cli.output import DTYPES
-from aotexport.cli.written import WriteOptions, write_options
+from aotexport.cli.output import DTYPES, WriteOptions, write_options
 
 if TYPE_CHECKING:
     from aotexport.model.programs import Program
@@ -188,7 +187,7 @@ def export(
         from aotexport.pipeline.options import ExportOptions
 
         # Checked before the model is built, which may take long.
-        options = ExportOptions.checked(
+        options = ExportOptions(
             **given,
             **others,
             onnx=onnx and read_options(opset, onnx_state, translations),

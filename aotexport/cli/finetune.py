@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from aotexport.cli.output import BUNDLE, print_json, stdout
-from aotexport.cli.progress import Progress
-from aotexport.cli.training import TrainingProgress, epochs_table
+from aotexport.cli.progress import Progress, TrainingProgress, epochs_table
 from aotexport.finetune.settings import Lora, Settings
 
 if TYPE_CHECKING:

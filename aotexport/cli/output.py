@@ -1,15 +1,22 @@
-"""What commands share: the argument of a bundle, and standard output for people or as one JSON document."""
+"""What commands share: the argument of a bundle, standard output, and the options and summary of a written bundle."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import math
 import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
+
+from aotexport.cli.progress import Progress
+from aotexport.verify.fresh import FreshProcess
 
 DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
 BUNDLE = click.argument("bundle", type=DIRECTORY)
@@ -36,3 +43,96 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+_OPTIONS = (
+    click.option(
+        "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="BUNDLE", help="Directory to write."
+    ),
+    click.option(
+        "--target",
+        "targets",
+        multiple=True,
+        default=("portable",),
+        show_default=True,
+        metavar="NAME",
+        help="Form to ship: portable, cpu (this machine's), cpu:v3,v4, cuda, cuda:sm_80,sm_90; repeatable.",
+    ),
+    click.option("--force", is_flag=True, help="Replace a bundle at the output."),
+    click.option("--fast", is_flag=True, help="Compare with eager in fewer calls; the manifest says so."),
+    click.option(
+        "--no-verify",
+        is_flag=True,
+        help="Do not compare the bundle with eager execution: graphs that differ from it are not left out.",
+    ),
+    click.option("--strip", is_flag=True, help="Leave source lines and module paths out."),
+    click.option("-q", "--quiet", is_flag=True, help="Print errors, and warnings about the bundle, alone."),
+    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """What a command that writes a bundle was given for the options above."""
+
+    output: Path
+    targets: tuple[str, ...]
+    force: bool
+    strip: bool
+    fast: bool
+    no_verify: bool
+    quiet: bool
+    as_json: bool
+
+    def keywords(self, verification: str | None = None) -> dict[str, Any]:
+        """Return the keywords of `ExportOptions` that the options say; `verification` is of `--verify`."""
+        if (verification is not None) + self.fast + self.no_verify > 1:
+            first = "" if verification is None else "--verify, "
+            raise click.UsageError(f"{first}--fast and --no-verify exclude each other; give one")
+        verify = "fast" if self.fast else not self.no_verify
+        if verification not in (None, "standard"):
+            verify = verification
+        return {
+            "output": self.output,
+            "targets": self.targets,
+            "verify": verify,
+            "force": self.force,
+            "strip": self.strip,
+        }
+
+    @contextlib.contextmanager
+    def running(self, profile: Path | None = None) -> Iterator[tuple[Progress, FreshProcess | None]]:
+        """Yield the progress and the process that verifies, which imports torch while this process does.
+
+        With `--json`, standard output is for the document alone: what models print goes to standard error.
+        """
+        elsewhere = contextlib.redirect_stdout(sys.stderr) if self.as_json else contextlib.nullcontext()
+        verifying = contextlib.nullcontext() if self.no_verify else FreshProcess()
+        with elsewhere, verifying as fresh, Progress(quiet=self.quiet, profile=profile) as progress:
+            progress("import torch")
+            yield progress, fresh
+
+    def show(self, summary: Mapping[str, Any], progress: Progress) -> None:
+        """Print the summary of a finished export; see `summarize`."""
+        from aotexport.cli.summary import of_command, print_summary, print_warnings
+
+        summary = of_command(summary, self.output, progress.seconds, progress.own_nbytes)
+        if self.as_json:
+            print_json(summary)
+        elif self.quiet:
+            print_warnings(Console(stderr=True, highlight=False, markup=False), summary)
+        else:
+            print_summary(stdout(), summary)
+
+
+def write_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `WriteOptions`, as its argument `write`."""
+
+    @functools.wraps(command)
+    def collected(**given: Any) -> None:
+        write = WriteOptions(**{field.name: given.pop(field.name) for field in fields(WriteOptions)})
+        command(write=write, **given)
+
+    for option in reversed(_OPTIONS):
+        collected = option(collected)
+    return collected

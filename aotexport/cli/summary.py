@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from aotexport.process.clock import peak_memory_nbytes
-from aotexport.verify.comparison import Comparison
-from aotexport.verify.report import ExportReport
+from aotexport.verify.report import Comparison, ExportReport
 from aotexport_runtime.bundle.notes import LOUD
 from aotexport_runtime.errors import printable
 from aotexport_runtime.schema.program import ArgumentInput, Program

@@ -127,7 +127,7 @@ def _counts(bundle: Bundle, result: dict[str, Any]) -> bool:
 
 
 def _print(results: list[dict[str, Any]]) -> None:
-    from aotexport.verify.comparison import comparisons, failures
+    from aotexport.verify.report import comparisons, failures
 
     console = stdout()
     if not results:

@@ -1,11 +1,11 @@
-"""Encode AOTAutograd's metadata of a functional graph: mutations, outputs, gradients.
+"""Encode AOTAutograd's metadata of a functional graph: every field is encoded, derived, or refused by name.
 
-Every field of `ViewAndMutationMeta` is encoded, derived from others, or refused by name;
 `schemas/rationale.md` has the table, and `tests/meta` compares it with the installed torch.
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from typing import Any
@@ -13,11 +13,11 @@ from typing import Any
 import torch
 
 from aotexport.encode.values import encode_result_meta
-from aotexport.encode.views import encode_views, is_of_several_views
 from aotexport.torch_internals.functional import FunctionalCapture, tangent_descriptor
 from aotexport.torch_internals.names import (
     InputAliasInfo,
     MutationType,
+    OpOverload,
     OutputAliasInfo,
     OutputType,
     PlainTensorMeta,
@@ -39,9 +39,11 @@ from aotexport_runtime.schema.program import (
     IntermediateAlias,
     OutputAlias,
     OutputSpec,
+    ViewStep,
 )
 from aotexport_runtime.schema.values import SequenceMeta, SizeMeta
 from aotexport_runtime.validate import descendants
+from aotexport_runtime.values.structure import encode_constant, is_constant
 
 FIELDS: dict[str, str] = {
     "input_info": "encoded: `mutations`, `Program.inputs`",
@@ -84,16 +86,9 @@ class Unsupported(Exception):
 def encode_functional(
     captured: FunctionalCapture, graph: Graph, *, file: str, counts: Sequence[int]
 ) -> FunctionalGraph:
-    """Return the calling convention of a functional graph.
+    """Return the calling convention of a functional graph; `Unsupported`: a field of the metadata has no record.
 
-    Args:
-        captured: graph and metadata.
-        graph: its encoded record.
-        file: name of the graph's file.
-        counts: per input of the program, its number of inputs of the graph.
-
-    Raises:
-        Unsupported: names the field of the metadata that has no record.
+    `graph` is its encoded record, `file` the name of that; `counts` has the number of its inputs per program input.
     """
     metadata = captured.metadata
     firsts = [0, *accumulate(counts)]
@@ -131,11 +126,7 @@ def encode_functional(
 
 
 def refuse_unsupported(metadata: ViewAndMutationMeta) -> None:
-    """Refuse metadata that no functional graph of a bundle may have.
-
-    Raises:
-        Unsupported: names it.
-    """
+    """Refuse metadata that no functional graph of a bundle may have; `Unsupported`: names it."""
     reasons = {
         "effect tokens": bool(metadata.tokens) or metadata.num_backward_tokens > 0,
         "asynchronous collective tensors": bool(getattr(metadata, release().asynchronous_inputs)),
@@ -308,3 +299,66 @@ def _needed(graph: Graph, names: Iterable[str]) -> set[str]:
         if node.name in wanted:
             wanted.update(operands(node))
     return wanted
+
+
+_HEADER = 3
+"""Of `as_tuple()` of a view: `has_symbolic_inputs`, `reapply_views`, `inverse_return_mode`; then come its arguments."""
+
+_VIEWS: dict[str, OpOverload] = {
+    **{
+        f"{name}_ViewMeta": getattr(torch.ops.aten, name).default
+        for name in (
+            *("view", "t", "permute", "expand", "squeeze", "unsqueeze", "diagonal", "_conj", "_neg_view", "detach"),
+            *("alias", "view_as_real", "view_as_complex", "unfold"),
+        )
+    },
+    "_unsafe_view_ViewMeta": torch.ops.aten.view.default,
+    "transpose_int_ViewMeta": torch.ops.aten.transpose.int,
+    "squeeze_dim_ViewMeta": torch.ops.aten.squeeze.dim,
+    "squeeze_dims_ViewMeta": torch.ops.aten.squeeze.dims,
+    "select_int_ViewMeta": torch.ops.aten.select.int,
+    "slice_Tensor_ViewMeta": torch.ops.aten.slice.Tensor,
+    "view_dtype_ViewMeta": torch.ops.aten.view.dtype,
+}
+"""Operator per class of view."""
+
+
+def encode_views(sequence: Any) -> tuple[ViewStep, ...] | None:
+    """Return the steps of torch's `ViewMetaSequence`; None: regenerate the view by `as_strided`."""
+    steps = [] if sequence is None else [_step(view) for view in sequence.sequence]
+    known = tuple(step for step in steps if step is not None)
+    return known if known and len(known) == len(steps) else None
+
+
+def _step(view: Any) -> ViewStep | None:
+    op = _VIEWS.get(type(view).__name__)
+    if op is None or getattr(view, "has_symbolic_inputs", False):
+        return None
+    count = sum(not argument.kwarg_only for argument in op._schema.arguments) - 1
+    arguments: list[Any] = []
+    for value in view.as_tuple()[_HEADER : _HEADER + count]:
+        if isinstance(value, tuple | list) and all(type(item) is int for item in value):
+            arguments.append(list(value))
+        elif is_constant(value):
+            arguments.append(encode_constant(value))
+        else:
+            return None
+    return ViewStep(op=f"{op._schema.name}.{op._overloadname}", args=arguments)
+
+
+def is_of_several_views(value: Any) -> bool:
+    """Return whether a value of a graph is one of several views made by one operator, or a view of such a view."""
+    while isinstance(value, torch.fx.Node) and value.op == "call_function":
+        source = value.args[0] if value.args else None
+        if value.target is operator.getitem:
+            assert isinstance(source, torch.fx.Node)
+            return _returns_views(source)
+        if not _returns_views(value):
+            return False
+        value = source
+    return False
+
+
+def _returns_views(node: torch.fx.Node) -> bool:
+    returns = node.target._schema.returns if isinstance(node.target, OpOverload) else ()
+    return any(result.alias_info is not None and not result.alias_info.is_write for result in returns)

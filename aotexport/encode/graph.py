@@ -80,7 +80,6 @@ class GraphEncoder:
     """One graph being encoded.
 
     Attributes:
-        module: the FX graph.
         input_names: name per placeholder, in order.
         root: directory that source files are relative to.
         strip: leave out source lines and module paths.
@@ -106,11 +105,7 @@ class GraphEncoder:
         self._source_cache: dict[str, SourceLine | None] = {}
 
     def encode(self) -> Graph:
-        """Return the record.
-
-        Raises:
-            ExportFailed: an operator that the format does not have, with the user's line.
-        """
+        """Return the record; `ExportFailed`: an operator that the format does not have, with the user's line."""
         graph = self.module.graph
         inputs: list[GraphInput] = []
         nodes: list[Node] = []

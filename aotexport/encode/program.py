@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,6 @@ from aotexport.capture.trace.autocast import example_autocast
 from aotexport.capture.trace.forward_capture import Answer, Binding, ForwardCapture
 from aotexport.capture.trace.key_order import with_any_order
 from aotexport.capture.trace.shapes import assumptions, dimensions, guards
-from aotexport.encode.constant_gradients import constant_gradient
 from aotexport.encode.functional import Unsupported, encode_functional, refuse_unsupported
 from aotexport.encode.graph import GraphEncoder, with_calls
 from aotexport.encode.notes import size_lines, trace_notes
@@ -27,8 +27,9 @@ from aotexport.model.programs import ProgramSpec
 from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.allowed.operators import LAUNCH_OPERANDS
+from aotexport_runtime.rewrite.names import names_in, operands
 from aotexport_runtime.schema.gradients import Gradients
-from aotexport_runtime.schema.graph import Graph, SourceLine
+from aotexport_runtime.schema.graph import Graph, Node, SourceLine
 from aotexport_runtime.schema.program import (
     ArgumentInput,
     ForwardGraph,
@@ -44,6 +45,7 @@ from aotexport_runtime.schema.program import (
 )
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import StringArgument, TensorMeta
+from aotexport_runtime.validate import descendants
 from aotexport_runtime.validate.trees import count_parts
 from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper, parts
 
@@ -55,10 +57,7 @@ class EncodedProgram:
     """A program's record with its graphs, by file name.
 
     Attributes:
-        record: its record.
-        graphs: its graphs by file name.
         notes: sentences for the user about effects that the bundle does not reproduce.
-        variant_of: see `ProgramEntry.variant_of`.
         lowered: its lowered forms by target, each with a `record` and `graphs` by file name.
         compiled: names of the targets for which it was compiled to libraries.
         casts: the program of the model in another dtype, by its name, with a forward graph alone.
@@ -104,9 +103,6 @@ def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | N
     """Return a captured program with its forward graph; `strip` leaves out provenance.
 
     Must run before the functional graph is captured: that may fix sizes which the forward graph leaves open.
-
-    Raises:
-        ExportFailed: something that the format cannot hold.
     """
     call = spec.call
     names = [_input_name(binding, call) for binding in forward.bindings]
@@ -307,3 +303,67 @@ def _input(binding: Binding, fake: Any, call: ExampleCall) -> InputSpec:
     assert binding.argument is not None
     path = call.paths[binding.argument]
     return ArgumentInput(path=path, meta=meta, is_leaf=fake.is_leaf, subclass=subclass, parts=of)
+
+
+_SUMS = frozenset(
+    f"aten::{name}"
+    for name in ("add.Tensor", "sub.Tensor", "addmm.default", "addmv.default", "baddbmm.default", "addcmul.default")
+)
+"""Operators that add to their first operand."""
+
+_PLACES = frozenset(
+    f"aten::{name}"
+    for name in (
+        *("cat.default", "stack.default", "where.self", "index_put.default", "index_add.default", "scatter.src"),
+        *("scatter_add.default", "slice_scatter.default", "select_scatter.default", "as_strided_scatter.default"),
+    )
+)
+"""Operators that place operands beside each other: zeros among these are places that a gradient does not reach."""
+
+_BOTH = re.compile(r"aten::(add|sub)\.Tensor|aten::(slice|select|as_strided)_scatter\.default")
+"""Those among them that take two operands so."""
+
+_ZEROS = frozenset(f"aten::{name}" for name in ("zeros.default", "zeros_like.default", "new_zeros.default"))
+_FILLED = frozenset(f"aten::{name}" for name in ("full.default", "full_like.default", "new_full.default"))
+
+
+def constant_gradient(graph: Graph, gradients: Gradients) -> str | None:
+    """Return the value in a joint graph that is a gradient, or a term of one, and depends on no tangent, if any.
+
+    Eager's backward pass from some outputs visits only the operators before those; the tangents that a term is computed
+    from tell its outputs. A term computed from none would be added in every pass; of one tangent, every pass has it.
+    """
+    if len(gradients.tangents) < 2:
+        return None
+    tangents = {value.name for value in graph.inputs[len(gradients.of_inputs) :]}
+    derived, zeros = descendants(graph.nodes, tangents), _zeros(graph.nodes)
+    floating = {
+        value.name
+        for value in (*graph.inputs, *graph.nodes)
+        if isinstance(value.meta, TensorMeta) and value.meta.dtype.startswith(("float", "bfloat", "complex"))
+    }
+    for node in graph.nodes:
+        if node.name not in derived or node.name not in floating or node.op not in _SUMS | _PLACES:
+            continue
+        for name in _terms(node):
+            if name in floating - derived and not (node.op in _PLACES and name in zeros):
+                return name
+    ends = (graph.outputs[index] for index in gradients.of_inputs if index is not None)
+    return next((end for end in ends if isinstance(end, str) and end not in derived), None)
+
+
+def _terms(node: Node) -> list[str]:
+    """Return the operands that a node of `_SUMS` or `_PLACES` adds or places unchanged."""
+    taken = node.args[1:] if node.op == "aten::where.self" else node.args[: 2 if _BOTH.fullmatch(node.op) else 1]
+    return names_in(taken)
+
+
+def _zeros(nodes: Sequence[Node]) -> set[str]:
+    """Return the values that are zeros in every call: made as zeros, or computed from zeros alone."""
+    found: set[str] = set()
+    for node in nodes:
+        made = node.op in _ZEROS or (node.op in _FILLED and node.args[1] == 0)
+        made = made or (node.op == "aten::scalar_tensor.default" and node.args[0] == 0)
+        if made or (operands(node) and found.issuperset(operands(node))):
+            found.add(node.name)
+    return found

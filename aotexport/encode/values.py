@@ -25,15 +25,9 @@ from aotexport_runtime.values.structure import encode_constant, is_constant
 
 
 def encode_argument(value: Any, name_of: Mapping[torch.fx.Node, Argument], where: str) -> Argument:
-    """Return the record of an operator's argument.
+    """Return the record of an operator's argument; `ExportFailed`: the format does not have its kind.
 
-    Args:
-        value: an argument of an FX node.
-        name_of: name per earlier node; a subgraph per node that holds one.
-        where: the node, for errors.
-
-    Raises:
-        ExportFailed: a kind of argument that the format does not have.
+    `name_of` has the name of each earlier node, a subgraph for nodes that hold one; `where` is the node, for errors.
     """
     if isinstance(value, torch.fx.Node):
         return name_of[value]
@@ -71,11 +65,7 @@ def encode_result_meta(value: torch.Tensor) -> TensorMeta:
 
 
 def encode_tensor_meta(value: torch.Tensor) -> TensorMeta:
-    """Return the metadata record of a tensor.
-
-    Raises:
-        ExportFailed: not a strided tensor.
-    """
+    """Return the metadata record of a tensor; `ExportFailed`: not a strided tensor."""
     if value.layout is not torch.strided:
         raise ExportFailed(f"a tensor of layout {value.layout} is not supported; use strided tensors")
     return TensorMeta(

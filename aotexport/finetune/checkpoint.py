@@ -42,11 +42,7 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return Identity(json.loads(json.dumps(settings)), _digest_of_weights(module), examples)
 
     def check(self, other: Identity, path: Path) -> None:
-        """Refuse the checkpoint of another run.
-
-        Raises:
-            DataInvalid: it is of another one; names what differs.
-        """
+        """Refuse the checkpoint of another run; `DataInvalid`: it is of another one; names what differs."""
         for key, value in self.settings.items():
             if other.settings.get(key) != value:
                 raise DataInvalid(
@@ -76,11 +72,7 @@ def trained(module: BundleModule) -> dict[str, torch.nn.Parameter]:
 
 
 def write(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, identity: Identity, step: int) -> None:
-    """Write a checkpoint after `step` steps.
-
-    Raises:
-        NotWritten: the file system refuses; the checkpoint before it stays.
-    """
+    """Write a checkpoint after `step` steps; `NotWritten`: the file system refuses; the checkpoint before it stays."""
     names = list(trained(module))
     tensors = {_MODEL + name: tensor for name, tensor in _state(module).items()}
     for index, state in optimizer.state_dict()["state"].items():

@@ -67,8 +67,7 @@ def _joined(rows: Sequence[torch.Tensor], padding: int) -> torch.Tensor:
 def examples_of(table: Table, model: Model, settings: Settings, tokenizer: str | None) -> tuple[Examples, Examples]:
     """Return the examples to train on, and those that are held out.
 
-    Raises:
-        DataInvalid: the table does not fit the bundle or the loss.
+    `DataInvalid`: the table does not fit the bundle or the loss.
     """
     make = _Maker(table, model, settings, tokenizer)
     everything = make.examples(table.columns)

@@ -22,8 +22,7 @@ class History:
     def __init__(self, directory: Path, *, steps: int, tensorboard: bool) -> None:
         """Begin after the first `steps` steps of an interrupted run, or anew; `tensorboard`: write its events too.
 
-        Raises:
-            DataInvalid: the package tensorboard is missing.
+        `DataInvalid`: the package tensorboard is missing.
         """
         self.entries: list[Entry] = read(directory / FILE, steps) if steps else []
         self._writer = _writer(directory, steps) if tensorboard else None

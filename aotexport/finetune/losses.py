@@ -37,11 +37,7 @@ class Outcome:
 
 
 def outcome(model: Model, batch: Batch, settings: Settings) -> Outcome:
-    """Return the loss of a batch.
-
-    Raises:
-        DataInvalid: an output or a class does not fit the loss.
-    """
+    """Return the loss of a batch; `DataInvalid`: an output or a class does not fit the loss."""
     return _LOSSES[settings.loss](model.call, batch, settings)
 
 

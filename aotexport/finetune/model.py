@@ -38,8 +38,7 @@ class Model:
     def __init__(self, module: BundleModule, *, validates: bool) -> None:
         """Look at the programs, at one for evaluation too if it `validates`.
 
-        Raises:
-            NotSupported: the bundle has no program for training or for evaluation, or needs numbers.
+        `NotSupported`: the bundle has no program for training or for evaluation, or needs numbers.
         """
         self.module = module
         programs, interface = _programs(module, training=True, names=None)
@@ -136,11 +135,7 @@ def chosen(outputs: Mapping[str, torch.Tensor], name: str | None, usual: str, di
 
 
 def check_has(outputs: Mapping[str, Any], name: str) -> torch.Tensor:
-    """Return an output by name.
-
-    Raises:
-        DataInvalid: there is none.
-    """
+    """Return an output by name; `DataInvalid`: there is none."""
     if name not in outputs:
         raise DataInvalid(f"the bundle takes `{OWN_TARGET}` and has no output `{name}`; it has {listed(outputs)}")
     return outputs[name]

@@ -36,11 +36,7 @@ class Table:
         return [name for name, values in self.columns.items() if isinstance(values[0], str)]
 
     def column(self, name: str) -> Sequence[Any]:
-        """Return a column.
-
-        Raises:
-            DataInvalid: there is none of this name.
-        """
+        """Return a column; `DataInvalid`: there is none of this name."""
         if name not in self.columns:
             raise DataInvalid(f"{self.source} has no column `{name}`; it has {listed(self.columns)}")
         return self.columns[name]

@@ -27,11 +27,7 @@ _MODEL = "bundle"
 def bill_of_materials(bundle: Bundle) -> dict[str, Any]:
     """Return the document: the model with its parents, operators and calls, its files, and the packages it needs.
 
-    What CycloneDX has no field for are properties whose names begin with `aotexport:`. The bundle's digests were
-    compared.
-
-    Raises:
-        BundleInvalid: a record of the bundle is invalid.
+    What CycloneDX has no field for are properties whose names begin with `aotexport:`.
     """
     model, parts = _model(bundle), [*_files(bundle.manifest), *_packages(bundle.manifest)]
     bom = Bom(components=parts)

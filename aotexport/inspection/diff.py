@@ -35,11 +35,7 @@ class BundleDifference:
 
 
 def diff_bundles(a: Bundle, b: Bundle) -> list[BundleDifference]:
-    """Return all differences between two open bundles; none when they are the same.
-
-    Raises:
-        BundleInvalid: a record or a file of either is invalid.
-    """
+    """Return all differences between two open bundles; none when they are the same."""
     changes = list(_compare("format", _format(a), _format(b)))
     changes += _compare("programs", _programs(a), _programs(b))
     for name in a.program_names:

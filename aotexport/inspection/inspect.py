@@ -35,11 +35,7 @@ _SHOWN_OPERATORS = 8
 def render(
     bundle: Bundle, *, program: str | None = None, graph: bool = False, files: bool = False
 ) -> Iterator[RenderableType]:
-    """Yield the output of `inspect`, piece by piece, of one program or all.
-
-    Raises:
-        BundleInvalid: no such program, or a record of the bundle is invalid.
-    """
+    """Yield the output of `inspect`, piece by piece, of one program or all."""
     if program is None:
         yield _line(f"{bundle.manifest.name} ({bundle.manifest.kind})", style="bold")
     for note in notes_of(bundle, program):

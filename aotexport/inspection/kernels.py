@@ -59,11 +59,7 @@ class KernelFacts:
 
 
 def kernel_facts(bundle: Bundle, program: str | None = None) -> list[KernelFacts]:
-    """Return the facts about the kernels of a bundle, or of one program.
-
-    Raises:
-        BundleInvalid: a pack is damaged.
-    """
+    """Return the facts about the kernels of a bundle, or of one program; `BundleInvalid`: a pack is damaged."""
     programs = [name for name in ([program] if program else bundle.program_names) if bundle.has_target(TARGET, name)]
     if not programs:
         return []

@@ -33,7 +33,7 @@ def with_lowered(
         return program
     if isinstance(functional, Refused) or program.record.functional is None:
         return _noted(program, "it has no functional graph")
-    from aotexport.lower.cuda.program import lower_program
+    from aotexport.lower.cuda.lowering import lower_program
     from aotexport.lower.cuda.retarget import CannotLower
 
     try:
@@ -85,8 +85,7 @@ def compile_targets(
     lowered = [program.lowered[CUDA] for program in programs if program.lowered]
     if not lowered:
         return TargetFiles()
-    from aotexport.lower.cuda.compile import compile_kernels
-    from aotexport.lower.cuda.library import library_files
+    from aotexport.lower.cuda.compile import compile_kernels, library_files
     from aotexport.lower.cuda.sources import joined
 
     kernels = joined(kernel for program in lowered for kernel in program.kernels)

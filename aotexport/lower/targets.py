@@ -1,23 +1,49 @@
-"""The forms that a bundle can ship."""
+"""The forms that a bundle can ship, and the levels of x86-64 that libraries may use."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
+
+import torch
 
 from aotexport.errors import ModelFileInvalid
-from aotexport.lower.cpu.levels import LEVELS, Level, own_level
 
-TARGETS = {
-    "portable": "operator calls of torch on any device; always included",
-    "cpu": "shared libraries for the processor of this machine; `cpu:v3,v4` names levels of x86-64",
-    "cuda": "kernels for NVIDIA GPUs, built without one; `cuda:sm_80,sm_90` names the architectures",
-}
-"""Targets by name, with descriptions."""
+TARGETS = ("portable", "cpu", "cuda")
 
 CUDA_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """All known architectures, and those that kernels are compiled for by default."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A level: its name in the bundle and for the C++ compiler (`march`), and the width of its vector registers."""
+
+    name: Literal["x86_64-v3", "x86_64-v4"]
+    march: str
+    vector_nbits: int
+
+    @property
+    def target(self) -> str:
+        """Name of the target of this level."""
+        return f"cpu-{self.name}"
+
+
+LEVELS = {
+    "v3": Level(name="x86_64-v3", march="x86-64-v3", vector_nbits=256),
+    "v4": Level(name="x86_64-v4", march="x86-64-v4", vector_nbits=512),
+}
+"""Levels by short name, lowest first."""
+
+
+def own_level() -> Level | None:
+    """Return the highest level that this machine has; None: none of them."""
+    capability = torch.backends.cpu.get_cpu_capability()
+    if capability.startswith("AVX512"):
+        return LEVELS["v4"]
+    return LEVELS["v3"] if capability.startswith("AVX2") else None
 
 
 @dataclass(frozen=True)
@@ -29,11 +55,7 @@ class Targets:
 
 
 def check_targets(targets: Iterable[str]) -> Targets:
-    """Return the requested targets.
-
-    Raises:
-        ModelFileInvalid: names an unknown target or architecture with the known ones, or a missing package.
-    """
+    """Return the requested targets; refuse what is unknown, with what is known, and a missing package."""
     cuda: set[str] = set()
     cpu: set[str] = set()
     for target in targets:
@@ -42,7 +64,7 @@ def check_targets(targets: Iterable[str]) -> Targets:
             hint = ". ONNX models are an option of their own: --onnx (onnx=True)" if name == "onnx" else ""
             raise ModelFileInvalid(f"no target `{target}`; there are {', '.join(TARGETS)}{hint}")
         if name == "cpu":
-            cpu.update(options.split(",") if options else [_own_level()])
+            cpu.update(options.split(",") if options else [_short(own_level())])
         if name == "cuda":
             cuda.update(options.split(",") if options else CUDA_ARCHITECTURES)
     for name in sorted(cuda - {*CUDA_ARCHITECTURES}):
@@ -57,8 +79,7 @@ def check_targets(targets: Iterable[str]) -> Targets:
     )
 
 
-def _own_level() -> str:
-    own = own_level()
+def _short(own: Level | None) -> str:
     if own is None:
         raise ModelFileInvalid("this machine has no level of target `cpu`; name some, as in `cpu:v3,v4`")
     return next(name for name, level in LEVELS.items() if level == own)

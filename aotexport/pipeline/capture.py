@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,24 @@ from typing import Any
 import msgspec
 from torch import nn
 
+from aotexport.capture.effects.hooks import refuse_backward_hooks
+from aotexport.capture.forward import NotCaptured
+from aotexport.capture.functional.capture import capture_functional_graph
+from aotexport.capture.passes.launches import refuse_kernels_without_cpu, refuse_launches
 from aotexport.capture.programs.forward_graphs import ForwardGraphs, StateReshaped
 from aotexport.capture.trace.autocast import autocast_of
+from aotexport.capture.trace.forward_capture import ForwardCapture
+from aotexport.eager.failing_example import refuse_failing_example
 from aotexport.eager.label_free import with_label_free
-from aotexport.eager.python_state import attributes_of, fits, initial_values, later_states, with_attributes
+from aotexport.eager.python_state import (
+    attributes_of,
+    depends_on,
+    fits,
+    initial_values,
+    keeps_results_of_weights,
+    later_states,
+    with_attributes,
+)
 from aotexport.eager.recorded_arguments import (
     RecordedArguments,
     beginning_at,
@@ -24,26 +38,26 @@ from aotexport.eager.recorded_arguments import (
     symbols_of,
     takes,
 )
-from aotexport.eager.run import Run, eager_run, made_inputs
-from aotexport.encode.program import EncodedProgram
+from aotexport.eager.run import Run, eager_run, made_inputs, runs_without_gradients
+from aotexport.encode.inherited import with_inherited, without_refused
+from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.encode.submodules import encode_submodules
 from aotexport.errors import ExportFailed
+from aotexport.lower.build import with_lowered
 from aotexport.model.ancestry import ancestors_of
 from aotexport.model.call import ExampleCall
 from aotexport.model.programs import Example, ProgramSpec, check_names, choose_programs
 from aotexport.model.refusals import attempt
 from aotexport.model.state import State, collect_state
-from aotexport.pipeline.bundle_draft import BundleDraft
-from aotexport.pipeline.capture_program import capture_program, quoted
+from aotexport.pipeline.bundle_draft import BundleDraft, write_bundle
 from aotexport.pipeline.in_dtype import with_cast
 from aotexport.pipeline.options import ExportOptions
 from aotexport.pipeline.report import declared_range
-from aotexport.pipeline.write import write_bundle
+from aotexport.process.blocks import collected_rarely
 from aotexport.process.clock import Clock
-from aotexport.state.mode import refuse_modes_that_change_state
+from aotexport.state.mode import in_mode, refuse_modes_that_change_state
 from aotexport.state.world import ChangedOnFirstCall, PythonStateChanged
-from aotexport.vectors.paths import checked_programs, on_path
-from aotexport.vectors.record import accepted_calls
+from aotexport.vectors.record import accepted_calls, checked_programs, on_path, shorter_on_path
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.schema.sizes import Dimension
@@ -59,12 +73,7 @@ def choose_calls(
     options: ExportOptions,
     clock: Clock,
 ) -> tuple[list[ProgramSpec], State]:
-    """Return the programs to capture, each before its variants, and the state of the module.
-
-    Raises:
-        ExportFailed: an argument or a mode that a bundle cannot hold.
-        ModelFileInvalid: the example inputs, programs or dynamic shapes are wrong.
-    """
+    """Return the programs to capture, each before its variants, and the state of the module."""
     clock.stage("example call")
     specs = choose_programs(target, Example(args, kwargs, options.dynamic_shapes), options.programs, options.variants)
     module = specs[0].call.module
@@ -77,14 +86,7 @@ def choose_calls(
 def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOptions, clock: Clock) -> BundleDraft:
     """Return a draft with every program captured, encoded, made functional and lowered to kernels.
 
-    Args:
-        specs: the programs, each before its variants.
-        state: the module's state; constants that traces find are added.
-        options: of the export.
-        clock: times the stages.
-
-    Raises:
-        ExportFailed: a program holds something that a bundle cannot.
+    `specs` has each program before its variants. Constants that traces find are added to `state`.
     """
     specs, notes = with_label_free(specs, state) if options.label_free else (specs, {})
     try:
@@ -201,14 +203,7 @@ def _noted(program: EncodedProgram, *notes: str) -> EncodedProgram:
 def with_one_row(draft: BundleDraft, state: State, directory: Path, clock: Clock) -> BundleDraft:
     """Return the draft with a variant per dynamic size of 1 that eager serves, and no program.
 
-    Args:
-        draft: as it was verified.
-        state: as `capture_programs` left it.
-        directory: of the bundle.
-        clock: times the stages.
-
-    Returns:
-        The draft; if it has more programs than before, it is to be recorded and verified anew.
+    `state` is as `capture_programs` left it. A draft with more programs is to be recorded and verified anew.
     """
     specs, programs, graphs = list(draft.specs), list(draft.programs), ForwardGraphs(state, captured=True)
     places = [(i, dimension) for i, program in enumerate(programs) for dimension in program.record.dimensions]
@@ -289,3 +284,96 @@ def _of_one_row(call: ExampleCall, arguments: RecordedArguments) -> ExampleCall:
     ]
     args, kwargs = call.rebuild(tensors)
     return replace(call, args=args, kwargs=kwargs, tensors=tensors, axes=axes)
+
+
+@collected_rarely()
+def capture_program(
+    spec: ProgramSpec,
+    state: State,
+    graphs: ForwardGraphs,
+    options: ExportOptions,
+    clock: Clock,
+) -> EncodedProgram:
+    """Return a program with its graphs and its lowered forms.
+
+    Constants that traces find are added to `state`. Raises `ChangedOnFirstCall` where the module is complete only after
+    a call for real, `PythonStateChanged` where the call stores values in attributes that later calls read.
+    """
+    if spec.grad:
+        refuse_backward_hooks(spec.call.module)
+    forward = _forward_graph(spec, state, graphs, options, clock)
+    with in_mode(spec.call.module, spec.mode, spec.call.first_call_constants):
+        if forward.effects.takes_gradients and not runs_without_gradients(spec.call, state, spec.mode):
+            spec = replace(spec, grad=True)
+            forward.effects.reads.add("grad_mode")
+        program = encode_program(spec, forward, root=options.source_root, strip=options.strip)
+        if stored := forward.effects.stored:
+            names = ", ".join(f"`{name}`" for name in dict.fromkeys(stored))
+            if depends_on(spec, state, shorter_on_path(program, spec.call)):
+                raise PythonStateChanged(stored, f"the call stores what later calls read in {names} of the model")
+            if spec.grad and keeps_results_of_weights(spec, state):
+                raise ChangedOnFirstCall(f"calls compute something of the weights, and later ones find it in {names}")
+        program = _with_functional(with_inherited(program, spec.call), spec, forward, options, clock)
+    _refuse_lost_backward(program, forward)
+    _refuse_lost_launches(program)
+    if not spec.without:
+        return program
+    note = f"calls of program `{spec.variant_of}` may leave out {quoted(spec.without)}: `{spec.name}` serves them"
+    return replace(program, notes=(*program.notes, note))
+
+
+def _with_functional(
+    program: EncodedProgram,
+    spec: ProgramSpec,
+    forward: ForwardCapture,
+    options: ExportOptions,
+    clock: Clock,
+) -> EncodedProgram:
+    """Return the program with its functional graph, or the reason why it has none, and with its lowered forms."""
+    clock.stage(f"{spec.name}: {'joint' if spec.grad else 'inference'} graph")
+    functional = capture_functional_graph(forward, grad=spec.grad, count=clock.count)
+    program = with_functional(program, forward, functional, root=options.source_root, strip=options.strip)
+    program = without_refused(program, spec.call)
+    if options.built.cuda:
+        clock.stage(f"{spec.name}: lower to kernels")
+    return with_lowered(program, forward, functional, options.built)
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Return names as a list in a message."""
+    return " and ".join(f"`{name}`" for name in names)
+
+
+def _forward_graph(
+    spec: ProgramSpec, state: State, graphs: ForwardGraphs, options: ExportOptions, clock: Clock
+) -> ForwardCapture:
+    clock.stage(f"{spec.name}: forward graph")
+    try:
+        forward = graphs.capture(spec)
+    except NotCaptured:
+        refuse_failing_example(spec, state)
+        raise
+    refuse_kernels_without_cpu(forward)
+    refuse_launches(forward, grad=spec.grad, compiled=bool(options.built.cuda))
+    return forward
+
+
+def _refuse_lost_launches(program: EncodedProgram) -> None:
+    """Refuse a program with kernels launched by the model that was not lowered: it runs nowhere."""
+    if program.launched and not program.lowered:
+        raise ExportFailed(
+            f"the model launches the Triton kernel `{program.launched[0]}` itself, and {program.notes[-1]}"
+        )
+
+
+def _refuse_lost_backward(program: EncodedProgram, forward: ForwardCapture) -> None:
+    """Refuse a program whose gradients no graph holds."""
+    record = program.record
+    wanted = record.grad and any(getattr(value, "requires_grad", False) for value in forward.inputs)
+    if wanted and record.functional is None and not record.forward.differentiable:
+        names = ", ".join(f"`{name}`" for name in forward.effects.autograd_functions)
+        raise ExportFailed(
+            f"program `{record.name}`: the backward of the custom autograd function {names} cannot be captured: "
+            f"{record.refusals[-1].reason.rstrip('.')}. Write it with torch's operators, or leave out programs with "
+            "gradients (`programs=('infer',)`)"
+        )

@@ -11,51 +11,29 @@ import difflib
 import fnmatch
 import os
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from aotexport.errors import ModelFileInvalid
-from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.model.bundle_source import programs_named, source_of, variants_under_autocast
 from aotexport.model.cast import cast
 from aotexport.model.dynamic_option import narrowed
 from aotexport.pipeline.export import export_as
-from aotexport.pipeline.options import ExportOptions
-from aotexport.process.clock import Progress
+from aotexport.pipeline.options import DeriveOptions, ExportOptions, WriteOptions
 from aotexport.verify.fresh import FreshProcess
 from aotexport.verify.report import ExportReport
-from aotexport.write.weights import SHARD_NBYTES
 from aotexport_runtime.adapters import load_adapter, merge_adapter
 from aotexport_runtime.engines.candidates import AUTOGRAD, Request
 from aotexport_runtime.engines.select import NO_TARGETS
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import in_dtype
 from aotexport_runtime.module.loading import load
-from aotexport_runtime.values.arguments import check_type, names_of
+from aotexport_runtime.values.arguments import check_type, keywords_of
 
 
-def derive(
-    bundle: BundleModule | str | os.PathLike[str],
-    *,
-    output: str | os.PathLike[str],
-    freeze: str | Iterable[str] = (),
-    lora: str | os.PathLike[str] | None = None,
-    merge: bool = False,
-    dtype: torch.dtype | None = None,
-    dynamic: str | Iterable[str] = (),
-    programs: str | Iterable[str] | None = None,
-    targets: str | Iterable[str] = ("portable",),
-    verify: bool | Literal["fast", "full"] = True,
-    force: bool = False,
-    strip: bool = False,
-    kernel_sources: bool = True,
-    shard_nbytes: int = SHARD_NBYTES,
-    onnx: OnnxOptions | bool = False,
-    allow_untested_torch: bool = False,
-    progress: Progress = lambda stage: None,
-) -> ExportReport:
+@keywords_of(DeriveOptions)
+def derive(bundle: BundleModule | str | os.PathLike[str], options: DeriveOptions) -> ExportReport:
     """Make a bundle of a bundle: with its current weights and layers, other frozen weights, programs or targets.
 
     The forward graphs are captured anew, with the recorded calls of the bundle as examples; the model's code is not
@@ -63,26 +41,7 @@ def derive(
 
     Args:
         bundle: a loaded bundle, trained or changed since or not; or the directory of one. Left as it is.
-        output: directory to write the new bundle to.
-        freeze: patterns of names of parameters that take no gradient: `encoder.*`. The joint graph leaves theirs out.
-        lora: directory of an adapter of the bundle, in peft's files; the new bundle has it beside frozen weights.
-        merge: write the adapter into the weights instead, which are as frozen as before.
-        dtype: `bfloat16`, `float16`, `float32` or `float64`: the bundle of `model.to(dtype)`, with floating example
-            arguments in it; an adapter is merged before. Code that chose its way by a dtype went the way of the dtype
-            at the first export.
-        dynamic: narrower ranges of dynamic sizes, and equal ones, as `--dynamic` takes them: `x:0=batch[1:64]`. Sizes
-            that the bundle has fixed stay so: a graph does not tell where the model's code read them as numbers.
-        programs: names of programs: those of the bundle, and of `train`, `infer`, `eval-joint` those of a mode that
-            the bundle has a program of. None: those of the bundle.
-        targets: see `aotexport.export`.
-        verify: see `aotexport.export`.
-        force: see `aotexport.export`.
-        strip: see `aotexport.export`.
-        kernel_sources: see `aotexport.export`.
-        shard_nbytes: see `aotexport.export`.
-        onnx: see `aotexport.export`.
-        allow_untested_torch: see `aotexport.export`.
-        progress: see `aotexport.export`.
+        options: as keywords, see below.
 
     Returns:
         The written bundle, its programs and the comparisons of them with the forward graphs of `bundle`.
@@ -99,72 +58,38 @@ def derive(
         OutputExists: something is at `output`.
         VerificationFailed: the new bundle disagrees with the forward graphs of `bundle`; nothing is left behind.
     """
-    options = ExportOptions.checked(
-        output=output,
-        label_free=False,
-        targets=targets,
-        verify=verify,
-        force=force,
-        strip=strip,
-        kernel_sources=kernel_sources,
-        shard_nbytes=shard_nbytes,
-        onnx=onnx,
-        allow_untested_torch=allow_untested_torch,
-        progress=progress,
-    )
-    changes = Changes(
-        freeze=names_of("freeze", freeze),
-        lora=lora,
-        merge=merge,
-        dtype=dtype,
-        dynamic=names_of("dynamic", dynamic),
-        programs=None if programs is None else names_of("programs", programs),
-    )
-    return derive_as(bundle, options, changes)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Changes:
-    """What a derived bundle has that its parent has not; `derive` documents each."""
-
-    freeze: tuple[str, ...] = ()
-    lora: str | os.PathLike[str] | None = None
-    merge: bool = False
-    dtype: torch.dtype | None = None
-    dynamic: tuple[str, ...] = ()
-    programs: tuple[str, ...] | None = None
+    return derive_as(bundle, options)
 
 
 def derive_as(
-    bundle: BundleModule | str | os.PathLike[str],
-    options: ExportOptions,
-    changes: Changes,
-    fresh: FreshProcess | None = None,
+    bundle: BundleModule | str | os.PathLike[str], options: DeriveOptions, fresh: FreshProcess | None = None
 ) -> ExportReport:
-    """Derive as `derive` does, with the options of the export and the changes in a record each."""
+    """Derive as `derive` does; `fresh` is the process that verifies the bundle, if it has been started."""
     check_type("bundle", bundle, (BundleModule, str, os.PathLike), "a loaded bundle, or the path of one")
-    if changes.merge and changes.lora is None:
-        raise ModelFileInvalid("merge: there is no adapter to merge; give its directory (`lora`, `--lora`)")
-    module = _changed(bundle if isinstance(bundle, BundleModule) else load(bundle), changes)
-    with forward_graphs_run(module), _frozen(module, changes.freeze):
+    module = _changed(bundle if isinstance(bundle, BundleModule) else load(bundle), options)
+    with forward_graphs_run(module), _frozen(module, options.freeze):
         source = source_of(module)
-        if changes.dtype is not None:
-            source = cast(source, changes.dtype)
-        source = narrowed(source, changes.dynamic)
-        chosen = source.programs if changes.programs is None else programs_named(source, changes.programs)
-        autocast = next(iter(variants_under_autocast(module.bundle).values()), None)
-        options = replace(options, programs=chosen, keep_operators=source.keep_operators, autocast=autocast)
-        return export_as(source.target, source.example.args, dict(source.example.kwargs), options, fresh)
+        if options.dtype is not None:
+            source = cast(source, options.dtype)
+        source = narrowed(source, options.dynamic)
+        export = ExportOptions(
+            **{each.name: getattr(options, each.name) for each in dataclasses.fields(WriteOptions)},
+            label_free=False,
+            programs=source.programs if options.programs is None else programs_named(source, options.programs),
+            keep_operators=source.keep_operators,
+            autocast=next(iter(variants_under_autocast(module.bundle).values()), None),
+        )
+        return export_as(source.target, source.example.args, dict(source.example.kwargs), export, fresh)
 
 
-def _changed(module: BundleModule, changes: Changes) -> BundleModule:
+def _changed(module: BundleModule, options: DeriveOptions) -> BundleModule:
     """Return the module with its adapter and in its dtype; the caller's module is left as it is."""
-    if changes.lora is not None and changes.merge:
-        module = _merged(module, changes.lora)
-    if changes.dtype is not None:
-        module = in_dtype(module, changes.dtype)
-    if changes.lora is not None and not changes.merge:
-        module = _adapted(module, changes.lora)
+    if options.lora is not None and options.merge:
+        module = _merged(module, options.lora)
+    if options.dtype is not None:
+        module = in_dtype(module, options.dtype)
+    if options.lora is not None and not options.merge:
+        module = _adapted(module, options.lora)
     return module
 
 

@@ -19,9 +19,8 @@ from aotexport.model.call import example_call
 from aotexport.model.cast import cast_arguments
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.state import State
-from aotexport.pipeline.bundle_draft import BundleDraft
+from aotexport.pipeline.bundle_draft import BundleDraft, write_bundle
 from aotexport.pipeline.options import ExportOptions
-from aotexport.pipeline.write import write_bundle
 from aotexport.process.clock import Clock
 from aotexport.state.mode import in_mode
 from aotexport.values.subclasses import CLASSES
@@ -67,8 +66,7 @@ def with_cast(
 def verify_casts(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:
     """Compare loads of the written bundle in another dtype with the cast model.
 
-    Returns:
-        The draft, without sizes for which the cast model fails, and without forms that disagree with it.
+    Returns the draft, without sizes for which the cast model fails, and without forms that disagree with it.
     """
     programs = list(draft.programs)
     if draft.options.verify and any(program.casts for program in programs):

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import torch
@@ -14,9 +15,8 @@ import aotexport
 from aotexport.errors import ExportFailed, ModelFileInvalid, VerificationFailed
 from aotexport.lower.onnx.options import OnnxOptions, check_options
 from aotexport.lower.onnx.plain import stored_parts
-from aotexport.lower.onnx.trace import Trace, traced
 from aotexport.model.refusals import bugs_reported
-from aotexport.verify.comparison import Comparison
+from aotexport.verify.report import Comparison
 from aotexport.write.files import list_again, list_files
 from aotexport_runtime import open_bundle
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
@@ -26,6 +26,9 @@ from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values.trees import arrays_in
+
+if TYPE_CHECKING:
+    from aotexport.lower.onnx.translate import Trace
 
 TARGET = "onnx"
 
@@ -84,23 +87,13 @@ def add_onnx(
     progress: Callable[[str], None] = lambda stage: None,
     left_out: list[str] | None = None,
 ) -> tuple[Manifest, list[Comparison]]:
-    """Write ONNX models to the bundle in directory `root`, and list them in its manifest.
+    """Write ONNX models to the bundle in directory `root`, in place of earlier ones; return manifest and comparisons.
 
-    Args:
-        root: directory of a bundle; written to. Models of an earlier call are replaced.
-        options: see there.
-        verify: compare ONNX Runtime with the recorded calls and with the forward graph.
-        progress: called with the name of each stage as it begins.
-        left_out: takes a sentence per model that disagrees, which is then left out; None: that is an error.
-
-    Returns:
-        The new manifest, and every comparison.
-
-    Raises:
-        ExportFailed: a program has no ONNX form; names the operator or construct, with the user's line.
-        ModelFileInvalid: an option is wrong, or a package is missing.
-        VerificationFailed: ONNX Runtime disagrees.
+    `left_out` takes a sentence per model that disagrees, which is then left out; None: that is an error. Raises what
+    `export_onnx` does.
     """
+    from aotexport.lower.onnx.translate import traced
+
     bundle = open_bundle(root, check_digests=False)
     programs = choose(bundle, options)
     for model in bundle.manifest.onnx:
@@ -143,12 +136,7 @@ def add_onnx(
 
 
 def choose(bundle: Bundle, options: OnnxOptions) -> list[Program]:
-    """Return the programs to translate.
-
-    Raises:
-        ModelFileInvalid: an unknown name.
-        ExportFailed: the bundle has no program that fits.
-    """
+    """Return the programs to translate; `ModelFileInvalid`: an unknown name; `ExportFailed`: none fits."""
     unknown = [name for name in options.programs if name not in bundle.program_names]
     if unknown:
         raise ModelFileInvalid(f"no program `{unknown[0]}`; the bundle has {', '.join(bundle.program_names)}")
@@ -180,9 +168,16 @@ def _changing(bundle: Bundle, traces: Iterable[Trace]) -> frozenset[str]:
 def _write_model(bundle: Bundle, trace: Trace, file: str, changing: Collection[str], options: OnnxOptions) -> OnnxModel:
     import onnx_ir as ir
 
-    from aotexport.lower.onnx.names import check_names, finish, input_names, output_names, update_names
     from aotexport.lower.onnx.translate import translate
-    from aotexport.lower.onnx.weights import attach_constants, attach_state
+    from aotexport.lower.onnx.weights import (
+        attach_constants,
+        attach_state,
+        check_names,
+        finish,
+        input_names,
+        output_names,
+        update_names,
+    )
 
     program, rebuilt, exported = trace
     model = translate(program, exported, rebuilt, opset=options.opset, translations=options.translations)

@@ -1,10 +1,14 @@
-"""`ExportOptions`: the options of an export, in one record for Python, the command line and model files."""
+"""Options of an export and of a derived bundle: the keywords of `export` and `derive`, each written once.
+
+Fields have the types that stages find; a record takes what people write: names, paths as text, dtypes.
+"""
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,9 +16,8 @@ from typing import Any, Literal
 import torch
 
 from aotexport.errors import ExportFailed, ModelFileInvalid, OutputExists
-from aotexport.lower.cpu.levels import own_level
 from aotexport.lower.onnx.options import OnnxOptions, check_options
-from aotexport.lower.targets import Targets, check_targets
+from aotexport.lower.targets import Targets, check_targets, own_level
 from aotexport.model.programs import AnyExample, Program
 from aotexport.process.clock import Progress
 from aotexport.torch_internals.releases import check_release
@@ -26,33 +29,69 @@ from aotexport_runtime.values.arguments import check_type, names_of, path_of, wh
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """The keywords of `aotexport.export`, which documents each, as `checked` returns them; None: not asked for.
+class WriteOptions:
+    """How a bundle is made.
 
     Attributes:
-        left_out: of an export for serving: sentences about what it ships where it can, and cannot here; None: what
-            cannot be shipped is an error.
+        output: directory to write the bundle to.
+        targets: forms to ship; `portable` always is. `cpu`: shared libraries for this machine's processor, `cpu:v3,v4`
+            for these levels of x86-64. `cuda`: kernels for NVIDIA GPUs, `cuda:sm_80,sm_90` for those.
+        verify: compare the written bundle with eager execution, in a fresh process; `fast`: in fewer calls, `full`: in
+            more. The manifest says which. False: functional graphs and libraries that differ from eager stay in it.
+        force: replace a bundle at `output`.
+        strip: leave source lines and module paths out.
+        kernel_sources: keep the sources of kernels for NVIDIA GPUs, so that the bundle can be checked without one.
+        shard_nbytes: size above which weights are split in several files.
+        onnx: add ONNX models of the programs that record no gradients; options, or True for the defaults.
+        allow_untested_torch: export with a release of torch that the tests were not run with.
+        progress: called with the name of each stage as it begins.
     """
 
     output: Path
-    source_root: Path
-    programs: str | Program | Iterable[str | Program] | None = None
-    variants: Iterable[AnyExample] = ()
-    dynamic_shapes: Any = None
-    label_free: bool = True
-    targets: Targets = field(default_factory=Targets)
+    targets: str | Iterable[str] = ("portable",)
     verify: bool | Literal["fast", "full"] = True
     force: bool = False
     strip: bool = False
     kernel_sources: bool = True
-    autocast: Literal["bfloat16", "float16"] | None = None
-    keep_operators: tuple[str, ...] = ()
     shard_nbytes: int = SHARD_NBYTES
-    onnx: OnnxOptions | None = None
+    onnx: OnnxOptions | bool = False
     allow_untested_torch: bool = False
-    dump_passes: Path | None = None
     progress: Progress = lambda stage: None
-    left_out: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse options that nothing can be exported with.
+
+        Raises:
+            ArgumentInvalid: one is of a wrong type, or `verify` of another value.
+            ModelFileInvalid: a target or an option of ONNX models is wrong, or a package that they need is missing.
+            OutputExists: something is at `output`.
+            ExportFailed: the release of torch is not among those that the tests are run with.
+        """
+        self._set("output", path_of("output", self.output))
+        check_type("shard_nbytes", self.shard_nbytes, int, "a number of bytes")
+        check_type("onnx", self.onnx, (bool, OnnxOptions), "True, False or `OnnxOptions`")
+        self._set("targets", names_of("targets", self.targets))
+        check_targets(self.targets)
+        if not isinstance(self.verify, bool) and self.verify not in ("fast", "full"):
+            raise ArgumentInvalid(f"`verify` must be True, False, 'fast' or 'full', not {self.verify!r}")
+        if unfit := why_unfit_interpreter():
+            raise ExportFailed(unfit)
+        if not self.allow_untested_torch:
+            check_release()
+        if reason := why_not_written(self.output, force=self.force):
+            raise OutputExists(reason)
+        if self.onnx:
+            onnx = OnnxOptions() if self.onnx is True else self.onnx
+            check_options(onnx)
+            self._set("onnx", onnx)
+
+    def _set(self, name: str, value: Any) -> None:
+        object.__setattr__(self, name, value)
+
+    @functools.cached_property
+    def built(self) -> Targets:
+        """The targets, as they are built."""
+        return check_targets(self.targets)
 
     @property
     def verification(self) -> Verification:
@@ -61,87 +100,106 @@ class ExportOptions:
             return "standard" if self.verify else "none"
         return self.verify
 
-    @classmethod
-    def checked(
-        cls,
-        *,
-        output: str | os.PathLike[str],
-        source_root: str | os.PathLike[str] | None = None,
-        targets: str | Iterable[str] = ("portable",),
-        force: bool = False,
-        autocast: torch.dtype | str | None = None,
-        keep_operators: str | Iterable[str] = (),
-        shard_nbytes: int = SHARD_NBYTES,
-        onnx: OnnxOptions | bool = False,
-        dump_passes: str | os.PathLike[str] | None = None,
-        serving: bool = False,
-        **others: Any,
-    ) -> ExportOptions:
-        """Return the options of the keywords of `aotexport.export`.
 
-        With `serving`, ONNX models and libraries for this machine's processor are added, as far as they can be made.
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions(WriteOptions):
+    """How a model is exported.
 
-        Raises:
-            ArgumentInvalid: one is of a wrong type, or `verify` of another value.
-            ModelFileInvalid: a target or an option of ONNX models is wrong, or a package that they need is missing.
-            OutputExists: something is at `output`.
-            ExportFailed: the release of torch is not among those that the tests are run with.
-        """
+    Attributes:
+        programs: names among `train`, `infer`, `eval-joint`, and descriptions of others; None: `train` and `infer` for
+            a module that is in train mode or has trainable parameters, else `train` when an input requires grad, else
+            `infer`.
+        variants: further example calls, with other signatures than `args` and `kwargs` have: a call of the bundle runs
+            the first that it fits. A tuple is positional arguments, a dict keyword arguments.
+        dynamic_shapes: the sizes that may differ from the example's, in the form of `torch.export.export`.
+        label_free: where the example holds labels, capture programs that record no gradients for calls without them
+            too, see `with_label_free`.
+        serving: add ONNX models and libraries for this machine's processor, as far as they can be made here.
+        autocast: `bfloat16` or `float16`: serve calls under autocast to this dtype, on the device of the model, too.
+            Programs whose code does something else then, by the dtypes of values, get a variant that is captured
+            under it. Loads in this dtype (`load(dtype=)`) are served too, by graphs captured from the cast model.
+        keep_operators: custom operators written in Python, by name (`library::operator`) or namespace (`library`), to
+            keep as operators, whose package a load needs; others are traced through.
+        source_root: directory that recorded source files are relative to; None: the working directory.
+        dump_passes: directory for the forward graph of each program as text, as traced and after each pass.
+    """
+
+    programs: str | Program | Iterable[str | Program] | None = None
+    variants: Iterable[AnyExample] = ()
+    dynamic_shapes: Any = None
+    label_free: bool = True
+    serving: bool = False
+    autocast: str | None = None
+    keep_operators: str | Iterable[str] = ()
+    source_root: Path | None = None
+    dump_passes: Path | None = None
+
+    left_out: tuple[str, ...] = field(init=False, default=())
+    """Sentences about what an export for serving cannot ship here."""
+
+    def __post_init__(self) -> None:
+        """Refuse options as `WriteOptions` does."""
+        if self.serving:
+            self._add_for_serving()
+        self._set("source_root", path_of("source_root", self.source_root or os.getcwd()).absolute())
+        self._set("keep_operators", names_of("keep_operators", self.keep_operators))
+        if self.dump_passes is not None:
+            self._set("dump_passes", path_of("dump_passes", self.dump_passes))
+        if self.autocast is not None:
+            self._set("autocast", str(self.autocast).removeprefix("torch."))
+            if self.autocast not in ("bfloat16", "float16"):
+                raise ArgumentInvalid(f"`autocast` must be torch.bfloat16 or torch.float16, not {self.autocast!r}")
+        super().__post_init__()
+
+    def _add_for_serving(self) -> None:
+        """Add what serves fast; note what this machine cannot make."""
         left_out: list[str] = []
-        if serving:
-            targets, onnx = _for_serving(names_of("targets", targets), onnx or OnnxOptions(), left_out)
-        check_type("shard_nbytes", shard_nbytes, int, "a number of bytes")
-        check_type("onnx", onnx, (bool, OnnxOptions), "True, False or `OnnxOptions`")
-        options = cls(
-            output=path_of("output", output),
-            source_root=path_of("source_root", source_root or os.getcwd()).absolute(),
-            targets=check_targets(names_of("targets", targets)),
-            force=force,
-            autocast=_autocast(autocast),
-            keep_operators=names_of("keep_operators", keep_operators),
-            shard_nbytes=shard_nbytes,
-            onnx=OnnxOptions() if onnx is True else onnx or None,
-            dump_passes=None if dump_passes is None else path_of("dump_passes", dump_passes),
-            left_out=tuple(left_out) if serving else None,
-            **others,
-        )
-        if not isinstance(options.verify, bool) and options.verify not in ("fast", "full"):
-            raise ArgumentInvalid(f"`verify` must be True, False, 'fast' or 'full', not {options.verify!r}")
-        if unfit := why_unfit_interpreter():
-            raise ExportFailed(unfit)
-        if not options.allow_untested_torch:
-            check_release()
-        if reason := why_not_written(options.output, force=force):
-            raise OutputExists(reason)
-        if options.onnx is not None:
-            check_options(options.onnx)
-        return options
+        onnx = self.onnx if isinstance(self.onnx, OnnxOptions) else OnnxOptions()
+        try:
+            check_options(onnx)
+            self._set("onnx", onnx)
+        except ModelFileInvalid as error:
+            left_out.append(f"the bundle has no ONNX models: {error}")
+            self._set("onnx", False)
+        targets, compiler = names_of("targets", self.targets), os.environ.get("CXX", "g++")
+        if not any(target.startswith("cpu") for target in targets):
+            if own_level() is None or shutil.which(compiler) is None:
+                reason = f"no C++ compiler `{compiler}`" if own_level() else "no processor of a level of target `cpu`"
+                left_out.append(f"the bundle has no libraries: this machine has {reason}")
+            else:
+                self._set("targets", (*targets, "cpu"))
+        self._set("left_out", tuple(left_out))
 
 
-def _autocast(dtype: torch.dtype | str | None) -> Any:
-    """Return the name of a dtype of autocast."""
-    name = str(dtype).removeprefix("torch.")
-    if dtype is not None and name not in ("bfloat16", "float16"):
-        raise ArgumentInvalid(f"`autocast` must be torch.bfloat16 or torch.float16, not {dtype!r}")
-    return None if dtype is None else name
+@dataclass(frozen=True, kw_only=True)
+class DeriveOptions(WriteOptions):
+    """What a derived bundle has that its parent has not.
 
+    Attributes:
+        freeze: patterns of names of parameters that take no gradient: `encoder.*`. The joint graph leaves theirs out.
+        lora: directory of an adapter of the bundle, in peft's files; the new bundle has it beside frozen weights.
+        merge: write the adapter into the weights instead, which are as frozen as before.
+        dtype: `bfloat16`, `float16`, `float32` or `float64`: the bundle of `model.to(dtype)`, with floating example
+            arguments in it; an adapter is merged before. Code that chose its way by a dtype went the way of the dtype
+            at the first export.
+        dynamic: narrower ranges of dynamic sizes, and equal ones, as `--dynamic` takes them: `x:0=batch[1:64]`. Sizes
+            that the bundle has fixed stay so: a graph does not tell where the model's code read them as numbers.
+        programs: names of programs: those of the bundle, and of `train`, `infer`, `eval-joint` those of a mode that
+            the bundle has a program of. None: those of the bundle.
+    """
 
-def _for_serving(
-    targets: Sequence[str], onnx: OnnxOptions | Literal[True], left_out: list[str]
-) -> tuple[Sequence[str], OnnxOptions | bool]:
-    """Return targets and options of ONNX models for serving; `left_out` takes what cannot be made here."""
-    options = OnnxOptions() if onnx is True else onnx
-    found: OnnxOptions | bool = options
-    try:
-        check_options(options)
-    except ModelFileInvalid as error:
-        left_out.append(f"the bundle has no ONNX models: {error}")
-        found = False
-    compiler = os.environ.get("CXX", "g++")
-    if any(target.startswith("cpu") for target in targets):
-        return targets, found
-    if own_level() is None or shutil.which(compiler) is None:
-        reason = f"no C++ compiler `{compiler}`" if own_level() else "no processor of a level of target `cpu`"
-        left_out.append(f"the bundle has no libraries: this machine has {reason}")
-        return targets, found
-    return (*targets, "cpu"), found
+    freeze: str | Iterable[str] = ()
+    lora: str | os.PathLike[str] | None = None
+    merge: bool = False
+    dtype: torch.dtype | None = None
+    dynamic: str | Iterable[str] = ()
+    programs: str | Iterable[str] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse options as `WriteOptions` does, and `merge` without an adapter (`ModelFileInvalid`)."""
+        for name in ("freeze", "dynamic", "programs"):
+            if getattr(self, name) is not None:
+                self._set(name, names_of(name, getattr(self, name)))
+        super().__post_init__()
+        if self.merge and self.lora is None:
+            raise ModelFileInvalid("merge: there is no adapter to merge; give its directory (`lora`, `--lora`)")

@@ -1,9 +1,16 @@
-"""Tell the user the results of an export: the complete notes of programs, and the report."""
+"""Tell the user the results of an export: what the model prints, the complete notes of programs, and the report."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+import builtins
+import contextlib
+import io
+import logging
+import traceback
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -13,7 +20,9 @@ from aotexport.encode.notes import OTHER_SIZES, Lines
 from aotexport.encode.program import EncodedProgram
 from aotexport.model.call import ExampleCall
 from aotexport.model.programs import ProgramSpec, only_mode
+from aotexport.model.source_lines import is_library_file, is_stdlib_file, is_user_frame, own_room, user_line
 from aotexport.pipeline.bundle_draft import BundleDraft
+from aotexport.process.patches import Patch, caller, patched
 from aotexport.state.mode import eval_mode_note
 from aotexport.torch_internals.calls import is_dimension
 from aotexport.vectors.record import RecordedCall
@@ -28,12 +37,7 @@ _RAISES = "the backward pass of the model raises in every recorded call, in eage
 
 
 def complete_notes(draft: BundleDraft, outputs: Iterable[str]) -> BundleDraft:
-    """Return the draft with all notes of each program in its record.
-
-    Args:
-        draft: as it was verified.
-        outputs: a sentence per line that prints, logs or writes to a file.
-    """
+    """Return the draft with all notes of each program; `outputs`: a sentence per line that prints, logs or writes."""
     texts = tuple(outputs)
     raising = {recorded.record.program for recorded in draft.vectors if _backward_raises(recorded)}
     raising -= {recorded.record.program for recorded in draft.vectors if not _backward_raises(recorded)}
@@ -65,13 +69,7 @@ def _with_texts(spec: ProgramSpec, program: EncodedProgram, texts: Iterable[str]
 
 
 def report_of(draft: BundleDraft, manifest: Manifest, seconds: dict[str, float]) -> ExportReport:
-    """Return the report of an export.
-
-    Args:
-        draft: as it was written.
-        manifest: of the bundle.
-        seconds: wall time per stage.
-    """
+    """Return the report of an export: `draft` as it was written, `seconds` of wall time per stage."""
     notes = listed(manifest, [program.record for program in draft.programs])
     notes += [BundleNote("other", (), text) for text in draft.target_files.notes]
     path = draft.options.output
@@ -86,12 +84,7 @@ def with_notes(
 ) -> EncodedProgram:
     """Return the program with all of its notes in its record.
 
-    Args:
-        program: a program as it is written.
-        call: its example call.
-        off_path: names of recorded calls that its checks refused.
-        judged: a sentence on an unusual way in which its verification was judged; None: there is none.
-        lines: the source lines that the bundle has.
+    `off_path` names recorded calls that its checks refused, `judged` is a sentence on how its verification was judged.
     """
     notes = [_seen(note) if off_path else note for note in program.record.notes]
     notes += _of_ranges(program, call)
@@ -140,3 +133,55 @@ def _is_narrower(dimension: Dimension, declared: tuple[int | None, int | None]) 
     low, high = declared
     higher = dimension.min is not None and (low is None or dimension.min > low)
     return higher or (dimension.max is not None and (high is None or dimension.max < high))
+
+
+_CALL_MODELS = ("capture", "eager", "vectors")
+"""Packages that call the model: in traces, and for real."""
+
+
+@contextlib.contextmanager
+def output_noted() -> Iterator[Callable[[], list[str]]]:
+    """Watch `print`, `open` and loggers in the block; yield a function that returns a sentence per line of the user's.
+
+    A sentence says how often the line ran so far: an export calls the model several times.
+    """
+    seen = Counter[tuple[str, str]]()
+
+    def watched(plain: Callable[..., Any], does: str, is_output: Callable[..., bool] = lambda *_, **__: True) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_output(*args, **kwargs) and _is_models(caller()):
+                seen[user_line(), does] += 1
+            return plain(*args, **kwargs)
+
+        return call
+
+    opened = watched(open, "writes to a file", _writes)
+    with patched(
+        Patch(builtins, "print", watched(print, "prints"), "Note that the model prints"),
+        Patch(builtins, "open", opened, "Note that the model writes to a file"),
+        Patch(io, "open", opened, "Note that the model writes to a file"),
+        Patch(logging.Logger, "handle", watched(logging.Logger.handle, "logs", _is_users), "Note that the model logs"),
+    ):
+        yield lambda: [
+            f"{line}the model {does}, and the bundle does not; this export ran the line {count} times"
+            for (line, does), count in seen.items()
+        ]
+
+
+def _is_models(frame: FrameType | None) -> bool:
+    """Return whether `frame` runs code of the model, or of Python for it, during a call of the model."""
+    while frame is not None and is_stdlib_file(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None or not is_user_frame(frame):
+        return False
+    rooms = (room for frame, _ in traceback.walk_stack(frame) if (room := own_room(frame.f_code.co_filename)))
+    return next((room in _CALL_MODELS for room in rooms if room != "process"), False)
+
+
+def _is_users(logger: logging.Logger, record: logging.LogRecord) -> bool:
+    """Return whether no library logs: those say many things once in a process."""
+    return not is_library_file(record.pathname)
+
+
+def _writes(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> bool:
+    return not set(str(mode)).isdisjoint("wax+")

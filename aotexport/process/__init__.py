@@ -1,4 +1,1 @@
-"""The exporting process: its clock, warnings, garbage, stack, interrupts and patches.
-
-This package knows nothing of models and graphs.
-"""
+"""The exporting process: its clock, warnings, garbage, stack, interrupts and patches. It knows nothing of models."""

@@ -1,4 +1,4 @@
-"""Blocks in which the exporting process behaves otherwise: interrupts, warnings, garbage, stack, threads, exports."""
+"""Blocks in which the exporting process behaves otherwise: interrupts, warnings, garbage, stack, exports."""
 
 from __future__ import annotations
 
@@ -6,15 +6,12 @@ import contextlib
 import ctypes
 import gc
 import logging
-import os
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
-
-import torch
 
 from aotexport.errors import ExportFailed
 
@@ -26,18 +23,10 @@ _ALLOCATIONS = 100_000
 STACK_NBYTES = 120 << 20
 """Linux leaves 128 MiB of addresses to the main thread's stack, however small its limit is when a process starts."""
 
-_MOST_POOLS = 4
-_NUMBERS_PER_THREAD = 1 << 16
-"""Numbers of an operator for each thread that is to take part in it; torch gives each at least 32,768."""
-
 
 @contextlib.contextmanager
 def only_export() -> Iterator[None]:
-    """Refuse to begin while another thread exports: the tracer and its patches belong to the process.
-
-    Raises:
-        ExportFailed: another thread exports.
-    """
+    """Refuse to begin while another thread exports: the tracer and its patches belong to the process."""
     if not _running.acquire(blocking=False):
         raise ExportFailed(
             "another thread of this process exports a model, and a process traces one at a time. Export one after the "
@@ -140,45 +129,3 @@ def deep_stack() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))
-
-
-@contextlib.contextmanager
-def waits_short() -> Iterator[None]:
-    """Let threads of torch spin for 100 rounds between operators in this block, not 300,000.
-
-    GNU's OpenMP does so while it has more threads than processors: pools of further threads, which rest, bring that
-    about. Operators run on as many threads as before. Elsewhere, and with processors left over, nothing is done.
-
-    Source: libgomp of GCC 13, `gomp_team_start` and `gomp_throttled_spin_count_var`.
-    """
-    begun = [threading.Event() for _ in range(_pools())]
-    done = threading.Event()
-    threads = [threading.Thread(target=_rest, args=(each, done), daemon=True) for each in begun]
-    try:
-        for thread, each in zip(threads, begun, strict=True):
-            thread.start()
-            each.wait()
-        yield
-    finally:
-        done.set()
-        for thread in threads:
-            if thread.ident is not None:
-                thread.join()
-
-
-def _pools() -> int:
-    """Return how many further pools make more threads than processors; 0: threads do not share processors."""
-    if sys.platform != "linux" or torch.get_num_threads() == 1:
-        return 0
-    left = len(os.sched_getaffinity(0)) - torch.get_num_threads()
-    pools = max(0, left) // (torch.get_num_threads() - 1) + 1
-    return pools if pools <= _MOST_POOLS else 0
-
-
-def _rest(begun: threading.Event, done: threading.Event) -> None:
-    """Start this thread's pool by an operator that needs all of it, and keep it until `done`."""
-    try:
-        torch.zeros(torch.get_num_threads() * _NUMBERS_PER_THREAD, dtype=torch.uint8).add_(1)
-    finally:
-        begun.set()
-    done.wait()

@@ -17,9 +17,7 @@ class Stage:
     """A stage that has ended.
 
     Attributes:
-        name: what was done.
         start_s: when it began, in seconds of `time.perf_counter`.
-        wall_s: how long it took.
         processor_s: processor time of this process, all threads.
         peak_nbytes: the most memory that the process had resident, from its start to the end of the stage.
         own_nbytes: memory resident at the end of the stage, without mapped files; 0: the system does not tell.
@@ -34,12 +32,7 @@ class Stage:
 
 
 class Clock:
-    """Times stages, one after the other, and tells a callback of each.
-
-    Attributes:
-        stages: those that have ended, in order.
-        current: name of the stage that goes on; empty: none does.
-    """
+    """Times stages, one after the other, and tells a callback of each; `current` is empty where none goes on."""
 
     def __init__(self, progress: Progress = lambda stage: None) -> None:
         self.stages: list[Stage] = []

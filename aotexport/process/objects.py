@@ -1,8 +1,4 @@
-"""Look at objects of any package without running their code.
-
-`isinstance`, `getattr`, `len`, `repr`, `==` and loops run code of an object's class, which may raise (a lazy import)
-or answer everything (a mock). Globals, closures and loaded modules hold such objects.
-"""
+"""Look at objects of any package without running their code, which may raise (a lazy import) or answer all (a mock)."""
 
 from __future__ import annotations
 

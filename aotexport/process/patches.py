@@ -1,7 +1,6 @@
 """Patch Python and torch for the time of a block, and register the patches; there is no other way to patch.
 
-A patch says why it is there and when it can go. A function is patched for the thread that captures: other threads of
-the process get the original. A flag or a class is patched for all threads.
+Functions are patched for the thread that captures, flags and classes for all threads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,1 @@
-"""Recorded calls of eager execution: the example, fresh random values, and other sizes of dynamic dimensions.
-
-They decide whether an export is right, and ship as the bundle's self-test.
-"""
+"""Recorded calls of eager execution: they decide whether an export is right, and ship as the self-test."""

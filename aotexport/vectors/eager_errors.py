@@ -1,7 +1,6 @@
 """Eager's own errors: the distance of its results in float32 from those in float64.
 
-Two correct computations of one function may differ by an amplified rounding: a bundle may differ from eager as far as
-eager does from the truth.
+A bundle may differ from eager as far as eager does from the truth.
 """
 
 from __future__ import annotations
@@ -46,8 +45,7 @@ _OTHERS = 4
 class EagerErrors:
     """Judges failed comparisons by eager's own errors, and writes these to the recorded calls of a bundle.
 
-    Attributes:
-        notes: a sentence for the user per program that agrees only by this.
+    `notes` has a sentence for the user per program that agrees only by this.
     """
 
     def __init__(
@@ -110,11 +108,9 @@ def eager_errors(
     """Return the errors of eager's float32 in a recorded call, by name of the value, on the scale of comparisons.
 
     A copy of the model runs with its tensors of float32 in float64, as the truth. Further runs have parameters changed
-    by up to their last bit: one call may round well by luck. The model itself is left as it is.
-
-    Returns:
-        Errors that allow for more than the tolerance. Empty if float64 tells nothing: the program draws other random
-        numbers in float64, or computes in 16 bits too; or if the copy cannot be made or does not run.
+    by up to their last bit: one call may round well by luck. Only errors that allow for more than the tolerance are
+    returned; none if float64 tells nothing: the program draws other random numbers in it, or computes in 16 bits too,
+    or the copy cannot be made or does not run.
     """
     if has_16_bits(forward):
         return {}

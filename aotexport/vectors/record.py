@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from aotexport.eager.python_state import fits
 from aotexport.eager.recorded_arguments import (
     EXAMPLE,
     OTHER_SIZES,
@@ -26,12 +27,18 @@ from aotexport.eager.recorded_arguments import (
     small_arguments,
 )
 from aotexport.eager.run import SEED, Run, dropped_gradients, observe_eager
+from aotexport.eager.shorter_call import shorter_call
+from aotexport.encode.program import EncodedProgram
 from aotexport.errors import AttemptFailed, ExportFailed
 from aotexport.model.ancestry import loaded_in
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
-from aotexport_runtime.errors import first_line
+from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.commands.self_test import run_vector
+from aotexport_runtime.errors import CheckFailed, first_line
+from aotexport_runtime.module.loading import LoadOptions
 from aotexport_runtime.module.recorded import read_vector
+from aotexport_runtime.rewrite.names import CHECK
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry, Verification
 from aotexport_runtime.schema.program import Program, SizeInput
@@ -55,10 +62,10 @@ class RecordedCall:
 def record_vectors(
     run: Run, program: Program, verification: Verification = "standard", *, checks_path: bool = False
 ) -> tuple[Program, list[RecordedCall], dict[str, str]]:
-    """Run the eager callable, and record everything that a caller can see.
+    """Run the eager callable, and record everything that a caller can see; `ExportFailed`: eager fails on the example.
 
     Every recorded call is made twice, one after the other; that of the example once, where there is another with other
-    sizes or values, which is sure to take the same path through the code.
+    sizes or values, which is sure to take the same path through the code, unless the program `checks_path`.
 
     Args:
         run: runs the model as it was traced.
@@ -68,12 +75,8 @@ def record_vectors(
         checks_path: whether the program checks that calls take the path of the example.
 
     Returns:
-        The program, without the sizes 0 and 1 in its ranges if eager refuses them (a trace assumes larger ones, and has
-        no check for these); the recorded calls, without others that eager itself refuses; and by symbol, how eager
-        refuses these sizes.
-
-    Raises:
-        ExportFailed: eager fails on the example itself.
+        The program, without the sizes 0 and 1 in its ranges that eager refuses (a trace assumes larger ones); the
+        recorded calls, without others that eager refuses; and by symbol, how eager refuses these sizes.
     """
     example = example_arguments(run.call, program)
     sized = any(not isinstance(program.inputs[each.input_index], SizeInput) for each in program.dimensions)
@@ -254,3 +257,48 @@ def _are_same(one: RecordedArguments, other: RecordedArguments) -> bool:
         and tensors.keys() == other.stored.keys()
         and all(torch.equal(tensor, tensors[key]) for key, tensor in other.stored.items())
     )
+
+
+def checked_programs(programs: Iterable[EncodedProgram]) -> dict[str, str]:
+    """Return the names of the programs that check values, each with a target that can run all its calls."""
+    return {
+        program.record.name: "autograd" if program.record.forward.differentiable else "portable"
+        for program in programs
+        if any(node.op == CHECK for graph in program.graphs.values() for node in graph.nodes)
+    }
+
+
+def shorter_on_path(program: EncodedProgram, call: ExampleCall) -> ExampleCall | None:
+    """Return a call that takes the program's path in less time than the example; None: none is known."""
+    shorter = None if checked_programs([program]) else shorter_call(call)
+    return shorter if shorter is not None and fits(program.record, shorter) else None
+
+
+def on_path(
+    directory: Path, checked: dict[str, str], vectors: Iterable[RecordedCall]
+) -> tuple[list[RecordedCall], dict[str, list[str]]]:
+    """Return the recorded calls that pass the checks of their program, and the names of the others, per program."""
+    namespaces = open_bundle(directory).manifest.requirements.operator_namespaces
+    followed: list[RecordedCall] = []
+    refused: dict[str, list[str]] = {}
+    for vector in vectors:
+        target = checked.get(vector.record.program)
+        error = ""
+        if target is not None:
+            error = run_vector(
+                directory,
+                vector.name,
+                vector.record,
+                vector.tensors,
+                LoadOptions(target=target, operator_namespaces=namespaces, mapped=True),
+            ).error
+        if not error.startswith(f"{CheckFailed.__name__}: "):
+            followed.append(vector)
+        elif vector.name == "example":
+            raise ExportFailed(
+                f"the example call, made {vector.record.calls} times with the same inputs, takes different paths "
+                f"through the code. {error.partition(': ')[2]}"
+            )
+        else:
+            refused.setdefault(vector.record.program, []).append(vector.name)
+    return followed, refused

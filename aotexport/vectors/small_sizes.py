@@ -1,7 +1,4 @@
-"""Dynamic sizes of 0 and 1: traces assume larger ones, and verification tells whether the graphs hold for these too.
-
-Ranges are narrowed to the sizes that agree; a variant may serve 1 then, see `pipeline/capture.py`.
-"""
+"""Dynamic sizes of 0 and 1: traces assume larger ones, and verification tells whether the graphs hold for these too."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Versions of inputs: the rises in a call, and the versions that its backward relies on.
-
-Epilogues of a functional graph must raise versions as eager does, and its backward must refuse the same changes of
-saved tensors. One call of the eager model shows both.
-"""
+"""Versions of inputs: the rises in a call, and the versions that its backward relies on, of one call of eager."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ from aotexport.model.refusals import attempt
 from aotexport.process.blocks import collected_rarely
 from aotexport.torch_internals.calls import tree_leaves
 from aotexport.torch_internals.saved_tensors import watched
-from aotexport.vectors.paths import shorter_on_path
+from aotexport.vectors.record import shorter_on_path
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.call.flat_call import flat_outputs, whole_result_tree
 from aotexport_runtime.execution.preconditions.dataflow import WRITES_UNSEEN, writes_nothing

@@ -1,7 +1,4 @@
-"""Compare a bundle with a model file: the model, with the bundle's weights, runs eagerly and the bundle must agree.
-
-This tells whether the code of a model still means the same as at the export, after any training.
-"""
+"""Compare a bundle with a model file: the model, with the bundle's weights, runs eagerly and the bundle must agree."""
 
 from __future__ import annotations
 
@@ -39,11 +36,8 @@ def compare_with_model(
     """Compare the bundle with the model of a model file, after giving the model the bundle's weights.
 
     Calls are recorded anew: the file's example inputs, random values of the same kind, and other sizes of dynamic
-    dimensions. There is one result per program, recorded call and target.
-
-    Raises:
-        VerificationFailed: the model has other parameters, buffers or inputs than the bundle.
-        ExportFailed: the model fails on its own example inputs.
+    dimensions. There is one result per program, recorded call and target. `VerificationFailed`: the model has other
+    parameters, buffers or inputs than the bundle.
     """
     calls, state = _calls(bundle, source)
     _give_weights(bundle, state, source.name)

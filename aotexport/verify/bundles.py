@@ -19,15 +19,15 @@ from aotexport.vectors.small_sizes import (
     with_functional_of_larger_sizes,
     without_small_sizes,
 )
-from aotexport.verify.comparison import Comparison, comparisons, failures
 from aotexport.verify.fresh import FreshProcess
+from aotexport.verify.report import Comparison, comparisons, failures
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.engines.cpu.engine import unfit
 from aotexport_runtime.schema.manifest import Manifest, Requirements
 
 if TYPE_CHECKING:
     from aotexport.encode.program import EncodedProgram
-    from aotexport.lower.cpu.levels import Level
+    from aotexport.lower.targets import Level
     from aotexport.vectors.eager_errors import EagerErrors
 
 TIMEOUT_S = 3600
@@ -44,21 +44,10 @@ def verify_bundle(
     """Compare a written bundle with its recorded calls, by the functional graphs and by the forward graphs.
 
     A functional graph that disagrees is dropped, with the reason in the program's record, or restricted to the sizes
-    for which it agrees. The forward graph, which is the program's meaning, must agree; only sizes of 0 and 1 may
-    disagree, and the program then refuses them.
+    for which it agrees. The forward graph, the program's meaning, must agree (`VerificationFailed`); only sizes of 0
+    and 1 may disagree, and the program then refuses them. `rewrite` writes programs and manifest to the directory.
 
-    Args:
-        directory: the bundle.
-        programs: its programs.
-        rewrite: writes programs and manifest to the directory.
-        fresh: the process in which the bundle runs.
-        eager: judges differences by eager's own errors.
-
-    Returns:
-        The programs, possibly without some functional graphs or sizes, and every comparison of the remaining ones.
-
-    Raises:
-        VerificationFailed: the forward graph disagrees.
+    Returns the programs, possibly without some functional graphs or sizes, and every comparison of the remaining ones.
     """
     results = _run(directory, rewrite(programs).requirements, fresh=fresh)
     # The backward of these is in no forward graph.
@@ -189,11 +178,7 @@ def allowing(modules: Iterable[str], namespaces: Iterable[str], types: Iterable[
 def run_selftest(
     directory: Path, targets: Sequence[str], options: Sequence[str] = (), fresh: FreshProcess | None = None
 ) -> list[dict[str, Any]]:
-    """Run the bundle's self-test in a fresh process that has only the runtime; return its results as JSON.
-
-    Raises:
-        VerificationFailed: the process failed.
-    """
+    """Run the bundle's self-test in a fresh process that has only the runtime; return its results as JSON."""
     arguments = ["selftest", str(directory), "--json", *options]
     for target in targets:
         arguments += ["--target", target]

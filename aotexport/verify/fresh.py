@@ -55,13 +55,7 @@ class FreshProcess:
     def run(
         self, arguments: Sequence[str], timeout_s: float, path: Sequence[str] = ()
     ) -> subprocess.CompletedProcess[str]:
-        """Run the command and wait for its end.
-
-        Args:
-            arguments: of the command.
-            timeout_s: time to wait; `subprocess.TimeoutExpired`: it takes longer.
-            path: search path for modules; empty: the default.
-        """
+        """Run the command and wait at most `timeout_s`; `path` is the search path for modules, empty: the default."""
         # Model files set variables that the modules of their operators read.
         request = json.dumps({"path": list(path), "environment": dict(os.environ), "arguments": list(arguments)})
         output, errors = self._process.communicate(request + "\n", timeout=timeout_s)

@@ -1,14 +1,14 @@
-"""The report of an export, as a record that prints as text."""
+"""The comparisons of verification, and the report of an export, as a record that prints as text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from aotexport.verify.comparison import Comparison
 from aotexport_runtime.bundle.notes import BundleNote
 from aotexport_runtime.schema.manifest import Manifest
 
@@ -67,3 +67,56 @@ class ExportReport:
         where = f" ({worst.program}: {worst.name})" if worst.error else ""
         values = f"{len(self.comparisons):,} values compared with eager"
         return f"{values}: the largest relative error is {worst.error:.1e}{where}"
+
+
+_CALL = re.compile(r"^call \d+: ")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One compared quantity of one recorded call, by the engine `target`: errors are the largest differences.
+
+    `error` is relative to the largest expected magnitude. `detail` has, of other than numbers, both values.
+    """
+
+    program: str
+    vector: str
+    target: str
+    name: str
+    error: float
+    absolute: float
+    agrees: bool
+    detail: str = ""
+
+
+def comparisons(result: dict[str, Any]) -> list[Comparison]:
+    """Return the compared quantities of one result."""
+    base = {key: result[key] for key in ("program", "vector", "target")}
+    if result["error"]:
+        return [
+            Comparison(**base, name="call", error=math.inf, absolute=math.inf, agrees=False, detail=result["error"])
+        ]
+    return [
+        Comparison(
+            **base,
+            name=d["name"],
+            error=d["error"],
+            absolute=d["absolute"],
+            agrees=d["agrees"],
+            detail=f"expected {d['expected']}, got {d['got']}" if d["expected"] or d["got"] else "",
+        )
+        for d in result["differences"]
+    ]
+
+
+def failures(results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return one line per quantity that differs: its first comparison, and the number of further ones."""
+    found: dict[tuple[str, str], list[Comparison]] = {}
+    for comparison in (c for result in results for c in comparisons(result) if not c.agrees):
+        found.setdefault((comparison.program, _CALL.sub("", comparison.name)), []).append(comparison)
+    return [
+        f"  {first.program}/{first.vector} ({first.target}): {first.name}: "
+        f"{first.detail or f'relative error {first.error:.2e}'}"
+        + (f" (and in {len(others)} more comparisons)" if others else "")
+        for first, *others in found.values()
+    ]

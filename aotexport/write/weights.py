@@ -1,12 +1,11 @@
 """Write state tensors to safetensors files: each storage once, ties and overlaps kept, sharded above a size.
 
-A tensor that is contiguous and alone in its storage is stored under its FQN, as any safetensors reader expects.
-Another one (a transposed view, a slice, one of several overlapping tensors) is stored as the flat span of storage that
-it needs, and the manifest tells which elements are its own.
+A contiguous tensor alone in its storage is stored under its FQN; another one as the flat span of storage it needs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -17,12 +16,14 @@ import torch
 from safetensors.torch import save_file
 
 from aotexport.errors import ExportFailed
+from aotexport.model.memory_snapshots import MemorySnapshot, bytes_of, copied, in_file, spans_of
 from aotexport.model.state import State, StateEntry
 from aotexport.model.tensor_kinds import is_plain_class
 from aotexport.values.subclasses import encode_subclass
+from aotexport_runtime.bundle.weights import parts_of
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
 from aotexport_runtime.validate.trees import count_parts
-from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper
+from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper, parts
 
 SHARD_NBYTES = 5 * 1000**3
 """Size above which weights are split, Hugging Face's default."""
@@ -135,8 +136,6 @@ def _store(group: list[StateEntry]) -> list[tuple[StateEntry, _StoredTensor, boo
     spans = [_span(entry.tensor) for entry in group]
     disjoint = all(a[1] <= b[0] or b[1] <= a[0] for i, a in enumerate(spans) for b in spans[i + 1 :])
     dtypes = {entry.tensor.dtype for entry in group}
-    if disjoint and all(entry.tensor.is_contiguous() for entry in group):
-        return [(e, _StoredTensor(e.names[0], e.tensor.detach(), not e.persistent), True, 0) for e in group]
     if disjoint:
         return [_alone(entry) for entry in group]
     if len(dtypes) > 1:
@@ -232,3 +231,36 @@ def _write_index(shards: list[list[_StoredTensor]], files: dict[str, str], direc
     total = sum(item.tensor.nbytes for shard in shards for item in shard)
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=2, sort_keys=True) + "\n")
+
+
+@contextlib.contextmanager
+def weights_as_snapshots(state: State, records: Iterable[StateTensor], directory: Path) -> Iterator[None]:
+    """Set `state.snapshots` to the contents of the files, for the block.
+
+    Memory whose bytes differ from the file's (the values of a conjugated view) gets a copy instead. `records` are from
+    `write_weights`, and the state is unchanged since.
+    """
+    tensors = [part for entry in state.entries for part in parts(entry.tensor)]
+    places = [place for record in records for place in parts_of(record)]
+    with contextlib.ExitStack() as opened:
+        names = {place.file for place in places}
+        files = {name: opened.enter_context((directory / name).open("rb")) for name in names}
+        ranges = {name: tensor_ranges(directory / name) for name in names}
+        snapshots: dict[tuple[str, str], MemorySnapshot] = {}
+        others: list[torch.Tensor] = []
+        for tensor, place in zip(tensors, places, strict=True):
+            if not tensor.numel() or (place.file, place.key) in snapshots:
+                continue
+            start, end = ranges[place.file][place.key]
+            first = int(tensor.storage_offset()) - place.offset
+            stored = bytes_of(tensor, first, (end - start) // tensor.element_size())
+            memory = in_file(stored, files[place.file], start)
+            if memory.is_unchanged():
+                snapshots[place.file, place.key] = memory
+            else:
+                others.append(tensor)
+        state.snapshots = [*snapshots.values(), *map(copied, spans_of(others))]
+        try:
+            yield
+        finally:
+            state.snapshots = None

@@ -16,7 +16,7 @@ from torch._higher_order_ops import scan
 
 import aotexport
 import aotexport_runtime
-from aotexport.lower.cpu.levels import LEVELS, own_level
+from aotexport.lower.targets import LEVELS, own_level
 from aotexport_runtime import BundleInvalid, NotSupported
 from aotexport_runtime.commands.describe import describe
 from aotexport_runtime.commands.results import rounding

@@ -13,7 +13,7 @@ from torch import nn
 
 import aotexport
 import aotexport_runtime
-from aotexport.lower.cpu.levels import own_level
+from aotexport.lower.targets import own_level
 from aotexport_runtime import NotSupported
 from aotexport_runtime.__main__ import main
 from tests.hostile.crafted import Crafted

@@ -8,7 +8,7 @@ from torch import nn
 
 import aotexport
 import aotexport_runtime
-from aotexport.lower.cpu.levels import own_level
+from aotexport.lower.targets import own_level
 from aotexport_runtime.engines.cpu.engine import table_of
 from aotexport_runtime.execution.matmul import onednn
 

@@ -20,7 +20,7 @@ def test_architecture_in_onnx_runtime_equals_eager(tmp_path, name):
         model, (), kwargs, output=tmp_path / "bundle", programs="infer", dynamic_shapes=sizes, onnx=True
     )
     found = [comparison for comparison in report.comparisons if comparison.target == "onnx"]
-    assert len(found) >= 9
+    assert len(found) >= 7
     assert max(comparison.error for comparison in found) < 1e-5
     assert not (tmp_path / "bundle/targets").exists()
 

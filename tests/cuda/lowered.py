@@ -13,7 +13,7 @@ from aotexport.capture.functional.capture import Refused, capture_functional_gra
 from aotexport.capture.trace.python_operators import operators_kept
 from aotexport.encode.program import encode_program, with_functional
 from aotexport.lower.build import CUDA, with_results_apart
-from aotexport.lower.cuda.program import CudaProgram, lower_program
+from aotexport.lower.cuda.lowering import CudaProgram, lower_program
 from aotexport.model.programs import Example, choose_programs
 from aotexport.model.state import collect_state
 from aotexport.state.mode import in_mode

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 import triton
 
-from aotexport.lower.cuda.compile import Job, compile_kernels
-from aotexport.lower.cuda.library import parameter_of
+from aotexport.lower.cuda.compile import Job, compile_kernels, parameter_of
 from aotexport.lower.cuda.sources import Candidate, KernelSource
 from aotexport.lower.targets import check_targets
 from aotexport_runtime.schema.kernels import PointerParameter

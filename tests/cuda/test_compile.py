@@ -9,8 +9,7 @@ import subprocess
 import pytest
 
 from aotexport.lower.cuda import compile as compilation
-from aotexport.lower.cuda.compile import Job, compile_kernels
-from aotexport.lower.cuda.library import library_files
+from aotexport.lower.cuda.compile import Job, compile_kernels, library_files
 from aotexport.lower.cuda.sources import Candidate, KernelSource
 from aotexport_runtime.schema import decode_record
 from aotexport_runtime.schema.kernels import KernelLibrary

@@ -26,7 +26,7 @@ import aotexport_runtime
 from aotexport.cli import app
 from aotexport.cli.summary import largest_errors, verification_table
 from aotexport.encode import program
-from aotexport.verify.comparison import Comparison
+from aotexport.verify.report import Comparison
 from aotexport_runtime.errors import printable
 from tests.forked import run_script
 

@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from aotexport.errors import ExportFailed
-from aotexport.lower.cpu.levels import Level
+from aotexport.lower.targets import Level
 from aotexport.torch_internals.calls import FakeTensorMode
 from aotexport.torch_internals.compiler import compile_library, symbolic_sizes, trace_decomposed
 from aotexport.torch_internals.names import ShapeEnv
@@ -62,11 +62,8 @@ class Piece:
 def lower_subgraph(piece: Piece, level: Level, file: str, directory: Path) -> tuple[CompiledHalf, list[SizeExpression]]:
     """Compile `piece` to the library `file` in `directory`, which gets no other file.
 
-    Returns:
-        Its record, and the compiler's assumptions about the symbols.
-
-    Raises:
-        NotLowered: it has operators or results that a library cannot have.
+    Returns its record, and the compiler's assumptions about the symbols. `NotLowered`: it has operators or results that
+    a library cannot have.
     """
     _check_effects(piece)
     metas, subgraph = piece.metas, piece.subgraph

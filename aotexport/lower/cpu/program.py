@@ -13,8 +13,8 @@ import torch
 from aotexport.eager.recorded_arguments import symbols_of
 from aotexport.encode.program import EncodedProgram
 from aotexport.errors import AttemptFailed
-from aotexport.lower.cpu.levels import Level
 from aotexport.lower.cpu.partition import NotLowered, Piece, least_sizes, lower_subgraph
+from aotexport.lower.targets import Level
 from aotexport.model.refusals import attempt
 from aotexport.vectors.record import RecordedCall
 from aotexport.write.files import custom_operators
@@ -98,9 +98,6 @@ def _lower(
     """Compile the functional graph of `program`, prepared by `_with_partition`, to libraries in `directory`.
 
     `sizes` are the values of symbols in the example call, `namespaces` those of the custom operators that it calls.
-
-    Raises:
-        NotLowered: it cannot be compiled; says why.
     """
     record, functional = program.record, program.record.functional
     if functional is None:

@@ -1,7 +1,6 @@
 """Fused attention of CPUs on CUDA devices, by flash or efficient attention, or by the definition.
 
-A replacement has the signature of its operator, but for the layout of results. Forward and backward choose by shapes
-and dtypes alone, so that they choose the same.
+Forward and backward choose by shapes and dtypes alone, so that they choose the same.
 """
 
 from __future__ import annotations

@@ -5,14 +5,13 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import torch
 
 from aotexport.encode.values import encode_argument, encode_meta
 from aotexport.errors import ExportFailed
-from aotexport.lower.cuda.lowering import LoweredGraph
 from aotexport.lower.cuda.retarget import CannotLower, check_on_gpu, inverse, memory_order
 from aotexport.lower.cuda.wrapper import launch
 from aotexport.torch_internals.names import OpOverload
@@ -31,6 +30,9 @@ from aotexport_runtime.schema.values import (
     ValueMeta,
 )
 
+if TYPE_CHECKING:
+    from aotexport.lower.cuda.lowering import LoweredGraph
+
 KERNEL = "kernel::"
 _OPERATORS = {torch.empty_strided: "aten::empty_strided.default", operator.getitem: "python::getitem"}
 _VIEWS = (
@@ -47,13 +49,10 @@ _VIEWS = (
 def encode_lowered(
     lowered: LoweredGraph, inputs: dict[str, str], outputs: Sequence[int | None], namespaces: Collection[str]
 ) -> Graph:
-    """Return the record of a lowered graph.
+    """Return the record of a lowered graph; `CannotLower`: the format cannot express it.
 
     `inputs` has the name in the record per name among `LoweredGraph.inputs`, in the record's order, without sizes. Of
     `outputs`, which to return, None is nothing. `namespaces` are those of the program's custom operators.
-
-    Raises:
-        CannotLower: the format cannot express it.
     """
     try:
         return _Encoder(lowered, inputs, namespaces).encode(outputs)

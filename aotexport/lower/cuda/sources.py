@@ -1,7 +1,6 @@
 """Sources of kernels, as modules that need neither the compiler that wrote them nor a GPU.
 
-The text of a kernel depends on its computation alone. Its name ends in a digest of the rest, so kernels that several
-graphs share are one kernel.
+A kernel's name ends in a digest of the rest, so kernels that several graphs share are one kernel.
 """
 
 from __future__ import annotations
@@ -80,8 +79,7 @@ def joined(kernels: Iterable[KernelSource]) -> dict[str, KernelSource]:
 def kernel_source(tuner: CachingAutotuner, origins: Iterable[torch.fx.Node] = ()) -> KernelSource:
     """Return a kernel by the compiler's description for its autotuner, and by the nodes that were fused in it.
 
-    Raises:
-        CannotLower: it needs a feature that a bundle cannot hold; names it.
+    `CannotLower`: it needs a feature that a bundle cannot hold; names it.
     """
     function = tuner.fn
     meta = tuner.triton_meta
@@ -176,10 +174,7 @@ _COMPARE = {ast.Eq: "eq", ast.NotEq: "ne", ast.Lt: "lt", ast.LtE: "le"}
 def grid_of(tuner: CachingAutotuner, config: object, constants: Mapping[str, object]) -> tuple[Size, Size, Size]:
     """Return the blocks per axis of a kernel under one configuration, over the names of its arguments.
 
-    `constants` are fixed arguments, which no launch takes.
-
-    Raises:
-        CannotLower: the format cannot express it.
+    `constants` are fixed arguments, which no launch takes. `CannotLower`: the format cannot express it.
     """
     grid = GridExpr.from_meta(tuner.inductor_meta, config)  # type: ignore[arg-type]
     known: dict[str, Size] = {name: value for name, value in constants.items() if type(value) is int}
@@ -191,11 +186,7 @@ def grid_of(tuner: CachingAutotuner, config: object, constants: Mapping[str, obj
 
 
 def parse(source: str, known: dict[str, Size] | None = None) -> Size:
-    """Return the size that Python source computes; names without a value in `known` are symbols.
-
-    Raises:
-        CannotLower: it is not arithmetic of integers alone.
-    """
+    """Return the size that Python source computes; names without a value in `known` are symbols."""
     return _size(ast.parse(source.strip(), mode="eval").body, known or {}, source)
 
 

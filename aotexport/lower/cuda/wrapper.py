@@ -1,10 +1,9 @@
 """The compiler's program as a graph: operator calls, allocations, and launches of kernels.
 
-Built on the converter that torch's compiler has, which gets some programs wrong (torch 2.13): it takes the grid of a
-user's kernel with compile-time constants from the wrong arguments, refuses arguments of a launch that are numbers or
-views, refuses inputs that are expressions of sizes or the same size twice, fails on operators without a result, and
-cannot zero a workspace or copy to a buffer. Launches are converted here from the arguments of the compiler's own
-launcher, and sizes are expressed in the program's symbols alone.
+Built on the converter of torch's compiler, which gets some programs wrong (torch 2.13): grids of a user's kernels with
+compile-time constants, arguments of a launch that are numbers or views, inputs that are expressions of sizes or the
+same size twice, operators without a result, zeroed workspaces, copies to a buffer. Launches are converted here from the
+arguments of the compiler's own launcher, and sizes are expressed in the program's symbols alone.
 """
 
 from __future__ import annotations

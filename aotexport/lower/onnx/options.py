@@ -30,11 +30,7 @@ class OnnxOptions:
 
 
 def check_options(options: OnnxOptions) -> None:
-    """Refuse wrong options before anything is done.
-
-    Raises:
-        ModelFileInvalid: names the option or the missing package.
-    """
+    """Refuse wrong options before anything is done; `ModelFileInvalid`: names the option or the missing package."""
     check_type("options", options, OnnxOptions, "`OnnxOptions`")
     missing = [name for name in ("onnx", "onnxscript", "onnx_ir", "onnxruntime") if not importlib.util.find_spec(name)]
     if missing:

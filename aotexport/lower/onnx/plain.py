@@ -1,7 +1,6 @@
 """A program with its graph in plain tensors; ONNX has no others.
 
-The graph is the forward graph; where state has tensors of wrapper subclasses (quantised weights), the inference graph
-with these taken apart: their parts are state tensors of their own, `<name>.<attribute>`.
+Where state has tensors of subclasses, it is the inference graph with these taken apart, `<name>.<attribute>`.
 """
 
 from __future__ import annotations
@@ -37,9 +36,7 @@ class Plain:
 def plain(bundle: Bundle, program: Program) -> Plain:
     """Return `program` in plain tensors.
 
-    Raises:
-        ExportFailed: arguments or results are tensor subclasses, or the program changes state of a tensor subclass or
-            a container of the caller; names a way out.
+    `ExportFailed`: arguments or results are tensor subclasses, or it changes state of one or a container of the caller.
     """
     if program.container_changes:
         raise ExportFailed(

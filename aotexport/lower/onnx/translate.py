@@ -1,9 +1,11 @@
-"""From a rebuilt forward graph to an ONNX model in memory, by torch's own exporter."""
+"""From a program to an ONNX model in memory, by torch's exporters: without changes and aliases, which ONNX lacks."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Collection, Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import onnx_ir as ir
@@ -12,17 +14,22 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, LiftSubgraphI
 from torch.export import Dim, ExportedProgram
 
 from aotexport.errors import AttemptFailed, ExportFailed
-from aotexport.lower.onnx.provenance import origin
-from aotexport.lower.onnx.rebuild import Rebuilt
+from aotexport.lower.onnx.options import OnnxOptions
+from aotexport.lower.onnx.plain import plain
+from aotexport.lower.onnx.rebuild import Rebuilt, failing_step, origin
 from aotexport.model.refusals import attempt
 from aotexport.process.blocks import quiet
 from aotexport.torch_internals.general_sizes import zero_and_one_symbolic
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.onnx_translations import translations_read_once
+from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import first_line
+from aotexport_runtime.execution.codegen import Environment
+from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.sizes import Size, SizeExpression
 from aotexport_runtime.values import dtypes
+from aotexport_runtime.values.observe import make_inputs
 from aotexport_runtime.values.sizes import evaluate
 
 OPSETS = range(18, 24)
@@ -39,7 +46,114 @@ _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLi
 _LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
 
 
-def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
+Trace = tuple[Program, Rebuilt, ExportedProgram]
+"""A program in plain tensors, its rebuilt graph, and the trace of that by `torch.export`."""
+
+
+def traced(bundle: Bundle, program: Program, options: OnnxOptions) -> Trace:
+    """Return `program` in plain tensors, its rebuilt graph, and the trace of that by `torch.export`.
+
+    `ExportFailed`: it cannot be translated, or changes or aliases tensors and the options do not allow it.
+    """
+    if options.state == "refuse":
+        _refuse_aliases(bundle, program)
+    taken = plain(bundle, program)
+    program, namespaces = taken.program, bundle.manifest.requirements.operator_namespaces
+    rebuilt = Rebuilt(program, taken.graph, taken.tensors, namespaces=namespaces)
+    exported = _capture(program, rebuilt)
+    updated = _updated(program, rebuilt, exported) if rebuilt.may_write else []
+    if not updated:
+        return program, rebuilt, exported
+    if options.state == "refuse":
+        raise _Stateful(program, f"changes {', '.join(f'`{name}`' for name in updated)}")
+    _refuse_shared(bundle, program, updated)
+    rebuilt = Rebuilt(program, taken.graph, taken.tensors, namespaces=namespaces, updated=updated)
+    return program, rebuilt, _capture(program, rebuilt)
+
+
+class _Stateful(ExportFailed):
+    def __init__(self, program: Program, change: str) -> None:
+        super().__init__(
+            f"program `{program.name}` {change}, and ONNX models change nothing. Give `--onnx-state=outputs` "
+            "(`OnnxOptions(state='outputs')`) to have the new values as further outputs, and views as copies"
+        )
+
+
+def _refuse_aliases(bundle: Bundle, program: Program) -> None:
+    """Refuse rebound state, and outputs that share memory with other tensors in the recorded calls."""
+    if program.rebinds:
+        raise _Stateful(program, f"replaces {', '.join(f'`{rebind.name}`' for rebind in program.rebinds)}")
+    for entry in bundle.manifest.testvectors:
+        if entry.program != program.name:
+            continue
+        facts = bundle.vector(entry).facts
+        for name, fact in facts.items():
+            path, mark, _ = name.partition(" shares memory with")
+            if mark:
+                raise _Stateful(program, f"returns `{path.rpartition(': ')[2]}` as a view of `{fact}`")
+
+
+def _updated(program: Program, rebuilt: Rebuilt, exported: ExportedProgram) -> list[str]:
+    """Return the names of the state tensors and the paths of the arguments that the traced graph writes to."""
+    written = _functional(program, exported)
+    signature = written.graph_signature
+    shapes = {node.name: _shape(node.meta.get("val")) for node in written.graph.nodes}
+    for result, name in {**signature.user_inputs_to_mutate, **signature.buffers_to_mutate}.items():
+        placeholder = next((key for key, value in signature.inputs_to_buffers.items() if value == name), name)
+        if shapes[result] != shapes[placeholder]:
+            raise ExportFailed(
+                f"program `{program.name}` changes values and sizes of a tensor at once, which has no ONNX "
+                "form. Let it change values alone"
+            )
+    arguments = [spec for spec in program.inputs if not isinstance(spec, StateInput)]
+    paths = {spec.path for spec in arguments}
+    state = [rebuilt.state[name.rpartition(".")[2]] for name in signature.buffers_to_mutate.values()]
+    order = list(signature.user_inputs)
+    changed = [arguments[order.index(name)].path for name in signature.user_inputs_to_mutate.values()]
+    ambiguous = [name for name in (*state, *changed) if name in rebuilt.state.values() and name in paths]
+    if ambiguous:
+        raise ExportFailed(
+            f"program `{program.name}` changes `{ambiguous[0]}`, the name of an argument and of a state tensor, and "
+            "ONNX models have one name space. Rename the argument"
+        )
+    return [*state, *changed]
+
+
+def _shape(value: Any) -> Any:
+    return list(value.shape) if isinstance(value, torch.Tensor) else None
+
+
+def _refuse_shared(bundle: Bundle, program: Program, updated: Collection[str]) -> None:
+    """Refuse arguments that a program writes to and that share memory with others in the recorded calls."""
+    for entry in bundle.manifest.testvectors:
+        if entry.program != program.name:
+            continue
+        vector, stored = read_vector(bundle, entry)
+        values = make_inputs(vector.inputs, stored, None, Environment().form).values
+        tensors = {spec.path: value for spec, value in zip(vector.inputs, values, strict=True) if _is_tensor(value)}
+        for path, value in tensors.items():
+            if path in updated and any(other != path and _overlap(value, tensors[other]) for other in tensors):
+                raise ExportFailed(
+                    f"program `{program.name}` changes `{path}`, which shares memory with another argument in the "
+                    "recorded call, and ONNX models know no memory. Export with arguments that share none"
+                )
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Return whether the memory ranges of two tensors overlap."""
+    return bool(a.numel() and b.numel()) and a.data_ptr() < _end(b) and b.data_ptr() < _end(a)
+
+
+def _end(tensor: torch.Tensor) -> int:
+    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr() + span * tensor.element_size()
+
+
+def _capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
     """Return the module traced by `torch.export`, dynamic sizes as the program has them."""
     symbols = example_sizes(program)
     # Torch's `Dim` cannot have a single size, nor a name that is no identifier, as that of an item of a list.
@@ -61,22 +175,22 @@ def capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
     try:
         with attempt("trace for ONNX"), _untouched_sizes():
             return torch.export.export(
-                rebuilt.module,
+                rebuilt,
                 tuple(args),
                 dynamic_shapes=(tuple(shapes),) if shapes else None,
                 strict=False,
                 prefer_deferred_runtime_asserts_over_guards=True,
             )
     except AttemptFailed as refusal:
-        node, reason = failing_node(refusal.error)
-        operator, where = origin(node.meta.get("stack_trace")) if node is not None else ("", "")
+        operator, where = origin(failing_step(_frames(refusal.error)))
+        reason = _reason(refusal.error)
         at = f" at `{operator}`" if operator else ""
         raise ExportFailed(
             f"program `{program.name}` has no ONNX form: torch.export refuses its graph{at}{where}: {reason}"
         ) from refusal.error
 
 
-def functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
+def _functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
     """Return a traced program without writes; its signature names the changed tensors."""
     try:
         with (
@@ -133,13 +247,10 @@ def _linear(size: SizeExpression, dims: Mapping[str, Any]) -> Any:
 def translate(
     program: Program, exported: ExportedProgram, rebuilt: Rebuilt, *, opset: int, translations: Translations
 ) -> ir.Model:
-    """Return the optimised ONNX model of a traced program.
+    """Return the optimised ONNX model of a traced program; `ExportFailed`: an operator has no translation.
 
     The state tensors are inputs of the model, after those of the program and with the names in `rebuilt.state`, so that
     they are not folded into constants.
-
-    Raises:
-        ExportFailed: an operator has no translation; names it with the user's line.
     """
     try:
         with quiet(*_LOGGERS), torch.no_grad(), translations_read_once():
@@ -178,7 +289,9 @@ def translate(
 
 def _untranslated(program: Program, error: BaseException) -> str:
     """Return a message that names the node without a translation, its place in the user's code, and a way out."""
-    node, reason = failing_node(error)
+    values = [frame.f_locals.get(name) for frame in _frames(error) for name in ("node", "n")]
+    nodes = [value for value in values if isinstance(value, torch.fx.Node) and value.op == "call_function"]
+    node, reason = nodes[-1] if nodes else None, _reason(error)
     if node is None:
         return f"program `{program.name}` has no ONNX form: {reason}"
     operator, where = origin(node.meta.get("stack_trace"))
@@ -204,22 +317,19 @@ def _shown(operator: OpOverload) -> str:
     return str(operator).replace(".", "::", 1)
 
 
-def failing_node(error: BaseException) -> tuple[torch.fx.Node | None, str]:
-    """Return the node that the innermost possible frame of `error` worked on, and the innermost reason."""
-    node, cause = None, error
-    while cause is not None:
-        trace = cause.__traceback__
-        while trace is not None:
-            names = trace.tb_frame.f_locals
-            candidate = next(
-                (names[name] for name in ("node", "n") if isinstance(names.get(name), torch.fx.Node)), None
-            )
-            if candidate is not None and candidate.op == "call_function":
-                node = candidate
-            trace = trace.tb_next
-        error, cause = cause, cause.__cause__
+def _frames(error: BaseException | None) -> list[FrameType]:
+    """Return the frames of an error and of its causes, the innermost last."""
+    if error is None:
+        return []
+    return [*(frame for frame, _ in traceback.walk_tb(error.__traceback__)), *_frames(error.__cause__)]
+
+
+def _reason(error: BaseException) -> str:
+    """Return the innermost reason of an error."""
+    while error.__cause__ is not None:
+        error = error.__cause__
     reason = first_line(error)
-    return node, "torch's exporter has none" if reason.startswith("No ONNX function found") else reason
+    return "torch's exporter has none" if reason.startswith("No ONNX function found") else reason
 
 
 def _name_sizes(program: Program, exported: ExportedProgram, converted: Any) -> None:

@@ -35,11 +35,7 @@ def interpret(bundle: Bundle, candidate: int = 0) -> Interpreted:
     """Run the recorded calls of a bundle with its kernels interpreted: slow, and without a GPU.
 
     This runs Python code of the bundle, the sources of its kernels. `candidate` is the configuration of each kernel to
-    run; the last one, if a kernel has fewer.
-
-    Raises:
-        NotSupported: the bundle has no kernels, or lacks their sources, or Triton is not installed.
-        VerificationFailed: the process failed.
+    run; the last one, if a kernel has fewer. `NotSupported`: there are no kernels or sources, or Triton is missing.
     """
     if not any(bundle.has_target(TARGET, name) for name in bundle.program_names):
         raise NotSupported("the bundle has no kernels. Export it with `--target cuda`")

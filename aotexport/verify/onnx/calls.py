@@ -11,7 +11,7 @@ import torch
 
 from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.plain import plain
-from aotexport.lower.onnx.rebuild import rebuild
+from aotexport.lower.onnx.rebuild import Rebuilt
 from aotexport.lower.onnx.translate import example_sizes
 from aotexport.model.refusals import attempt
 from aotexport.vectors.eager_errors import has_16_bits, worth_recording
@@ -78,11 +78,11 @@ def _plain_call(bundle: Bundle, program: Program) -> FlatCall:
     """Return the call of the plain graph of a program whose state is of a tensor subclass not imported here."""
     taken = plain(bundle, program)
     namespaces = bundle.manifest.requirements.operator_namespaces
-    rebuilt = rebuild(taken.program, taken.graph, taken.tensors, namespaces=namespaces)
+    rebuilt = Rebuilt(taken.program, taken.graph, taken.tensors, namespaces=namespaces)
 
     def call(values: list[Any]) -> list[tuple[str, Any]]:
         with torch.no_grad():
-            outputs = rebuilt.module(*values)
+            outputs = rebuilt(*values)
         found = [(path, leaf.index) for path, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)]
         return [(path, int(outputs[i]) if program.outputs[i] is None else outputs[i]) for path, i in found]
 

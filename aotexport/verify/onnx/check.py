@@ -7,7 +7,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,11 @@ import torch
 
 from aotexport.errors import ExportFailed, VerificationFailed
 from aotexport.lower.onnx.plain import plain
-from aotexport.lower.onnx.rebuild import rebuild
+from aotexport.lower.onnx.rebuild import Rebuilt
 from aotexport.model.refusals import attempt
-from aotexport.verify.comparison import Comparison
-from aotexport.verify.comparison import comparisons as compared
 from aotexport.verify.onnx.calls import own_errors, random_calls
+from aotexport.verify.report import Comparison
+from aotexport.verify.report import comparisons as compared
 from aotexport.write.files import list_again
 from aotexport_runtime import OnnxRuntime
 from aotexport_runtime.bundle.directory import BundleDirectory
@@ -46,12 +46,9 @@ TARGET = "onnx"
 
 
 def check_model(bundle: Bundle, program: Program, model: OnnxModel) -> list[Comparison]:
-    """Compare an ONNX model with the recorded calls, and with the forward graph on random calls of other sizes.
+    """Compare an ONNX model, which `bundle` has in it, with recorded calls and with the forward graph at other sizes.
 
-    `bundle` has the model in it. Returns every compared output.
-
-    Raises:
-        VerificationFailed: it disagrees, or ONNX Runtime does not run it.
+    Returns every compared output. `VerificationFailed`: it disagrees, or ONNX Runtime does not run it.
     """
     with tempfile.TemporaryDirectory() as directory:
         subject = _opened(bundle, program, model, Path(directory))
@@ -59,28 +56,21 @@ def check_model(bundle: Bundle, program: Program, model: OnnxModel) -> list[Comp
         return [found for each in calls for found in _checked(bundle, program, model, subject, each)]
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """An opened model, and the state that its calls change."""
-
-    plan: Plan
-    state: dict[str, Any]
-
-    def run(self, *args: Any, **kwargs: Any) -> Any:
-        return self.plan(args, kwargs)
+_Subject = tuple[Plan, dict[str, Any]]
+"""An opened model, and the state that its calls change."""
 
 
 def _opened(bundle: Bundle, program: Program, model: OnnxModel, directory: Path) -> _Subject:
     """Open a model; if ONNX Runtime lacks kernels of bfloat16, open one of float32 instead."""
     state: dict[str, Any] = {}
     try:
-        return _Subject(compose_onnx(bundle, program, model, OnnxRuntime(), state), state)
+        return compose_onnx(bundle, program, model, OnnxRuntime(), state), state
     except NotSupported as error:
         if is_narrow(bundle.file(model.file)):
             with contextlib.suppress(NotSupported):
                 wide = write_wide(bundle.file(model.file), directory)
                 replaced = _Replaced(bundle.directory, bundle.manifest, model.file, wide)
-                return _Subject(compose_onnx(replaced, program, model, OnnxRuntime(), state), state)
+                return compose_onnx(replaced, program, model, OnnxRuntime(), state), state
         found = _origin(bundle.file(model.file), str(error))
         where = f". {found}" if found else ""
         raise VerificationFailed(
@@ -148,11 +138,12 @@ def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subje
     if calls.refused:
         name = f"not compared at {calls.name}: {calls.refused}"
         return [Comparison(**base, name=name, error=0.0, absolute=0.0, agrees=True, detail=calls.refused)]
-    call = calling(program, subject.run, lambda: subject.state)
+    plan, state = subject
+    call = calling(program, lambda *args, **kwargs: plan(args, kwargs), lambda: state)
     try:
         with attempt("calls of ONNX Runtime"):
-            subject.state.clear()
-            got = observed(program, model, calls, call, lambda: subject.state)
+            state.clear()
+            got = observed(program, model, calls, call, lambda: state)
     except ExportFailed as refusal:
         return compared({**base, "error": f"raises {first_line(refusal.error)}"})
     least = rounding(bundle, program.name)
@@ -177,15 +168,6 @@ def _tie(
     return replace(comparison, name=f"{comparison.name} (of equal values)", **same)
 
 
-@dataclass(frozen=True)
-class _Order:
-    """The value that an output of indices orders: a value of the graph, along an axis."""
-
-    value: str
-    meta: TensorMeta
-    axis: int
-
-
 def is_tie(bundle: Bundle, program: Program, values: Sequence[Any], path: str, got: Any) -> bool:
     """Return whether an output is indices in an order that differs from torch's only for exactly equal values.
 
@@ -196,19 +178,20 @@ def is_tie(bundle: Bundle, program: Program, values: Sequence[Any], path: str, g
     places = {at: leaf.index for at, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)}
     index = places.get(path)
     order = None if index is None else _order(taken.graph, taken.graph.outputs[index])
-    if index is None or order is None or not order.meta.shape:
+    if index is None or order is None:
         return False
-    alone = msgspec.structs.replace(taken.graph, outputs=[order.value, taken.graph.outputs[index]])
-    record = msgspec.structs.replace(taken.program, outputs=(order.meta, program.outputs[index]))
+    value, meta, axis = order
+    alone = msgspec.structs.replace(taken.graph, outputs=[value, taken.graph.outputs[index]])
+    record = msgspec.structs.replace(taken.program, outputs=(meta, program.outputs[index]))
     namespaces = bundle.manifest.requirements.operator_namespaces
     with torch.no_grad():
-        ordered, expected, *_ = rebuild(record, alone, taken.tensors, namespaces=namespaces).module(*values)
+        ordered, expected, *_ = Rebuilt(record, alone, taken.tensors, namespaces=namespaces)(*values)
     got = torch.as_tensor(got)
     if expected.dtype != torch.int64 or (got.dtype, got.shape) != (expected.dtype, expected.shape) or not got.numel():
         return False
-    if not _fits(got, ordered, order.axis):
+    if not _fits(got, ordered, axis):
         return False
-    return torch.equal(ordered.gather(order.axis, expected), ordered.gather(order.axis, got))
+    return torch.equal(ordered.gather(axis, expected), ordered.gather(axis, got))
 
 
 def _fits(indices: torch.Tensor, ordered: torch.Tensor, axis: int) -> bool:
@@ -219,7 +202,8 @@ def _fits(indices: torch.Tensor, ordered: torch.Tensor, axis: int) -> bool:
     return bool((steps > 0).all())
 
 
-def _order(graph: Graph, output: Any) -> _Order | None:
+def _order(graph: Graph, output: Any) -> tuple[str, TensorMeta, int] | None:
+    """Return the value of the graph, with its metadata, that an output of indices orders along an axis."""
     metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     node = order_of(graph, output)
     if node is None:
@@ -228,9 +212,9 @@ def _order(graph: Graph, output: Any) -> _Order | None:
     axis = node.args[place] if len(node.args) > place else node.kwargs.get("dim", -1)
     axis = axis.value if isinstance(axis, SizeArgument) else axis
     meta = metas.get(value) if isinstance(value, str) else None
-    if not isinstance(axis, int) or not isinstance(value, str) or not isinstance(meta, TensorMeta):
+    if not isinstance(axis, int) or not isinstance(value, str) or not isinstance(meta, TensorMeta) or not meta.shape:
         return None
-    return _Order(value, meta, axis)
+    return value, meta, axis
 
 
 NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT

@@ -96,7 +96,7 @@ STAGES = {
     "encode the functional graph": ("encode.functional:saved_values", Net(), (X,), {"programs": "train"}),
     "lower for CPUs": ("lower.cpu.partition:compile_library", Net(), (X,), {"programs": "infer", "targets": "cpu"}),
     "lower for GPUs": ("lower.cuda.lowering:kernel_source", Net(), (X,), {"targets": "cuda:sm_80"}),
-    "capture for GPUs": ("lower.cuda.recapture:_has_attention_by_definition", Net(), (X,), {"targets": "cuda:sm_80"}),
+    "capture for GPUs": ("lower.cuda.retarget:_has_attention_by_definition", Net(), (X,), {"targets": "cuda:sm_80"}),
     "first call": ("capture.programs.forward_graphs:flattened", Preparing(), (X,), {}),
     "Python state": ("eager.python_state:tree_of", Counting(), (X,), {"programs": "infer"}),
     "label-free call": ("eager.label_free:flattened", Net(), (X, torch.ones(2, 3)), {"programs": "infer"}),

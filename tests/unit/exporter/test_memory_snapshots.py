@@ -10,8 +10,7 @@ from aotexport.eager.run import dropped_gradients
 from aotexport.model.memory_snapshots import spans_of
 from aotexport.model.state import State, collect_state
 from aotexport.state.tensors import UNCHANGED, restored
-from aotexport.write.weights import write_weights
-from aotexport.write.weights_as_snapshots import weights_as_snapshots
+from aotexport.write.weights import weights_as_snapshots, write_weights
 
 
 class Holder(nn.Module):

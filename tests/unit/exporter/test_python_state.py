@@ -92,7 +92,7 @@ def test_shorter_call_is_made_where_it_is_known_to_take_the_path(model, rows, mo
         found.append(shorter and len(shorter.tensors[0]))
         return depends_on(spec, state, shorter)
 
-    monkeypatch.setattr("aotexport.pipeline.capture_program.depends_on", spied)
+    monkeypatch.setattr("aotexport.pipeline.capture.depends_on", spied)
     sizes = {"x": {0: torch.export.Dim("rows", min=2 if model is Named else 6, max=64)}}
     aotexport.export(model(), (torch.ones(9, 3),), dynamic_shapes=sizes, output=tmp_path / "b", programs=("infer",))
     assert found == [rows]

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 from functools import wraps
 from importlib import metadata
-from inspect import Signature, getdoc, signature
+from inspect import Signature, cleandoc, getdoc, signature
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -45,22 +45,26 @@ def names_of(name: str, value: Any) -> tuple[str, ...]:
 def keywords_of(record: Callable[..., Any]) -> Callable[[Callable[..., _Result]], Callable[..., _Result]]:
     """Return a decorator: the fields of a dataclass are keywords of a function, whose parameter `options` it is.
 
-    Signature and help of the function name them, with types, defaults and the sentences of the record.
+    Signature and help of the function name them, with types, defaults and the sentences of the record and its bases.
     """
 
     def decorate(function: Callable[..., _Result]) -> Callable[..., _Result]:
         own = {name: each for name, each in signature(function).parameters.items() if name != "options"}
         fields = signature(record).parameters
+        required = [name for name, each in fields.items() if each.default is each.empty]
 
         @wraps(function)
         def taking(*args: Any, **keywords: Any) -> _Result:
             others = {name: keywords.pop(name) for name in own if name in keywords}
             if unknown := [name for name in keywords if name not in fields]:
                 raise TypeError(f"{function.__qualname__}() got an unexpected keyword argument {unknown[0]!r}")
+            if missing := [name for name in required if name not in keywords]:
+                raise TypeError(f"{function.__qualname__}() misses the keyword argument {missing[0]!r}")
             return function(*args, **others, options=record(**keywords))
 
         taking.__dict__["__signature__"] = Signature([*own.values(), *fields.values()])
-        taking.__doc__ = f"{getdoc(function)}\n\nOptions:{str(getdoc(record)).partition('Attributes:')[2]}"
+        told = [cleandoc(each.__doc__ or "").partition("Attributes:\n")[2] for each in getattr(record, "__mro__", ())]
+        taking.__doc__ = "\n".join([f"{getdoc(function)}\n\nOptions:", *filter(None, told)])
         return taking
 
     return decorate
