@@ -615,3 +615,19 @@ def test_convolution_that_divides_by_zero_in_torch_2_7_is_refused(changed, messa
     PRECONDITIONS["im2col"](ordinary)
     with pytest.raises(CheckFailed, match=message):
         PRECONDITIONS["im2col"](ordinary | changed)
+
+
+def test_integers_that_autograd_saves_below_vmap_are_out_of_reach():
+    def pooled(images, *, is_written):
+        result, places = call("max_pool2d_with_indices.default", images, [2, 2], [2, 2])
+        if is_written:
+            call("fill_.Scalar", call("_unsafe_view.default", places, [*places.shape]), 0)
+        return result
+
+    images = torch.randn(3, 1, 2, 4, 4, requires_grad=True)
+    plain, written = (
+        torch.autograd.grad(torch.vmap(lambda x, w=w: pooled(x, is_written=w))(images).sum(), images)[0]
+        for w in (False, True)
+    )
+
+    assert torch.equal(plain, written)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime.errors import CheckFailed
+from aotexport_runtime.execution import transforms
 
 Arguments = Mapping[str, Any]
 """The arguments of a call by the names of the operator's schema, defaults included; and the two below."""
@@ -53,11 +54,13 @@ def require(condition: Any, message: str) -> None:
 
 
 def is_recorded(a: Arguments) -> bool:
-    """Return whether autograd records a call, and will run kernels of its own on what the call has taken and given."""
-    return torch.is_grad_enabled() and any(
-        isinstance(tensor, torch.Tensor) and tensor.requires_grad
-        for value in a.values()
-        for tensor in (value if isinstance(value, list | tuple) else [value])
+    """Return whether autograd records a call, and will run kernels of its own on what the call has taken and given.
+
+    A batch of `torch.func.vmap` does not tell whether what it is of requires grad.
+    """
+    tensors = (tensor for value in a.values() for tensor in (value if isinstance(value, list | tuple) else [value]))
+    return torch.is_grad_enabled() and (
+        transforms.active() or any(isinstance(tensor, torch.Tensor) and tensor.requires_grad for tensor in tensors)
     )
 
 
