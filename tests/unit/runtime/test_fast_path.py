@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 
 import aotexport
 from aotexport_runtime import load
+from aotexport_runtime.call.plan import _shared_tensors
+from aotexport_runtime.schema.program import ArgumentInput
 
 TURNED_AWAY = object()
+GOLDEN = Path(__file__).parents[2] / "golden" / "v1.0"
 
 
 class Scaled(nn.Module):
@@ -31,7 +37,9 @@ def bundle(request, tmp_path_factory):
 
 
 def only_fast(module, program):
-    return module._plan(program).fast_path(fallback=lambda args, kwargs: TURNED_AWAY)
+    plan = copy.copy(module._plan(program))
+    plan._check_and_run = lambda args, kwargs: TURNED_AWAY
+    return plan.fast_path()
 
 
 def x(rows=3):
@@ -114,3 +122,17 @@ def test_gradients_reach_tensors_that_transforms_left_behind(tmp_path):
     torch.func.grad(lambda inside: [left.append(inside), inside.sum()][1])(given)
     module(left[0]).sum().backward()
     torch.testing.assert_close(given.grad, (2 * module.linear.weight.sum(0)).expand(3, 4))
+
+
+def test_calls_of_golden_bundles_are_bound_by_the_plan():
+    plans = {}
+    for name in ("linear", "nested_inputs", "argument_is_parameter"):
+        module = load(GOLDEN / name / "bundle", target="portable")
+        plans[name] = module._plan(module.bundle.program_names[0])
+    assert plans["nested_inputs"].call == plans["nested_inputs"]._check_and_run
+    assert plans["linear"].call != plans["linear"]._check_and_run
+    given = [object() if isinstance(spec, ArgumentInput) else None for spec in plans["linear"].program.inputs]
+    bound = plans["linear"].bind_flat([value for value in given if value is not None])
+    assert [got for got, value in zip(bound.inputs, given, strict=True) if value is not None] == [*filter(None, given)]
+    # Variants that were captured with one tensor in several places come first.
+    assert [_shared_tensors(plan.program) for plan in plans.values()] == [0, 1, 1]

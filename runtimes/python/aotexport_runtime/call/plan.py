@@ -8,7 +8,6 @@ under eager autograd, which is the program's meaning and serves every call that 
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -39,6 +38,7 @@ class Plan:
         engines: what serves its calls, in the order in which they are tried; the last serves all that the guards admit.
         record: why these serve, and which passes have run.
         guards: of the program.
+        quick_rows: guards of the calls that the fast path serves.
     """
 
     def __init__(
@@ -54,9 +54,9 @@ class Plan:
         """Compose the chain of `program`.
 
         Args:
-            program: its record.
-            engines: see the class.
-            record: see the class.
+            program: see the class, as for engines and record.
+            engines: see there.
+            record: see there.
             guards: stages of rows, see `GuardTable`; the rows of the last engine are one more.
             kinds: return the kinds of tensors that are passed, the usual one first.
             constant: returns the value of a constant leaf.
@@ -70,22 +70,13 @@ class Plan:
         self._change_containers = container_changes(program.container_changes, constant)
         self._rebinds = rebinds
         self._unflatten = builder(program.output_tree, constant)
+        self._kinds = kinds
         usual = kinds[0]()
         self._takes_arrays = not usual.has_autograd
         self.guards = GuardTable(
             [*guards, engines[-1].rows], len(program.inputs), None if self._takes_arrays else usual
         )
-        self.fast_path = functools.partial(
-            fast_path,
-            program,
-            self._signature,
-            rows=[*self.guards.rows, *(engines[0].rows if len(engines) > 1 else ())],
-            engine=engines[0],
-            returned=self._returned if rebinds else self._unflatten,
-            kinds=kinds,
-            fallback=self._check_and_run,
-        )
-        """Makes what serves the usual calls."""
+        self.quick_rows = [*self.guards.rows, *(engines[0].rows if len(engines) > 1 else ())]
         self.call = self.fast_path()
         """`__call__`, without this detour."""
 
@@ -154,6 +145,49 @@ class Plan:
             put(outputs[index])
         return self._unflatten(outputs)
 
+    # --- the fast path: a generated function that serves the calls that a program gets most often -------------
+    # Invariant: a call that it serves is admitted by the explaining path as well, with the same inputs and symbols,
+    # and served by the same engine.
+
+    def fast_path(self) -> Call:
+        """Return a function for every call of the program; it is the explaining path, where there is no fast one."""
+        passed = {index for index, spec in enumerate(self.program.inputs) if not isinstance(spec, StateInput)}
+        positional, keywords = self._signature.plain_leaves, self._signature.plain_keywords
+        positional = positional if positional is not None and set(positional) == passed else None
+        keywords = keywords if keywords is not None and set(keywords.values()) == passed else None
+        fallback = self._check_and_run
+        if positional is None and keywords is None:
+            return fallback
+        usual, *others = self._kinds
+        made: list[Call] = []
+
+        def otherwise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            if not made:
+                if "torch" not in sys.modules:
+                    return fallback(args, kwargs)
+                made.append(self._fast(others[0](), positional, keywords, fallback))
+            return made[0](args, kwargs)
+
+        return self._fast(usual(), positional, keywords, otherwise if others else fallback)
+
+    def _fast(
+        self, kind: Kind, positional: Sequence[int] | None, keywords: Mapping[str, int] | None, fallback: Call
+    ) -> Call:
+        """Return a function that serves calls with tensors of one kind, and gives others to the fallback."""
+        source, engine = GuardSource(kind=kind), self.engines[0]
+        lines = _bound(source, positional, keywords)
+        admitted = quick_lines(source, self.quick_rows, _TURN_AWAY)
+        if admitted is None:
+            return fallback
+        outputs = engine.expression(source)
+        if outputs is None:
+            inputs = ", ".join(map(input_name, range(len(self.program.inputs))))
+            outputs = f"{source.constant(engine.run)}([{inputs}], {source.values_of(list(source.symbols))})"
+        returned = self._returned if self._rebinds else self._unflatten
+        lines += [*admitted, f"return {source.constant(returned)}({outputs})"]
+        scope = {**source.scope, "fallback": fallback}
+        return define("call", "args, kwargs", lines, scope, f"{self.program.name} call")
+
 
 def called(bundle: Bundle, names: Sequence[str], plan: Callable[[str], Plan]) -> Call:
     """Return what calls a program: its plan, or the first of its variants' that a call fits.
@@ -191,74 +225,11 @@ def _shared_tensors(program: Program) -> int:
     return len(indices) - len(set(indices)) + len(own)
 
 
-# --- the fast path: a generated function that serves the calls that a program gets most often ---------------
-# Invariant: a call that it serves is admitted by the explaining path as well, with the same inputs and symbols, and
-# served by the same engine.
-
 _TURN_AWAY = "return fallback(args, kwargs)"
 
 
-def fast_path(
-    program: Program,
-    signature: Signature,
-    rows: Sequence[Row],
-    engine: Engine,
-    returned: Callable[[Any], Any],
-    kinds: Sequence[Callable[[], Kind]],
-    fallback: Call,
-) -> Call:
-    """Return a function for every call of a program; the fallback, where the program has no fast path.
-
-    Args:
-        program: its record.
-        signature: its signature.
-        rows: guards of the calls that the fast path serves.
-        engine: what runs these.
-        returned: makes the call's result of the program's outputs.
-        kinds: return the kinds of tensors that it serves, the usual one first; others once torch is imported.
-        fallback: takes the calls that the fast path does not serve.
-    """
-    passed = {index for index, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)}
-    positional, keywords = signature.plain_leaves, signature.plain_keywords
-    positional = positional if positional is not None and set(positional) == passed else None
-    keywords = keywords if keywords is not None and set(keywords.values()) == passed else None
-    if positional is None and keywords is None:
-        return fallback
-
-    def function(kind: Kind, fallback: Call) -> Call:
-        source = GuardSource(kind=kind)
-        lines = _bound(source, positional, keywords)
-        admitted = quick_lines(source, rows, _TURN_AWAY)
-        if admitted is None:
-            return fallback
-        outputs = engine.expression(source)
-        if outputs is None:
-            inputs = ", ".join(map(input_name, range(len(program.inputs))))
-            outputs = f"{source.constant(engine.run)}([{inputs}], {source.values_of(list(source.symbols))})"
-        lines += [*admitted, f"return {source.constant(returned)}({outputs})"]
-        return define("call", "args, kwargs", lines, {**source.scope, "fallback": fallback}, f"{program.name} call")
-
-    usual, *others = kinds
-    made: list[Call] = []
-
-    def otherwise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not made:
-            if "torch" not in sys.modules:
-                return fallback(args, kwargs)
-            made.append(function(others[0](), fallback))
-        return made[0](args, kwargs)
-
-    return function(usual(), otherwise if others else fallback)
-
-
 def _bound(source: GuardSource, positional: Sequence[int] | None, keywords: Mapping[str, int] | None) -> list[str]:
-    """Return lines that bind the arguments of a call that passes all by position, or all by name.
-
-    Args:
-        source: gets the names.
-        positional: input per positional argument; None: calls by position go to the fallback.
-        keywords: input per name; None: calls by name go to the fallback.
-    """
+    """Return lines that bind the arguments of a call that passes all by position, or all by name; None: none does."""
     count = -1 if positional is None else len(positional)
     taken = [f"{', '.join(map(input_name, positional))}, = args"] if positional else []
     if not keywords:

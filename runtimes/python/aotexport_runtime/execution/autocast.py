@@ -1,9 +1,9 @@
-"""The autocast around a call: operators of eager, and of a forward graph, choose their dtypes by it."""
+"""The autocast and the random state around a call, also for code that runs again in backward."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -33,6 +33,22 @@ def autocast_of_now(device_type: str) -> Callable[[], AbstractContextManager[Any
     enabled, dtype = torch.is_autocast_enabled(device_type), torch.get_autocast_dtype(device_type)
     cache = torch.is_autocast_cache_enabled()
     return lambda: torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cache)
+
+
+def draws_of_now(tensors: Iterable[torch.Tensor]) -> Callable[[], AbstractContextManager[Any]]:
+    """Return a function that makes contexts which draw what is drawn from now on, on processors and these devices."""
+    devices = sorted({tensor.device for tensor in tensors if tensor.is_cuda}, key=str)
+    state, states = torch.get_rng_state(), [*map(torch.cuda.get_rng_state, devices)]
+
+    @contextlib.contextmanager
+    def again() -> Generator[None]:
+        with torch.random.fork_rng(devices):
+            torch.set_rng_state(state)
+            for device, own in zip(devices, states, strict=True):
+                torch.cuda.set_rng_state(own, device)
+            yield
+
+    return again
 
 
 def under_autocast(device_type: str, dtype: str | None) -> AbstractContextManager[Any]:

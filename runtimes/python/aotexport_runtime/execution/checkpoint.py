@@ -8,14 +8,14 @@ Source: torch 2.13, `torch/utils/checkpoint.py`, `_checkpoint_without_reentrant_
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from aotexport_runtime.execution.autocast import autocast_of_now
+from aotexport_runtime.execution.autocast import autocast_of_now, draws_of_now
 from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, EXIT_CHECKPOINT, names_in, operands
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import Argument, SequenceMeta, SubgraphArgument, ValueMeta
@@ -90,10 +90,7 @@ class _Part:
     def __init__(self, run: Callable[[], Any], arguments: Sequence[Any], repeats_draws: bool) -> None:
         self._run = run
         self._versions = [(tensor, tensor._version) for tensor in arguments if not tensor.is_inference()]
-        self._devices = sorted({t.device for t in arguments if t.is_cuda}, key=str) if repeats_draws else []
-        self._random_states = (
-            [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self._devices)] if repeats_draws else []
-        )
+        self._draws = draws_of_now(arguments) if repeats_draws else contextlib.nullcontext
         self._autocasts = [autocast_of_now(type_) for type_ in {"cpu", *(tensor.device.type for tensor in arguments)}]
         self._count = 0
         self._pass = -1
@@ -130,24 +127,9 @@ class _Part:
                 raise _Enough
             return found[-1]
 
-        with (
-            contextlib.suppress(_Enough),
-            self._state_of_call(),
-            torch.enable_grad(),
-            saved_tensors_hooks(pack, lambda tensor: tensor),
-        ):
+        with contextlib.suppress(_Enough), contextlib.ExitStack() as around:
+            for context in (self._draws, *self._autocasts, torch.enable_grad):
+                around.enter_context(context())
+            around.enter_context(saved_tensors_hooks(pack, lambda tensor: tensor))
             self._run()
         self._anew = dict(enumerate(found))
-
-    @contextlib.contextmanager
-    def _state_of_call(self) -> Generator[None]:
-        """Set the random generators and autocast as they were when the part began."""
-        with contextlib.ExitStack() as stack:
-            if self._random_states:
-                stack.enter_context(torch.random.fork_rng(self._devices))
-                torch.set_rng_state(self._random_states[0])
-                for device, state in zip(self._devices, self._random_states[1:], strict=True):
-                    torch.cuda.set_rng_state(state, device)
-            for autocast in self._autocasts:
-                stack.enter_context(autocast())
-            yield

@@ -196,14 +196,20 @@ def observe(
                 seen.tensor(f"{where}gradient of {path}", leaf.grad)
         for name, tensor in state().items():
             if tensor.requires_grad and tensor.is_leaf and backward:
-                if not (early and f"{where}gradient of {name}" in seen.facts):
-                    seen.tensor(f"{where}gradient of {name}", tensor.grad)
-                if name in dropped:
-                    tensor.grad = None
+                _look_at_gradient(
+                    seen, f"{where}gradient of {name}", tensor, early=bool(early), dropped=name in dropped
+                )
             # Kernels write running statistics without a new version, so buffers are always observed.
             if not tensor.requires_grad or before[name][0] != _snapshot(tensor)[0]:
                 seen.tensor(f"{where}state {name}", tensor)
     return seen
+
+
+def _look_at_gradient(seen: Observation, name: str, tensor: torch.Tensor, *, early: bool, dropped: bool) -> None:
+    if not (early and name in seen.facts):
+        seen.tensor(name, tensor.grad)
+    if dropped:
+        tensor.grad = None
 
 
 def _drop_when_seen(seen: Observation, where: str, name: str, tensor: torch.Tensor) -> Any:

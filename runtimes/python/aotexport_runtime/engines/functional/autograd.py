@@ -7,6 +7,7 @@ Source: torch 2.13, `_functorch/_aot_autograd/runtime_wrappers.py`, `_AOTDispatc
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from aotexport_runtime.engines.functional.checks import check_versions, refuse_u
 from aotexport_runtime.engines.functional.joint import JointProgram, Pattern
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution import transforms
+from aotexport_runtime.execution.autocast import draws_of_now
 from aotexport_runtime.schema.program import IntermediateAlias
 
 
@@ -182,7 +184,8 @@ class RepeatableCall:
         except RuntimeError:
             self.versions = list[int]()  # Inference tensors have none.
         self.joint, self.inputs, self.symbols = joint, inputs, symbols
-        self.random_state = torch.get_rng_state() if joint.draws else None
+        tensors = (value for value in inputs if isinstance(value, torch.Tensor))
+        self.draws = draws_of_now(tensors) if joint.draws else contextlib.nullcontext
 
     def gradients(self, grads: Sequence[torch.Tensor | None], needed: Sequence[bool]) -> list[torch.Tensor | None]:
         """Return differentiable gradients of the inputs.
@@ -197,9 +200,7 @@ class RepeatableCall:
                     f"double backward computes the call anew, and its `{self.joint.graph.inputs[index].name}` was "
                     "changed in place since. Load the bundle with target='autograd'"
                 )
-        with torch.random.fork_rng(enabled=self.random_state is not None):
-            if self.random_state is not None:
-                torch.set_rng_state(self.random_state)
+        with self.draws():
             # Hooks of the inputs run when this result reaches them, and must not run here as well.
             inputs = [
                 value.view_as(value) if needs else value for value, needs in zip(self.inputs, needed, strict=True)

@@ -24,6 +24,7 @@ from aotexport_runtime.execution.preconditions.require import (
     PROVEN,
     WRITTEN,
     Arguments,
+    Check,
     before,
     is_recorded,
     require,
@@ -34,12 +35,8 @@ from aotexport_runtime.execution.preconditions.require import (
 def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., Any]:
     """Return an operator with the check of its arguments before it, or with zeros in what it leaves as it found it.
 
-    It is `function` itself if torch checks all arguments, and writes all results.
-
-    Args:
-        name: `base.overload`.
-        function: its overload.
-        proven: whether its indices need no look (`dataflow`).
+    It is `function`, its overload, if torch checks all arguments, and writes all results. `name`: `base.overload`;
+    `proven`: its indices need no look (`dataflow`).
     """
     if name in FRESH:
         return _with_schema(_zeroed(function), function)
@@ -47,13 +44,8 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
         return _with_schema(_grown(function), function)
     if name == "set_data.default":
         return _with_schema(_moved(function), function)
-    base = name.partition(".")[0]
-    check = PRECONDITIONS.get(name, PRECONDITIONS.get(base))
-    if check is None and base.startswith("_foreach_"):
-        check = mathematics.lists
     schema: Any = function._schema
-    if check is None and any(argument.name == "reduction" for argument in schema.arguments):
-        check = layers.reduction
+    base, check = name.partition(".")[0], _check_of(name, schema)
     places = (
         () if name in _BY_ELEMENT else [item.name for item in schema.arguments if item.kwarg_only and item.is_write]
     )
@@ -94,6 +86,16 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
         return _own(results) if kept else results
 
     return _with_schema(call, function)
+
+
+def _check_of(name: str, schema: Any) -> Check | None:
+    base = name.partition(".")[0]
+    found = PRECONDITIONS.get(name, PRECONDITIONS.get(base))
+    if found is None and base.startswith("_foreach_"):
+        return mathematics.lists
+    if found is None and any(argument.name == "reduction" for argument in schema.arguments):
+        return layers.reduction
+    return found
 
 
 def _with_schema(call: Callable[..., Any], function: Any) -> Callable[..., Any]:
