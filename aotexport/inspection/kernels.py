@@ -15,7 +15,7 @@ from aotexport_runtime.bundle.packs import TARGET, code_of, unpacked
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.cuda.choice import launches_of
 from aotexport_runtime.errors import printable
-from aotexport_runtime.schema.kernels import Kernel
+from aotexport_runtime.schema.targets import Kernel
 
 _REGISTERS, _FRAME = 0x2F, 0x11
 _SIZED = 0x04

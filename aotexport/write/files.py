@@ -6,6 +6,7 @@ import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,7 +17,7 @@ from aotexport_runtime.allowed.operators import NAMESPACES
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.commands.describe import describe_inputs, describe_outputs
 from aotexport_runtime.schema import decode_record, encode_record
-from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Record, defaults_of
 from aotexport_runtime.schema.codec import as_written
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import (
@@ -29,7 +30,7 @@ from aotexport_runtime.schema.manifest import (
 from aotexport_runtime.schema.program import ArgumentInput, Program
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.schema.versions import format_version, min_reader
+from aotexport_runtime.schema.versions import FEATURES, Version, format_version
 
 
 def write_programs(programs: Sequence[EncodedProgram], directory: Path) -> None:
@@ -160,3 +161,25 @@ def _arguments_of(program: Program) -> str:
     required = [parameter for parameter in program.parameters if not parameter.optional]
     positional = [p.name for p in required if p.kind in ("positional_only", "positional_or_keyword")]
     return ", ".join(positional + [f"{p.name}={p.name}" for p in required if p.kind == "keyword_only"])
+
+
+def min_reader(records: Iterable[Any]) -> Version:
+    """Return the oldest format version whose readers understand a bundle of these documents.
+
+    Args:
+        records: every document of the bundle, as files have it (`as_written`); a field at its default is not used.
+    """
+    needed, waiting = (1, 0), [*records]
+    while waiting:
+        value = waiting.pop()
+        if isinstance(value, msgspec.Struct):
+            for field, default in defaults_of(type(value)).items():
+                item = getattr(value, field)
+                if item != default:
+                    needed = max(needed, FEATURES.get(f"{type(value).__name__}.{field}", needed))
+                    waiting.append(item)
+        elif isinstance(value, list | tuple):
+            waiting += value
+        elif isinstance(value, dict):
+            waiting += value.values()
+    return needed

@@ -18,7 +18,6 @@ import msgspec
 from aotexport_runtime.schema import (
     bounded,
     graph,
-    kernels,
     manifest,
     program,
     sizes,
@@ -27,7 +26,7 @@ from aotexport_runtime.schema import (
     values,
     vectors,
 )
-from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Record
 
 DOCUMENTS: dict[str, type[Record]] = {
     "bundle": manifest.Manifest,
@@ -35,7 +34,7 @@ DOCUMENTS: dict[str, type[Record]] = {
     "graph": graph.Graph,
     "vector": vectors.Vector,
     "lowered": targets.LoweredProgram,
-    "kernels": kernels.KernelLibrary,
+    "kernels": targets.KernelLibrary,
     "target": targets.Target,
 }
 """The record at the root of each kind of JSON file."""
@@ -50,8 +49,7 @@ CHAPTERS: dict[str, str] = {
     "gradients": "Gradients",
     "trees": "Trees",
     "vectors": "Test vectors",
-    "targets": "Targets",
-    "kernels": "Kernels",
+    "targets": "Targets and kernels",
 }
 """Title of the records of each module of the schema, in the order of the reference."""
 
@@ -64,8 +62,8 @@ NAMED_TYPES: dict[str, tuple[Any, str]] = {
     "OutputSpec": (program.OutputSpec, "How an output comes back to the caller."),
     "Size": (sizes.Size, "An integer, the name of a symbol, or an expression."),
     "SizeOperator": (sizes.SizeOperator, "An operator on sizes."),
-    "KernelParameter": (kernels.KernelParameter, "What a parameter of a kernel is."),
-    "NumberType": (kernels.NumberType, "How a number is passed to a kernel."),
+    "KernelParameter": (targets.KernelParameter, "What a parameter of a kernel is."),
+    "NumberType": (targets.NumberType, "How a number is passed to a kernel."),
     "AnyDType": (values.AnyDType, "An element type, also one that no tensor of a bundle has."),
     "DType": (values.DType, "An element type, by the name that torch gives it."),
     "Layout": (values.Layout, "A layout of tensors, by the name that torch gives it."),

@@ -16,8 +16,7 @@ from typing import Annotated, Any
 
 from catalogue import BOUNDED, DOCUMENTS, records, references_of
 
-from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import AtMost, Bounds, IndexOf, Over
+from aotexport_runtime.schema.bounded import AtMost, Bounds, IndexOf, Over, Record
 from aotexport_runtime.validate.declared import declared_rules, is_walked
 
 CHECKS = Path(__file__).parents[1] / "v1/checks.json"

@@ -20,7 +20,7 @@ from catalogue import (
 )
 from lock import Entry, Lock
 
-from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Record
 
 FIELDS_HEAD = """\
 # Records and fields

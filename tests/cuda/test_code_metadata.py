@@ -12,7 +12,7 @@ import triton
 from aotexport.lower.cuda.compile import Job, compile_kernels, parameter_of
 from aotexport.lower.cuda.sources import Candidate, KernelSource
 from aotexport.lower.targets import check_targets
-from aotexport_runtime.schema.kernels import PointerParameter
+from aotexport_runtime.schema.targets import PointerParameter
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
 ARCHITECTURES = check_targets(["cuda"]).cuda

@@ -12,7 +12,7 @@ from aotexport.lower.cuda import compile as compilation
 from aotexport.lower.cuda.compile import Job, compile_kernels, library_files
 from aotexport.lower.cuda.sources import Candidate, KernelSource
 from aotexport_runtime.schema import decode_record
-from aotexport_runtime.schema.kernels import KernelLibrary
+from aotexport_runtime.schema.targets import KernelLibrary
 
 TEXT = """import triton
 import triton.language as tl

@@ -38,7 +38,7 @@ from aotexport_runtime.bundle.signature import SIGNATURE_NAME, Signed, signing_l
 from aotexport_runtime.bundle.weights import load_tensors, read_tensors
 from aotexport_runtime.errors import AotExportError, BundleInvalid, Place
 from aotexport_runtime.execution.codegen import Environment, constant_value
-from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import FileEntry, Manifest
 from aotexport_runtime.schema.trees import Tree

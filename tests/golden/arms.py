@@ -13,7 +13,7 @@ from typing import Any
 
 from catalogue import NAMED_TYPES, hints, records, union_of
 
-from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Record
 
 NAMED_UNIONS = {name: union_of(type_, within=name) for name, (type_, _) in NAMED_TYPES.items()}
 

@@ -18,7 +18,7 @@ from catalogue import DOCUMENTS
 from checks import FILES
 
 from aotexport_runtime.bundle.check import faults_of
-from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Record
 from tests.golden.refuse import CASES, HERE, edited_bundle
 
 TABLE = json.loads((HERE.parents[1] / "schemas/v1/checks.json").read_text(encoding="utf-8"))

@@ -19,9 +19,8 @@ from aotexport_runtime.commands.results import describe_failures
 from aotexport_runtime.commands.self_test import run_vectors
 from aotexport_runtime.errors import BundleTooNew
 from aotexport_runtime.schema import Graph, Manifest, Program, decode_record, encode_record
-from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.kernels import KernelLibrary
-from aotexport_runtime.schema.targets import LoweredProgram, Target
+from aotexport_runtime.schema.bounded import Record
+from aotexport_runtime.schema.targets import KernelLibrary, LoweredProgram, Target
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.schema.versions import FORMAT_VERSION, format_version, parse_version
 from tests.golden.arms import all_arms, arms_of

@@ -7,6 +7,7 @@ import struct
 
 import pytest
 
+from aotexport.write.files import min_reader
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.schema import Graph, GraphInput, Manifest, Node, Program, decode_record, encode_record
@@ -26,7 +27,6 @@ from aotexport_runtime.schema.values import (
     StringArgument,
     TensorMeta,
 )
-from aotexport_runtime.schema.versions import min_reader
 from aotexport_runtime.values.structure import encode_constant
 
 TENSOR = TensorMeta(dtype="float32", shape=(2, "s0"), stride=(SizeExpression(op="add", args=("s0", 1)), 1))

@@ -23,7 +23,7 @@ from aotexport.lower.cuda.sources import KernelSource
 from aotexport.model.refusals import internal_error
 from aotexport.model.source_lines import source_of
 from aotexport_runtime.schema import encode_record
-from aotexport_runtime.schema.kernels import (
+from aotexport_runtime.schema.targets import (
     Kernel,
     KernelBinary,
     KernelCandidate,

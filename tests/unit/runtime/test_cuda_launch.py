@@ -15,14 +15,14 @@ from aotexport_runtime.bundle.packs import code_of, unpacked
 from aotexport_runtime.engines.cuda.choice import architectures_for, choose
 from aotexport_runtime.engines.cuda.driver import Driver
 from aotexport_runtime.engines.cuda.launch import Launcher, Modules, grid_of, pack_number
-from aotexport_runtime.schema.kernels import (
+from aotexport_runtime.schema.sizes import SizeExpression
+from aotexport_runtime.schema.targets import (
     Kernel,
     KernelBinary,
     KernelCandidate,
     NumberParameter,
     PointerParameter,
 )
-from aotexport_runtime.schema.sizes import SizeExpression
 
 GOLDEN = Path(__file__).parents[2] / "golden/v1.0/kernels/bundle"
 ALL = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "ptx")

@@ -11,7 +11,7 @@ from aotexport_runtime import NotSupported
 from aotexport_runtime.engines.cuda import tuning
 from aotexport_runtime.engines.cuda.tuning import TunedKernel
 from aotexport_runtime.execution.user_cache import Measurements
-from aotexport_runtime.schema.kernels import Kernel, KernelBinary, KernelCandidate, PointerParameter
+from aotexport_runtime.schema.targets import Kernel, KernelBinary, KernelCandidate, PointerParameter
 
 KERNEL = Kernel(
     name="k",

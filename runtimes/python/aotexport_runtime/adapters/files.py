@@ -306,6 +306,3 @@ def _fill(
     with torch.no_grad():
         for key, place in places.items():
             place.copy_(keys[key])
-
-
-__all__ = ["WEIGHTS_FILE", "load_adapter", "save_adapter"]

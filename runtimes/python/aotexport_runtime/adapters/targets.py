@@ -15,7 +15,6 @@ from aotexport_runtime.engines.forward.readers import Kind, Reader, Readers
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.values import SizeArgument
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
 from aotexport_runtime.submodules.tables import is_below, module_at
@@ -111,9 +110,10 @@ class Weights:
             NotSupported: the bundle does not say which nodes read it by this name, or a program writes to it.
         """
         entry, path = self.entries[name], name.rpartition(".")[0]
-        found = [(program, each) for program, readers in self._readers for each in readers.of(_names(entry), path)]
-        if not found and entry.tied and any(readers.value(_names(entry)) is not None for _, readers in self._readers):
-            tied = next(other for other in _names(entry) if other != name)
+        names = (entry.name, *entry.tied)
+        found = [(program, each) for program, readers in self._readers for each in readers.of(names, path)]
+        if not found and entry.tied and any(readers.value(names) is not None for _, readers in self._readers):
+            tied = next(other for other in names if other != name)
             raise NotSupported(
                 f"`{name}` and `{tied}` are one tensor, and the bundle does not say which nodes read it by the one "
                 "name: it was exported with `--strip`, or not by a direct trace. Export it again"
@@ -197,10 +197,6 @@ def matches(name: str, pattern: str) -> bool:
     """Return whether a pattern means a weight: a path, the end of one, or one with `*`, `?` and `[]`."""
     known = {name, layer_of(name)}
     return any(n == pattern or n.endswith(f".{pattern}") or fnmatch.fnmatchcase(n, pattern) for n in known)
-
-
-def _names(entry: StateTensor) -> tuple[str, ...]:
-    return (entry.name, *entry.tied)
 
 
 def _use(reader: Reader) -> tuple[Kind, tuple[Any, ...]] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,11 +16,10 @@ from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.packs import KERNELS, TARGET, code_of, unpacked
 from aotexport_runtime.bundle.read import Bundle, check_envelope, read_manifest_bytes
 from aotexport_runtime.errors import BundleInvalid, NotSupported, Place
-from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Record
 from aotexport_runtime.schema.codec import decode_record
 from aotexport_runtime.schema.faults import structure_faults
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.kernels import KernelBinary, KernelLibrary
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Program
@@ -72,7 +71,10 @@ class _Check(Bundle):
             self.look(path, self.intact_file, path)
         self.programs_and_calls(self.program_names)
         for target in self.target_names:
-            self.target_programs(target)
+            path = f"targets/{target}/target.json"
+            self.look(path, self.target, target)
+            for name in self.program_names:
+                self.look(path, self.compiled, target, name, needs=[path, self.record_path(name)])
         for entry in self.manifest.programs:
             for target in entry.targets:
                 if target not in ("portable", "onnx", *self.target_names) and self.sound(self.record_path(entry.name)):
@@ -125,12 +127,6 @@ class _Check(Bundle):
         if self.sound(self.record_path(program.name)):
             super()._check_interface(graph, program, file, where)
 
-    def target_programs(self, target: str) -> None:
-        path = f"targets/{target}/target.json"
-        self.look(path, self.target, target)
-        for name in self.program_names:
-            self.look(path, self.compiled, target, name, needs=[path, self.record_path(name)])
-
     def lowered_program(self, target: str, name: str) -> None:
         kernels, record = f"targets/{target}/kernels/kernels.json", f"targets/{target}/programs/{name}/lowered.json"
         self.look(kernels, self.kernels, target)
@@ -160,9 +156,12 @@ class _Check(Bundle):
         for pack in library.packs:
             with where:
                 code = unpacked(self, pack.architecture)
-                for steps, binary in _binaries(library):
-                    if binary.architecture == pack.architecture:
-                        code_of(binary, code, where.at(*steps))
+                for i, kernel in enumerate(library.kernels):
+                    for j, candidate in enumerate(kernel.candidates):
+                        for k, binary in enumerate(candidate.binaries):
+                            if binary.architecture == pack.architecture:
+                                here = where.at("kernels", i, "candidates", j, "binaries", k)
+                                code_of(binary, code, here)
 
     def weights(self) -> None:
         """Compare stored tensors with their records, where torch is installed, which reads them."""
@@ -197,11 +196,3 @@ def _decoded(data: bytes, type_: type[T], where: Place, limits: Limits) -> T:
         assert where.faults is not None
         where.faults.extend(found or [error])
         raise _Faulty from None
-
-
-def _binaries(library: KernelLibrary) -> Iterator[tuple[tuple[str | int, ...], KernelBinary]]:
-    """Yield the compiled code of all kernels, each with its path in the record."""
-    for i, kernel in enumerate(library.kernels):
-        for j, candidate in enumerate(kernel.candidates):
-            for k, binary in enumerate(candidate.binaries):
-                yield ("kernels", i, "candidates", j, "binaries", k), binary

@@ -72,6 +72,3 @@ def _packages(manifest: Manifest) -> Iterator[BundleNote]:
     if needs.tensor_types:
         names = ", ".join(f"`{name}`" for name in needs.tensor_types)
         yield BundleNote("package", (), f"the bundle makes tensors of {names}: give `load` the tensor_types")
-
-
-__all__ = ["LOUD", "BundleNote", "listed", "notes_of"]

@@ -7,7 +7,7 @@ import zlib
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import BundleInvalid, Place
-from aotexport_runtime.schema.kernels import KernelBinary
+from aotexport_runtime.schema.targets import KernelBinary
 
 TARGET = "cuda"
 KERNELS = Place(f"targets/{TARGET}/kernels/kernels.json")

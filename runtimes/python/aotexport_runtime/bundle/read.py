@@ -19,7 +19,7 @@ from aotexport_runtime import schema
 from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory, read_most
 from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, Place
 from aotexport_runtime.schema import versions
-from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Record
 from aotexport_runtime.schema.codec import check_size_of, refused
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.limits import DEFAULT, Limits
@@ -32,8 +32,7 @@ from aotexport_runtime.validate.program import check_program
 from aotexport_runtime.values.arguments import path_of
 
 if TYPE_CHECKING:
-    from aotexport_runtime.schema.kernels import KernelLibrary
-    from aotexport_runtime.schema.targets import CompiledProgram, LoweredProgram, Target
+    from aotexport_runtime.schema.targets import CompiledProgram, KernelLibrary, LoweredProgram, Target
     from aotexport_runtime.schema.vectors import Vector
 
 T = TypeVar("T", bound=Record)

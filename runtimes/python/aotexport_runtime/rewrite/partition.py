@@ -22,6 +22,7 @@ from aotexport_runtime.schema.values import (
     ValueMeta,
 )
 from aotexport_runtime.validate import descendants, references
+from aotexport_runtime.validate.interface import returned_count as forward_returns
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,6 @@ class PartitionedGraph:
     saved_unchecked: int
     saved_others: int
     reaching: tuple[bool, ...]
-
-
-def forward_returns(functional: FunctionalGraph) -> int:
-    """Return how many outputs of the graph the forward returns: mutations, outputs, intermediate bases."""
-    return len(functional.mutations) + len(functional.outputs) + functional.intermediate_bases
 
 
 def partition_graph(
@@ -227,9 +223,6 @@ def _zeros(name: str, meta: ValueMeta) -> Node:
         "device": DeviceArgument(type=meta.device),
     }
     return Node(name=name, op="aten::zeros.default", args=[shape], kwargs=kwargs, meta=meta)
-
-
-# --- other values to save than a bundle names ---------------------------------------------------------------
 
 
 def views_recomputed(graph: Graph, functional: FunctionalGraph, partition: Partition) -> Partition:

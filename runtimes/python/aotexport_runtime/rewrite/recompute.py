@@ -91,16 +91,14 @@ class _Values:
         pending = [name]
         while pending:
             node = self.nodes.get(pending.pop())
-            if node is None or not self._is_repeatable(node):
+            if node is None or node.name in self.once or isinstance(node.meta, NothingMeta):
+                return None
+            if not node.op.startswith("aten::") and node.op != "python::getitem":
                 return None
             found.add(node.name)
             taken = set(operands(node)) - found - self.inputs
             pending += [other for other in taken if other not in self.saved or other not in self.nodes]
         return found
-
-    def _is_repeatable(self, node: Node) -> bool:
-        is_pure = node.op.startswith("aten::") or node.op == "python::getitem"
-        return is_pure and node.name not in self.once and not isinstance(node.meta, NothingMeta)
 
     def nbytes(self, name: str) -> int:
         """Return the size of a value in bytes, 0 for numbers."""

@@ -29,12 +29,7 @@ _WRITTEN_OVER_FIRST = (
 _COMMUTATIVE = ("add.Tensor", "mul.Tensor")
 
 
-def _with_underscore(name: str) -> str:
-    base, _, overload = name.partition(".")
-    return f"aten::{base}_.{overload}"
-
-
-IN_PLACE: dict[str, str] = {f"aten::{name}": _with_underscore(name) for name in (*_WRITTEN_OVER_FIRST, *_COMMUTATIVE)}
+IN_PLACE = {f"aten::{name}": f"aten::{name.replace('.', '_.')}" for name in (*_WRITTEN_OVER_FIRST, *_COMMUTATIVE)}
 """Element-wise operators, with the form that writes over its first operand."""
 
 _SWAPPABLE = frozenset(f"aten::{name}" for name in _COMMUTATIVE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import dataclass, field
 
-import msgspec
+from msgspec.structs import replace
 
 from aotexport_runtime.rewrite.names import names_in, rename, renamed
 from aotexport_runtime.rewrite.partition import Subgraph, ancestors
@@ -46,7 +46,10 @@ def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta], proven: Set[str]
     droppable = {*_IDENTITIES, *_INVOLUTIONS, *_RESHAPES, _ZEROS}
     kept = {node.name for node in nodes if node.op not in droppable}
     needed, _ = ancestors(nodes, outputs, set(), kept)
-    return Subgraph(subgraph.inputs, [_reshaping(node) for node in needed], outputs)
+    # Nothing writes through a view, and kernels may choose other strides than traced.
+    views = ("aten::view.default", "aten::_unsafe_view.default")
+    made = [replace(node, op="aten::reshape.default") if node.op in views else node for node in needed]
+    return Subgraph(subgraph.inputs, made, outputs)
 
 
 @dataclass
@@ -109,18 +112,12 @@ class _State:
             return node
         if added.shape != node.meta.shape[1:]:
             return node
-        return msgspec.structs.replace(node, op="aten::linear.default", args=[source, transposed.args[0], bias])
+        return replace(node, op="aten::linear.default", args=[source, transposed.args[0], bias])
 
 
 def _assumption(name: str, args: list[Argument]) -> Node:
     """Return a node that compares a shape; `name` is no longer one of another node."""
     return Node(name=name, op=ASSUMED_SHAPE, args=args, meta=NothingMeta())
-
-
-def _reshaping(node: Node) -> Node:
-    """Return a view as a reshape: nothing writes through it, and kernels may choose other strides than traced."""
-    is_view = node.op in ("aten::view.default", "aten::_unsafe_view.default")
-    return msgspec.structs.replace(node, op="aten::reshape.default") if is_view else node
 
 
 def _same_layout(before: ValueMeta | None, after: ValueMeta) -> bool:

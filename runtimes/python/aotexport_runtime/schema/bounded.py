@@ -1,4 +1,4 @@
-"""What fields declare beside their types: bounds, and references between records; `validate/declared.py` checks them.
+"""The base of records, and what fields declare beside types: bounds and references; `validate/declared.py` checks them.
 
 What a field refers to is written `Record.field`, of a record that it is in or belongs to; `Plain`: see `taken_apart`.
 """
@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from keyword import iskeyword
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, dataclass_transform, get_args
+
+import msgspec
 
 MAX_NODES = 1_000_000
 MAX_AXES = 64
@@ -74,8 +76,6 @@ def is_identifier(name: str) -> bool:
     return name.isidentifier() and not iskeyword(name) and unicodedata.is_normalized("NFKC", name)
 
 
-# --- numbers ----------------------------------------------------------------------------------------------
-
 Count = Annotated[int, Bounds(minimum=0, maximum=INT64_MAX, code="index-range")]
 """An index, or how many there are of something."""
 TableIndex = Annotated[int, Bounds(minimum=0, maximum=INT64_MAX, code="index-range", apart=True)]
@@ -88,8 +88,6 @@ Offset = Annotated[int, Bounds(minimum=0, maximum=INT64_MAX, code="tensor-layout
 """Where a tensor begins in its storage."""
 Axes = Annotated[tuple[Count, ...], Bounds(maxItems=MAX_AXES, code="tensor-layout", apart=True)]
 """A number per axis of a stored tensor."""
-
-# --- text -------------------------------------------------------------------------------------------------
 
 _IDENTIFIER = "[A-Za-z_][A-Za-z0-9_]*"
 _PLAIN = "^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$"
@@ -146,8 +144,6 @@ KernelName = Annotated[
 Architecture = Annotated[
     str, Bounds(pattern="^(sm_[1-9][0-9]{1,2}|ptx)$", code="kernel-malformed", fault="no architecture")
 ]
-
-# --- references -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -211,3 +207,30 @@ class Code:
     """The code of a refusal of a number or text outside of its type's bounds, in place of the type's."""
 
     code: str
+
+
+# Type checkers do not see that records inherit `frozen`.
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A plain value of the format.
+
+    Unknown fields are refused when decoding, since a dropped field changes numbers; a field that equals its
+    default is left out when encoding, so that the bytes of an old feature do not change with a new one.
+    """
+
+
+def keep_default(record: Record, field: str) -> None:
+    """Put the default itself in place of a value that equals it: the encoder leaves out by identity.
+
+    Called from `__post_init__` of records with a default that is neither a number, a literal nor empty.
+    """
+    value = defaults_of(type(record))[field]
+    if getattr(record, field) == value:
+        msgspec.structs.force_setattr(record, field, value)
+
+
+@cache
+def defaults_of(record: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the default of each field of a record."""
+    fields = msgspec.structs.fields(record)
+    return {f.name: f.default if f.default_factory is msgspec.NODEFAULT else f.default_factory() for f in fields}

@@ -14,7 +14,7 @@ import msgspec
 from msgspec.structs import force_setattr
 
 from aotexport_runtime.errors import BundleInvalid, Place
-from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import Bounds, Count, IndexOf, Length, NameOf, TensorOf, Unique
+from aotexport_runtime.schema.bounded import Bounds, Count, IndexOf, Length, NameOf, Record, TensorOf, Unique
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import MemoryFormat, TensorMeta
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
-from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import Bounds, Code, Count, IndexOf, Line, OperatorName, TableIndex
+from aotexport_runtime.schema.bounded import Bounds, Code, Count, IndexOf, Line, OperatorName, Record, TableIndex
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.schema.values import Argument, ValueMeta

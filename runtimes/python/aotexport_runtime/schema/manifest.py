@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from aotexport_runtime.schema import bounded
-from aotexport_runtime.schema.base import Record, keep_default
+from aotexport_runtime.schema.bounded import Record, keep_default
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.schema.values import DType

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from aotexport_runtime.schema import bounded
-from aotexport_runtime.schema.base import Record, keep_default
+from aotexport_runtime.schema.bounded import Record, keep_default
 from aotexport_runtime.schema.gradients import Gradients, TensorIndex
 from aotexport_runtime.schema.graph import SourceLine
 from aotexport_runtime.schema.sizes import Condition, Dimension
@@ -19,8 +19,6 @@ from aotexport_runtime.schema.values import Argument, TensorMeta
 
 TensorInput = Annotated[bounded.Count, bounded.IndexOf("Program.inputs"), bounded.TensorOf("Program.inputs")]
 TensorOutput = Annotated[bounded.Count, bounded.IndexOf("Program.outputs"), bounded.TensorOf("Program.outputs")]
-
-# --- inputs -----------------------------------------------------------------------------------------------
 
 
 class StateInput(Record, kw_only=True, tag="state", tag_field="kind"):
@@ -83,9 +81,6 @@ class Parameter(Record, kw_only=True):
     tree: Annotated[Tree, bounded.IndexOf("Program.inputs")]
     optional: bool = False
     default: Annotated[Constant | None, bounded.IndexOf()] = None
-
-
-# --- outputs ----------------------------------------------------------------------------------------------
 
 
 class ViewStep(Record, kw_only=True):
@@ -165,9 +160,6 @@ class OutputAlias(Alias, kw_only=True, tag="output_alias", tag_field="kind"):
 
 
 OutputSpec = FreshOutput | InputItself | InputAlias | IntermediateAlias | OutputAlias
-
-
-# --- functional graphs ------------------------------------------------------------------------------------
 
 
 class InputMutation(Record, kw_only=True):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import MAX_TERMS, Bounds, Count, IndexOf, Line, Over, Whole
+from aotexport_runtime.schema.bounded import MAX_TERMS, Bounds, Count, IndexOf, Line, Over, Record, Whole
 
 _Integral = Literal["add", "mul", "floordiv", "mod", "pow", "min", "max", "ceildiv"]
 _Truth = Literal["eq", "ne", "lt", "le", "and", "or", "not"]

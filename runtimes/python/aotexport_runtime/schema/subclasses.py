@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import ClassName, Length, Unique
+from aotexport_runtime.schema.bounded import ClassName, Length, Record, Unique
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.trees import Tree
 

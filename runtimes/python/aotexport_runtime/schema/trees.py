@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import ClassName, Count, Hexadecimal
+from aotexport_runtime.schema.bounded import ClassName, Count, Hexadecimal, Record
 from aotexport_runtime.schema.values import Argument, FloatArgument, FloatType, IntegerType
 
 NumpyType = Literal[IntegerType, FloatType]

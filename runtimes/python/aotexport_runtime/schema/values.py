@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias
 
-from aotexport_runtime.schema.base import Record
-from aotexport_runtime.schema.bounded import MAX_AXES, Bounds
+from aotexport_runtime.schema.bounded import MAX_AXES, Bounds, Record
 from aotexport_runtime.schema.sizes import Size
 
 IntegerType = Literal["bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"]

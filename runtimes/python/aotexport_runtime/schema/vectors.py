@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from aotexport_runtime.schema import bounded
-from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Record
 from aotexport_runtime.schema.subclasses import Subclass
 
 MAX_CALLS = 100

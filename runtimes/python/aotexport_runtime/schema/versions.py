@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache
-from typing import Any, cast
-
 import msgspec
 
 from aotexport_runtime.errors import BundleInvalid, BundleTooNew
@@ -34,7 +30,7 @@ FEATURES: dict[str, Version] = {
     "Program.questions": (1, 1),
     "VectorInput.quantiles": (1, 1),
 }
-"""Fields newer than 1.0, with the format version that brought them; `min_reader` is computed from it."""
+"""Fields newer than 1.0, with the format version that brought them; writers compute `min_reader` from it."""
 
 
 class Envelope(msgspec.Struct, frozen=True):
@@ -60,34 +56,6 @@ def parse_version(text: str) -> Version:
 def format_version(version: Version) -> str:
     """Return `"1.0"` of `(1, 0)`."""
     return f"{version[0]}.{version[1]}"
-
-
-def min_reader(records: Iterable[Any]) -> Version:
-    """Return the oldest format version whose readers understand a bundle of these documents.
-
-    Args:
-        records: every document of the bundle, as files have it (`as_written`); a field at its default is not used.
-    """
-    needed, waiting = (1, 0), [*records]
-    while waiting:
-        value = waiting.pop()
-        if isinstance(value, msgspec.Struct):
-            for field, default in _defaults(type(value)).items():
-                item = getattr(value, field)
-                if item != default:
-                    needed = max(needed, FEATURES.get(f"{type(value).__name__}.{field}", needed))
-                    waiting.append(item)
-        elif isinstance(value, list | tuple):
-            waiting += cast(list[Any], value)
-        elif isinstance(value, dict):
-            waiting += cast(dict[str, Any], value).values()
-    return needed
-
-
-@cache
-def _defaults(record: type[msgspec.Struct]) -> dict[str, Any]:
-    fields = msgspec.structs.fields(record)
-    return {f.name: f.default if f.default_factory is msgspec.NODEFAULT else f.default_factory() for f in fields}
 
 
 def check_readable(envelope: Envelope, *, oldest: Version = OLDEST_FORMAT, supported: Version = FORMAT_VERSION) -> None:

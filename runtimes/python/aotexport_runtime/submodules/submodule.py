@@ -268,9 +268,6 @@ def copied(
     return twin
 
 
-# --- the tree of submodules, with its state -----------------------------------------------------------------
-
-
 def build(
     whole: nn.Module, manifest: Manifest, tensors: Mapping[str, torch.Tensor], constant: Callable[[Constant], Any]
 ) -> dict[str, torch.Tensor]:

@@ -249,8 +249,6 @@ def _takes(kind: str, operand: Argument, values: Values) -> bool:
     return type(operand) in _CONSTANTS.get(kind, ()) and (kind != "a placement" or is_placement(operand))
 
 
-# --- bodies ------------------------------------------------------------------------------------------------
-
 _BODIES: dict[str, tuple[Sequence[int], Sequence[int]]] = {
     "higher_order::cond": ((1, 2), (3,)),
     "higher_order::while_loop": ((0, 1), (2, 3)),

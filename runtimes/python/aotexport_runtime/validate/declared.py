@@ -14,7 +14,7 @@ from typing import Annotated, Any
 
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema import bounded, trees, values
-from aotexport_runtime.schema.base import Record
+from aotexport_runtime.schema.bounded import Record
 from aotexport_runtime.schema.program import SizeInput
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.validate.arguments import first_twice

@@ -208,8 +208,6 @@ def _check_structures(
         where.require(is_early, message, "module-malformed/late-value")
 
 
-# --- memory -----------------------------------------------------------------------------------------------
-
 _SIZED = frozenset(
     (
         *("arange", "empty", "empty_permuted", "empty_strided", "eye", "full", "linspace", "logspace", "new_empty"),

@@ -123,9 +123,6 @@ def _check_passed(program: Program, where: Place) -> None:
             where.at("inputs", index).refuse(message, "program-malformed/argument")
 
 
-# --- arrays and containers --------------------------------------------------------------------------------
-
-
 def _check_arrays(program: Program, where: Place) -> None:
     """Refuse NumPy arrays that no call can pass or return."""
     for index in _arrays([parameter.tree for parameter in program.parameters], "input", where):
@@ -196,9 +193,6 @@ def _takes(tree: Tree, change: ContainerChange) -> bool:
     known, names = set(tree.fields), [key for key in change.keys if isinstance(key, str)]
     plain = all(name.isidentifier() and not name.startswith("__") for name in names)
     return plain and len(names) == len(change.keys) and stays <= known <= set(names)
-
-
-# --- functional graphs ------------------------------------------------------------------------------------
 
 
 def _check_functional(program: Program, functional: FunctionalGraph, symbols: set[str], where: Place) -> None:

@@ -8,11 +8,18 @@ from aotexport_runtime.allowed.operators import KERNEL
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import INT64_MAX, Line
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.kernels import Kernel, KernelLibrary, NumberParameter
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Program
-from aotexport_runtime.schema.targets import CompiledHalf, CompiledProgram, LoweredProgram, Target
+from aotexport_runtime.schema.targets import (
+    CompiledHalf,
+    CompiledProgram,
+    Kernel,
+    KernelLibrary,
+    LoweredProgram,
+    NumberParameter,
+    Target,
+)
 from aotexport_runtime.schema.values import NothingMeta, SizeArgument, TensorMeta
 from aotexport_runtime.validate.arguments import Values, check_form, check_unique, metas_of
 from aotexport_runtime.validate.declared import check_declared

@@ -117,9 +117,6 @@ def redistribute(
     return tensor.redistribute(placements=placements(target), **set_dtypes)
 
 
-# --- tensors in parts over ranks ----------------------------------------------------------------------------
-
-
 def join_alone() -> None:
     """Let a process that is in no group form one of its own, for tools that run bundles."""
     import torch.distributed as dist

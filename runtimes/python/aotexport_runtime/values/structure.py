@@ -73,14 +73,10 @@ def is_key(value: Any) -> bool:
     )
 
 
-def encode_key(value: Any) -> trees.Key:
+def encode_key(value: Any) -> Any:
     """Return the record of a key, for which `is_key` holds."""
     if type(value) is tuple:
-        return tuple(map(_plain_key, value))
-    return _plain_key(value)
-
-
-def _plain_key(value: Any) -> trees.PlainKey:
+        return tuple(map(encode_key, value))
     return trees.Bytes(hex=value.hex()) if type(value) is bytes else value
 
 
@@ -102,8 +98,6 @@ def encode_python_value(value: Any) -> trees.PythonValue:
         return trees.NumpyNumber(dtype=value.dtype.name, value=_float(number) if isinstance(number, float) else number)  # type: ignore[arg-type]
     return trees.EllipsisLiteral()
 
-
-# --- trees --------------------------------------------------------------------------------------------------
 
 IndexOf = Callable[[torch.Tensor, str], int]
 """Returns the index of a tensor, given the tensor and its path."""

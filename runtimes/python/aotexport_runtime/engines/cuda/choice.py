@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable
 from aotexport_runtime.allowed.operators import KERNEL
 from aotexport_runtime.bundle.packs import TARGET
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.schema.kernels import Kernel, KernelBinary, KernelCandidate
+from aotexport_runtime.schema.targets import Kernel, KernelBinary, KernelCandidate
 
 CompiledCandidate = tuple[KernelCandidate, KernelBinary]
 """A candidate of a kernel, and its code for one architecture."""

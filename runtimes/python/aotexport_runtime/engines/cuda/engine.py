@@ -25,8 +25,8 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, Function
 from aotexport_runtime.execution.user_cache import Measurements, cache_folder
 from aotexport_runtime.rewrite.partition import forward_returns
-from aotexport_runtime.schema.kernels import Kernel
 from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.schema.targets import Kernel
 from aotexport_runtime.validate.trees import taken_apart
 
 log = logging.getLogger("aotexport_runtime")

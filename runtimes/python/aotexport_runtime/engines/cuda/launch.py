@@ -11,7 +11,7 @@ import torch
 
 from aotexport_runtime.engines.cuda.driver import Driver, ParameterBlock
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.schema.kernels import (
+from aotexport_runtime.schema.targets import (
     Kernel,
     KernelBinary,
     KernelCandidate,
