@@ -24,8 +24,6 @@ class Factors(nn.Module):
         A: parameter, rank by inputs.
         B: parameter, outputs by rank.
         magnitude: parameter, the length of each row of the changed weight; None: they follow from the change.
-        scaling: factor of the change.
-        dropout: probability of dropout of the input.
         groups: of a convolution, else 1.
         ratio: while the weight holds the change: what the magnitude multiplied its rows with.
     """

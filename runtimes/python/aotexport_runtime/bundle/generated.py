@@ -31,14 +31,14 @@ def generated_inputs(vector: Vector, program: Program) -> Iterator[tuple[VectorI
 
 
 def generated_floats(seed: int, place: int, count: int, quantiles: Sequence[float], dtype: str) -> np.ndarray[Any, Any]:
-    """Return floats whose distribution has these quantiles.
+    """Return floats whose distribution has these quantiles, for an argument of a recorded call.
 
     Args:
         seed: of the recorded call.
         place: of the argument among those of the call.
         count: how many.
         quantiles: 2 or more, at equal steps of probability, from the least value to the greatest.
-        dtype: of the argument. The floats are float64 for that dtype, and float32 for all others, to be rounded to.
+        dtype: of the argument. Floats are float64 for that dtype, and float32 for all others, to be rounded to.
     """
     made = np.empty(count, np.float64 if dtype == "float64" else np.float32)
     steps = np.asarray(quantiles, np.float64)

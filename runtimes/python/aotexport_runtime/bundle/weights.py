@@ -35,16 +35,13 @@ _PART_NBYTES = 16 << 20
 def load_tensors(
     bundle: Bundle, state: Iterable[StateTensor], form: Callable[[Subclass], Form], *, mapped: bool | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return the tensor of each entry, by its first name.
+    """Return the tensor of each entry, by its first name, on the CPU; storages that overlapped at export overlap again.
 
     Args:
         bundle: where the files are.
         state: entries of the manifest.
         form: returns the structure of a tensor subclass with its class.
         mapped: map the files into memory; False: read them; None: map those that nobody can change.
-
-    Returns:
-        Tensors on the CPU. Entries whose storages overlapped at export overlap again.
 
     Raises:
         BundleInvalid: a file is broken, or an entry does not fit the file's data.

@@ -87,13 +87,10 @@ FRESH = frozenset(
 
 
 def reusing(subgraph: Subgraph, proven: Set[str], *, visible: int) -> Subgraph:
-    """Return `subgraph` with calls that write over dead operands where nothing can see it.
+    """Return a subgraph of functional operators with calls that write over dead operands where nothing can see it.
 
-    Args:
-        subgraph: functional operators; its inputs are never written to.
-        proven: values whose dtype is known to be that of their metadata; others are not written over.
-        visible: how many of its outputs the caller sees, from the first on; none of them becomes a view, since
-            autograd refuses to let a caller change views that a custom function returns.
+    `proven`: values whose dtype is that of their metadata, others are not written over. The first `visible` outputs,
+    which the caller sees, become no views: autograd lets no caller change views that a custom function returns.
     """
     uses = last_uses(subgraph.nodes, subgraph.outputs)
     seen = set(names_in(subgraph.outputs[:visible]))

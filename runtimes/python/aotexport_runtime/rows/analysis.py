@@ -35,7 +35,6 @@ class RowAxes:
     """A dynamic size that stands once in every tensor of a call, and is read nowhere else.
 
     Attributes:
-        dimension: the size.
         inputs: axis per `ArgumentInput`, by its index in `Program.inputs`.
         outputs: axis per leaf of the result, by its index in `Program.outputs`.
     """

@@ -71,14 +71,7 @@ def reshaped(rows: Rows, source: tuple[int, ...], result: tuple[int, ...], axis:
 
 
 class Operand(NamedTuple):
-    """A tensor among the arguments.
-
-    Attributes:
-        parameter: whose argument it is, or is an item of.
-        shape: its sizes, by `number_of`.
-        rows: where it has rows; None: it has none.
-        is_mask: whether it is of dtype bool.
-    """
+    """A tensor among the arguments, or among the items of one; `shape`: its sizes, by `number_of`."""
 
     parameter: str
     shape: tuple[int, ...]

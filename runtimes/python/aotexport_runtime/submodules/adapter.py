@@ -68,8 +68,6 @@ class Adapter(nn.ModuleDict):
     changed tensor.
 
     Attributes:
-        adapters: the adapters of the loaded module; shared by all its changes.
-        tensor: name of the tensor in its module.
         in_weight: whether changes take the place of the tensor (weight space), or adjust the results of nodes that read
             it (graph space).
         before: digest of the tensor before a merge, and its checksum after.

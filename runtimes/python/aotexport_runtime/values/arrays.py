@@ -34,8 +34,7 @@ def tensor_of(array: Any) -> torch.Tensor:
 def array_of(tensor: torch.Tensor) -> Any:
     """Return the array with the memory of a tensor: the living one that it was made of or gave before, or a new one.
 
-    Raises:
-        RuntimeError: the tensor requires grad, as with `Tensor.numpy`.
+    As `Tensor.numpy`, it raises `RuntimeError` for a tensor that requires grad.
     """
     array = known_array(tensor)
     if array is None:

@@ -89,13 +89,9 @@ def allowance(eager_error: float) -> float:
 def compare(
     expected: Observed, got: Observed, *, least: float = 0.0, eager_errors: Mapping[str, float] = {}
 ) -> list[Difference]:
-    """Compare two observations: facts exactly, values within the tolerance of their dtype.
+    """Compare two observations: facts exactly, values within the tolerance of their dtype, or of `least`.
 
-    Args:
-        expected: observation of eager execution.
-        got: the observation to judge.
-        least: tolerance of values whose dtype has a smaller one.
-        eager_errors: by name of a value, eager's own error, which may widen the tolerance.
+    `eager_errors`: by name of a value, eager's own error, which may widen the tolerance.
     """
     differences: list[Difference] = []
     for name in {**expected.facts, **got.facts}:

@@ -170,8 +170,7 @@ def observe(
         loss: run it only from the first of them that is a scalar.
         dropped: names of state tensors whose gradients are dropped after each call.
         sample: see `Observed`.
-        sparing: look at each gradient that is dropped when the backward pass has it, and drop it then. The backward
-            pass is one of torch's operators, in which each tensor gets its whole gradient at once.
+        sparing: look at each gradient that is dropped when the backward pass, which gives whole ones, has it.
     """
     seen = Observation(sample=sample)
     torch.manual_seed(seed)

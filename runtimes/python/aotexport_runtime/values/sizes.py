@@ -49,11 +49,7 @@ def type_of(size: Size | float | None) -> Literal["int", "float", "bool"]:
 
 
 def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
-    """Return the value of `size`, which `check_size` accepted, for values of all its symbols.
-
-    Raises:
-        ArithmeticError, ValueError, TypeError: it has none for these values (`UNDEFINED`).
-    """
+    """Return the value of a checked size for values of all its symbols; where it has none, one of `UNDEFINED` is raised."""
     if isinstance(size, int):
         return size
     return symbols[size] if isinstance(size, str) else _function(source(size, _IN_SYMBOLS))(symbols)
@@ -166,11 +162,9 @@ def symbols_of(size: Size | float) -> set[str]:
 
 
 def source(size: Size | float, symbol_source: Callable[[str], str]) -> str:
-    """Return Python source that computes the result of `evaluate`; its names are builtins and those of `SCOPE`.
+    """Return Python source of the value of a checked size; its names are builtins and those of `SCOPE`.
 
-    Args:
-        size: an expression that `check_size` accepted.
-        symbol_source: source of a symbol's value; never text of the bundle.
+    `symbol_source`: source of a symbol's value; never text of the bundle.
     """
     if isinstance(size, int | float):
         # Parentheses, because a sign binds weaker than a power.

@@ -126,12 +126,7 @@ class Form:
     """The structure of a wrapper with its class and context: makes tensors, and compares them."""
 
     def __init__(self, record: Subclass, types: TensorTypes, constant: Callable[[Constant], Any]) -> None:
-        """Prepare.
-
-        Args:
-            record: the structure, checked.
-            types: the classes that the caller gave.
-            constant: value of a constant of the context.
+        """Prepare for a checked record; `constant` returns the value of a constant of its context.
 
         Raises:
             NotSupported: a class is missing, is no wrapper here, or does not fit the context.

@@ -12,11 +12,7 @@ _CPU = SimpleNamespace(type="cpu")
 
 
 class NumpyTensor:
-    """A numpy array with the metadata that guards read, under torch's names.
-
-    Attributes:
-        value: the array; borrowed.
-    """
+    """A numpy array with the metadata that guards read, under torch's names; the array is borrowed."""
 
     layout = "strided"
     device = _CPU

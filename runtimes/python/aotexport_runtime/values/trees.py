@@ -70,8 +70,7 @@ def python_value(value: trees.PythonValue) -> Any:
 class ModelOutput(collections.OrderedDict[str, Any]):
     """Named outputs, with access by key, attribute and position; entries that are None are left out.
 
-    Replaces the output classes of model libraries, which a runtime without model code cannot import, by subclasses of
-    the same names.
+    Subclasses of the same names replace the output classes of model libraries, which a runtime cannot import.
     """
 
     def __reduce__(self) -> tuple[Any, ...]:
