@@ -56,7 +56,10 @@ def staged(output: Path, *, force: bool, marker: str = MANIFEST_NAME) -> Generat
                 undo.callback(remove_tree, stage)
                 yield stage
                 open_modes(stage)
-                _sync(stage)
+                # Files are brought to the disk before the directories that name them.
+            for directory, _, files in os.walk(stage, topdown=False):
+                for path in (*(os.path.join(directory, file) for file in files), directory):
+                    _sync_entries(Path(path))
                 _move(stage, output, force=force, marker=marker)
                 undo.pop_all()
         finally:
@@ -125,13 +128,6 @@ def open_modes(stage: Path) -> None:
     for path in (stage, *stage.rglob("*")):
         if path.is_dir() or path.stat().st_nlink == 1:
             path.chmod(mode if path.is_dir() else mode & 0o666)
-
-
-def _sync(stage: Path) -> None:
-    """Bring files to the disk, then the directories that name them."""
-    for directory, _, files in os.walk(stage, topdown=False):
-        for path in (*(os.path.join(directory, file) for file in files), directory):
-            _sync_entries(Path(path))
 
 
 def _sync_entries(path: Path) -> None:

@@ -79,8 +79,11 @@ class _State:
             return None
         if node.op in _IDENTITIES:
             return source
-        if node.op in _RESHAPES and _same_layout(self.metas.get(source), node.meta):
-            return source
+        shown = self.metas.get(source)
+        if node.op in _RESHAPES and isinstance(shown, TensorMeta) and isinstance(node.meta, TensorMeta):
+            layout = node.meta.shape, node.meta.stride, node.meta.dtype
+            if (shown.shape, shown.stride, shown.dtype) == layout:
+                return source
         if node.op == "aten::add.Tensor" and self._adds_zeros(node):
             return source
         before = self.by_name.get(source)
@@ -118,11 +121,3 @@ class _State:
 def _assumption(name: str, args: list[Argument]) -> Node:
     """Return a node that compares a shape; `name` is no longer one of another node."""
     return Node(name=name, op=ASSUMED_SHAPE, args=args, meta=NothingMeta())
-
-
-def _same_layout(before: ValueMeta | None, after: ValueMeta) -> bool:
-    return (
-        isinstance(before, TensorMeta)
-        and isinstance(after, TensorMeta)
-        and (before.shape, before.stride, before.dtype) == (after.shape, after.stride, after.dtype)
-    )

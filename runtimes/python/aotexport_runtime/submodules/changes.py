@@ -61,7 +61,9 @@ def _changes_below(module: nn.Module, mode: bool) -> Iterator[SubmoduleChange]:
 def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleChange | None:
     """Return the change of a submodule itself; None: it did not change."""
     change, runs_part = functools.partial(SubmoduleChange, origin.path, module), not origin.known
-    if type(module) is not origin.type and not _is_unit(module, origin):
+    # `fully_shard` makes a class of its own, and gathers parameters by hooks.
+    is_unit = is_sharded(module._parameters) and type(module).__bases__[1:] == (origin.type,)
+    if type(module) is not origin.type and not is_unit:
         computed = "parametrizations" in module._modules
         how = "is parametrized" if computed else "has another class"
         return change(how, runs_part=runs_part, computes_state=computed)
@@ -89,11 +91,6 @@ def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleCha
         return change("has hooks", keeps_state=True, runs_part=True)
     _check_nothing_added(module, origin)
     return None
-
-
-def _is_unit(module: LoadedSubmodule, origin: Origin) -> bool:
-    """Return whether all that changed of a module's class is that `fully_shard` gathers its parameters by hooks."""
-    return is_sharded(module._parameters) and type(module).__bases__[1:] == (origin.type,)
 
 
 def _check_nothing_added(module: nn.Module, origin: Origin) -> None:

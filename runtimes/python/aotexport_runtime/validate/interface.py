@@ -125,16 +125,14 @@ def _check_inputs(graph: Graph, program: Program, tangents: Sequence[TensorMeta]
         message = f"{len(graph.inputs)} inputs; the program passes {len(metas)}"
         where.at("inputs").refuse(message, "graph-interface/inputs")
     for index, (graph_input, meta) in enumerate(zip(graph.inputs, metas, strict=False)):
-        if not _is_same(graph_input.meta, meta):
+        found = graph_input.meta
+        is_same = isinstance(meta, SizeMeta) and isinstance(found, SizeMeta)
+        if isinstance(meta, TensorMeta) and isinstance(found, TensorMeta):
+            is_same = (found.dtype, found.shape) == (meta.dtype, meta.shape)
+        if not is_same:
             message = f"input {index} of the graph is not what the program passes"
             where.at("inputs", index).refuse(message, "graph-interface/input")
 
 
 def _meta_of(spec: InputSpec) -> ValueMeta:
     return SizeMeta() if isinstance(spec, SizeInput) else spec.meta
-
-
-def _is_same(meta: ValueMeta, other: ValueMeta) -> bool:
-    if isinstance(meta, TensorMeta) and isinstance(other, TensorMeta):
-        return (meta.dtype, meta.shape) == (other.dtype, other.shape)
-    return isinstance(meta, SizeMeta) and isinstance(other, SizeMeta)

@@ -71,10 +71,11 @@ def _check_sequence(tree: trees.Sequence, where: Place) -> None:
     others = [item for item in tree.items if not isinstance(item, trees.Constant)]
     if tree.type in SETS and (others or any(isinstance(value, list | SliceArgument) for value in constants)):
         raise where.invalid("a set of a tree holds something else than plain constants", "structure-malformed/set")
-    if tree.type == "size" and not (
-        all(isinstance(each, trees.Leaf) for each in others) and all(map(_is_size, constants))
-    ):
-        raise where.invalid("a size of a tree holds something else than integers", "structure-malformed/size")
+    if tree.type == "size":
+        fits = all(isinstance(each, trees.Leaf) for each in others) and all(
+            type(each) is int and abs(each) <= INT64_MAX for each in constants
+        )
+        where.require(fits, "a size of a tree holds something else than integers", "structure-malformed/size")
     if tree.max_items is not None and (tree.type != "deque" or not len(tree.items) <= tree.max_items <= INT64_MAX):
         message = "a sequence of a tree has more items than it may keep, or is no deque"
         raise where.invalid(message, "structure-malformed/max-items")
@@ -83,10 +84,6 @@ def _check_sequence(tree: trees.Sequence, where: Place) -> None:
         if tree.type not in ("list", "tuple"):
             message = "a sequence of a tree is of a class of its own, and no list or tuple"
             raise where.invalid(message, "structure-malformed/sequence-name")
-
-
-def _is_size(value: Any) -> bool:
-    return type(value) is int and abs(value) <= INT64_MAX
 
 
 def _check_identifier(name: str, reserved: str, where: Place) -> None:

@@ -49,7 +49,7 @@ def type_of(size: Size | float | None) -> Literal["int", "float", "bool"]:
 
 
 def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
-    """Return the value of a checked size for values of all its symbols; where it has none, one of `UNDEFINED` is raised."""
+    """Return the value of a checked size for values of all its symbols, or raise one of `UNDEFINED`: it has none."""
     if isinstance(size, int):
         return size
     return symbols[size] if isinstance(size, str) else _function(source(size, _IN_SYMBOLS))(symbols)
