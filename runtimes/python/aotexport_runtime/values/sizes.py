@@ -8,6 +8,8 @@ import operator
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
+import msgspec
+
 from aotexport_runtime.allowed.operators import sym_max, sym_min
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import INT64_MAX, MAX_TERMS
@@ -52,15 +54,13 @@ def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
     """Return the value of a checked size for values of all its symbols, or raise one of `UNDEFINED`: it has none."""
     if isinstance(size, int):
         return size
-    return symbols[size] if isinstance(size, str) else _function(source(size, _IN_SYMBOLS))(symbols)
-
-
-_IN_SYMBOLS = "symbols[{!r}]".format
+    return symbols[size] if isinstance(size, str) else _function(msgspec.json.encode(size))(symbols)
 
 
 @functools.lru_cache(maxsize=4096)
-def _function(expression: str) -> Callable[[Mapping[str, int]], int]:
-    """Return a function of `symbols` with the value of an expression that `source` wrote."""
+def _function(size: bytes) -> Callable[[Mapping[str, int]], int]:
+    """Return a function of `symbols` with the value of an expression, by its JSON, which tells 1 and 1.0 apart."""
+    expression = source(msgspec.json.decode(size, type=SizeExpression), "symbols[{!r}]".format)
     return eval(f"lambda symbols: {expression}", {**SCOPE})
 
 
