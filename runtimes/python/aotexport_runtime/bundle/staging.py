@@ -57,9 +57,9 @@ def staged(output: Path, *, force: bool, marker: str = MANIFEST_NAME) -> Generat
                 yield stage
                 open_modes(stage)
                 # Files are brought to the disk before the directories that name them.
-            for directory, _, files in os.walk(stage, topdown=False):
-                for path in (*(os.path.join(directory, file) for file in files), directory):
-                    _sync_entries(Path(path))
+                for directory, _, files in os.walk(stage, topdown=False):
+                    for path in (*(os.path.join(directory, file) for file in files), directory):
+                        _sync_entries(Path(path))
                 _move(stage, output, force=force, marker=marker)
                 undo.pop_all()
         finally:
