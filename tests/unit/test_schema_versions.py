@@ -139,7 +139,7 @@ def test_min_reader_of_a_newer_field_is_the_format_that_brought_it(field, value)
 
 def test_min_reader_is_the_newest_format_among_the_fields_used(monkeypatch):
     used = {"ProgramEntry.targets": (1, 4), "Manifest.name": (1, 2), "ProgramEntry.variant_of": (2, 0)}
-    monkeypatch.setattr(versions, "FEATURES", used)
+    monkeypatch.setattr("aotexport.write.files.FEATURES", used)
     document = manifest(programs=[{"name": "infer"}, {"name": "train", "targets": ["portable", "cuda"]}])
 
     assert min_reader([decode_record(document, Manifest, where="x"), Rebind(name="x", output_index=0)]) == (1, 4)

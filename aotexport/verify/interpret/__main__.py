@@ -33,8 +33,8 @@ from aotexport_runtime.execution.codegen import Environment
 from aotexport_runtime.module.loading import LoadOptions
 from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.rewrite.names import random_nodes
-from aotexport_runtime.schema.targets import Kernel, PointerParameter
 from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.targets import Kernel, PointerParameter
 
 
 def main() -> None:
