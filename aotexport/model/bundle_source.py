@@ -13,8 +13,7 @@ from typing import Any
 from torch.export import Dim
 
 from aotexport.errors import ModelFileInvalid
-from aotexport.model.dynamic_shapes import nested_sizes, scaled
-from aotexport.model.programs import NAMED, Example, Program
+from aotexport.model.programs import NAMED, Example, Program, nested_sizes, scaled
 from aotexport.model.source import ModelSource
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.flat_call import arguments_of

@@ -17,8 +17,7 @@ from torch.export import Dim
 
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.call import ExampleCall, example_call
-from aotexport.model.dynamic_shapes import nested_sizes, scaled
-from aotexport.model.programs import AnyExample, Example, Program, as_example
+from aotexport.model.programs import AnyExample, Example, Program, as_example, nested_sizes, scaled
 from aotexport.model.source import ModelSource
 from aotexport.torch_internals.calls import is_dimension
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Tree

@@ -16,9 +16,8 @@ from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 
 from aotexport.errors import ModelFileInvalid
-from aotexport.model.dynamic_shapes import scaled
 from aotexport.model.model_file import user_code
-from aotexport.model.programs import Example
+from aotexport.model.programs import Example, scaled
 from aotexport.model.source import ModelSource
 from aotexport.process.patches import Patch, patched
 

@@ -12,8 +12,10 @@ from torch.fx import GraphModule, Node
 
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.call import ExampleCall, example_call, signature_of, sizes_by_name
+from aotexport_runtime.schema import trees
 from aotexport_runtime.schema.bounded import PlainName, bounds_of
 from aotexport_runtime.values.arguments import check_type
+from aotexport_runtime.values.trees import keys_of
 
 Mode = Literal["train", "eval", "function"]
 
@@ -247,3 +249,19 @@ def check_names(names: list[str]) -> None:
             )
         if name in names[:index]:
             raise ModelFileInvalid(f"two programs are called `{name}`")
+
+
+def nested_sizes(tree: trees.Tree, size_of: Callable[[trees.Leaf | trees.Constant], Any]) -> Any:
+    """Return what `size_of` gives for the inputs of a tree, nested like it: sizes by axis, an integer's, or None."""
+    if isinstance(tree, trees.Leaf | trees.Constant):
+        return size_of(tree)
+    children = [nested_sizes(item, size_of) for item in tree.items]
+    if isinstance(tree, trees.Sequence):
+        return tuple(children)
+    return dict(zip(keys_of(tree) if isinstance(tree, trees.Mapping) else tree.fields, children, strict=True))
+
+
+def scaled(dimension: Any, factor: int, offset: int) -> Any:
+    """Return the dimension `factor * dimension + offset`, as `torch.export.Dim` derives it."""
+    multiple = dimension if factor == 1 else factor * dimension
+    return multiple + offset if offset else multiple

@@ -18,7 +18,6 @@ from aotexport.capture.passes.launches import refuse_kernels_without_cpu, refuse
 from aotexport.capture.programs.forward_graphs import ForwardGraphs, StateReshaped
 from aotexport.capture.trace.autocast import autocast_of
 from aotexport.capture.trace.forward_capture import ForwardCapture
-from aotexport.eager.failing_example import refuse_failing_example
 from aotexport.eager.label_free import with_label_free
 from aotexport.eager.python_state import (
     attributes_of,
@@ -38,7 +37,7 @@ from aotexport.eager.recorded_arguments import (
     symbols_of,
     takes,
 )
-from aotexport.eager.run import Run, eager_run, made_inputs, runs_without_gradients
+from aotexport.eager.run import Run, eager_run, made_inputs, refuse_failing_example, runs_without_gradients
 from aotexport.encode.inherited import with_inherited, without_refused
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.encode.submodules import encode_submodules

@@ -7,8 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from aotexport.capture.trace.autocast import autocast_of
-from aotexport.eager.failing_example import refuse_failing_example
-from aotexport.eager.run import eager_run
+from aotexport.eager.run import eager_run, refuse_failing_example
 from aotexport.encode.program import EncodedProgram
 from aotexport.errors import ExportFailed
 from aotexport.lower.build import CUDA, with_results_apart
