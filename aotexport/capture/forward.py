@@ -15,16 +15,11 @@ from aotexport.capture.effects.record import Read
 from aotexport.capture.passes.contract import Draft
 from aotexport.capture.passes.launches import launches_traced
 from aotexport.capture.passes.order import run_passes
+from aotexport.capture.trace.experiments import dicts_read_by_key, differs, reads_of, refuse_reshaped_state
 from aotexport.capture.trace.fakes import FakeInputs, fake_inputs
 from aotexport.capture.trace.forward_capture import Answer, Binding, ForwardCapture
 from aotexport.capture.trace.larger_examples import holds_for, larger_tensors
 from aotexport.capture.trace.python_operators import custom_operators
-from aotexport.capture.trace.second_traces import (
-    dicts_read_by_key,
-    reads_of,
-    refuse_reshaped_state,
-    texts_are_keys,
-)
 from aotexport.capture.trace.shapes import SizeFixed, check_not_fixed
 from aotexport.capture.trace.strategies import STRATEGIES, Strategy
 from aotexport.capture.trace.trace import Trace, trace_call
@@ -149,7 +144,7 @@ def _capture_with(
 ) -> ForwardCapture:
     """Trace the call on fake inputs, and turn the trace into a forward graph."""
     trace = trace_call(call, state, strategy, target, fakes, grad=grad)
-    if trace.function.makes_text and not texts_are_keys(trace):
+    if differs(trace, "text"):
         fakes = fake_inputs(call, state, fakes.larger)
         trace = trace_call(call, state, strategy, target, fakes, grad=grad, texts_hold=True)
     flat, reads, any_order = trace.function, reads_of(trace), dicts_read_by_key(trace)

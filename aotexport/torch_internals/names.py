@@ -80,10 +80,7 @@ ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
 
 
-MATH_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
-    name: getattr(torch, f"_sym_{name}")
-    for name in ("sqrt", "log2", "cos", "cosh", "sin", "sinh", "tan", "tanh", "acos", "asin", "atan")
-}
+MATH_FUNCTIONS: dict[str, Callable[[Any], Any]] = {name: getattr(torch, f"_sym_{name}") for name in ("sqrt", "log2")}
 """Functions of `math` from a number to a float, for symbolic numbers."""
 
 _DEFINITIONS = (

@@ -10,13 +10,11 @@ from typing import Any
 import torch
 from torch._dynamo import _trace_wrapped_higher_order_op as attention_indices
 from torch._higher_order_ops import utils as hop_utils
-from torch._higher_order_ops._invoke_quant import InvokeQuant
 from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2, auto_functionalized_v2_dense
 from torch._higher_order_ops.base_hop import BaseHOP
 from torch._higher_order_ops.flex_attention import FlexAttentionHOP, sdpa_dense
 from torch._higher_order_ops.invoke_subgraph import InvokeSubgraphHOP
 from torch._higher_order_ops.out_dtype import OutDtypeOperator, out_dtype_dense
-from torch._higher_order_ops.print import Print
 from torch._higher_order_ops.wrap import WrapWithSetGradEnabled
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental import proxy_tensor
@@ -28,7 +26,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from aotexport.process.patches import Patch
 
-__all__ = ["CheckpointFunction", "Print", "checkpoints"]
+__all__ = ["CheckpointFunction", "checkpoints"]
 
 
 def marks_inlined() -> list[Patch]:
@@ -36,11 +34,6 @@ def marks_inlined() -> list[Patch]:
 
     def run(operator: Any, function: Callable[..., Any], *operands: Any, **options: Any) -> Any:
         return function(*operands)
-
-    def run_quantised(
-        mark: Any, function: Callable[..., Any], *operands: Any, scheme: Any = None, **kwargs: Any
-    ) -> Any:
-        return function(*operands, **kwargs)
 
     def run_subgraph(operator: Any, function: Callable[..., Any], identifier: Any, *operands: Any) -> Any:
         return function(*operands)
@@ -60,7 +53,6 @@ def marks_inlined() -> list[Patch]:
 
     inlined = [
         (BaseHOP, "__call__", run),
-        (InvokeQuant, "__call__", run_quantised),
         (InvokeSubgraphHOP, "__call__", run_subgraph),
         (sys.modules[InvokeSubgraphHOP.__module__], "invoke_subgraph_placeholder", run_region),
         (FlexAttentionHOP, "__call__", run_attention),

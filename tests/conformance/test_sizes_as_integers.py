@@ -45,11 +45,6 @@ def _pools(axes):
     return rows
 
 
-def _window(name):
-    make = getattr(torch, f"{name}_window")
-    return lambda x, n: (x * make(n), x * make(n, periodic=False))
-
-
 def _round_trip(x, n, **options):
     window = torch.hann_window(4)
     return torch.istft(torch.stft(x, 4, window=window, return_complex=True), 4, window=window, **options)
@@ -61,27 +56,19 @@ SERVED = {
     **_pools(3),
     "adaptive_avg_pool1d.output_size": lambda x, n: functional.adaptive_avg_pool1d(x, n // 3),
     "as_tensor.t": lambda x, n: x * torch.as_tensor(n),
-    "bartlett_window.window_length": _window("bartlett"),
-    "blackman_window.window_length": _window("blackman"),
     "combinations.self": lambda x, n: (torch.combinations(x[0]), torch.combinations(x[1], 3, with_replacement=True)),
     "diag.diagonal": lambda x, n: torch.diag(x[0], n // 3),
     "diag_embed.offset": lambda x, n: torch.diag_embed(x, n // 3),
     "diagonal.offset": lambda x, n: (torch.diagonal(x, n // 3), x.diagonal(n - 4)),
     "fft_fftfreq.n": lambda x, n: (x * torch.fft.fftfreq(n), torch.fft.fftfreq(n + 1, 0.1, dtype=torch.float64)),
     "fft_rfftfreq.n": lambda x, n: (x[:, 1:] * 2, torch.fft.rfftfreq(n), torch.fft.rfftfreq(n + 1, 0.1)),
-    "hamming_window.window_length": lambda x, n: (
-        _window("hamming")(x, n),
-        x * torch.hamming_window(n, True, 0.4, 0.5),
-    ),
-    "hann_window.window_length": _window("hann"),
-    "histc.bins": lambda x, n: (x + torch.histc(x, n, -1, 1), torch.histc(x, bins=n // 2), torch.histc(x * 0, n)),
+    "hann_window.window_length": lambda x, n: (x * torch.hann_window(n), x * torch.hann_window(n, periodic=False)),
     "im2col.kernel_size": lambda x, n: functional.unfold(x[None, None], (2, n // 2)),
     "im2col.stride": lambda x, n: functional.unfold(x[None, None], 2, stride=(1, n // 3)),
     "im2col.padding": lambda x, n: functional.unfold(x[None, None], 2, padding=(1, n // 3)),
     "im2col.dilation": lambda x, n: functional.unfold(x[None, None], 2, dilation=(1, n // 3)),
     "istft.length": lambda x, n: _round_trip(x, n, length=n),
     "linspace.steps": lambda x, n: x * torch.linspace(0, 1, n),
-    "logspace.steps": lambda x, n: (x * torch.logspace(0, 1, n), torch.logspace(0, 3, n, base=2, dtype=torch.float64)),
     "one_hot.num_classes": lambda x, n: x * functional.one_hot(x.argmax(1), n),
     "pixel_shuffle.upscale_factor": lambda x, n: functional.pixel_shuffle(x[0].expand(n**2, 2, n), n),
     "pixel_unshuffle.downscale_factor": lambda x, n: functional.pixel_unshuffle(x[None, :1].expand(1, n, n), n),
@@ -101,6 +88,11 @@ SERVED = {
 """What equals eager for other sizes, by operator and argument."""
 
 REFUSED = {
+    "bartlett_window.window_length": lambda x, n: x * torch.bartlett_window(n),
+    "blackman_window.window_length": lambda x, n: x * torch.blackman_window(n),
+    "hamming_window.window_length": lambda x, n: x * torch.hamming_window(n),
+    "histc.bins": lambda x, n: torch.histc(x, n, -1, 1),
+    "logspace.steps": lambda x, n: x * torch.logspace(0, 1, n),
     "adaptive_max_pool1d.output_size": lambda x, n: functional.adaptive_max_pool1d(x, n),
     "adaptive_max_pool2d.output_size": lambda x, n: functional.adaptive_max_pool2d(x[None], (2, n)),
     "adaptive_max_pool3d.output_size": lambda x, n: functional.adaptive_max_pool3d(x[None, None], (1, 2, n)),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 
 import pytest
@@ -184,18 +183,6 @@ def test_whole_float_taken_from_values_is_checked(tmp_path):
     with pytest.raises(aotexport_runtime.CheckFailed) as caught:
         module(torch.tensor([0.5, 9.0]))
     assert str(caught.value) == f"{line(scaled, 1)}{PATH}`value` to be 2, with 2 in the example call. The call has 3.0"
-
-
-def test_code_that_branches_on_values_and_converts_sizes_serves_every_size(tmp_path):
-    def padded(x):
-        rows = int(math.ceil(float(x.shape[0]) / 4) * 4)
-        y = x.new_zeros(rows, 2)
-        y[: x.shape[0]].copy_(x)
-        return y if x.sum() > 0 else x
-
-    module = exported(tmp_path, padded, torch.ones(3, 2), dynamic_shapes=({0: Dim("rows", min=2, max=50)},))
-    for rows in (2, 6, 8, 41):
-        assert torch.equal(module(torch.ones(rows, 2)), padded(torch.ones(rows, 2)))
 
 
 def test_path_that_changes_when_the_example_is_called_again_is_refused(tmp_path):

@@ -257,38 +257,6 @@ def test_change_of_what_a_checkpointed_part_was_called_with_raises(load, use_ree
         loss.backward()
 
 
-def draws_anew(x, w):
-    return checkpoint(
-        lambda x: functional.dropout((x @ w).exp(), 0.4), x, use_reentrant=False, preserve_rng_state=False
-    )
-
-
-def draws_from_what_it_computes(x, w):
-    return checkpoint(lambda x: x.exp() * torch.bernoulli((x @ w).sigmoid()), x, use_reentrant=False)
-
-
-@pytest.mark.parametrize(
-    ("function", "reason"),
-    [
-        (draws_anew, "draws other random numbers in backward than in the call"),
-        (draws_from_what_it_computes, "draws random numbers that depend on what it computes"),
-    ],
-)
-def test_checkpointed_part_that_draws_in_backward_is_served_by_the_forward_graph(load, function, reason):
-    module = load(function, leaf(3, 4), leaf(4, 4))
-    (refusal,) = module.bundle.program("train").refusals
-    assert refusal.reason == f"a checkpointed part {reason}"
-    tensors, gradients = [leaf(3, 4), leaf(4, 4)], []
-    for called in (module, function):
-        torch.manual_seed(0)
-        result = called(*tensors)
-        tensors[1].data.mul_(2)
-        gradients.append([*torch.autograd.grad(result.sum(), tensors, allow_unused=True), torch.rand(2)])
-        tensors[1].data.div_(2)
-    for ours, theirs in zip(*gradients, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
 def test_what_backward_checks_is_freed_with_the_graph(load):
     module = load(products, leaf(3), leaf(3))
     outputs = module(leaf(3), leaf(3))

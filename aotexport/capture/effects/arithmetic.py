@@ -6,24 +6,18 @@ patched in the model's own modules, `math` everywhere.
 
 from __future__ import annotations
 
-import ast
 import builtins
 import contextlib
 import functools
-import itertools
-import linecache
-import logging
 import math
 import sys
-import warnings
 from collections.abc import Callable, Iterator
-from types import FrameType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
 from torch import nn
 
-from aotexport.capture.effects.size_conversions import calls_replaced
 from aotexport.capture.effects.sizes_as_integers import SizesAsIntegers, holds_symbol
 from aotexport.model.source_lines import is_user_file
 from aotexport.model.tensor_kinds import class_of
@@ -50,8 +44,6 @@ def symbolic_arithmetic(
     module: nn.Module | None,
     asked: Callable[[], None] = lambda: None,
     written: Callable[[], int | None] = lambda: None,
-    *,
-    converted: bool = False,
 ) -> Iterator[None]:
     """Let the code of a model compute with symbolic sizes and integers as if they were numbers.
 
@@ -62,17 +54,14 @@ def symbolic_arithmetic(
             calls to the example's value.
         written: called where it makes text of one; returns what to add to the example's value, or None, which holds
             calls to it.
-        converted: whether `int(size)` and `float(size)` stay symbolic too.
     """
-    functions = _functions(target, module)
-    namespaces = _namespaces(functions)
+    namespaces = _namespaces(_functions(target, module))
     builtin = [
         Patch(namespaces, name, in_this_thread(function, getattr(builtins, name)), _REASON)
         for name, function in _BUILTINS.items()
     ]
-    conversions = calls_replaced([*functions, *_defined(namespaces)]) if converted else ()
     plain = bodies_compiled_without(SizesAsIntegers, UnpausedMode)
-    with patched(*builtin, *conversions, *_attributes(written), *_conversions(asked), plain), SizesAsIntegers():
+    with patched(*builtin, *_attributes(written), *_conversions(asked), plain), SizesAsIntegers():
         yield
 
 
@@ -83,13 +72,6 @@ def _functions(target: Any, module: nn.Module | None) -> list[Any]:
         target,
         target.__func__ if is_a(target, MethodType) else None,
     ]
-
-
-def _defined(namespaces: list[dict[str, Any]]) -> Iterator[Any]:
-    """Yield the values of namespaces, and the attributes of the classes among them."""
-    for value in [value for namespace in namespaces for value in namespace.values()]:
-        yield value
-        yield from vars(value).values() if is_a(value, type) else ()
 
 
 def _namespaces(functions: list[Any]) -> list[dict[str, Any]]:
@@ -208,71 +190,10 @@ def _text(name: str, written: Callable[[], int | None]) -> Callable[..., str]:
 
     def text(self: torch.SymInt, *spec: str) -> str:
         """Say a number where the model's code makes text that it may compute with."""
-        frame = caller()
-        if is_user_file(frame.f_code.co_filename) and not is_message(frame):
+        if is_user_file(caller().f_code.co_filename):
             hint: int | None = self.node.hint
             added = None if hint is None else written()
             return getattr(builtins.int, name)(int(self) if hint is None or added is None else hint + added, *spec)
         return original(self, *spec)
 
     return text
-
-
-# --- Text for people, in contrast to text that the code computes with ---------------------------------------
-
-_SHOWING = (torch._assert, warnings.warn, print)
-_Place = tuple[int, int, int, int]
-
-
-def is_message(frame: FrameType) -> bool:
-    """Return whether the running instruction makes text in a statement that only shows it.
-
-    Such is a call of `torch._assert`, `print`, `warnings.warn` or a logger, with no call in between that takes the
-    text. False: it is none, or has no source.
-    """
-    position = next(itertools.islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-    if None in position:
-        return False
-    line, end_line, column, end_column = position
-    place: Any = (line, column, end_line, end_column)
-    for statement in _calls(frame.f_code.co_filename):
-        if _is_within(place, statement):
-            between = [node for node in ast.walk(statement) if isinstance(node, ast.Call) and _is_within(place, node)]
-            return all(_place(node) == place for node in between[1:]) and _shows(_value(statement.func, frame))
-    return False
-
-
-@functools.lru_cache(maxsize=32)
-def _calls(file: str) -> list[ast.Call]:
-    """Return the statements of a file that are calls whose results nobody takes."""
-    try:
-        nodes = ast.walk(ast.parse("".join(linecache.getlines(file))))
-    except SyntaxError:
-        return []
-    return [node.value for node in nodes if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)]
-
-
-def _place(node: ast.expr) -> _Place:
-    return node.lineno, node.col_offset, node.end_lineno or 0, node.end_col_offset or 0
-
-
-def _is_within(place: _Place, node: ast.expr) -> bool:
-    around = _place(node)
-    return around[:2] <= place[:2] and place[2:] <= around[2:]
-
-
-def _value(node: ast.expr, frame: FrameType) -> Any:
-    """Return the value of a dotted name; None: it is another expression."""
-    if isinstance(node, ast.Attribute):
-        return getattr(_value(node.value, frame), node.attr, None)
-    name = node.id if isinstance(node, ast.Name) else ""
-    for names in (frame.f_locals, frame.f_globals, vars(builtins)):
-        if name in names:
-            return names[name]
-    return None
-
-
-def _shows(function: Any) -> bool:
-    return any(function is known for known in _SHOWING) or isinstance(
-        getattr(function, "__self__", None), logging.Logger
-    )

@@ -1,14 +1,13 @@
 """Checkpoints (`torch.utils.checkpoint`): nodes that begin and end them in forward graphs.
 
-A runtime recomputes the values between them in backward; a joint graph itself has the recomputing nodes. Gradients are
-as without a checkpoint, but eager repeats its writes, and records nothing in a reentrant one without such arguments.
+A runtime recomputes the values between them in backward. Gradients are as without a checkpoint, but eager repeats its
+writes, and records nothing in a reentrant one without such arguments.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,19 +19,7 @@ from aotexport.model.source_lines import user_line
 from aotexport.process.patches import Patch
 from aotexport.torch_internals.releases import release
 from aotexport.torch_internals.subgraphs import checkpoints
-from aotexport.torch_internals.tracing import (
-    annotate_values,
-    current_tracer,
-    nodes_annotated,
-    record_mark,
-    traces_functional,
-)
-
-PART = "checkpoint"
-"""Annotation of nodes: the checkpointed part they belong to, and whether backward draws the same numbers again."""
-
-ARGUMENT = "checkpoint_argument"
-"""Metadata of nodes of a joint graph: a checkpointed part was called with the value."""
+from aotexport.torch_internals.tracing import current_tracer, record_mark, traces_functional
 
 
 def enter_checkpoint(arguments: Sequence[torch.Tensor], repeats_draws: bool) -> None:
@@ -42,7 +29,6 @@ def enter_checkpoint(arguments: Sequence[torch.Tensor], repeats_draws: bool) -> 
         arguments: tensors.
         repeats_draws: whether backward draws the random numbers of the call again.
     """
-    annotate_values(arguments, ARGUMENT)
 
 
 def exit_checkpoint(entered: None) -> None:
@@ -55,7 +41,6 @@ class Checkpoints:
     def __init__(self, module: nn.Module | None) -> None:
         """Watch the state of `module`; None: a function."""
         self._module = module
-        self._numbers = itertools.count()
         self._inside = False
 
     def patches(self) -> list[Patch]:
@@ -87,23 +72,17 @@ class Checkpoints:
     @contextlib.contextmanager
     def _marked(self, args: Sequence[Any], preserves: bool) -> Iterator[None]:
         """Mark a part in the trace; a nested part belongs to the outer one."""
-        if self._inside or not torch.is_grad_enabled() or current_tracer() is None:
+        if self._inside or not torch.is_grad_enabled() or current_tracer() is None or traces_functional():
             yield
             return
         tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
-        begin = None
-        if traces_functional():
-            enter_checkpoint(tensors, preserves)
-        else:
-            begin = record_mark(enter_checkpoint, tensors, preserves)
+        begin = record_mark(enter_checkpoint, tensors, preserves)
         self._inside = True
         try:
-            with nodes_annotated({PART: (next(self._numbers), preserves)}):
-                yield
+            yield
         finally:
             self._inside = False
-        if begin is not None:
-            record_mark(exit_checkpoint, begin)
+        record_mark(exit_checkpoint, begin)
 
     @contextlib.contextmanager
     def _unwritten(self, args: Any) -> Iterator[None]:

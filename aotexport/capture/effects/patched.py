@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +15,6 @@ from torch.autograd import forward_ad
 
 from aotexport.capture.effects import (
     array_conversions,
-    control_flow,
     detection,
     distributed,
     grad_mode,
@@ -28,13 +30,15 @@ from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.process.patches import Patch, caller
 from aotexport.torch_internals.names import AutogradFunctionApply
 from aotexport.torch_internals.subclasses import within_subclass
-from aotexport.torch_internals.subgraphs import Print, marks_inlined
+from aotexport.torch_internals.subgraphs import marks_inlined
 from aotexport.torch_internals.tracing import (
     record_call,
     traces_above_autograd,
     tracing_paused,
 )
 from aotexport.torch_internals.transforms import FoldedGraphModule
+from aotexport_runtime.execution import higher_order
+from aotexport_runtime.execution.higher_order import Step
 from aotexport_runtime.guards.caller import records_gradients
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.values.subclasses import is_wrapper
@@ -43,10 +47,10 @@ from aotexport_runtime.values.subclasses import is_wrapper
 def patches(effects: Effects) -> list[Patch]:
     """Return patches of functions and methods that tracing does not see."""
     return [
-        *_random_state(),
+        Patch(torch.random, "default_generator", _Generator(), "Refuse a model that sets the random state"),
         _grad_mode(effects),
         *array_conversions.patches(),
-        *control_flow.patches(),
+        *_control_flow(),
         _contiguous(effects),
         *queries.patches(effects),
         _subgraphs_of_functions(effects),
@@ -65,7 +69,6 @@ def patches(effects: Effects) -> list[Patch]:
         *recurrence.patches(),
         *detection.patches(),
         *marks_inlined(),
-        Patch(Print, "__call__", functools.partialmethod(_print, effects), "Note that the model prints"),
     ]
 
 
@@ -89,6 +92,36 @@ def _grad_mode(effects: Effects) -> Patch:
         return effects.grad
 
     return Patch(torch, "is_grad_enabled", is_grad_enabled, "Record that the model reads the grad mode")
+
+
+def _control_flow() -> list[Patch]:
+    """Return patches that record branches and loops of a loaded bundle's graph with their subgraphs."""
+    branch_of, loop_of = higher_order.branch, higher_order.loop
+
+    def branch(predicate: Any, yes: Step, no: Step, operands: list[Any]) -> tuple[Any, ...]:
+        if not isinstance(predicate, torch.Tensor | torch.SymBool):
+            return branch_of(predicate, yes, no, operands)
+        return tuple(torch.ops.higher_order.cond(predicate, yes, no, tuple(operands)))
+
+    def loop(condition: Step, step: Step, carried: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+        if not all(isinstance(value, torch.Tensor) for value in carried):
+            return loop_of(condition, step, carried, additional)
+
+        def goes_on(*values: Any) -> Any:
+            return condition(*values)[0]
+
+        return tuple(torch.ops.higher_order.while_loop(goes_on, step, tuple(carried), tuple(additional)))
+
+    def scan(combine: Step, initial: list[Any], xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+        return tuple(torch.ops.higher_order.scan(combine, initial, xs, tuple(additional)))
+
+    def map_rows(step: Step, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
+        return tuple(torch.ops.higher_order.map_impl(step, tuple(xs), tuple(additional)))
+
+    return [
+        Patch(higher_order, function.__name__, function, "Record branches and loops of a loaded bundle's graph")
+        for function in (branch, loop, scan, map_rows)
+    ]
 
 
 def _contiguous(effects: Effects) -> Patch:
@@ -124,19 +157,26 @@ def _subgraphs_of_functions(effects: Effects) -> Patch:
     return Patch(AutogradFunctionApply, "__call__", apply_subgraphs, reason)
 
 
-def _random_state() -> list[Patch]:
-    """Return patches that refuse a model which seeds the random generator or sets its state."""
-    seeds = "Seed outside of the model"
-    draws = "Draw outside of the model, and pass the numbers"
-    made = [
-        (torch, "manual_seed", refused("torch.manual_seed", seeds)),
-        (torch.random, "manual_seed", refused("torch.manual_seed", seeds)),
-        *[(torch, name, refused(f"torch.{name}", seeds)) for name in ("seed", "initial_seed")],
-        (torch, "set_rng_state", _refused_to_users("set_rng_state", draws)),
-        (torch.random, "set_rng_state", _refused_to_users("set_rng_state", draws)),
-        (torch.random, "fork_rng", _refused_to_users("fork_rng", draws)),
-    ]
-    return [Patch(owner, name, refuse, "Refuse a model that sets the random state") for owner, name, refuse in made]
+class _Generator:
+    """The default random generator, which refuses the model's functions of `torch.random` that set its state.
+
+    Other threads, and torch's own code, have it as it is.
+    """
+
+    def __init__(self) -> None:
+        self._generator, self._thread = torch.default_generator, threading.get_ident()
+
+    def __getattr__(self, name: str) -> Any:
+        frame, function = sys._getframe(1), ""
+        while frame.f_back is not None and frame.f_code.co_filename in (torch.random.__file__, contextlib.__file__):
+            frame, function = frame.f_back, frame.f_code.co_name
+        if threading.get_ident() == self._thread:
+            if function in ("manual_seed", "seed", "initial_seed"):
+                refused(f"torch.{function}", "Seed outside of the model")()
+            if function in ("set_rng_state", "fork_rng", "__enter__") and is_user_file(frame.f_code.co_filename):
+                name = "fork_rng" if function == "__enter__" else function
+                refused(f"torch.random.{name}", "Draw outside of the model, and pass the numbers")()
+        return getattr(self._generator, name)
 
 
 def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> nn.Module:
@@ -147,11 +187,6 @@ def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], re
         if one != other:
             refused(f"Module.to` (or the like), which changes `{name}`, `", "Convert the module before the export")()
     return self
-
-
-def _print(operator: Any, effects: Effects, *args: Any, **kwargs: Any) -> None:
-    """Replace torch's operator that prints: a bundle prints nothing, as with Python's own `print`."""
-    effects.notes.append("the model prints, and the bundle does not")
 
 
 _dual = forward_ad.make_dual
@@ -222,18 +257,6 @@ def _saved_tensors(effects: Effects) -> Patch:
 
     reason = "Refuse hooks on saved tensors, which a graph does not call"
     return Patch(torch.autograd.graph.saved_tensors_hooks, "__init__", make, reason)
-
-
-def _refused_to_users(name: str, way_out: str) -> Any:
-    """Return a function of `torch.random` that refuses calls by the model and passes torch's own on."""
-    original = getattr(torch.random, name)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if is_user_file(caller().f_code.co_filename):
-            refused(f"torch.random.{name}", way_out)()
-        return original(*args, **kwargs)
-
-    return call
 
 
 def _recorded_contiguous(tensor: torch.Tensor, memory_format: torch.memory_format) -> torch.Tensor | None:

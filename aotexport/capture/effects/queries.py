@@ -28,7 +28,7 @@ _AUTOCAST = str(Path(torch.amp.__file__).parent)
 def patches(effects: Effects) -> list[Patch]:
     """Return patches that record such reads."""
     return [
-        *_dtypes(effects),
+        _dtype(effects),
         *_autocast(effects),
         _inference_mode(effects),
         Patch(
@@ -60,33 +60,35 @@ def is_models_own(tensor: torch.Tensor, reader: FrameType) -> bool:
     return is_users and not isinstance(tensor, nn.Parameter) and not within_subclass()
 
 
-def _dtypes(effects: Effects) -> list[Patch]:
-    """Patch dtype queries to record the values whose dtypes the model reads, those that `read` gives."""
+_TENSOR: Any = torch.Tensor
 
-    def noting(function: Any, read: Callable[..., Iterable[Any]] = lambda *args: args) -> Any:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if is_models_code(caller().f_code.co_filename):
-                tensors = [value for value in read(*args, **kwargs) if isinstance(value, torch.Tensor)]
-                effects.dtypes_read.update(node_of(each) for each in tensors if not isinstance(each, nn.Parameter))
-            return function(*args, **kwargs)
+READ_DTYPES: dict[Any, Callable[..., Iterable[Any]]] = {
+    **dict.fromkeys((_TENSOR.itemsize.__get__, _TENSOR.nbytes.__get__, _TENSOR.element_size), lambda self: (self,)),
+    torch.result_type: lambda *args, **named: (*args, *named.values()),
+    # Another tensor's dtype, and the text of its own.
+    _TENSOR.to: lambda self, *to, other=None, **_: (*to[:1], other),
+    _TENSOR.type: lambda self, *to, **named: () if to or named else (self,),
+    _TENSOR.new_tensor: lambda self, *data, dtype=None, **_: () if dtype else (self,),
+}
+"""The values whose dtypes a function reads, of its arguments; `dtype` itself is read in torch's layers, too."""
 
-        return call
 
-    tensor: Any = torch.Tensor
-    properties = {name: property(noting(getattr(tensor, name).__get__)) for name in ("dtype", "itemsize", "nbytes")}
-    methods = {
-        "element_size": noting(tensor.element_size),
-        # Another tensor's dtype, and the text of its own.
-        "to": noting(tensor.to, lambda self, *to, other=None, **_: (*to[:1], other)),
-        "type": noting(tensor.type, lambda self, *to, **named: () if to or named else (self,)),
-        "new_tensor": noting(tensor.new_tensor, lambda self, *data, dtype=None, **_: () if dtype else (self,)),
-    }
-    reason = "Record that the model reads dtypes"
-    return [
-        *[Patch(tensor, name, query, reason) for name, query in (properties | methods).items()],
-        Patch(torch, "result_type", noting(torch.result_type), reason),
-    ]
+def note_dtypes(effects: Effects, values: Iterable[Any], reader: FrameType) -> None:
+    """Note that the model's code, if it is that, reads the dtypes of the tensors among some values."""
+    if is_models_code(reader.f_code.co_filename):
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        effects.dtypes_read.update(node_of(each) for each in tensors if not isinstance(each, nn.Parameter))
+
+
+def _dtype(effects: Effects) -> Patch:
+    """Return a patch that notes the values whose dtypes the model reads; a mode is off within torch's functions."""
+    dtype_of = _TENSOR.dtype.__get__
+
+    def read(tensor: torch.Tensor) -> torch.dtype:
+        note_dtypes(effects, (tensor,), caller())
+        return dtype_of(tensor)
+
+    return Patch(torch.Tensor, "dtype", property(read), "Record that the model reads dtypes")
 
 
 def _autocast(effects: Effects) -> Iterator[Patch]:

@@ -96,36 +96,9 @@ def _linspace(start: Any, end: Any, steps: Any, *, dtype: Any = None, **options:
     )
 
 
-def _logspace(start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: Any = None, **options: Any) -> Any:
-    dtype = dtype or torch.get_default_dtype()
-    kept = dtype if dtype.is_floating_point else torch.float64
-    exponents = _linspace(start, end, steps, dtype=kept, **options)
-    return exponents if exponents is NotImplemented else torch.pow(base, exponents).to(dtype)
-
-
-def _window(values: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    return lambda window_length, periodic=True, **options: values(window_length, sym=not periodic, **options)
-
-
-def _hamming(window_length: Any, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **options: Any) -> Any:
-    return windows.general_cosine(window_length, a=[alpha, beta], sym=not periodic, **options)
-
-
 def _fftfreq(n: Any, d: float = 1.0, **options: Any) -> torch.Tensor:
     index = torch.arange(n, **options)
     return torch.where(index < (n + 1) // 2, index, index - n) / (n * d)
-
-
-def _histc(values: torch.Tensor, bins: Any = 100, min: Any = 0, max: Any = 0) -> torch.Tensor:
-    """Source: torch 2.13, `aten/src/ATen/native/cpu/HistogramKernel.cpp`."""
-    values, low, high = values.detach().flatten(), min, max
-    if low == high:
-        low, high = values.aminmax()
-        torch.ops.aten._assert_async.msg((high - low).isfinite(), "torch.histc: the range of the values is not finite")
-        low, high = torch.where(low == high, low - 1, low), torch.where(low == high, high + 1, high)
-    inside = (values >= low) & (values <= high)
-    place = torch.where(inside, (values - low) * bins / (high - low), 0).long().clamp_max(bins - 1)
-    return values.new_zeros(bins).index_add(0, place, inside.to(values.dtype))
 
 
 def _adaptive_avg_pool1d(values: torch.Tensor, output_size: Any) -> torch.Tensor:
@@ -160,15 +133,10 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {
     **REFERENCES,
     **dict.fromkeys(("tensor", "as_tensor", "asarray"), tensor_of_numbers),
     "new_tensor": _new_tensor,
-    "bartlett_window": _window(windows.bartlett),
-    "blackman_window": _window(windows.blackman),
     "fft_fftfreq": _fftfreq,
     "fft_rfftfreq": lambda n, d=1.0, **options: torch.arange(n // 2 + 1, **options) / (n * d),
-    "hamming_window": _hamming,
-    "hann_window": _window(windows.hann),
-    "histc": _histc,
+    "hann_window": lambda n, periodic=True, **options: windows.hann(n, sym=not periodic, **options),
     "linspace": _linspace,
-    "logspace": _logspace,
     "one_hot": one_hot,
     "adaptive_avg_pool1d": _adaptive_avg_pool1d,
     **{f"avg_pool{axes}d": functools.partial(_avg_pool, axes) for axes in (1, 2, 3)},

@@ -20,7 +20,7 @@ from torch import nn, overrides
 from aotexport.capture.effects import grad_mode
 from aotexport.capture.effects.array_conversions import converted
 from aotexport.capture.effects.hooks import record_hook
-from aotexport.capture.effects.queries import is_models_code, is_models_own, refused
+from aotexport.capture.effects.queries import READ_DTYPES, is_models_code, is_models_own, note_dtypes, refused
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
 from aotexport.model.array_proxies import ArrayProxy, is_proxy
@@ -59,6 +59,7 @@ class Watch(UnpausedMode):
             **dict.fromkeys((torch.tensor, torch.as_tensor, torch.asarray), self._make_of_data),
             **{getattr(torch, name): refused(f"torch.{name}", _ON_ARRAYS) for name in _SPARSE},
             **dict.fromkeys(_LAYOUTS, self._read_layout),
+            **dict.fromkeys(READ_DTYPES, self._read_dtypes),
             **dict.fromkeys(_VERBS, _refuse_gradients),
             torch.randint_like: self._randint_like,
             **dict.fromkeys((torch.is_inference, tensor.is_inference), self._read_inference),
@@ -115,6 +116,10 @@ class Watch(UnpausedMode):
         if is_models_own(tensor, asker):
             self._effects.reads.add("layout")
         return function(tensor, *args, **kwargs)
+
+    def _read_dtypes(self, function: Any, asker: FrameType, *args: Any, **kwargs: Any) -> Any:
+        note_dtypes(self._effects, READ_DTYPES[function](*args, **kwargs), asker)
+        return self._make(function, asker, *args, **kwargs)
 
     def _read_inference(self, function: Any, asker: FrameType, tensor: torch.Tensor) -> bool:
         if _is_users(asker):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -11,12 +11,11 @@ from typing import Any
 import torch
 
 from aotexport.capture.effects.applied_function import AppliedFunction, apply_function
+from aotexport.capture.effects.checkpoints import enter_checkpoint
 from aotexport.capture.effects.grad_mode import marked_regions
 from aotexport.capture.effects.hooks import apply_hook
 from aotexport.capture.effects.recurrence import stepwise
 from aotexport.capture.functional.mutating_operators import nest_mutating_calls
-from aotexport.capture.functional.overlapping_views import contiguous_tangents
-from aotexport.capture.functional.recomputed import recompute_checkpoints
 from aotexport.capture.functional.retrace import Analysis, Retrace, hidden_values
 from aotexport.capture.passes.launches import launched_kernels, name_launches
 from aotexport.capture.trace.autocast import example_autocast
@@ -29,13 +28,13 @@ from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
 from aotexport.model.state import swapped
-from aotexport.process.patches import patched
+from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
 from aotexport.torch_internals.launches import triton_target
-from aotexport.torch_internals.names import OpOverload, statically_known_true
+from aotexport.torch_internals.names import MemoryFormatMeta, OpOverload, statically_known_true
 from aotexport.torch_internals.patches import dropout_between_layers, onednn_disabled
-from aotexport.torch_internals.tracing import current_tracer, is_of_backward, node_meta_preserved
+from aotexport.torch_internals.tracing import REQUIRES_GRAD, current_tracer, is_of_backward, node_meta_preserved
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def capture_functional_graph(
             kernels,
             dropout_between_layers(),
             target,
-            contiguous_tangents(),
+            _contiguous_tangents(),
             _traced(forward, instead, count, grad=grad) as traced,
         ):
             twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
@@ -96,7 +95,7 @@ def capture_functional_graph(
                 nest_mutating_calls(captured.module, mode)
                 name_launches(captured.module)
             assumed = _checked(forward, captured)
-            unfit = (recompute_checkpoints(captured) or _undefined_gradients(forward, captured)) if grad else None
+            unfit = _undefined_gradients(forward, captured) if grad else None
     except ExportFailed as refusal:
         return Refused(described(refusal.error))
     if unfit is not None:
@@ -120,6 +119,10 @@ def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
         return f"`{name}` gives an input another shape"
     if (name := stepwise(forward.graph.graph)) is not None:
         return f"`{name}` has a dynamic number of steps, and functional graphs take recurrence apart, step by step"
+    if grad and _has_view_that_asks_for_sizes(forward.graph.graph):
+        return "its backward of an overlapping view (`as_strided`) would hold a dynamic size to the example's"
+    if grad and _calls(forward, enter_checkpoint):
+        return "the model recomputes checkpointed parts in backward, and a joint graph saves what it needs"
     if grad and _calls(forward, apply_hook):
         return "the model registers hooks on tensors, which would see parts of the gradients that eager's see"
     return None
@@ -258,3 +261,50 @@ def _outputs(node: torch.fx.Node) -> Iterator[tuple[torch.Tensor, torch.Tensor]]
 def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
     value: Any = node.meta.get("val")
     return [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, torch.Tensor)]
+
+
+def _has_view_that_asks_for_sizes(graph: torch.fx.Graph) -> bool:
+    """Return whether torch's backward of a view in a forward graph would turn a dynamic size into a number."""
+    return any(
+        _asks_for_size(node.args[0].meta["val"], node.meta["val"])  # type: ignore[union-attr]
+        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default)
+        if node.meta.get(REQUIRES_GRAD)
+    )
+
+
+def _asks_for_size(tensor: torch.Tensor, view: torch.Tensor) -> bool:
+    dynamic = any(isinstance(value, torch.SymInt) for value in (*tensor.size(), *view.size(), *view.stride()))
+    return dynamic and _overlaps(view.size(), view.stride()) and not _overlaps(tensor.size(), tensor.stride())
+
+
+@contextlib.contextmanager
+def _contiguous_tangents() -> Iterator[None]:
+    """Trace the gradient of an output of overlapping elements as contiguous; AOTAutograd does so for expanded ones.
+
+    Source: torch 2.13, `_functorch/_aot_autograd/schemas.py`, `MemoryFormatMeta.from_tensor`.
+    """
+    original = MemoryFormatMeta.from_tensor
+
+    def from_tensor(t: torch.Tensor, force_use_memory_format: bool = False) -> MemoryFormatMeta | None:
+        static = t.layout is torch.strided and all(isinstance(size, int) for size in (*t.size(), *t.stride()))
+        return original(t, force_use_memory_format or (static and _overlaps(t.size(), t.stride())))
+
+    reason = "Trace gradients of outputs whose elements overlap as contiguous"
+    with patched(Patch(MemoryFormatMeta, "from_tensor", staticmethod(from_tensor), reason)):
+        yield
+
+
+def _overlaps(size: Sequence[Any], stride: Sequence[Any]) -> bool:
+    """Return whether elements may share memory, as far as is known without a guard."""
+    reached: Any = 0
+    for step, length in sorted(zip(stride, size, strict=True), key=lambda axis: _hint(axis[0])):
+        if statically_known_true(length == 1):
+            continue
+        if not statically_known_true(step > reached):
+            return True
+        reached = reached + step * (length - 1)
+    return False
+
+
+def _hint(step: Any) -> int:
+    return step.node.hint if isinstance(step, torch.SymInt) else step

@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from aotexport.capture.functional.overlapping_views import OverlappingView, asks_for_size
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.torch_internals.calls import FakeTensor, tree_leaves
 from aotexport.torch_internals.checks import knows_data_dependent_numbers
@@ -49,8 +48,6 @@ class Retrace(torch.fx.Interpreter):
         return other(n.meta["val"], *args, **kwargs)
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is torch.ops.aten.as_strided.default and asks_for_size(*args, **kwargs):
-            return OverlappingView.apply(*args, *kwargs.values())
         if target is torch.ops.aten.set_data.default:
             # Functional graphs have no versions; the eager run records the work of the epilogue.
             with torch.no_grad():

@@ -19,7 +19,6 @@ from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.tensor_kinds import dress
 from aotexport.process.patches import patched
-from aotexport.torch_internals.cached_fakes import made_quickly
 from aotexport.torch_internals.calls import FakeTensorMode, is_dimension, is_required_dimension
 from aotexport.torch_internals.general_sizes import (
     counts_kept,
@@ -30,7 +29,7 @@ from aotexport.torch_internals.general_sizes import (
 )
 from aotexport.torch_internals.names import int_oo, make_fake_inputs, statically_known_true
 from aotexport.torch_internals.patches import constants_in_branches
-from aotexport.torch_internals.symbolic_memo import computed_once
+from aotexport.torch_internals.symbolic_memo import computed_once, made_quickly
 from aotexport.values.polynomials import quick_simplification
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.errors import first_line

@@ -59,7 +59,6 @@ class FlatCall:
         recorded: entries to which the call writes values that require grad.
         reshaped: entries that the call leaves with another shape, dtype or layout, and what it leaves.
         above_autograd: whether the trace sees operators before autograd does.
-        converts: whether `int` and `float` keep symbolic numbers.
         asks: whether the code asked for the value of a size (`range(size)`).
         added_in_text: added to sizes that the code makes text of; None: such text holds calls to the example's.
         makes_text: whether it made such text.
@@ -82,7 +81,6 @@ class FlatCall:
     recorded: list[StateEntry] = field(default_factory=list)
     reshaped: list[tuple[StateEntry, torch.Tensor]] = field(default_factory=list)
     above_autograd: bool = True
-    converts: bool = False
     asks: bool = False
     added_in_text: int | None = 0
     makes_text: bool = False
@@ -127,7 +125,7 @@ class FlatCall:
             return indices[id(value)]
 
         with (
-            symbolic_arithmetic(self.target, self.call.module, self._ask, self._write, converted=self.converts),
+            symbolic_arithmetic(self.target, self.call.module, self._ask, self._write),
             observed(
                 self.target,
                 self.call.module,

@@ -1,11 +1,10 @@
 """Ways to make a model's Python code traceable, tried in order until one gives a forward graph.
 
 1. *direct*: run the code itself on fake tensors. Takes most; keeps leaves and non-leaves apart.
-2. *conversions*: like direct, and `int(n)` and `float(n)` keep the symbolic number `n`; see `conversions`.
-3. *export*: `torch.export`'s non-strict front end, for code that only it can follow.
-4. *dynamo*: full-graph bytecode capture, for code that takes numbers off tensors in a way that tracing cannot see.
-5. *dynamo with custom functions*: the same, for models with custom autograd functions, whose backward 3 and 4 lose.
-6. *example's path*: like direct, and where the code branches on the values of tensors, it goes the way of the example;
+2. *export*: `torch.export`'s non-strict front end, for code that only it can follow.
+3. *dynamo*: full-graph bytecode capture, for code that takes numbers off tensors in a way that tracing cannot see.
+4. *dynamo with custom functions*: the same, for models with custom autograd functions, whose backward 2 and 3 lose.
+5. *example's path*: like direct, and where the code branches on the values of tensors, it goes the way of the example;
    see `example_values`. It comes last, since the others hold for all values.
 
 Each gives a module that is called in place of the original; tracing then goes the same way for all.
@@ -42,7 +41,6 @@ class Strategy:
         name: shown to the user.
         takes_arrays: whether it traces arrays of NumPy among the arguments.
         reads_code: follows Python's bytecode, so that `int(size)` need not ask for the size.
-        converts: lets `int` and `float` keep symbolic numbers.
         prepare: returns a callable with the call's parameters; the state is collected anew from it.
         follows_values: whether code may branch on values; used only if such branches stopped the other strategies.
         runs_own_code: whether it runs the model's code as eager does; a refusal by it is then final.
@@ -53,7 +51,6 @@ class Strategy:
     prepare: Callable[[ExampleCall], nn.Module | Callable[..., Any]]
     follows_values: bool = False
     reads_code: bool = False
-    converts: bool = False
     takes_arrays: bool = False
     runs_own_code: bool = False
     grad: bool = True
@@ -169,20 +166,10 @@ def _dynamic_shapes(call: ExampleCall) -> Any:
 
 STRATEGIES = (
     Strategy("direct", _direct, takes_arrays=True, runs_own_code=True),
-    Strategy("conversions", _direct, takes_arrays=True, runs_own_code=True, reads_code=True, converts=True),
     Strategy("torch.export", _exported(strict=False)),
     Strategy("dynamo", _exported(strict=True), reads_code=True),
     # Branches and loops may write to their operands, and may be recorded by autograd, but not both.
     Strategy("torch.export without gradients", _exported_without_gradients, grad=False),
     Strategy("dynamo with custom functions", _with_functions),
     Strategy("example's path", _direct, follows_values=True, takes_arrays=True, runs_own_code=True),
-    Strategy(
-        "example's path, conversions",
-        _direct,
-        follows_values=True,
-        takes_arrays=True,
-        runs_own_code=True,
-        reads_code=True,
-        converts=True,
-    ),
 )

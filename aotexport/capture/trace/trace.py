@@ -79,7 +79,7 @@ def trace_call(
         grad: whether grad mode is on.
         texts_hold: whether text that the code makes of a size holds calls to the example's.
     """
-    flat = _flat_call(call, state, target, fakes, grad=grad, converts=strategy.converts)
+    flat = _flat_call(call, state, target, fakes, grad=grad)
     flat.added_in_text = None if texts_hold else 0
     environment, calls, order = fakes.mode.shape_env, TracedCalls(), list[torch.fx.Node]()
     assert environment is not None
@@ -101,16 +101,14 @@ def trace_call(
     )
 
 
-def _flat_call(
-    call: ExampleCall, state: State, target: Any, fakes: FakeInputs, *, grad: bool, converts: bool
-) -> FlatCall:
+def _flat_call(call: ExampleCall, state: State, target: Any, fakes: FakeInputs, *, grad: bool) -> FlatCall:
     entries = {id(entry.tensor): index for index, entry in enumerate(state.entries)}
     shared = {index: entries[id(t)] for index, t in enumerate(call.tensors) if id(t) in entries}
     own = [tensor for index, tensor in enumerate(call.tensors) if index not in shared]
     values = ExampleValues([*(entry.tensor for entry in state.entries), *own])
     outside = reached_tensors((call.callable, call.module))
     known = State(list(state.entries), reshaped=state.reshaped)
-    return FlatCall(call, target, known, shared, values, grad, fakes, outside, converts=converts)
+    return FlatCall(call, target, known, shared, values, grad, fakes, outside)
 
 
 def trace_graph(flat: FlatCall, calls: TracedCalls, *, grad: bool = True) -> torch.fx.GraphModule:

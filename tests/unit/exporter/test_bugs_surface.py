@@ -85,7 +85,7 @@ STAGES = {
     "pass": ("capture.passes.cleanup:insert_data_dependent_checks", Net(), (X,), {}),
     "larger sizes": ("capture.forward:holds_for", Net(), (X[:1],), {"dynamic_shapes": ({0: Dim("n")},)}),
     "fake inputs": ("capture.trace.fakes:_relate_sizes", Net(), (X,), {}),
-    "second trace": ("capture.trace.second_traces:_same", Asking(), (X,), {"programs": "infer"}),
+    "second trace": ("capture.trace.experiments:_same", Asking(), (X,), {"programs": "infer"}),
     "key order": ("capture.trace.key_order:containers", by_key, ({"a": X, "b": X + 1},), {}),
     "value in the example": ("capture.trace.example_values:number_at", branching, (X,), {}),
     "custom function": ("capture.effects.autograd_functions:lift_tensors", Custom(), (X,), {"programs": "train"}),

@@ -7,7 +7,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: TID251
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext  # noqa: TID251
 
-from aotexport.torch_internals.cached_fakes import made_quickly
+from aotexport.torch_internals.symbolic_memo import made_quickly
 
 OPERATIONS = {
     "transpose": lambda x: x.transpose(0, 1),

@@ -1,15 +1,16 @@
-"""Trace a call again in another grad mode, under another autocast, or with keys of dicts in another order.
+"""One table of experiments: trace a call again with one thing changed, and see whether the trace is the same.
 
-If the trace is the same, the program is not fixed to the fact that the code asked for: most code that asks whether
-gradients are on asks for another reason.
+If it is, the program is not fixed to a fact that the code asked for: most code asks for another reason.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dis
+import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from types import CodeType
 from typing import Any
 
 import torch
@@ -42,23 +43,68 @@ _OTHER_TEXT = 1_000_000_007
 """Added to sizes in text: no key of the model's own is that large, and no text of a size that long."""
 
 
+def _texts(trace: Trace) -> list[dict[str, Any]]:
+    return [{"added_in_text": _OTHER_TEXT}] if trace.function.makes_text else []
+
+
+def _grad_modes(trace: Trace) -> list[dict[str, Any]]:
+    flat = trace.function
+    asks = "grad_mode" in flat.effects.reads and trace.strategy.grad and not trace.strategy.follows_values
+    return [{"grad": not flat.grad}] if asks else []
+
+
+def _autocasts(trace: Trace) -> list[dict[str, Any]]:
+    """Return the other autocast, if it may lead the model another way than the trace went.
+
+    Anything traced below autograd, such as backward passes, is traced below autocast too. Reads of dtypes in functions
+    that operators take are not all recorded.
+    """
+    effects, call = trace.function.effects, trace.function.call
+    asks = (
+        effects.asks_autocast or effects.takes_gradients or not effects.above_autograd or not trace.strategy.is_direct
+    )
+    asks = asks or any(isinstance(child, torch.fx.GraphModule) for child in trace.graph.children())
+    return [{"autocast": other_autocast(call)}] if asks or not leaves_dtypes_alone(call, effects.dtypes_read) else []
+
+
+def _key_orders(trace: Trace) -> list[dict[str, Any]]:
+    flat = trace.function
+    orders = other_orders(flat.call, flat.container_changes) if trace.strategy.is_direct else []
+    return [{"key_order": order} for order in orders]
+
+
+EXPERIMENTS: dict[str, Callable[[Trace], list[dict[str, Any]]]] = {
+    "text": _texts,
+    "grad_mode": _grad_modes,
+    "autocast": _autocasts,
+    "key_order": _key_orders,
+}
+"""What to change of a call in further traces, by the fact that they tell of; nothing where it is not asked."""
+
+
+def differs(trace: Trace, fact: str) -> bool | None:
+    """Return whether a trace differs where the fact is another one; None: the model does not ask for it."""
+    changes = EXPERIMENTS[fact](trace)
+    return any(_again(trace, **change) is None for change in changes) if changes else None
+
+
 def reads_of(trace: Trace) -> frozenset[Read]:
     """Return the facts of a call that the model's code depends on; see `Program.fixed`."""
     flat = trace.function
     reads = set(flat.effects.reads)
-    asks_grad = "grad_mode" in reads and trace.strategy.grad and not trace.strategy.follows_values
-    if asks_grad and _again(trace, grad=not flat.grad) is not None:
-        reads.remove("grad_mode")
-    if _may_depend_on_autocast(trace) and not _same_under_other_autocast(trace):
-        reads.add("autocast")
+    facts: tuple[Read, ...] = ("grad_mode", "autocast")
+    for fact in facts:
+        found = differs(trace, fact)
+        if found is not None:
+            (reads.add if found else reads.discard)(fact)
     if len(flat.own) > 1 and _asks_identity(flat.target, flat.call.module):
         reads.add("identity")
     return frozenset(reads)
 
 
-def texts_are_keys(trace: Trace) -> bool:
-    """Return whether the model does the same where the text that it makes of sizes is another one."""
-    return _again(trace, added_in_text=_OTHER_TEXT) is not None
+def dicts_read_by_key(trace: Trace) -> frozenset[str]:
+    """Return the paths of the dicts of the call whose keys may come in any order."""
+    return frozenset() if differs(trace, "key_order") is not False else _key_orders(trace)[0]["key_order"].paths
 
 
 def refuse_reshaped_state(trace: Trace, reads: frozenset[Read]) -> None:
@@ -116,49 +162,17 @@ def _fakes(trace: Trace) -> FakeInputs:
     return fake_inputs(trace.function.call, trace.function.state, trace.function.fakes.larger)
 
 
-def dicts_read_by_key(trace: Trace) -> frozenset[str]:
-    """Return the paths of the dicts of the call whose keys may come in any order."""
-    flat = trace.function
-    orders = other_orders(flat.call, flat.container_changes) if trace.strategy.is_direct else []
-    same = all(_again(trace, key_order=order) is not None for order in orders)
-    return orders[0].paths if orders and same else frozenset()
-
-
 def _returned(flat: FlatCall) -> Any:
     """Return the structure of the values that a call returns and changes."""
     return flat.output_tree, flat.container_changes, [(entry.names, index) for entry, index in flat.rebinds]
 
 
-def _may_depend_on_autocast(trace: Trace) -> bool:
-    """Return whether autocast around the call may lead the model another way than the trace went.
-
-    Anything traced below autograd, such as backward passes, is traced below autocast too. Reads of dtypes in functions
-    that operators take are not all recorded.
-    """
-    effects = trace.function.effects
-    if effects.asks_autocast or effects.takes_gradients or not effects.above_autograd or not trace.strategy.is_direct:
-        return True
-    if any(isinstance(child, torch.fx.GraphModule) for child in trace.graph.children()):
-        return True
-    return not leaves_dtypes_alone(trace.function.call, effects.dtypes_read)
-
-
-def _same_under_other_autocast(trace: Trace) -> bool:
-    """Return whether the model does the same with autocast, or without if the capture is under autocast."""
-    if trace.strategy.follows_values:
-        return False
-    with other_autocast(trace.function.call):
-        try:
-            with attempt("trace under another autocast"):
-                target = trace.strategy.prepare(trace.function.call)
-        except ExportFailed:
-            # A failed capture is not the same.
-            return False
-        return _again(trace, target=target) is not None
-
-
 def _again(
-    trace: Trace, fakes: FakeInputs | None = None, symbols: Collection[Any] = (), **changes: Any
+    trace: Trace,
+    fakes: FakeInputs | None = None,
+    symbols: Collection[Any] = (),
+    autocast: AbstractContextManager[Any] | None = None,
+    **changes: Any,
 ) -> FlatCall | None:
     """Trace the call once more with changes, on fakes of its own.
 
@@ -166,22 +180,24 @@ def _again(
         trace: the first trace.
         fakes: the fakes; None: such as the first trace had.
         symbols: symbols that only these fakes have.
+        autocast: around the call; None: that of the first trace.
         changes: of the call.
 
     Returns:
         The changed call as it ran; None: the graph or the structure of what it returns differs, it holds for other
             sizes, or it cannot be traced.
     """
-    # Data-dependent numbers get new names, and new checks with them, in every trace.
-    if any(node.meta.get("unbacked_bindings") for node in trace.graph.graph.nodes):
-        return None
-    flat = trace.function
-    fakes = fakes or _fakes(trace)
-    other = replace(flat, fakes=fakes, **changes)
+    flat, fakes = trace.function, fakes or _fakes(trace)
     try:
-        with attempt("second trace"), stamped(_ended_where_it_differs(trace)):
+        with attempt("second trace"), autocast or contextlib.nullcontext():
+            if autocast is not None:
+                if trace.strategy.follows_values:
+                    return None
+                changes["target"] = trace.strategy.prepare(flat.call)
+            other = replace(flat, fakes=fakes, **changes)
             ignored = _IDLE_WITHOUT_GRADIENTS if flat.grad and not other.grad else _MARKS
-            same = _same(trace.graph, trace_graph(other, TracedCalls()), ignored)
+            with stamped(_ended_where_it_differs(trace)):
+                same = _same(trace.graph, trace_graph(other, TracedCalls()), ignored)
     except ExportFailed:
         # A trace that failed or was ended is not the same.
         return None
@@ -247,35 +263,14 @@ def _same_attribute(one: Any, other: Any, ignored: Sequence[Any]) -> bool:
     return one is not None and (one is other or made)
 
 
-_VARIABLE = ("LOAD_FAST", "LOAD_DEREF")
+_VARIABLES = ("LOAD_FAST", "LOAD_DEREF", "BINARY_SUBSCR", "BINARY_OP")
+"""Instructions that give a variable or an item; newer Pythons load two variables by one."""
 
 
 def _asks_identity(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> bool:
-    """Return whether the model's own code asks: by `is` of variables or items, `id` of a variable, or a set of them."""
-    return any(map(_asks, own_code(target, module)))
-
-
-def _asks(code: CodeType) -> bool:
-    found = list(dis.get_instructions(code))
-    for before, here, ask in zip(found, found[1:], found[2:], strict=False):
-        # Newer Pythons load two variables, or store one and load another, by one instruction.
-        if ask.opname == "IS_OP" and (_is_item(here) or (_is_variable(here) and _is_first(before, here))):
-            return True
-        if ask.opname == "BUILD_SET" and (ask.arg or 0) > 1 and _is_variable(here):
-            return True
-        if here.opname == "LOAD_GLOBAL" and here.argval == "id" and _is_variable(ask):
-            return True
-    return False
-
-
-def _is_first(before: dis.Instruction, second: dis.Instruction) -> bool:
-    """Return whether the operand before `second` is a variable or an item, too."""
-    return second.opname.count("LOAD_") == 2 or _is_item(before) or any(name in before.opname for name in _VARIABLE)
-
-
-def _is_variable(instruction: dis.Instruction) -> bool:
-    return instruction.opname.startswith(_VARIABLE)
-
-
-def _is_item(instruction: dis.Instruction) -> bool:
-    return instruction.opname == "BINARY_SUBSCR" or (instruction.opname, instruction.argrepr) == ("BINARY_OP", "[]")
+    """Return whether the model's own code compares variables or items by `is`, which no trace sees."""
+    return any(
+        ask.opname == "IS_OP" and operand.opname.startswith(_VARIABLES)
+        for code in own_code(target, module)
+        for operand, ask in itertools.pairwise(dis.get_instructions(code))
+    )

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from aotexport.capture.forward import capture_forward
-from aotexport.capture.trace import second_traces
+from aotexport.capture.trace import experiments
 from aotexport.model.call import example_call
 from aotexport.model.state import collect_state
 
@@ -58,7 +58,7 @@ def narrow_by_another_operator(y: torch.Tensor, dtype: torch.dtype) -> torch.Ten
     ],
 )
 def test_trace_ends_where_arguments_differ(made, is_fixed, goes_on, monkeypatch):
-    compared, comparing = list[str](), second_traces._ended_where_it_differs
+    compared, comparing = list[str](), experiments._ended_where_it_differs
 
     def counted(trace):
         compare = comparing(trace)
@@ -69,7 +69,7 @@ def test_trace_ends_where_arguments_differ(made, is_fixed, goes_on, monkeypatch)
 
         return count
 
-    monkeypatch.setattr(second_traces, "_ended_where_it_differs", counted)
+    monkeypatch.setattr(experiments, "_ended_where_it_differs", counted)
     module = Long(made)
     captured = capture_forward(example_call(module, (torch.ones(2, 4),), {}, None), collect_state(module))
     assert ("autocast" in captured.effects.reads) is is_fixed
