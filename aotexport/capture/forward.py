@@ -164,7 +164,6 @@ def _capture_with(
         function=flat,
         strategy=strategy,
         calls=trace.calls,
-        asks_modes=trace.asks_modes,
         any_order=any_order,
     )
 

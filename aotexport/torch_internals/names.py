@@ -35,9 +35,6 @@ from torch._functorch.autograd_function import AutogradFunctionApply
 # Custom operators with the functions that define them, to tell the user which module to import.
 from torch._library.custom_ops import OPDEFS
 from torch._library.triton import triton_ops_to_kernels
-
-# Dynamo's capture, before custom autograd functions are transformed.
-from torch.export._trace import _export_to_torch_ir as export_to_torch_operators
 from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
     GuardOnDataDependentSymNode,
@@ -63,7 +60,6 @@ __all__ = [
     "ShapeEnv",
     "SubclassCreationMeta",
     "ViewAndMutationMeta",
-    "export_to_torch_operators",
     "int_oo",
     "make_fake_inputs",
     "statically_known_true",

@@ -62,22 +62,6 @@ def masks_unread() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def forward_mode_rules_hidden() -> Iterator[None]:
-    """Hide the rules of forward-mode AD of custom autograd functions."""
-    found: list[type] = [torch.autograd.Function]
-    for function in found:
-        found += function.__subclasses__()
-    rules = {function: vars(function)["jvp"] for function in found[1:] if "jvp" in vars(function)}
-    for function in rules:
-        del function.jvp  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        for function, rule in rules.items():
-            function.jvp = rule  # type: ignore[attr-defined]
-
-
-@contextlib.contextmanager
 def onednn_disabled() -> Iterator[None]:
     """Hide oneDNN from torch's choice of kernels, without the warnings of the public switch."""
     before = torch._C._get_mkldnn_enabled()

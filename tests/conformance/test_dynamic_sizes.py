@@ -363,26 +363,6 @@ def test_functional_graph_that_is_wrong_for_one_row_serves_more(load, tmp_path):
         assert len(set(got)) == rows
 
 
-FACTORS = {1: 2.0, 64: 3.0}
-
-
-class LooksUpASize(torch.nn.Module):
-    """Looks a size up in a dict, which Dynamo alone follows, and branches on another."""
-
-    table = FACTORS
-
-    def forward(self, x):
-        factor = self.table.get(x.shape[1], 2.0)
-        return x * factor if x.shape[0] > 3 else x * 5
-
-
-def test_size_of_one_that_dynamo_takes_for_a_constant_is_not_captured_as_dynamic(tmp_path):
-    either = torch.export.Dim.DYNAMIC
-    model, args, shapes = LooksUpASize(), (torch.ones(5, 1),), ({0: either, 1: either},)
-    with pytest.raises(aotexport.ExportFailed, match="a size declared dynamic is 0 or 1 in the example"):
-        aotexport.export(model, args, output=tmp_path / "b", dynamic_shapes=shapes, verify=False)
-
-
 @pytest.mark.filterwarnings("ignore:std.*degrees of freedom is <= 0:UserWarning")
 def test_gradient_that_divides_by_a_size_less_one_is_that_of_eager(load):
     def spread(x):

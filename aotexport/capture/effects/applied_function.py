@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.autograd.function import FunctionCtx
@@ -14,9 +13,8 @@ from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.tracing import UNCHECKED, annotate_values
 
 
-@dataclass(frozen=True)
-class AppliedFunction:
-    """The scalar fields of a node of `apply_function`; see `schemas/README.md`, `autograd_function`."""
+class AppliedFunction(NamedTuple):
+    """The scalar operands of a node of `apply_function`, in order; see `schemas/README.md`, `autograd_function`."""
 
     outputs: int
     saved: int
@@ -24,10 +22,6 @@ class AppliedFunction:
     nondifferentiable: list[int]
     materializes: bool
     once: bool
-
-    def flat(self) -> tuple[Any, ...]:
-        """Return the fields in the order of the node's operands."""
-        return self.outputs, self.saved, self.dirty, self.nondifferentiable, self.materializes, self.once
 
 
 def apply_function(

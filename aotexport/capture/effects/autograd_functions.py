@@ -307,7 +307,7 @@ def record_application(function: Any, args: tuple[Any, ...], kwargs: dict[str, A
         subgraphs = recording.subgraphs
         additional = closed([subgraph for subgraph in subgraphs if subgraph is not None])
         assert recording.described is not None
-        operands = (recording.operands, additional, *recording.described.flat())
+        operands = (recording.operands, additional, *recording.described)
         record_call(tracer, apply_function, (subgraphs[0], subgraphs[1:], *operands), outputs)
     for tensor, depends in recording.asked:
         _ = questions.ask(tensor) if depends == "outputs" else questions.ask_for_gradients([tensor])

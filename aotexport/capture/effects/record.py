@@ -32,17 +32,12 @@ class Effects:
         above_autograd: whether the trace sees autograd's work, see `trace_forward`.
         autograd_functions: names of custom autograd functions whose backward the forward graph lacks.
         takes_some_gradients: whether the backward of one of these takes some gradients of its outputs without others.
-        takes_gradients: whether the model calls `torch.autograd.grad`.
-        differentiated: the tensors with regard to which it does.
         sets_requires_grad: whether the model calls `requires_grad_`, which functional graphs cannot hold.
-        grad: whether the program is for calls that record gradients.
         reads: facts that Python code read, see `Program.fixed`.
-        questions: whether values require grad, asked by the code or on its behalf.
         asks_autocast: whether Python code asked for autocast or its dtype.
         dtypes_read: nodes of the values whose dtypes Python code read, in the trace; None: of a value outside of it.
         stored: paths of attributes in which the call stores something, perhaps for later calls.
         notes: sentences for the user about effects that the bundle does not reproduce.
-        checkpoints: replace the model's.
     """
 
     above_autograd: bool = True

@@ -23,11 +23,7 @@ class Draft:
 
     Attributes:
         graph: its module; placeholders in the order of `bindings`, outputs flat. Compiled anew after the last pass.
-        bindings: the input that each placeholder stands for.
-        inputs: fakes per placeholder, untouched by the trace.
         state: tensors of the module, then constants that passes found.
-        fakes: the fake world; its shape environment knows the assumptions of the trace.
-        grad: whether the program is for calls that record gradients.
         reads: facts of a call that the program depends on; see `Program.fixed`.
         recorded: entries of the state to which the call writes values that require grad.
     """
@@ -58,7 +54,6 @@ class Pass:
     """A step from a traced graph to a forward graph.
 
     Attributes:
-        name: of its function.
         run: returns the renewed draft, or raises `ExportFailed` for a graph that a bundle cannot hold.
         requires: facts that earlier passes must have guaranteed.
         guarantees: facts that hold from then on.

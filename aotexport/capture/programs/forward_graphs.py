@@ -83,7 +83,7 @@ class ForwardGraphs:
 
 
 def _tells_nothing_apart(forward: ForwardCapture) -> bool:
-    """Return whether the model's code does the same in every mode, so that programs can share its forward graph.
+    """Return whether the model's code does the same with and without gradients: programs of one mode share its graph.
 
     Sizes must be static: assumptions of a functional graph about sizes are recorded with its own forward graph.
     """
@@ -91,12 +91,12 @@ def _tells_nothing_apart(forward: ForwardCapture) -> bool:
     assert environment is not None
     seen = effects.reads or effects.autograd_functions or effects.takes_gradients or effects.sets_requires_grad
     seen = seen or effects.stored or effects.notes or effects.questions.asked or not effects.above_autograd
-    return not (forward.asks_modes or seen or environment.var_to_range) and forward.strategy.is_direct
+    return not (seen or environment.var_to_range) and forward.strategy.is_direct
 
 
 def _serves(earlier: ProgramSpec, spec: ProgramSpec) -> bool:
-    """Return whether `spec` makes the same call as `earlier`, which records gradients if `spec` does."""
-    return (earlier.grad or not spec.grad) and _is_same(earlier.call, spec.call)
+    """Return whether `spec` makes the call of `earlier` in its mode, and records gradients only if that does."""
+    return (earlier.grad or not spec.grad) and earlier.mode == spec.mode and _is_same(earlier.call, spec.call)
 
 
 def _is_same(one: ExampleCall, other: ExampleCall) -> bool:

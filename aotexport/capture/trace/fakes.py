@@ -49,7 +49,6 @@ class FakeInputs:
         mode: its fake mode, with the shape environment.
         state: one fake per entry of the state.
         arguments: one fake per argument tensor, one symbolic integer per dynamic integer.
-        equalities: the user's equal and derived dimensions.
         axes: the user's dimension per axis, per argument tensor.
         assumed: assumptions of traces without a guard, see `general_sizes_kept`; without repetitions.
         fixed_at: the user's line that fixed a symbol to a number, by symbol.
@@ -60,7 +59,6 @@ class FakeInputs:
     mode: FakeTensorMode
     state: list[torch.Tensor]
     arguments: list[Any]
-    equalities: Any
     axes: list[dict[int, Any] | None] = field(default_factory=list)
     assumed: dict[Any, None] = field(default_factory=dict)
     fixed_at: dict[Any, str] = field(default_factory=dict)
@@ -144,7 +142,7 @@ def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = 
     try:
         with attempt("fake inputs"), zero_and_one_symbolic(symbolic=larger is None and _is_small(call)):
             made = make_fake_inputs(_Arguments(), tuple(larger or call.tensors), {}, dynamic_shapes)
-            mode, arguments, _, equalities, _, _ = made
+            mode, arguments, *_ = made
             _bound(call, arguments)
             _relate_sizes(call, arguments)
             _fix_offsets(arguments)
@@ -152,7 +150,7 @@ def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = 
         raise ModelFileInvalid(
             f"dynamic_shapes do not fit the example inputs: {first_line(refusal.error)}"
         ) from refusal.error
-    fakes = FakeInputs(mode, [], list(arguments), equalities, call.axes, larger=larger)
+    fakes = FakeInputs(mode, [], list(arguments), call.axes, larger=larger)
     fakes.state = [fakes.fake(entry.tensor) for entry in state.entries]
     return fakes
 

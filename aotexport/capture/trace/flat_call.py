@@ -42,19 +42,11 @@ class FlatCall:
     A call returns flat tensors, and records the callable's other effects.
 
     Attributes:
-        call: the example call.
         target: the callable, as the strategy prepares it.
-        state: state of the module.
         shared: entry of the state that an argument is, by the argument's index.
-        values: values of the example, for traces that follow them.
-        grad: whether grad mode is on.
-        fakes: the fake world of the trace.
         outside: tensors that the code may reach other than by arguments and modules' tables.
         key_order: another order of the keys of dicts in the call; None: the example's.
         output_tree: structure of the returned value; its leaves are indices of the flat tensors.
-        rebinds: entries that the call replaces, and the index of the new tensor.
-        container_changes: changes of lists and dicts of the caller.
-        effects: side effects of the code, and the facts it asked for.
         differentiated: indices of tensors with regard to which the code takes gradients.
         recorded: entries to which the call writes values that require grad.
         reshaped: entries that the call leaves with another shape, dtype or layout, and what it leaves.

@@ -29,7 +29,6 @@ class Binding:
     """The source of a graph input: state (`entry`), argument tensor `argument`, or both when they are one tensor.
 
     Attributes:
-        entry: the state.
         argument: index of the call's tensor.
         is_differentiated: whether the model takes gradients with regard to it.
         answers: to the questions whose answers it may change.
@@ -52,13 +51,8 @@ class ForwardCapture:
         constants: state entries of tensors that the code closes over, not known before.
         output_tree: structure of the returned value.
         rebinds: state entries that the call replaces, with the index of the output that replaces them.
-        container_changes: changes of containers of the caller; leaves index the graph's outputs.
-        effects: side effects seen in the trace.
         fakes: the fake world; its shape environment collects guards.
         function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
-        strategy: the one that traced it.
-        calls: calls of submodules, in the order in which they began.
-        asks_modes: whether the model's code may have asked whether it trains, or whether gradients are on.
         any_order: paths of dicts of the call whose keys may come in any order.
     """
 
@@ -74,5 +68,4 @@ class ForwardCapture:
     function: Any
     strategy: Strategy
     calls: list[TracedCall]
-    asks_modes: bool
     any_order: frozenset[str]

@@ -3,8 +3,7 @@
 1. *direct*: run the code itself on fake tensors. Takes most; keeps leaves and non-leaves apart.
 2. *export*: `torch.export`'s non-strict front end, for code that only it can follow.
 3. *dynamo*: full-graph bytecode capture, for code that takes numbers off tensors in a way that tracing cannot see.
-4. *dynamo with custom functions*: the same, for models with custom autograd functions, whose backward 2 and 3 lose.
-5. *example's path*: like direct, and where the code branches on the values of tensors, it goes the way of the example;
+4. *example's path*: like direct, and where the code branches on the values of tensors, it goes the way of the example;
    see `example_values`. It comes last, since the others hold for all values.
 
 Each gives a module that is called in place of the original; tracing then goes the same way for all.
@@ -29,8 +28,7 @@ from aotexport.model.call import ExampleCall
 from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.applications import applied_functions
 from aotexport.torch_internals.calls import tree_map
-from aotexport.torch_internals.names import AutogradFunctionApply, export_to_torch_operators
-from aotexport.torch_internals.patches import forward_mode_rules_hidden
+from aotexport.torch_internals.names import AutogradFunctionApply
 
 
 @dataclass(frozen=True)
@@ -38,7 +36,6 @@ class Strategy:
     """A named way to make the code traceable.
 
     Attributes:
-        name: shown to the user.
         takes_arrays: whether it traces arrays of NumPy among the arguments.
         reads_code: follows Python's bytecode, so that `int(size)` need not ask for the size.
         prepare: returns a callable with the call's parameters; the state is collected anew from it.
@@ -81,17 +78,6 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
 def _exported_without_gradients(call: ExampleCall) -> nn.Module:
     with torch.no_grad():
         return _exported(strict=False)(call)
-
-
-def _with_functions(call: ExampleCall) -> nn.Module:
-    for leaf, axes in zip(call.tensors, call.axes, strict=True):
-        # Dynamo takes such a size for a constant, and this way to call it gives no guard.
-        if isinstance(leaf, torch.Tensor) and any(leaf.shape[axis] < 2 for axis in axes or ()):
-            raise ExportFailed("a size declared dynamic is 0 or 1 in the example. Pass an example of other sizes")
-    module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
-    # Dynamo takes no function with a rule of forward-mode AD, which a bundle does not hold anyway.
-    with _silent(), _without_hooks(), forward_mode_rules_hidden(), sizes_of_data():
-        return export_to_torch_operators(module, call.args, call.kwargs, dynamic_shapes=_dynamic_shapes(call))
 
 
 @contextlib.contextmanager
@@ -170,6 +156,5 @@ STRATEGIES = (
     Strategy("dynamo", _exported(strict=True), reads_code=True),
     # Branches and loops may write to their operands, and may be recorded by autograd, but not both.
     Strategy("torch.export without gradients", _exported_without_gradients, grad=False),
-    Strategy("dynamo with custom functions", _with_functions),
     Strategy("example's path", _direct, follows_values=True, takes_arrays=True, runs_own_code=True),
 )

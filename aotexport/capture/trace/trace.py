@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
-from torch.fx import graph_module
 
 from aotexport.capture.effects.grad_mode import insert_regions, marked_regions
 from aotexport.capture.effects.module_calls import TracedCall, TracedCalls
-from aotexport.capture.effects.own_code import own_code
 from aotexport.capture.effects.recurrence import whole_recurrence
 from aotexport.capture.trace.example_values import ExampleValues
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
@@ -26,8 +23,6 @@ from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import is_bug
 from aotexport.model.source_lines import is_user_frame
 from aotexport.model.state import State
-from aotexport.process.patches import Patch, caller, patched
-from aotexport.state.mode import has_own_switches
 from aotexport.state.tensors import reached_tensors
 from aotexport.torch_internals.calls import FakeTensor
 from aotexport.torch_internals.patches import average_in_tensors, fake_kernels, masks_unread
@@ -43,10 +38,7 @@ class Trace:
         graph: its module; outputs flat.
         function: the call on flat inputs, in the order of the graph's placeholders, with its effects.
         inputs: fakes per placeholder, untouched by the trace.
-        strategy: the one that traced it.
-        calls: calls of submodules, in the order in which they began.
         order: the nodes as they were made, those that were removed since among them.
-        asks_modes: whether the model's code may have asked whether it trains, or whether gradients are on.
     """
 
     graph: torch.fx.GraphModule
@@ -55,7 +47,6 @@ class Trace:
     strategy: Strategy
     calls: list[TracedCall]
     order: list[torch.fx.Node]
-    asks_modes: bool
 
 
 def trace_call(
@@ -84,9 +75,8 @@ def trace_call(
     environment, calls, order = fakes.mode.shape_env, TracedCalls(), list[torch.fx.Node]()
     assert environment is not None
     following = flat.values.followed(environment) if strategy.follows_values else contextlib.nullcontext()
-    watching = _mode_watched(target, call.module) if strategy.is_direct else contextlib.nullcontext()
     inputs = flat.inputs()
-    with following, watching as modes, stamped(order.append):
+    with following, stamped(order.append):
         graph = trace_graph(flat, calls, grad=strategy.grad)
     if not strategy.grad:
         flat.effects.reads.add("grad_mode")
@@ -97,7 +87,6 @@ def trace_call(
         strategy=strategy,
         calls=calls.calls,
         order=order,
-        asks_modes=modes is None or modes() or "grad_mode" in flat.effects.reads,
     )
 
 
@@ -158,33 +147,3 @@ def _hides_tensors(graph: torch.fx.GraphModule) -> bool:
     """Return whether the model's own backward pass uses tensors computed inside of operators."""
     nodes = graph.graph.find_nodes(op="get_attr")
     return any(isinstance(getattr(graph, str(node.target), None), FakeTensor) for node in nodes)
-
-
-@contextlib.contextmanager
-def _mode_watched(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> Iterator[Callable[[], bool]]:
-    """Yield a function that tells whether code in this block may have asked modules for their mode."""
-    # Code that reads an object's namespace bypasses its properties.
-    asked = module is not None and any(map(_has_modes_of_its_own, module.modules()))
-    asked |= any({"__dict__", "vars"} & set(code.co_names) for code in own_code(target, module))
-
-    def read(self: nn.Module) -> bool:
-        nonlocal asked
-        # Modules around traced graphs copy the mode of the tracer's own module.
-        asked |= caller().f_code.co_filename != graph_module.__file__
-        if "training" not in self.__dict__:
-            raise AttributeError(f"'{type(self).__name__}' object has no attribute 'training'")
-        return self.__dict__["training"]
-
-    def write(self: nn.Module, mode: bool) -> None:
-        self.__dict__["training"] = mode
-
-    # A property of the class takes precedence over the object's own attribute of that name.
-    with patched(Patch(nn.Module, "training", property(read, write), "Record that the model reads its mode")):
-        yield lambda: asked
-
-
-def _has_modes_of_its_own(module: nn.Module) -> bool:
-    """Return whether a change of the mode may change more than `training`, or be read in another way."""
-    kind = type(module)
-    before = kind.__mro__[: kind.__mro__.index(nn.Module)]
-    return has_own_switches(module) or any("training" in vars(each) for each in before)

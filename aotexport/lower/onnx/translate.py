@@ -21,7 +21,6 @@ from aotexport.model.refusals import attempt
 from aotexport.process.blocks import quiet
 from aotexport.torch_internals.general_sizes import zero_and_one_symbolic
 from aotexport.torch_internals.names import OpOverload
-from aotexport.torch_internals.onnx_translations import translations_read_once
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.execution.codegen import Environment
@@ -253,7 +252,7 @@ def translate(
     they are not folded into constants.
     """
     try:
-        with quiet(*_LOGGERS), torch.no_grad(), translations_read_once():
+        with quiet(*_LOGGERS), torch.no_grad():
             converted: Any = torch.onnx.export(
                 exported,
                 dynamo=True,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import nn
 
@@ -20,48 +19,12 @@ class Plain(nn.Module):
         return self.linear(x).tanh()
 
 
-class Dropping(Plain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return nn.functional.dropout(super().forward(x), 0.5, self.training)
-
-
-class AskingAnother(Plain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * (2 if self.linear.training else 1)
-
-
 class AskingForGradients(Plain):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x) * (2 if torch.is_grad_enabled() else 1)
 
 
-class Freezing(Plain):
-    factor = 1
-
-    def train(self, mode: bool = True) -> Freezing:
-        self.factor = 2 if mode else 1
-        return super().train(mode)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * self.factor
-
-
-class WithModesOfItsOwn(Plain):
-    @property
-    def training(self) -> bool:
-        return self.__dict__.get("mode", True)
-
-    @training.setter
-    def training(self, mode: bool) -> None:
-        self.__dict__["mode"] = mode
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * (2 if self.training else 1)
-
-
-class ReadingNamespaces(Plain):
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x) * (2 if vars(self)["training"] else 1)
+TRAIN, INFER = Program("train", mode="train", grad=True), Program("infer", mode="train")
 
 
 def captured(module, programs=None, **example):
@@ -71,16 +34,18 @@ def captured(module, programs=None, **example):
     return [graphs.capture(spec) for spec in specs]
 
 
-def test_forward_graph_of_code_that_asks_for_no_mode_serves_both():
-    train, infer = captured(Plain())
+def test_forward_graph_of_code_that_does_not_ask_for_gradients_serves_both_programs():
+    train, infer = captured(Plain().eval(), [TRAIN, INFER])
     assert train is infer
 
 
-@pytest.mark.parametrize(
-    "kind", [Dropping, AskingAnother, AskingForGradients, Freezing, WithModesOfItsOwn, ReadingNamespaces]
-)
-def test_forward_graph_of_code_that_tells_modes_apart_is_its_own(kind):
-    train, infer = captured(kind())
+def test_forward_graph_of_code_that_asks_for_gradients_is_its_own():
+    train, infer = captured(AskingForGradients().eval(), [TRAIN, INFER])
+    assert train is not infer
+
+
+def test_forward_graph_of_another_mode_is_its_own():
+    train, infer = captured(Plain())
     assert train is not infer
 
 
@@ -93,13 +58,6 @@ def test_forward_graph_of_other_arguments_is_its_own():
     other = Program("other", example={"x": torch.ones(2, 4)})
     train, infer = captured(Plain(), ["train", other])
     assert train is not infer
-
-
-def test_watch_of_modes_leaves_modules_as_they_were():
-    module = Dropping().eval()
-    captured(module)
-    assert module.training is False
-    assert "training" not in vars(nn.Module)
 
 
 class MakingConstants(nn.Module):
