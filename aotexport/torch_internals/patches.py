@@ -8,7 +8,6 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch._decomp import decompositions
 
 # Operators whose result sizes fake kernels do not know.
 from torch._library.fake_impl import FakeImplCtx, set_ctx_getter
@@ -94,38 +93,6 @@ def convolution_choice_unguarded(fake_mode: FakeTensorMode) -> Iterator[None]:
     with patched(
         Patch(torch._C, "_select_conv_backend", unguarded, reason),
         Patch(torch._C, "_conv_determine_backend_memory_format", general, reason),
-    ):
-        yield
-
-
-@contextlib.contextmanager
-def dropout_between_layers() -> Iterator[None]:
-    """Let the decompositions of recurrent networks draw the dropout between their layers, which they leave out.
-
-    Source: torch 2.13, torch/_decomp/decompositions.py, `_rnn_helper`, whose condition for it holds for no layer.
-    """
-    original = decompositions._rnn_helper
-
-    def helper(
-        input: torch.Tensor, hidden: Any, params: Any, has_biases: bool, num_layers: int, dropout: float, *rest: Any
-    ) -> tuple[torch.Tensor, list[Any]]:
-        train, bidirectional, batch_first, layer = rest
-        output = input.transpose(0, 1) if batch_first else input
-        directions = 2 if bidirectional else 1
-        states = []
-        for index in range(num_layers):
-            own = slice(index * directions, (index + 1) * directions)
-            output, last = original(
-                output, hidden[own], params[own], has_biases, 1, 0.0, train, bidirectional, False, layer
-            )
-            states += last
-            if train and dropout and index < num_layers - 1:
-                # Eager draws nothing if all elements are dropped.
-                output = output.mul(output.new_zeros(())) if dropout == 1 else torch.dropout(output, dropout, True)
-        return output.transpose(0, 1) if batch_first else output, states
-
-    with patched(
-        Patch(decompositions, "_rnn_helper", helper, "Draw the dropout between recurrent layers", "torch>=2.16")
     ):
         yield
 

@@ -84,6 +84,15 @@ def stepwise(graph: torch.fx.Graph) -> str | None:
     return None
 
 
+def drops_between_layers(graph: torch.fx.Graph) -> bool:
+    """Return whether a recurrent operator draws dropout between its layers.
+
+    Source: torch 2.13, torch/_decomp/decompositions.py, `_rnn_helper`, whose condition for it holds for no layer.
+    """
+    operands = [node.args[4:7] for node in graph.nodes if node.target in _LAYERS]
+    return any(layers > 1 and dropout and trains for layers, dropout, trains in operands)
+
+
 _LAYERS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
 _PACKED = (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data, aten._pad_packed_sequence.default)
 

@@ -14,7 +14,7 @@ from aotexport.capture.effects.applied_function import AppliedFunction, apply_fu
 from aotexport.capture.effects.checkpoints import enter_checkpoint
 from aotexport.capture.effects.grad_mode import marked_regions
 from aotexport.capture.effects.hooks import apply_hook
-from aotexport.capture.effects.recurrence import stepwise
+from aotexport.capture.effects.recurrence import drops_between_layers, stepwise
 from aotexport.capture.functional.mutating_operators import nest_mutating_calls
 from aotexport.capture.functional.retrace import Analysis, Retrace, hidden_values
 from aotexport.capture.passes.launches import launched_kernels, name_launches
@@ -33,7 +33,7 @@ from aotexport.torch_internals.checks import insert_data_dependent_checks, unche
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
 from aotexport.torch_internals.launches import triton_target
 from aotexport.torch_internals.names import MemoryFormatMeta, OpOverload, statically_known_true
-from aotexport.torch_internals.patches import dropout_between_layers, onednn_disabled
+from aotexport.torch_internals.patches import onednn_disabled
 from aotexport.torch_internals.tracing import REQUIRES_GRAD, current_tracer, is_of_backward, node_meta_preserved
 
 
@@ -77,7 +77,6 @@ def capture_functional_graph(
             attempt("functional graph"),
             forward.fakes.tracing(),
             kernels,
-            dropout_between_layers(),
             target,
             _contiguous_tangents(),
             _traced(forward, instead, count, grad=grad) as traced,
@@ -119,6 +118,8 @@ def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
         return f"`{name}` gives an input another shape"
     if (name := stepwise(forward.graph.graph)) is not None:
         return f"`{name}` has a dynamic number of steps, and functional graphs take recurrence apart, step by step"
+    if drops_between_layers(forward.graph.graph):
+        return "torch leaves out the dropout between recurrent layers where it takes them apart"
     if grad and _has_view_that_asks_for_sizes(forward.graph.graph):
         return "its backward of an overlapping view (`as_strided`) would hold a dynamic size to the example's"
     if grad and _calls(forward, enter_checkpoint):
