@@ -122,10 +122,10 @@ def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
         return "torch leaves out the dropout between recurrent layers where it takes them apart"
     if grad and _has_view_that_asks_for_sizes(forward.graph.graph):
         return "its backward of an overlapping view (`as_strided`) would hold a dynamic size to the example's"
-    if grad and _calls(forward, enter_checkpoint):
-        return "the model recomputes checkpointed parts in backward, and a joint graph saves what it needs"
     if grad and _calls(forward, apply_hook):
         return "the model registers hooks on tensors, which would see parts of the gradients that eager's see"
+    if grad and _calls(forward, enter_checkpoint):
+        return "the model recomputes checkpointed parts in backward, and a joint graph saves what it needs"
     return None
 
 
