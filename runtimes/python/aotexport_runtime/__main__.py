@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from collections.abc import Callable
@@ -174,9 +175,7 @@ def class_named(name: str) -> type:
         ArgumentInvalid: there is none.
     """
     module, _, path = name.partition(":")
-    found: Any = imported(module)
-    for part in path.split("."):
-        found = getattr(found, part, None)
+    found: Any = functools.reduce(lambda owner, part: getattr(owner, part, None), path.split("."), imported(module))
     if not isinstance(found, type):
         raise ArgumentInvalid(f"`{name}` is no class; write MODULE:NAME, for example `mine.tensors:Int8Tensor`")
     return found

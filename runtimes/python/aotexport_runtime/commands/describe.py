@@ -11,6 +11,7 @@ from aotexport_runtime.bundle.notes import notes_of
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import PORTABLE, Request
 from aotexport_runtime.engines.select import select_engine
+from aotexport_runtime.errors import printable
 from aotexport_runtime.rows.analysis import dependence, row_axes
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import (
@@ -53,11 +54,7 @@ def describe(bundle: Bundle, *, program: str | None = None, graph: bool = False)
     lines += [f"  {note.shown()}" for note in notes_of(bundle, program)]
     for name in [program] if program else bundle.program_names:
         lines += _program(bundle, bundle.program(name), graph=graph)
-    return "\n".join(map(_printable, lines))
-
-
-def _printable(line: str) -> str:
-    return line if line.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    return "\n".join(printable(line).replace("\n", "\\n") for line in lines)
 
 
 def _overview(bundle: Bundle) -> list[str]:
@@ -74,17 +71,13 @@ def _overview(bundle: Bundle) -> list[str]:
     ]
     tied = [entry for entry in manifest.state if entry.tied]
     lines += [f"  tied: {entry.name} = {' = '.join(entry.tied)}" for entry in tied]
-    namespaces = manifest.requirements.operator_namespaces
-    if namespaces:
+    if namespaces := manifest.requirements.operator_namespaces:
         lines.append(f"  needs custom operators of: {', '.join(namespaces)}")
-    types = manifest.requirements.tensor_types
-    if types:
+    if types := manifest.requirements.tensor_types:
         lines.append(f"  needs classes of tensors: {', '.join(types)}")
-    wrapped = [(entry.name, entry.subclass) for entry in manifest.state if entry.subclass is not None]
-    lines += [f"  {name} is a {describe_subclass(subclass)}" for name, subclass in wrapped]
-    lines.append("  files:")
-    lines += [f"    {entry.sha256[:12]}  {entry.nbytes:>12,}  {entry.path}" for entry in manifest.files]
-    return lines
+    lines += [f"  {e.name} is a {describe_subclass(e.subclass)}" for e in manifest.state if e.subclass is not None]
+    files = [f"    {entry.sha256[:12]}  {entry.nbytes:>12,}  {entry.path}" for entry in manifest.files]
+    return [*lines, "  files:", *files]
 
 
 def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
@@ -149,13 +142,8 @@ def describe_joining(bundle: Bundle, program: Program) -> list[str]:
 
 def describe_refused_targets(bundle: Bundle, program: str) -> list[str]:
     """Return one line per target that lacks `program`."""
-    targets = [bundle.target(name) for name in bundle.target_names]
-    return [
-        f"not for {target.name}: {refusal.reason}"
-        for target in targets
-        for refusal in target.refusals
-        if refusal.program == program
-    ]
+    targets = map(bundle.target, bundle.target_names)
+    return [f"not for {t.name}: {each.reason}" for t in targets for each in t.refusals if each.program == program]
 
 
 def _forward(bundle: Bundle, program: Program) -> Graph:

@@ -18,7 +18,7 @@ class VectorResult:
     """One recorded call, run again.
 
     Attributes:
-        program: name of the program.
+        program: its name.
         vector: name of the recorded call.
         target: engine that ran it.
         differences: every compared quantity.

@@ -66,7 +66,6 @@ def saved_attributes(module: BundleModule) -> SavedAttributes:
 
 
 def _read_by_programs(bundle: Bundle) -> set[str]:
-    """Return the names of the state that programs read or replace."""
     programs = [bundle.program(entry.name) for entry in bundle.manifest.programs]
     read = {spec.name for program in programs for spec in program.inputs if isinstance(spec, StateInput)}
     read |= {rebind.name for program in programs for rebind in program.rebinds}

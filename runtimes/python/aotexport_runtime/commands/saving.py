@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -83,18 +83,14 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
 
     with torch.no_grad():
         tensors = {name: tensor.detach() for name, tensor in module.state_tensors().items()}
-        gathering = Gathering(_in_order(module, tensors), in_parts=in_parts)
+        # File by file, as they are written.
+        plain = sorted((e for e in module.bundle.manifest.state if e.subclass is None), key=lambda entry: entry.file)
+        gathering = Gathering([tensors[entry.name] for entry in plain], in_parts=in_parts)
     if in_parts:
         gathering.written_by_first_rank(write)
     else:
         write()
     return output.absolute()
-
-
-def _in_order(module: BundleModule, tensors: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """Return the tensors of plain entries in the order in which they are written: file by file."""
-    plain = [entry for entry in module.bundle.manifest.state if entry.subclass is None]
-    return [tensors[entry.name] for entry in sorted(plain, key=lambda entry: entry.file)]
 
 
 def _check_unchanged(module: BundleModule) -> None:

@@ -1,7 +1,4 @@
-"""A bundle in another floating dtype: the programs of `model.to(dtype)`, where graphs hold no dtype of their own.
-
-Whether the model's code names a dtype, or asks a tensor for it, no graph tells: such a program is refused.
-"""
+"""A bundle in another floating dtype: the programs of `model.to(dtype)`, where graphs hold no dtype of their own."""
 
 # A loaded module has its options in attributes without public names.
 # pyright: reportPrivateUsage=false

@@ -1,7 +1,4 @@
-"""The class of a loaded module: it has the model's name, and methods with the captured signatures.
-
-Trainers read both. `guards/signature.py` decides which arguments a call may pass; this only shows them.
-"""
+"""The class of a loaded module: it shows the model's name, and methods with the captured signatures, to trainers."""
 
 from __future__ import annotations
 
