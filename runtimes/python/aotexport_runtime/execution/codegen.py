@@ -145,6 +145,18 @@ class _FunctionSource:
         """Return the global that holds the hashable `value`."""
         return self.once("c", (type(value), value), lambda: value)
 
+    def mark(self, label: str) -> None:
+        """Write that a call is marked in the trace of an active profiler."""
+        profiled, mark, text = (self.constant(value) for value in (is_profiled, marked, label))
+        self.lines.append(f"if not is_marked and {profiled}():")
+        self.lines.append(f"    return {mark}({text}, run, args, symbols, True)")
+
+    def take(self, inputs: Iterable[str]) -> None:
+        """Write that the inputs are taken from the list of arguments, which is emptied."""
+        if taken := [self.local(name) for name in inputs]:
+            self.lines.append(f"{', '.join(taken)}, = args")
+        self.lines.append("args.clear()")
+
     def drop(self, names: Iterable[str]) -> None:
         """Write that values are no longer needed."""
         if variables := [self.local(name) for name in names]:
@@ -293,18 +305,14 @@ def compile_graph(
 
         bodies = Budget(environment.limits.calls)
     source = _FunctionSource(graph, environment, bodies, replacements, detached)
-    lines, taken = source.lines, [source.local(name) for name in inputs]
+    lines = source.lines
     if label is not None:
-        profiled, mark, text = (source.constant(value) for value in (is_profiled, marked, label))
-        lines.append(f"if not is_marked and {profiled}():")
-        lines.append(f"    return {mark}({text}, run, args, symbols, True)")
+        source.mark(label)
     if budget is not None:
         lines.append(f"{source.object('b', budget.spend)}({len(nodes) + 1})")
     elif bodies is not None:
         lines.append(f"{source.object('b', bodies.begin)}()")
-    if taken:
-        lines.append(f"{', '.join(taken)}, = args")
-    lines.append("args.clear()")
+    source.take(inputs)
     shown = checks.shown_values(nodes)
     uses = last_uses(nodes, outputs, shown)
     source.drop(name for name in inputs if name not in uses)

@@ -195,9 +195,8 @@ def observe(
                 seen.tensor(f"{where}gradient of {path}", leaf.grad)
         for name, tensor in state().items():
             if tensor.requires_grad and tensor.is_leaf and backward:
-                _look_at_gradient(
-                    seen, f"{where}gradient of {name}", tensor, early=bool(early), dropped=name in dropped
-                )
+                gradient = f"{where}gradient of {name}"
+                _look_at_gradient(seen, gradient, tensor, early=bool(early), dropped=name in dropped)
             # Kernels write running statistics without a new version, so buffers are always observed.
             if not tensor.requires_grad or before[name][0] != _snapshot(tensor)[0]:
                 seen.tensor(f"{where}state {name}", tensor)
