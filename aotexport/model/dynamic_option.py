@@ -17,7 +17,7 @@ from torch.export import Dim
 
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.call import ExampleCall, example_call
-from aotexport.model.programs import AnyExample, Example, Program, as_example, nested_sizes, scaled
+from aotexport.model.programs import AnyExample, Example, Program, as_example, method_of, nested_sizes, scaled
 from aotexport.model.source import ModelSource
 from aotexport.torch_internals.calls import is_dimension
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Tree
@@ -271,7 +271,7 @@ def narrowed(source: ModelSource, options: Iterable[str]) -> ModelSource:
     for program in source.programs or ():
         assert isinstance(program, Program)
         assert program.example is not None
-        called = source.target if program.method == "forward" else getattr(source.target, program.method)
+        called = method_of(source.target, program.method)
         example = example_of(program.example, called)
         variants = tuple(example_of(variant, called, is_variant=True) for variant in program.variants)
         programs.append(replace(program, example=example, variants=variants))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MethodType
 from typing import Any, Literal
 
 import torch
@@ -48,7 +49,8 @@ class Program:
         name: letters, digits, `_`, `.`, `-`, at most 64, beginning with a letter or digit.
         mode: mode to put the module in.
         grad: capture it for calls that record gradients (the joint graph); False: for those that do not.
-        method: method of the module to capture; a loaded bundle has it as a method too.
+        method: method of the module to capture, or a function of the module and its arguments, captured as a method
+            of its name; a loaded bundle has it as a method too.
         example: its example call; None: that of the export.
         variants: further example calls, whose signatures (structure, dtypes, ranks, constants) the first does not fit.
     """
@@ -56,7 +58,7 @@ class Program:
     name: str
     mode: Literal["train", "eval"] = "eval"
     grad: bool = False
-    method: str = "forward"
+    method: str | Callable[..., Any] = "forward"
     example: AnyExample | None = None
     variants: Iterable[AnyExample] = ()
 
@@ -140,7 +142,8 @@ def choose_programs(
         for index, each in enumerate(examples):
             call = _call(target, as_example(each), program, sizes)
             mode = program.mode if call.module is not None else "function"
-            spec = ProgramSpec(program.name, mode, program.grad, program.method, call)
+            method = program.method if isinstance(program.method, str) else program.method.__name__
+            spec = ProgramSpec(program.name, mode, program.grad, method, call)
             specs.append(replace(spec, name=f"{spec.name}.{index + 1}", variant_of=spec.name) if index else spec)
     check_names([spec.name for spec in specs])
     return specs
@@ -164,23 +167,29 @@ def as_example(example: AnyExample) -> Example:
     )
 
 
-def _sizes(target: Any, method: str, example: Example) -> dict[str, Any]:
+def _sizes(target: Any, method: str | Callable[..., Any], example: Example) -> dict[str, Any]:
     """Return the dynamic sizes of an example, by the name of the argument."""
     if example.dynamic_shapes is None:
         return {}
-    return sizes_by_name(list(signature_of(_of(target, method)).parameters), example.dynamic_shapes)
+    return sizes_by_name(list(signature_of(method_of(target, method)).parameters), example.dynamic_shapes)
 
 
-def _of(target: Any, method: str) -> Any:
+def method_of(target: Any, method: str | Callable[..., Any]) -> Any:
+    """Return what a program calls: the target, a method of it, or a function as a method of it.
+
+    Raises:
+        ModelFileInvalid: there is no such method.
+    """
     if method == "forward":
         return target
-    if not isinstance(target, nn.Module) or not callable(getattr(target, method, None)):
+    is_name = isinstance(method, str)
+    if not isinstance(target, nn.Module) or (is_name and not callable(getattr(target, method, None))):
         raise ModelFileInvalid(f"`{type(target).__name__}` has no method `{method}`")
-    return getattr(target, method)
+    return getattr(target, method) if is_name else MethodType(method, target)
 
 
 def _call(target: Any, example: Example, program: Program, shared: Mapping[str, Any]) -> ExampleCall:
-    target = _of(target, program.method)
+    target = method_of(target, program.method)
     try:
         return example_call(target, example.args, dict(example.kwargs), example.dynamic_shapes, shared=shared)
     except ModelFileInvalid as error:

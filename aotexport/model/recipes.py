@@ -1,4 +1,4 @@
-"""Recipes: the programs by which a model of transformers generates, for `aotexport_runtime.generate`.
+"""Recipes: the programs by which a model of transformers trains and generates, over the model's own weights.
 
 The programs take and return keys and values as plain tensors. transformers is needed at the export alone.
 """
@@ -6,10 +6,13 @@ The programs take and return keys and values as plain tensors. transformers is n
 from __future__ import annotations
 
 import inspect
+import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 from torch import nn
 from torch.export import Dim
@@ -17,6 +20,8 @@ from torch.export import Dim
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.programs import Example, Program
 from aotexport.model.source import ModelSource, load_target
+from aotexport_runtime.generation.language_model import EXTENSION, Description
+from aotexport_runtime.module.bundle_module import BundleModule
 
 RECIPES = ("causal-lm", "seq2seq")
 
@@ -29,11 +34,12 @@ _LONGEST = 1 << 20
 
 @dataclass(frozen=True)
 class Recipe:
-    """What to export so that a bundle generates.
+    """What to export so that a bundle trains and generates.
 
     Attributes:
-        model: a module with the methods `prefill` and `decode`.
-        programs: one of each, with their example calls; `aotexport.export(recipe.model, (), programs=recipe.programs)`.
+        model: the model.
+        programs: those of `forward`, `train` and `infer`, with labels and without; `prefill` and `decode`; with their
+            example calls; `aotexport.export(recipe.model, (), programs=recipe.programs)`.
     """
 
     model: nn.Module
@@ -41,7 +47,7 @@ class Recipe:
 
 
 def recipe(name: str, model: nn.Module) -> Recipe:
-    """Return the programs by which a model generates.
+    """Return the programs by which a model trains and generates.
 
     Args:
         name: `causal-lm` or `seq2seq`.
@@ -51,6 +57,58 @@ def recipe(name: str, model: nn.Module) -> Recipe:
         ModelFileInvalid: there is no such recipe, or the model reads something else than tokens, or keeps something
             else than keys and values.
     """
+    _check(name, model)
+    model.eval()
+    is_seq2seq, config = name == "seq2seq", model.config
+    calls: Any = Seq2Seq if is_seq2seq else CausalLM
+    ids = torch.arange(1, 1 + _BATCH * _PROMPT).reshape(_BATCH, _PROMPT) % 8
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
+    tokens = ids[:, :1].contiguous()
+    first = (ids, mask, tokens) if is_seq2seq else (ids, mask)
+    with torch.no_grad():
+        _, cache = calls.prefill(model, *first)
+        grown = mask if is_seq2seq else torch.cat([mask, torch.ones_like(tokens)], 1)
+        _, cache = calls.decode(model, tokens, grown, cache)
+    longest = min(getattr(config, "max_position_embeddings", None) or _LONGEST, _LONGEST)
+    batch, prompt, past = Dim("batch", min=1), Dim("prompt", min=1, max=longest), Dim("past", min=1, max=longest - 1)
+    grown = mask if is_seq2seq else torch.cat([grown, torch.ones_like(tokens)], 1)
+    keys = ({0: batch, 2: past},) * 2 + ({0: batch, 2: prompt},) * 2 * is_seq2seq
+    sizes = {0: batch, 1: prompt if is_seq2seq else past + 1}
+    begins = Example(first, dynamic_shapes=({0: batch, 1: prompt},) * 2 + ({0: batch},) * is_seq2seq)
+    goes_on = Example((tokens, grown, cache), dynamic_shapes=({0: batch}, sizes, [keys] * len(cache)))
+    learns, reads = _with_and_without_labels(ids, mask, batch, prompt, is_seq2seq=is_seq2seq)
+    programs = [
+        Program("train", mode="train", grad=True, method=calls.forward, example=learns, variants=(reads,)),
+        Program("infer", method=calls.forward, example=learns, variants=(reads,)),
+        Program("prefill", method=calls.prefill, example=begins),
+        Program("decode", method=calls.decode, example=goes_on),
+    ]
+    if not is_seq2seq:
+        programs += [
+            Program("train-base", mode="train", grad=True, method=calls.base_model, example=reads),
+            Program("infer-base", method=calls.base_model, example=reads),
+        ]
+    return Recipe(model, tuple(programs))
+
+
+def _with_and_without_labels(
+    ids: torch.Tensor, mask: torch.Tensor, batch: Any, prompt: Any, *, is_seq2seq: bool
+) -> tuple[Example, Example]:
+    """Return example calls of `forward`; without labels an encoder-decoder model reads what the decoder has written."""
+    read = {"input_ids": ids, "attention_mask": mask}
+    of_read = {0: batch, 1: prompt}
+    sizes: dict[str, Any] = {"input_ids": of_read, "attention_mask": of_read}
+    written = ids[:, 1:].clone() if is_seq2seq else ids.clone()
+    of_written = {0: batch, 1: Dim("written", min=1, max=_LONGEST)} if is_seq2seq else of_read
+    further = {"decoder_input_ids": written} if is_seq2seq else {}
+    return (
+        Example(kwargs={**read, "labels": written}, dynamic_shapes={**sizes, "labels": of_written}),
+        Example(kwargs={**read, **further}, dynamic_shapes={**sizes, **dict.fromkeys(further, of_written)}),
+    )
+
+
+def _check(name: str, model: nn.Module) -> None:
     if name not in RECIPES:
         raise ModelFileInvalid(f"there is no recipe `{name}`; there are {', '.join(RECIPES)}")
     config: Any = getattr(model, "config", None)
@@ -63,28 +121,29 @@ def recipe(name: str, model: nn.Module) -> Recipe:
             f"recipe `{name}` takes models that read tokens, and `{type(model).__name__}` reads `{read}`. Export its "
             "encoder and its decoder as programs of their own"
         )
-    made: Any = Seq2Seq(model) if name == "seq2seq" else CausalLM(model)
-    made.eval()
-    ids = torch.arange(1, 1 + _BATCH * _PROMPT).reshape(_BATCH, _PROMPT) % 8
-    mask = torch.ones_like(ids)
-    mask[0, 0] = 0
-    tokens = ids[:, :1].contiguous()
-    first = (ids, mask, tokens) if name == "seq2seq" else (ids, mask)
-    with torch.no_grad():
-        _, cache = made.prefill(*first)
-        grown = mask if name == "seq2seq" else torch.cat([mask, torch.ones_like(tokens)], 1)
-        _, cache = made.decode(tokens, grown, cache)
-    longest = min(getattr(config, "max_position_embeddings", None) or _LONGEST, _LONGEST)
-    batch, prompt, past = Dim("batch", min=1), Dim("prompt", min=1, max=longest), Dim("past", min=1, max=longest - 1)
-    grown = mask if name == "seq2seq" else torch.cat([grown, torch.ones_like(tokens)], 1)
-    keys = ({0: batch, 2: past},) * 2 + ({0: batch, 2: prompt},) * 2 * (name == "seq2seq")
-    sizes = {0: batch, 1: prompt if name == "seq2seq" else past + 1}
-    begins = Example(first, dynamic_shapes=({0: batch, 1: prompt},) * 2 + ({0: batch},) * (name == "seq2seq"))
-    goes_on = Example((tokens, grown, cache), dynamic_shapes=({0: batch}, sizes, [keys] * len(cache)))
-    return Recipe(
-        made,
-        (Program("prefill", method="prefill", example=begins), Program("decode", method="decode", example=goes_on)),
+
+
+def extensions_of(module: nn.Module | None, methods: Collection[str]) -> dict[str, Any]:
+    """Return the extensions of a bundle with programs of these methods: those of a loaded one, or the recipe's."""
+    if isinstance(module, BundleModule):
+        return module.bundle.manifest.extensions
+    if "prefill" not in methods or not hasattr(module, "generation_config"):
+        return {}
+    model: Any = module
+    paths = {id(child): path for path, child in model.named_modules()}
+    description = Description(
+        config=_plain(model.config),
+        generation_config=_plain(model.generation_config),
+        input_embeddings=paths[id(model.get_input_embeddings())],
+        output_embeddings=paths[id(model.get_output_embeddings())],
     )
+    return {EXTENSION: msgspec.to_builtins(description)}
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """Return a config of transformers as JSON, without paths of this machine."""
+    found = json.loads(config.to_json_string(use_diff=False))
+    return {name: value for name, value in found.items() if not name.startswith("_")}
 
 
 def load_recipe(name: str, where: str) -> ModelSource:
@@ -108,77 +167,125 @@ def load_recipe(name: str, where: str) -> ModelSource:
     return ModelSource(where, found.model, Example(), root, found.programs)
 
 
-class CausalLM(nn.Module):
-    """A causal language model, in two steps over keys and values as tensors."""
+class CausalLM:
+    """The calls of a causal language model, with keys and values as tensors.
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-        self.options = _options(model)
+    `forward` takes, and leaves to the model, what trainers pass without a value.
+    """
 
-    def prefill(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, Layers]:
+    @staticmethod
+    def forward(
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        labels: torch.Tensor | None = None,
+        inputs_embeds: None = None,
+        output_attentions: None = None,
+        output_hidden_states: None = None,
+        return_dict: None = None,
+        use_cache: bool = False,
+    ) -> Any:
+        """Return the scores of each next token, and for labels the loss."""
+        return model(input_ids=input_ids, attention_mask=attention_mask, labels=labels, use_cache=False)
+
+    @staticmethod
+    def base_model(
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        inputs_embeds: None = None,
+        output_attentions: None = None,
+        output_hidden_states: None = None,
+        return_dict: None = None,
+        use_cache: bool = False,
+    ) -> Any:
+        """Return what the head reads; losses of TRL apply the head themselves."""
+        return model.base_model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+
+    @staticmethod
+    def prefill(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> tuple[torch.Tensor, Layers]:
         """Return the scores of the next token, (batch, vocabulary), and keys and values of the prompt."""
         from transformers.cache_utils import DynamicCache
 
-        return self._step(input_ids, attention_mask, DynamicCache())
+        return CausalLM._step(model, input_ids, attention_mask, DynamicCache())
 
+    @staticmethod
     def decode(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, cache: Layers
+        model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, cache: Layers
     ) -> tuple[torch.Tensor, Layers]:
         """Return the scores of the token after `input_ids`, (batch, 1), and the longer keys and values."""
-        return self._step(input_ids, attention_mask, _cache(cache))
+        return CausalLM._step(model, input_ids, attention_mask, _cache(cache))
 
-    def _step(self, ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Layers]:
-        options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in self.options else {}
-        if "position_ids" in self.options:
+    @staticmethod
+    def _step(model: Any, ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Layers]:
+        known = _options(model)
+        options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+        if "position_ids" in known:
             options["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
-        options[_cache_name(self.options)] = cache
-        output = self.model(input_ids=ids, attention_mask=mask, use_cache=True, return_dict=True, **options)
+        options[_cache_name(known)] = cache
+        output = model(input_ids=ids, attention_mask=mask, use_cache=True, return_dict=True, **options)
         return output.logits[:, -1], list(zip(*_kept(cache), strict=True))
 
 
-class Seq2Seq(nn.Module):
-    """An encoder-decoder model, in two steps over keys and values as tensors."""
+class Seq2Seq:
+    """The calls of an encoder-decoder model, with keys and values as tensors; see `CausalLM`."""
 
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
+    @staticmethod
+    def forward(
+        model: Any,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        decoder_input_ids: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        inputs_embeds: None = None,
+        decoder_attention_mask: None = None,
+        decoder_inputs_embeds: None = None,
+        output_attentions: None = None,
+        output_hidden_states: None = None,
+        return_dict: None = None,
+        use_cache: bool = False,
+    ) -> Any:
+        """Return the scores of each next token, and for labels the loss."""
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        return model(**given, decoder_input_ids=decoder_input_ids, use_cache=False)
 
+    @staticmethod
     def prefill(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor
+        model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, decoder_input_ids: torch.Tensor
     ) -> tuple[torch.Tensor, Layers]:
         """Return the scores of the first token after `decoder_input_ids`, (batch, 1), and keys and values."""
         from transformers.cache_utils import DynamicCache, EncoderDecoderCache
 
-        encoder: Any = self.model.get_encoder()  # type: ignore[operator]
+        encoder = model.get_encoder()
         encoded = encoder(input_ids=input_ids, attention_mask=attention_mask, return_dict=True).last_hidden_state
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
-        return self._step(decoder_input_ids, attention_mask, encoded, cache)
+        return Seq2Seq._step(model, decoder_input_ids, attention_mask, encoded, cache)
 
+    @staticmethod
     def decode(
-        self, decoder_input_ids: torch.Tensor, attention_mask: torch.Tensor, cache: Layers
+        model: Any, decoder_input_ids: torch.Tensor, attention_mask: torch.Tensor, cache: Layers
     ) -> tuple[torch.Tensor, Layers]:
         """Return the scores of the token after `decoder_input_ids`, (batch, 1), and the longer keys and values."""
         from transformers.cache_utils import EncoderDecoderCache
 
         # What the encoder gave is read by its keys and values alone.
-        config: Any = self.model.config
-        encoded = cache[0][2].new_zeros((*attention_mask.shape, config.hidden_size))
+        encoded = cache[0][2].new_zeros((*attention_mask.shape, model.config.hidden_size))
         caches = _cache([layer[:2] for layer in cache]), _cache([layer[2:] for layer in cache])
-        return self._step(decoder_input_ids, attention_mask, encoded, EncoderDecoderCache(*caches))
+        return Seq2Seq._step(model, decoder_input_ids, attention_mask, encoded, EncoderDecoderCache(*caches))
 
+    @staticmethod
     def _step(
-        self, ids: torch.Tensor, mask: torch.Tensor, encoded: torch.Tensor, cache: Any
+        model: Any, ids: torch.Tensor, mask: torch.Tensor, encoded: torch.Tensor, cache: Any
     ) -> tuple[torch.Tensor, Layers]:
         from transformers.modeling_outputs import BaseModelOutput
 
-        output = self.model(
+        output = model(
             decoder_input_ids=ids,
             attention_mask=mask,
             encoder_outputs=BaseModelOutput(last_hidden_state=encoded),  # type: ignore[arg-type]
             use_cache=True,
             return_dict=True,
-            **{_cache_name(_options(self.model)): cache},
+            **{_cache_name(_options(model)): cache},
         )
         own, others = _kept(cache.self_attention_cache), _kept(cache.cross_attention_cache)
         return output.logits[:, -1], list(zip(*own, *others, strict=True))

@@ -14,6 +14,7 @@ from aotexport.encode.submodules import settings_of
 from aotexport.lower.build import TargetFiles, write_targets
 from aotexport.model.call import ExampleCall
 from aotexport.model.programs import ProgramSpec
+from aotexport.model.recipes import extensions_of
 from aotexport.model.state import State
 from aotexport.pipeline.options import ExportOptions
 from aotexport.process.blocks import collected_rarely
@@ -110,6 +111,7 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
         testvectors=draft.entries,
         verification=draft.options.verification,
         ancestors=draft.ancestors,
+        extensions=extensions_of(module, {program.record.method for program in programs}),
         files=(),
     )
     return write_manifest(manifest, programs, directory, draft.digested)

@@ -184,7 +184,8 @@ def _copied(call: ExampleCall, program: Program) -> tuple[ExampleCall, State]:
             module = copy.deepcopy(call.module)
         except copy.Error as error:
             raise ExportFailed(f"the module cannot be copied: {error}") from error
-    callable_ = module if isinstance(call.callable, nn.Module) else getattr(module, call.name)
+    method: Any = call.callable
+    callable_ = module if isinstance(method, nn.Module) else method.__func__.__get__(module)
     return dataclasses.replace(call, callable=callable_, first_call_constants=[]), collect_state(module)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import aotexport
 import aotexport_runtime
 from aotexport import ModelFileInvalid
 from aotexport.cli import app
-from aotexport_runtime import ArgumentInvalid
+from aotexport_runtime import ArgumentInvalid, adapters
 
 VOCABULARY = 64
 PROMPTS = torch.tensor([[0, 0, 5, 9, 3], [7, 2, 8, 1, 4], [0, 6, 6, 2, 9]])
@@ -24,7 +25,9 @@ LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "
 CONFIGS = {
     "gpt2": transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=64),
     "llama": transformers.LlamaConfig(vocab_size=VOCABULARY, num_hidden_layers=1, **LLAMA),
-    "t5": transformers.T5Config(vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2),
+    "t5": transformers.T5Config(
+        vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
+    ),
 }
 EOS, PAD = 11, 0
 
@@ -43,6 +46,7 @@ class Generator:
                 parameter.mul_(4 if parameter.dim() > 1 else 1)
         recipe = aotexport.recipe("seq2seq" if self.is_seq2seq else "causal-lm", self.model)
         aotexport.export(recipe.model, (), programs=recipe.programs, output=path, verify=False)
+        self.path = path
         self.module = aotexport_runtime.load(path).eval()
         self.start = PAD if self.is_seq2seq else None
 
@@ -103,6 +107,59 @@ def test_beams_that_end_at_different_lengths_are_padded(generator, early):
     options = {"num_beams": 4, "max_new_tokens": 14, "early_stopping": early, "eos": [3, 5, 8, 9, 13, 21, 33, 47]}
     got = generator(PROMPTS, attention_mask=MASK, **options)
     assert torch.equal(got, generator.expected(PROMPTS, **options))
+
+
+ATTENTION = {"gpt2": "c_attn", "llama": "q_proj", "t5": "q"}
+
+
+@pytest.mark.parametrize("adapted", [False, True], ids=["weights", "lora"])
+def test_tuned_bundle_generates_what_transformers_does_with_the_tuned_weights(generator, tmp_path, adapted):
+    module, model = aotexport_runtime.load(generator.path, matmul="torch"), copy.deepcopy(generator.model)
+    assert list(module.state_dict()) == list(model.state_dict())
+    if adapted:
+        adapters.add_lora(module, [ATTENTION[model.config.model_type]], r=2)
+    labels = PROMPTS[:, 1:] if generator.is_seq2seq else PROMPTS
+    given = {"input_ids": PROMPTS, "attention_mask": MASK, "labels": labels.contiguous()}
+    optimizer = torch.optim.SGD([each for each in module.parameters() if each.requires_grad], lr=0.5)
+    for _ in range(2):
+        torch.manual_seed(0)
+        loss = module.train()(**given).loss
+        loss.backward()
+        if not adapted:
+            torch.manual_seed(0)
+            expected = model.train()(**given).loss
+            expected.backward()
+            assert torch.equal(loss, expected)
+            gradients = dict(model.named_parameters())
+            assert all(torch.equal(each.grad, gradients[name].grad) for name, each in module.named_parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        if not adapted:
+            model.zero_grad()
+            model.load_state_dict(module.state_dict())
+    words = {"attention_mask": MASK, "max_new_tokens": 8, "pad_token_id": PAD, "eos_token_id": EOS}
+    got = module.eval().generate(PROMPTS, **words)
+    if adapted:
+        adapters.merge_adapter(module)
+        model.load_state_dict({name: module.state_dict()[name] for name in model.state_dict()})
+    else:
+        aotexport_runtime.save(module, tmp_path / "tuned")
+        assert torch.equal(aotexport_runtime.load(tmp_path / "tuned").eval().generate(PROMPTS, **words), got)
+    model.generation_config = transformers.GenerationConfig(decoder_start_token_id=PAD)
+    assert torch.equal(got, model.eval().generate(PROMPTS, **words))
+    assert not torch.equal(got, generator.module.generate(PROMPTS, **words))
+
+
+def test_settings_of_transformers_are_those_of_the_bundle_or_refused(generator):
+    words = {"attention_mask": MASK, "max_new_tokens": 6, "pad_token_id": PAD, "eos_token_id": EOS}
+    torch.manual_seed(3)
+    got = generator.module.generate(input_ids=PROMPTS, do_sample=True, top_k=20, **words)
+    torch.manual_seed(3)
+    assert torch.equal(got, generator(PROMPTS, attention_mask=MASK, max_new_tokens=6, do_sample=True, top_k=20))
+    with pytest.raises(ArgumentInvalid, match="`no_repeat_ngram_size=2` is not supported"):
+        generator.module.generate(PROMPTS, no_repeat_ngram_size=2, **words)
+    assert generator.module.config.vocab_size == VOCABULARY
+    assert generator.module.get_input_embeddings().weight.shape == (VOCABULARY, 16)
 
 
 class Heard:

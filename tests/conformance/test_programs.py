@@ -169,7 +169,17 @@ class AsksItem(Asks):
         return {"x": x}["x"] is (x, y)[1]
 
 
-@pytest.mark.parametrize("kind", [Asks, AsksEach, AsksItem])
+class AsksNumber(Asks):
+    def doubles(self, x, y):
+        return id(x) == id(y)
+
+
+class AsksSet(Asks):
+    def doubles(self, x, y):
+        return len({x, y}) == 1
+
+
+@pytest.mark.parametrize("kind", [Asks, AsksEach, AsksItem, AsksNumber, AsksSet])
 def test_call_with_one_tensor_twice_is_refused_where_code_asks_and_no_variant_was_captured_so(tmp_path, kind):
     x = torch.randn(3)
     aotexport.export(kind(), (x, x + 1), output=tmp_path / "asks", verify=False)

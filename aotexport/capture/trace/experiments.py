@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import dis
-import itertools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from types import CodeType
 from typing import Any
 
 import torch
@@ -263,14 +263,35 @@ def _same_attribute(one: Any, other: Any, ignored: Sequence[Any]) -> bool:
     return one is not None and (one is other or made)
 
 
-_VARIABLES = ("LOAD_FAST", "LOAD_DEREF", "BINARY_SUBSCR", "BINARY_OP")
-"""Instructions that give a variable or an item; newer Pythons load two variables by one."""
+_VARIABLE = ("LOAD_FAST", "LOAD_DEREF")
 
 
 def _asks_identity(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> bool:
-    """Return whether the model's own code compares variables or items by `is`, which no trace sees."""
-    return any(
-        ask.opname == "IS_OP" and operand.opname.startswith(_VARIABLES)
-        for code in own_code(target, module)
-        for operand, ask in itertools.pairwise(dis.get_instructions(code))
-    )
+    """Return whether the model's own code asks: by `is` of variables or items, `id` of a variable, or a set of them."""
+    return any(map(_asks, own_code(target, module)))
+
+
+def _asks(code: CodeType) -> bool:
+    found = list(dis.get_instructions(code))
+    for before, here, ask in zip(found, found[1:], found[2:], strict=False):
+        # Newer Pythons load two variables, or store one and load another, by one instruction.
+        if ask.opname == "IS_OP" and (_is_item(here) or (_is_variable(here) and _is_first(before, here))):
+            return True
+        if ask.opname == "BUILD_SET" and (ask.arg or 0) > 1 and _is_variable(here):
+            return True
+        if here.opname == "LOAD_GLOBAL" and here.argval == "id" and _is_variable(ask):
+            return True
+    return False
+
+
+def _is_first(before: dis.Instruction, second: dis.Instruction) -> bool:
+    """Return whether the operand before `second` is a variable or an item, too."""
+    return second.opname.count("LOAD_") == 2 or _is_item(before) or any(name in before.opname for name in _VARIABLE)
+
+
+def _is_variable(instruction: dis.Instruction) -> bool:
+    return instruction.opname.startswith(_VARIABLE)
+
+
+def _is_item(instruction: dis.Instruction) -> bool:
+    return instruction.opname == "BINARY_SUBSCR" or (instruction.opname, instruction.argrepr) == ("BINARY_OP", "[]")

@@ -68,21 +68,13 @@ def generate(
     Raises:
         ArgumentInvalid: an argument is out of its range, or the bundle has no such programs.
     """
-    ranges = {"max_new_tokens": max_new_tokens, "temperature": temperature, "top_k": top_k, "top_p": top_p}
-    _check(module, input_ids, start, **ranges, repetition_penalty=repetition_penalty, num_beams=num_beams)
+    choice = _Choice(
+        do_sample, temperature, top_k, top_p, repetition_penalty, num_beams, length_penalty, early_stopping
+    )
+    _check(module, input_ids, start, max_new_tokens, choice)
     if num_beams > 1 and (do_sample or streamer is not None):
         raise ArgumentInvalid(f"`{'do_sample' if do_sample else 'streamer'}` does not go with `num_beams` above 1")
     ends = input_ids.new_tensor([eos] if isinstance(eos, int) else [] if eos is None else list(eos))
-    choice = _Choice(
-        do_sample=do_sample,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        repetition_penalty=repetition_penalty,
-        num_beams=num_beams,
-        length_penalty=length_penalty,
-        early_stopping=early_stopping,
-    )
     prompt = _Prompt(module, input_ids, attention_mask, start)
     with torch.no_grad():
         if num_beams > 1:
@@ -168,7 +160,7 @@ def _rows_of(cache: Any, rows: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
     return [tuple(part.index_select(0, rows) for part in layer) for layer in cache]
 
 
-def _check(module: Any, input_ids: torch.Tensor, start: int | None, **ranges: Any) -> None:
+def _check(module: Any, input_ids: torch.Tensor, start: int | None, max_new_tokens: int, choice: _Choice) -> None:
     if not callable(getattr(module, "prefill", None)) or not callable(getattr(module, "decode", None)):
         raise ArgumentInvalid(
             "the bundle has no programs `prefill` and `decode`; export the model by `aotexport --recipe causal-lm` or "
@@ -176,7 +168,9 @@ def _check(module: Any, input_ids: torch.Tensor, start: int | None, **ranges: An
         )
     if input_ids.dim() != 2 or input_ids.dtype != torch.int64:
         raise ArgumentInvalid(f"`input_ids` must be int64 of two axes, got {input_ids.dtype} of {input_ids.dim()}")
-    for name, value in ranges.items():
+    ranges = ("temperature", "top_k", "top_p", "repetition_penalty", "num_beams")
+    values = {"max_new_tokens": max_new_tokens, **{name: getattr(choice, name) for name in ranges}}
+    for name, value in values.items():
         if name == "top_k" and value is None:
             continue
         if value <= 0 or (name == "top_p" and value > 1):
@@ -196,7 +190,7 @@ _WORST = -1.0e9
 """Score of what must not be chosen; transformers adds it up, and so must we."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class _Choice:
     """How tokens are chosen; see `generate`."""
 

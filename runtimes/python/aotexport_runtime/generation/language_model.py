@@ -1,0 +1,200 @@
+"""What libraries ask of a model of transformers, beside calls: of bundles that `aotexport --recipe` made.
+
+The data are an extension of the manifest, which means nothing to the programs.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.generation.generate import Streamer, generate
+from aotexport_runtime.schema.manifest import Manifest
+
+EXTENSION = "x-aotexport-transformers"
+
+log = logging.getLogger("aotexport_runtime")
+
+
+class Description(msgspec.Struct, frozen=True, kw_only=True):
+    """The extension of a manifest.
+
+    Attributes:
+        config: the model's config, as transformers writes it.
+        generation_config: its generation config.
+        input_embeddings: path of the layer that tokens are read by.
+        output_embeddings: path of the layer that scores tokens.
+    """
+
+    config: dict[str, Any]
+    generation_config: dict[str, Any]
+    input_embeddings: str
+    output_embeddings: str
+
+
+class Config(dict[str, Any]):
+    """A config as plain data, whose entries are attributes too, as in transformers."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"the config has no `{name}`")
+        return self[name]
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return a copy as a plain dict."""
+        return copy.deepcopy(dict(self))
+
+    def to_json_string(self, **_: Any) -> str:
+        """Return the config as JSON."""
+        return json.dumps(self, indent=2, sort_keys=True) + "\n"
+
+    def get_text_config(self, **_: Any) -> Config:
+        """Return the config: the model reads nothing but text."""
+        return self
+
+
+def described(manifest: Manifest) -> dict[str, Any]:
+    """Return the attributes that a loaded module has by the extension; none without it.
+
+    Raises:
+        NotSupported: the extension is malformed.
+    """
+    if EXTENSION not in manifest.extensions:
+        return {}
+    try:
+        found = msgspec.convert(manifest.extensions[EXTENSION], Description)
+    except msgspec.ValidationError as error:
+        raise NotSupported(f"the bundle's extension `{EXTENSION}` is malformed: {error}") from None
+    return {
+        "config": Config(found.config),
+        "generation_config": Config(found.generation_config),
+        "_embeddings": (found.input_embeddings, found.output_embeddings),
+    }
+
+
+class LanguageModel:
+    """Methods of a loaded language model that libraries call: transformers' `Trainer`, peft, TRL.
+
+    Attributes:
+        config: the model's config; calls do not read it.
+        generation_config: settings of `generate` that its caller leaves out.
+    """
+
+    config: Config
+    generation_config: Any
+    _embeddings: tuple[str, str]
+
+    def generate(
+        self,
+        inputs: torch.Tensor | None = None,
+        generation_config: Any = None,
+        *,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        streamer: Streamer | None = None,
+        **settings: Any,
+    ) -> torch.Tensor:
+        """Return sequences of tokens, (batch, length), as `generate` of transformers does for the model.
+
+        Args:
+            inputs: prompts, or what an encoder reads, (batch, length); shorter prompts are padded on the left.
+            generation_config: settings by name, or transformers' `GenerationConfig`; None: `self.generation_config`.
+            input_ids: another name of `inputs`.
+            attention_mask: 0 for padding; None: where a padding token stands that ends no sequence.
+            streamer: hears of tokens as they come.
+            settings: by transformers' names; those that are left out are of `generation_config`.
+
+        Raises:
+            ArgumentInvalid: a setting is not supported, or out of its range.
+            NotSupported: the module is in train mode, or has another `prepare_inputs_for_generation`.
+        """
+        ids = inputs if input_ids is None else input_ids
+        if ids is None:
+            raise ArgumentInvalid("`generate` needs prompts: `input_ids`, (batch, length)")
+        own = getattr(self.prepare_inputs_for_generation, "__func__", None)
+        if own is not LanguageModel.prepare_inputs_for_generation:
+            raise NotSupported("`generate` calls no other `prepare_inputs_for_generation`, as prompt learning has it")
+        chosen: dict[str, Any] = {}
+        for given in (self.generation_config, generation_config, settings):
+            plain: Mapping[str, Any] = getattr(given, "to_dict", dict)() if given is not settings else settings
+            chosen |= {name: value for name, value in plain.items() if value is not None}
+        options = _options(chosen)
+        is_seq2seq = bool(self.config.get("is_encoder_decoder"))
+        if is_seq2seq:
+            options["start"] = chosen.get("decoder_start_token_id", chosen.get("bos_token_id"))
+        options.setdefault("max_new_tokens", self._most_tokens(chosen, 1 if is_seq2seq else ids.shape[1]))
+        pad, ends = options.get("pad"), ids.new_tensor(options.get("eos", []))
+        if attention_mask is None and pad is not None and not torch.isin(pad, ends):
+            attention_mask = (ids != pad).long()
+        return generate(self, ids, attention_mask=attention_mask, streamer=streamer, **options)
+
+    def _most_tokens(self, chosen: Mapping[str, Any], length: int) -> int:
+        """Return how many tokens transformers adds to a prompt, if nothing says it."""
+        most = self.config.get("max_position_embeddings") or length + _NEW_TOKENS
+        return chosen.get("max_length", min(length + _NEW_TOKENS, most)) - length
+
+    def prepare_inputs_for_generation(self, input_ids: torch.Tensor, **named: Any) -> dict[str, Any]:
+        """Return the arguments of a call as they are; peft asks for it."""
+        return {"input_ids": input_ids, **named}
+
+    def get_input_embeddings(self) -> nn.Module:
+        """Return the layer that tokens are read by."""
+        return self.get_submodule(self._embeddings[0])  # type: ignore[attr-defined]
+
+    def get_output_embeddings(self) -> nn.Module:
+        """Return the layer that scores tokens."""
+        return self.get_submodule(self._embeddings[1])  # type: ignore[attr-defined]
+
+    def can_generate(self) -> bool:
+        """Return True."""
+        return True
+
+    def gradient_checkpointing_enable(self, **_: Any) -> None:
+        """Keep activations as they are, and say how a bundle saves them: what is computed does not depend on it."""
+        log.warning("gradient checkpointing is a choice of the load: `load(..., memory_budget=0.5)`")
+
+    def enable_input_require_grads(self) -> None:
+        """Do nothing: backward needs no gradients of inputs, as reentrant checkpoints would."""
+
+    def add_model_tags(self, tags: Any) -> None:
+        """Take tags for a card of the model, which a bundle has not."""
+
+
+_NEW_TOKENS = 20
+_SAME = ("max_new_tokens", "do_sample", "repetition_penalty", "num_beams", "length_penalty", "early_stopping")
+_OF_DRAWS = ("temperature", "top_k", "top_p")
+_TOKENS = {"eos_token_id": "eos", "pad_token_id": "pad"}
+_ELSEWHERE = ("max_length", "bos_token_id", "decoder_start_token_id", "labels", "use_cache", "transformers_version")
+_NEUTRAL = {
+    "num_return_sequences": 1,
+    "num_beam_groups": 1,
+    "typical_p": 1.0,
+    "encoder_repetition_penalty": 1.0,
+}
+"""Values of settings that change nothing, beside 0 and False."""
+
+
+def _options(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of transformers as arguments of `generate`."""
+    known = (*_SAME, *_OF_DRAWS, *_TOKENS, *_ELSEWHERE)
+    for name, value in chosen.items():
+        helps = name.startswith(("_", "assistant_", "num_assistant_", "target_lookbehind", "cache_"))
+        if not (name in known or helps or not value or value == _NEUTRAL.get(name)):
+            raise ArgumentInvalid(f"`{name}={value!r}` is not supported by `generate` of a bundle")
+    options = {name: chosen[name] for name in _SAME if name in chosen}
+    options |= {own: chosen[name] for name, own in _TOKENS.items() if name in chosen}
+    if chosen.get("do_sample"):
+        options |= {"top_k": 50, **{name: chosen[name] for name in _OF_DRAWS if name in chosen}}
+        options["top_k"] = options["top_k"] or None
+    return options
