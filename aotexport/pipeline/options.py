@@ -146,9 +146,10 @@ class ExportOptions(WriteOptions):
         if self.dump_passes is not None:
             self._set("dump_passes", path_of("dump_passes", self.dump_passes))
         if self.autocast is not None:
-            self._set("autocast", str(self.autocast).removeprefix("torch."))
-            if self.autocast not in ("bfloat16", "float16"):
+            name = str(self.autocast).removeprefix("torch.")
+            if name not in ("bfloat16", "float16"):
                 raise ArgumentInvalid(f"`autocast` must be torch.bfloat16 or torch.float16, not {self.autocast!r}")
+            self._set("autocast", name)
         super().__post_init__()
 
     def _add_for_serving(self) -> None:

@@ -205,12 +205,6 @@ def product_in_another_dtype(x, y):
     return torch.ops.higher_order.out_dtype(torch.ops.aten.mm.default, torch.int32, x, y)
 
 
-@case(lambda: (leaf(3, 4),))
-def printing_operator(x):
-    torch._higher_order_ops.print("sum {total}", total=x.sum())
-    return x.sin()
-
-
 @case(lambda: (leaf(3, 4), leaf(4)))
 def region_without_gradients_as_operator(x, w):
     fixed = torch.ops.higher_order.wrap_with_set_grad_enabled(False, lambda x: x * w, x)

@@ -94,7 +94,7 @@ def _model(thing):
             return y
 
         def scaled(self, x, first=thing, *, second=thing):
-            return thing.first if x.dim() == 7 else self.linear(x) * int(x.shape[0])
+            return thing.first if x.dim() == 7 else self.linear(x) * x.shape[0]
 
         def of_gradient(self, grad):
             return thing if grad.dim() == 7 else grad * 2

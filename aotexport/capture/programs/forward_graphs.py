@@ -95,8 +95,9 @@ def _tells_nothing_apart(forward: ForwardCapture) -> bool:
 
 
 def _serves(earlier: ProgramSpec, spec: ProgramSpec) -> bool:
-    """Return whether `spec` makes the call of `earlier` in its mode, and records gradients only if that does."""
-    return (earlier.grad or not spec.grad) and earlier.mode == spec.mode and _is_same(earlier.call, spec.call)
+    """Return whether `spec` makes the call of `earlier` in its modes, and records gradients only if that does."""
+    same = earlier.mode == spec.mode and earlier.autocast == spec.autocast
+    return same and (earlier.grad or not spec.grad) and _is_same(earlier.call, spec.call)
 
 
 def _is_same(one: ExampleCall, other: ExampleCall) -> bool:

@@ -86,7 +86,7 @@ STAGES = {
     "larger sizes": ("capture.forward:holds_for", Net(), (X[:1],), {"dynamic_shapes": ({0: Dim("n")},)}),
     "fake inputs": ("capture.trace.fakes:_relate_sizes", Net(), (X,), {}),
     "second trace": ("capture.trace.experiments:_same", Asking(), (X,), {"programs": "infer"}),
-    "key order": ("capture.trace.key_order:containers", by_key, ({"a": X, "b": X + 1},), {}),
+    "key order": ("capture.trace.key_order:argument_tables", by_key, ({"a": X, "b": X + 1},), {}),
     "value in the example": ("capture.trace.example_values:number_at", branching, (X,), {}),
     "custom function": ("capture.effects.autograd_functions:lift_tensors", Custom(), (X,), {"programs": "train"}),
     "hook": ("capture.effects.hooks:traced_backward", Hooked(), (X,), {"programs": "train"}),
