@@ -20,8 +20,9 @@ from torch.export import Dim
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.programs import Example, Program
 from aotexport.model.source import ModelSource, load_target
-from aotexport_runtime.generation.language_model import EXTENSION, Description
+from aotexport_runtime.generation.language_model import Description
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.schema.manifest import TRANSFORMERS
 
 RECIPES = ("causal-lm", "seq2seq")
 
@@ -137,7 +138,7 @@ def extensions_of(module: nn.Module | None, methods: Collection[str]) -> dict[st
         input_embeddings=paths[id(model.get_input_embeddings())],
         output_embeddings=paths[id(model.get_output_embeddings())],
     )
-    return {EXTENSION: msgspec.to_builtins(description)}
+    return {TRANSFORMERS: msgspec.to_builtins(description)}
 
 
 def _plain(config: Any) -> dict[str, Any]:

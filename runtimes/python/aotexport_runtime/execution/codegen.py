@@ -151,11 +151,25 @@ class _FunctionSource:
         self.lines.append(f"if not is_marked and {profiled}():")
         self.lines.append(f"    return {mark}({text}, run, args, symbols, True)")
 
-    def take(self, inputs: Iterable[str]) -> None:
-        """Write that the inputs are taken from the list of arguments, which is emptied."""
+    def body(self, nodes: Sequence[Node], inputs: Sequence[str], outputs: Sequence[Argument]) -> None:
+        """Write that `inputs` are taken, nodes run, values are dropped at their last use, and `outputs` returned."""
         if taken := [self.local(name) for name in inputs]:
             self.lines.append(f"{', '.join(taken)}, = args")
         self.lines.append("args.clear()")
+        shown = checks.shown_values(nodes)
+        uses = last_uses(nodes, outputs, shown)
+        self.drop(name for name in inputs if name not in uses)
+        for graph_input in self.graph.inputs:
+            if graph_input.name in uses and graph_input.name in self.names:
+                self.check(graph_input.name, graph_input.meta)
+        dying: dict[int, list[str]] = {}
+        for name, index in uses.items():
+            dying.setdefault(index, []).append(name)
+        for index, node in enumerate(nodes):
+            self.compute(node, shown)
+            is_unused = node.name not in uses and not node.op.startswith("torch::")
+            self.drop([*dying.get(index, ()), *[node.name] * is_unused])
+        self.lines.append(f"return ({''.join(f'{self.output(output)}, ' for output in outputs)})")
 
     def drop(self, names: Iterable[str]) -> None:
         """Write that values are no longer needed."""
@@ -284,8 +298,8 @@ def compile_graph(
         graph: where schemas and subgraphs are found.
         nodes: operator calls, in an order of execution.
         inputs: names of the values that the function takes.
-        outputs: the values that the function returns.
-        environment: see `Environment`.
+        outputs: the values that it returns.
+        environment: see the class.
         label: shown in tracebacks and profiles; None: it is a subgraph of another function.
         detached: outputs that may be views, and are detached from their bases.
         replacements: of matmuls that another library may compute, by name of the value.
@@ -312,21 +326,7 @@ def compile_graph(
         lines.append(f"{source.object('b', budget.spend)}({len(nodes) + 1})")
     elif bodies is not None:
         lines.append(f"{source.object('b', bodies.begin)}()")
-    source.take(inputs)
-    shown = checks.shown_values(nodes)
-    uses = last_uses(nodes, outputs, shown)
-    source.drop(name for name in inputs if name not in uses)
-    for graph_input in graph.inputs:
-        if graph_input.name in uses and graph_input.name in source.names:
-            source.check(graph_input.name, graph_input.meta)
-    dying: dict[int, list[str]] = {}
-    for name, index in uses.items():
-        dying.setdefault(index, []).append(name)
-    for index, node in enumerate(nodes):
-        source.compute(node, shown)
-        is_unused = node.name not in uses and not node.op.startswith("torch::")
-        source.drop([*dying.get(index, ()), *[node.name] * is_unused])
-    lines.append(f"return ({''.join(f'{source.output(output)}, ' for output in outputs)})")
+    source.body(nodes, inputs, outputs)
     source.objects.update(sizes.SCOPE)
     return define(
         "run", "args, symbols, is_marked=False", lines, source.objects, label or "graph", source.original_lines

@@ -17,9 +17,7 @@ from torch import nn
 
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.generation.generate import Streamer, generate
-from aotexport_runtime.schema.manifest import Manifest
-
-EXTENSION = "x-aotexport-transformers"
+from aotexport_runtime.schema.manifest import TRANSFORMERS, Manifest
 
 log = logging.getLogger("aotexport_runtime")
 
@@ -65,17 +63,15 @@ class Config(dict[str, Any]):
 
 
 def described(manifest: Manifest) -> dict[str, Any]:
-    """Return the attributes that a loaded module has by the extension; none without it.
+    """Return the attributes that a loaded module has by the extension.
 
     Raises:
         NotSupported: the extension is malformed.
     """
-    if EXTENSION not in manifest.extensions:
-        return {}
     try:
-        found = msgspec.convert(manifest.extensions[EXTENSION], Description)
+        found = msgspec.convert(manifest.extensions[TRANSFORMERS], Description)
     except msgspec.ValidationError as error:
-        raise NotSupported(f"the bundle's extension `{EXTENSION}` is malformed: {error}") from None
+        raise NotSupported(f"the bundle's extension `{TRANSFORMERS}` is malformed: {error}") from None
     return {
         "config": Config(found.config),
         "generation_config": Config(found.generation_config),

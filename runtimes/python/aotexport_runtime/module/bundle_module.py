@@ -18,10 +18,9 @@ from aotexport_runtime.engines.runs import Explanation, ProgramExplanation
 from aotexport_runtime.engines.select import NO_TARGETS, Choice
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
-from aotexport_runtime.generation.language_model import described
 from aotexport_runtime.module.compose import compose, program_of
 from aotexport_runtime.module.module_class import class_of, methods_of
-from aotexport_runtime.schema.manifest import Manifest
+from aotexport_runtime.schema.manifest import TRANSFORMERS, Manifest
 from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.submodules.changes import SubmoduleChange, changes_of, check_peft_targets
 from aotexport_runtime.submodules.python_state import PythonState
@@ -73,8 +72,12 @@ class BundleModule(Loaded):
         self._plans: dict[str, Plan] = {}
         self._served: dict[tuple[bool, bool], Call] = {}
         self._methods = methods_of(bundle)
-        self.__dict__ |= (libraries := described(bundle.manifest))
-        self._fixed = frozenset(bundle.manifest.settings) - libraries.keys()
+        self._fixed = frozenset(bundle.manifest.settings)
+        if TRANSFORMERS in bundle.manifest.extensions:
+            from aotexport_runtime.generation.language_model import described
+
+            self.__dict__ |= (libraries := described(bundle.manifest))
+            self._fixed -= libraries.keys()
         self._changes: list[SubmoduleChange] | None = None
         self._untold: set[str] | None = None
         self._taps = tuple(taps)

@@ -12,8 +12,8 @@ from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.execution.codegen import Environment, constant_value
-from aotexport_runtime.generation.language_model import LanguageModel, described
 from aotexport_runtime.schema import trees
+from aotexport_runtime.schema.manifest import TRANSFORMERS
 from aotexport_runtime.schema.program import Parameter, Program
 from aotexport_runtime.submodules.python_state import ARGUMENT
 from aotexport_runtime.submodules.submodule import Sliced
@@ -62,7 +62,9 @@ def class_of(base: type[Any], bundle: Bundle, environment: Environment, call: Ca
     # Items of a `Sequential` have indices.
     is_sequential = any(record.name == "" and record.type == "Sequential" for record in bundle.manifest.modules)
     bases = (base, Sliced, nn.Sequential) if is_sequential else (base,)
-    if described(bundle.manifest):
+    if TRANSFORMERS in bundle.manifest.extensions:
+        from aotexport_runtime.generation.language_model import LanguageModel
+
         bases = (LanguageModel, *bases)
     return type(name if _is_name(name) else base.__name__, bases, namespace)
 

@@ -14,6 +14,10 @@ ListedFile = Annotated[bounded.FilePath, bounded.NameOf("Manifest.files.path", "
 ProgramName = Annotated[bounded.PlainName, bounded.NameOf("Manifest.programs.name")]
 
 
+TRANSFORMERS = "x-aotexport-transformers"
+"""Extension of language models: what libraries ask of a model of transformers; see `generation.language_model`."""
+
+
 class FileEntry(Record, kw_only=True):
     """A file of the bundle."""
 
