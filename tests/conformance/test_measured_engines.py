@@ -210,7 +210,8 @@ class Residual(nn.Module):
         self.norms = nn.ModuleList([nn.BatchNorm2d(channels), nn.BatchNorm2d(channels, affine=False)])
 
     def forward(self, x):
-        return (self.norms[0](self.one(x)) + self.norms[1](self.two(x))).relu() + x
+        first = (self.norms[0](self.one(x)) + self.norms[1](self.two(x))).relu() + x
+        return nn.functional.hardswish(self.two(first) + first)
 
 
 class Layers(nn.Module):
@@ -286,8 +287,9 @@ def test_every_layer_of_a_graph_is_packed_with_what_follows(layers):
     # A transposed convolution, softplus, and the second sum of a residual block stay.
     assert followed["convolution"] == followed["softplus"] == followed["add"] == 1
     assert not followed.keys() & {"relu", "gelu", "addmm", "_native_batch_norm_legit_no_training"}
-    assert sum(len(layer.inputs) == 2 for layer in found.layers.values()) == 1
-    assert followed["layer"] == len(found.layers) == 8 + len(make_layers().activations)
+    assert sum(len(layer.inputs) == 2 for layer in found.layers.values()) == 2
+    assert followed["hardswish"] == 1  # After a sum, oneDNN has `relu` alone.
+    assert followed["layer"] == len(found.layers) == 9 + len(make_layers().activations)
     assert [name.partition("_")[0] for name in found.constants] == ["cos", "cosh", "permute"]
 
 

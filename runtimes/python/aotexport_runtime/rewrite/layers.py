@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import dataclass
+from typing import Any
 
 from aotexport_runtime.rewrite.names import LAYER, names_in, operands, rename, renamed
 from aotexport_runtime.rewrite.partition import VIEWS, Subgraph, ancestors
@@ -24,6 +25,9 @@ ACTIVATIONS = {
     "aten::silu.default": "swish",
 }
 """Activations that oneDNN computes with a layer, with its names for them."""
+
+_AFTER_SUMS = "aten::relu.default"
+"""The one that it computes after a sum, too."""
 
 
 @dataclass
@@ -82,12 +86,20 @@ def constants_of(subgraph: Subgraph, states: Iterable[str], impure: Set[str]) ->
     return found
 
 
+def _items(argument: object) -> list[Any]:
+    return argument if isinstance(argument, list) else []
+
+
+def _are_numbers(arguments: Iterable[object]) -> bool:
+    return all(isinstance(argument, int | float) for argument in arguments)
+
+
 def _has_sizes(arguments: Iterable[object]) -> bool:
     return any(_has_sizes(each) if isinstance(each, list) else isinstance(each, SizeArgument) for each in arguments)
 
 
-def layered(subgraph: Subgraph, metas: Mapping[str, ValueMeta], constants: Set[str]) -> Layered:
-    """Return `subgraph` by its layers; see `constants_of`."""
+def layered(subgraph: Subgraph, metas: Mapping[str, ValueMeta], constants: Set[str], *, sums: bool = True) -> Layered:
+    """Return `subgraph` by its layers; see `constants_of`. `sums`: convolutions add a tensor to their result, too."""
     users: dict[str, list[Node | None]] = {name: [None] for name in names_in(subgraph.outputs)}
     for node in subgraph.nodes:
         for name in operands(node):
@@ -104,7 +116,7 @@ def layered(subgraph: Subgraph, metas: Mapping[str, ValueMeta], constants: Set[s
     for node in subgraph.nodes:
         layer = None if node.name in constants else _begun(node, metas, constants)
         if layer is not None:
-            followed = _followed(layer, follower, metas, constants)
+            followed = _followed(layer, follower, metas, constants, sums=sums)
             joined.update([node.name, *followed])
             if len(layer.inputs) == 1:
                 layers[node.name] = layer
@@ -134,8 +146,9 @@ def _begun(node: Node, metas: Mapping[str, ValueMeta], constants: Set[str]) -> L
     least = _LEAST
     if node.op == CONVOLUTION:
         least = 0
-        source, weight, bias, _, padding, _, transposed, *_ = node.args
-        if transposed is not False or not isinstance(padding, list) or len(padding) not in (1, 2):
+        source, weight, bias, stride, padding, dilation, transposed, _, groups = node.args
+        numbers = [*_items(stride), *_items(padding), *_items(dilation), groups]
+        if transposed is not False or len(_items(padding)) not in (1, 2) or not _are_numbers(numbers):
             return None
     elif node.op == "aten::mm.default":
         (source, weight), bias = node.args, None
@@ -154,7 +167,12 @@ def _begun(node: Node, metas: Mapping[str, ValueMeta], constants: Set[str]) -> L
 
 
 def _followed(
-    layer: Layer, follower: Callable[[str], Node | None], metas: Mapping[str, ValueMeta], constants: Set[str]
+    layer: Layer,
+    follower: Callable[[str], Node | None],
+    metas: Mapping[str, ValueMeta],
+    constants: Set[str],
+    *,
+    sums: bool,
 ) -> dict[str, str]:
     """Add what follows a layer to it; return these nodes, each with the value before it."""
     alias: dict[str, str] = {}
@@ -170,7 +188,7 @@ def _followed(
         if is_convolution and node.op == _NORM and len(layer.nodes) == 1 and current.name == node.args[0]:
             item = follower(node.name)
             affine = [each for each in node.args[1:5] if each is not None]
-            if item is None or item.op != "python::getitem" or item.args[1] != 0:
+            if item is None or item.op != "python::getitem" or item.args[1] != 0 or not _are_numbers(node.args[5:]):
                 break
             if not all(_is_vector(each, layer, metas, constants) for each in affine):
                 break
@@ -183,12 +201,20 @@ def _followed(
                 if not _is_vector(other, layer, metas, constants):
                     break
                 layer.bias = str(other)
-            elif is_convolution and isinstance(other, str) and other not in constants and metas.get(other) == root.meta:
+            elif (
+                sums
+                and is_convolution
+                and isinstance(other, str)
+                and other not in constants
+                and metas.get(other) == root.meta
+            ):
                 layer.inputs.append(other)
             else:
                 break
             current = add(node)
-        elif node.op in ACTIVATIONS and node.args[0] == current.name and not _has_sizes(node.args):
+        elif node.op in ACTIVATIONS and node.args[0] == current.name and _are_numbers(node.args[1:]):
+            if len(layer.inputs) > 1 and node.op != _AFTER_SUMS:
+                break
             layer.activation = node
             current = add(node)
         elif node.op in VIEWS and node.op.endswith("view.default") and not is_convolution:

@@ -54,7 +54,11 @@ class PackedGraph(Frozen):
         states = [graph.inputs[i].name for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput)]
         if not onednn.available() or any(node.op.startswith(_BY_STRIDES) for node in graph.nodes):
             raise NotSupported("torch has no oneDNN here, or the graph reads tensors by their strides")
-        self._layered = layered(whole, metas, constants_of(whole, states, impure_nodes(graph)))
+        if precision and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+            raise NotSupported("this processor has no instructions for bfloat16")
+        # Convolutions of bfloat16 that oneDNN leaves to torch have no such sums.
+        fixed = constants_of(whole, states, impure_nodes(graph))
+        self._layered = layered(whole, metas, fixed, sums=not precision)
         if not self._layered.layers:
             raise NotSupported("it has no convolution or matmul by a large weight of float32")
 
