@@ -66,7 +66,7 @@ def _laid_out(result: Any, stride: Sequence[Any] | None, symbols: Mapping[str, i
     if same_layout(result.shape, result.stride(), expected):
         return result
     count = 1 + sum((size - 1) * step for size, step in zip(result.shape, expected, strict=True))
-    if count >= result.numel():
+    if count >= result.numel() or not result.numel():
         return torch.empty_strided(result.shape, expected, dtype=result.dtype).copy_(result)
     # Several elements are one in memory, as those of an expanded tensor.
     memory = result.new_empty(count)
