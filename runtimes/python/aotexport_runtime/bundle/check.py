@@ -71,10 +71,7 @@ class _Check(Bundle):
             self.look(path, self.intact_file, path)
         self.programs_and_calls(self.program_names)
         for target in self.target_names:
-            path = f"targets/{target}/target.json"
-            self.look(path, self.target, target)
-            for name in self.program_names:
-                self.look(path, self.compiled, target, name, needs=[path, self.record_path(name)])
+            self.target_programs(target)
         for entry in self.manifest.programs:
             for target in entry.targets:
                 if target not in ("portable", "onnx", *self.target_names) and self.sound(self.record_path(entry.name)):
@@ -126,6 +123,12 @@ class _Check(Bundle):
     def _check_interface(self, graph: Graph, program: Program, file: str, where: Place) -> None:
         if self.sound(self.record_path(program.name)):
             super()._check_interface(graph, program, file, where)
+
+    def target_programs(self, target: str) -> None:
+        path = f"targets/{target}/target.json"
+        self.look(path, self.target, target)
+        for name in self.program_names:
+            self.look(path, self.compiled, target, name, needs=[path, self.record_path(name)])
 
     def lowered_program(self, target: str, name: str) -> None:
         kernels, record = f"targets/{target}/kernels/kernels.json", f"targets/{target}/programs/{name}/lowered.json"
