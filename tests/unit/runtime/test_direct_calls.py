@@ -24,7 +24,6 @@ ARGUMENTS = {
     "clamp.default": (X, 1.5, None),
     "conv1d.default": (CUBE[0], torch.ones(2, 2, 1), None, [1], [0], [1], 1),
     "conv2d.default": (CUBE, KERNELS, None, [1, 1], [1, 0], [1, 1], 1),
-    "convolution.default": (CUBE, KERNELS, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
     "dropout.default": (X, 0.5, True),
     "embedding.default": (X, INDEX, -1, False, False),
     "eq.Scalar": (X, 2),

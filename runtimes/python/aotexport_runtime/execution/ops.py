@@ -121,7 +121,7 @@ _DIRECT = frozenset(
     for name in (
         *("abs.default", "add.Tensor", "add_.Tensor", "addmm.default", "amax.default", "argmax.default"),
         *("baddbmm.default", "batch_norm.default", "bmm.default", "cat.default", "chunk.default", "clamp.default"),
-        *("clone.default", "conv1d.default", "conv2d.default", "convolution.default", "cos.default"),
+        *("clone.default", "conv1d.default", "conv2d.default", "cos.default"),
         *("detach.default", "div.Tensor", "div_.Tensor", "dropout.default", "eq.Scalar"),
         *("eq.Tensor", "exp.default", "expand.default", "flatten.using_ints", "gather.default", "gelu.default"),
         *("index_select.default", "layer_norm.default", "linear.default", "log.default", "log_softmax.int"),
