@@ -316,6 +316,7 @@ REFUSED = [
         (torch.ones(4, 0), torch.ones(1), torch.ones(1)),
         "`grad_output` must have the sizes (1,), not (4, 0)",
     ),
+    ("mvlgamma_.default", (torch.ones(5, dtype=torch.int64), 4), "`self` must be of a floating dtype"),
     ("binomial.default", (torch.tensor([torch.nan]), torch.ones(1)), "`count` must not be NaN"),
     (
         "fractional_max_pool3d_backward.default",

@@ -123,7 +123,9 @@ def _medians(a: Arguments) -> None:
 # Of NaN the kernel draws without end.
 before("binomial")(needs(lambda a: ~torch.isnan(a["count"]).any(), "`count` must not be NaN"))
 # Of integers it divides by 0.
-before("smooth_l1_loss_backward")(needs(lambda a: a["self"].is_floating_point(), "`self` must be of a floating dtype"))
+before("smooth_l1_loss_backward", "mvlgamma_")(
+    needs(lambda a: a["self"].is_floating_point(), "`self` must be of a floating dtype")
+)
 before("native_channel_shuffle")(
     needs(
         lambda a: a["self"].dim() > 2 and a["groups"] > 0 and a["self"].shape[1] % a["groups"] == 0,
