@@ -82,6 +82,11 @@ def planned_once(x):
     return x * 2 if PLANS[key] else x
 
 
+def checked_and_branched(x):
+    torch._assert(x.dim() == 2, f"expected rows, got {x.shape}")
+    return x * 2 if x.sum() > 0 else x
+
+
 def test_random_numbers_of_a_dynamic_size_and_no_generator_equal_eager(load):
     def noisy(x):
         return x + torch.randn(x.shape, generator=None) * torch.rand(x.shape[0], 1, generator=None)
@@ -94,8 +99,9 @@ def test_random_numbers_of_a_dynamic_size_and_no_generator_equal_eager(load):
     assert torch.equal(*results)
 
 
-def test_text_of_sizes_that_is_only_a_key_serves_other_sizes(load):
-    module = load(planned_once, torch.ones(4, 2), dynamic_shapes=({0: torch.export.Dim("rows", min=1)},), verify=True)
+@pytest.mark.parametrize("function", [planned_once, checked_and_branched])
+def test_text_of_sizes_that_is_only_a_key_or_a_message_serves_other_sizes(load, function):
+    module = load(function, torch.ones(4, 2), dynamic_shapes=({0: torch.export.Dim("rows", min=1)},), verify=True)
     for rows in (4, 1, 7):
         assert torch.equal(module(torch.ones(rows, 2)), torch.ones(rows, 2) * 2)
 

@@ -197,7 +197,7 @@ def _again(
             other = replace(flat, fakes=fakes, **changes)
             ignored = _IDLE_WITHOUT_GRADIENTS if flat.grad and not other.grad else _MARKS
             with stamped(_ended_where_it_differs(trace)):
-                same = _same(trace.graph, trace_graph(other, TracedCalls()), ignored)
+                same = _same(trace.graph, trace_graph(other, TracedCalls(), trace.strategy), ignored)
     except ExportFailed:
         # A trace that failed or was ended is not the same.
         return None

@@ -72,12 +72,10 @@ def trace_call(
     """
     flat = _flat_call(call, state, target, fakes, grad=grad)
     flat.added_in_text = None if texts_hold else 0
-    environment, calls, order = fakes.mode.shape_env, TracedCalls(), list[torch.fx.Node]()
-    assert environment is not None
-    following = flat.values.followed(environment) if strategy.follows_values else contextlib.nullcontext()
+    calls, order = TracedCalls(), list[torch.fx.Node]()
     inputs = flat.inputs()
-    with following, stamped(order.append):
-        graph = trace_graph(flat, calls, grad=strategy.grad)
+    with stamped(order.append):
+        graph = trace_graph(flat, calls, strategy)
     if not strategy.grad:
         flat.effects.reads.add("grad_mode")
     return Trace(
@@ -100,15 +98,16 @@ def _flat_call(call: ExampleCall, state: State, target: Any, fakes: FakeInputs, 
     return FlatCall(call, target, known, shared, values, grad, fakes, outside)
 
 
-def trace_graph(flat: FlatCall, calls: TracedCalls, *, grad: bool = True) -> torch.fx.GraphModule:
+def trace_graph(flat: FlatCall, calls: TracedCalls, strategy: Strategy) -> torch.fx.GraphModule:
     """Return a trace of `flat`, above autograd if its effects allow that, and record its calls in `calls`.
 
     Args:
         flat: the call.
         calls: for its calls of submodules.
-        grad: whether gradients are on while the model runs; switches of grad mode stay in the trace.
+        strategy: says whether gradients are on while the model runs, and whether it follows the example's values.
     """
-    inputs = flat.inputs()
+    inputs, environment = flat.inputs(), flat.fakes.mode.shape_env
+    assert environment is not None
     apart = {**READING_VALUES, **traced_operators()}
     whole = {**apart, **whole_recurrence()}
 
@@ -124,9 +123,10 @@ def trace_graph(flat: FlatCall, calls: TracedCalls, *, grad: bool = True) -> tor
         flat.fakes.tracing(),
         average_in_tensors(),
         fake_kernels(FAKE_KERNELS),
-        torch.set_grad_enabled(grad),
+        torch.set_grad_enabled(strategy.grad),
         masks_unread(),
         marked_regions(),
+        flat.values.followed(environment) if strategy.follows_values else contextlib.nullcontext(),
     ):
         graph = None
         try:
