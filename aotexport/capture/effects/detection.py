@@ -1,13 +1,14 @@
 """Functions of torchvision's detectors that loop or branch on data, in a form that serves any number of boxes.
 
 Source: torchvision 0.28, `torchvision/ops/boxes.py`, `batched_nms`; `torchvision/models/detection/roi_heads.py`,
-`heatmaps_to_keypoints`, `paste_masks_in_image`.
+`heatmaps_to_keypoints`, `paste_masks_in_image`; `transform.py`, `GeneralizedRCNNTransform.batch_images`.
 """
 
 from __future__ import annotations
 
 import sys
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -21,15 +22,18 @@ _FEW_ELSEWHERE = 100_000
 
 def patches() -> list[Patch]:
     """Return the patches of the functions, where detectors find them, whose modules are loaded."""
-    replacements = {
-        "torchvision.ops.boxes": batched_nms,
-        "torchvision.models.detection.roi_heads": heatmaps_to_keypoints,
-        "torchvision.models.detection.transform": paste_masks_in_image,
+    # `batch_images` rounds sizes by `int` and `float`, which ask for the example's.
+    transform = {"paste_masks_in_image": paste_masks_in_image, "int": torch.sym_int, "float": torch.sym_float}
+    replacements: dict[str, dict[str, Any]] = {
+        "torchvision.ops.boxes": {"batched_nms": batched_nms},
+        "torchvision.models.detection.roi_heads": {"heatmaps_to_keypoints": heatmaps_to_keypoints},
+        "torchvision.models.detection.transform": transform,
     }
     return [
-        Patch(sys.modules[path], function.__name__, function, "Serve any number of boxes")
-        for path, function in replacements.items()
+        Patch(sys.modules[path], name, function, "Serve any number of boxes, and images of any size")
+        for path, functions in replacements.items()
         if path in sys.modules
+        for name, function in functions.items()
     ]
 
 
