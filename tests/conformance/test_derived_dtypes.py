@@ -32,6 +32,7 @@ REFUSED = (
     *("device_with_an_index", "forward_jacobians_of_a_jacobian", "function_for_mixed_precision", "hessian_inside"),
     *("laplacian", "scalar_tensors", "tensor_attribute_in_place", "tensor_attribute_replaced"),
     *("write_to_a_class_attribute", "write_to_a_global", "pooled_channels_that_are_last", "sampled_where_a_grid_says"),
+    "tensors_of_sizes",
     # Tensor subclasses were captured for one dtype.
     *("custom_function_of_subclasses", "mutated_subclass", "nested_subclass", "parts_of_a_subclass"),
     *("subclass_itself_and_its_views", "subclass_made_of_arguments", "subclass_with_dense", "subclass_with_gradients"),
