@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import types
 from collections.abc import Iterable
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 
 _OPAQUE = (type, types.ModuleType, types.CodeType, types.FrameType, types.BuiltinFunctionType, torch.Generator)
+# A logger remembers which levels are on, and leads to those of the whole process.
+_OPAQUE += (logging.Logger,)
 _NUMBERS = (bool, int, float, complex, str, bytes, type(None))
 _PATCHED = (torch, torch.Tensor, torch.autograd, torch.autograd.Function, torch.nn.functional, torch.random, nn.Module)
 
