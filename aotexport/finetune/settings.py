@@ -1,10 +1,12 @@
-"""What a run of fine-tuning was asked for."""
+"""What a run of fine-tuning was asked for; each setting with its option of the command line."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, get_args
+
+import click
 
 Loss = Literal["classification", "causal-lm", "pairs"]
 Schedule = Literal["cosine", "linear", "constant"]
@@ -15,17 +17,12 @@ class Lora:
     """A LoRA adapter, see `aotexport_runtime.adapters.add_lora`.
 
     Attributes:
-        r: rank.
-        alpha: numerator of the scaling.
-        dropout: probability of dropout of the adapter's input.
-        rslora: scale by `alpha / sqrt(r)`.
-        dora: learn the lengths of rows apart.
         targets: patterns of layers; empty: all linear ones.
         whole: layers that are trained whole beside it.
     """
 
     r: int = 8
-    alpha: float = 16
+    alpha: float = 16.0
     dropout: float = 0.0
     rslora: bool = False
     dora: bool = False
@@ -33,45 +30,88 @@ class Lora:
     whole: tuple[str, ...] = ()
 
 
+class _LoraOption(click.ParamType):
+    name = "r=8,..."
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the options of an adapter, by name."""
+        kinds = {each.name: type(each.default) for each in fields(Lora) if each.default != ()}
+        found: dict[str, Any] = {}
+        for part in value.split(",") if isinstance(value, str) else ():
+            key, _, text = part.partition("=")
+            if key not in kinds:
+                self.fail(f"no option {key!r} of an adapter; there are {', '.join(kinds)}", param, ctx)
+            try:
+                found[key] = True if kinds[key] is bool and not text else kinds[key](text)
+            except ValueError:
+                self.fail(f"{key}: expected a number, got {text!r}", param, ctx)
+        return found if isinstance(value, str) else value
+
+
+class _Column(click.ParamType):
+    name = "INPUT=COLUMN"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the name of the input, and of its column."""
+        name, _, column = value.partition("=")
+        if not name or not column:
+            self.fail(f"expected INPUT=COLUMN, got {value!r}", param, ctx)
+        return name, column
+
+
+def _option(default: Any, text: str, **others: Any) -> Any:
+    """Return a field with its option: what `--help` says, and further keywords of `click.option`."""
+    return field(default=default, metadata={"help": text, **others})
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What decides the curve of a run, with the bundle and the data.
+    """What decides the curve of a run, with the bundle and the data; each field has the help of its option."""
 
-    Attributes:
-        loss: what is minimised.
-        lora: the adapter; None: the bundle's own weights are trained.
-        freeze: patterns of parameters that stay as they are.
-        epochs: how often each example is seen.
-        batch_size: examples of a step.
-        lr: greatest learning rate.
-        schedule: how the rate falls after the warm-up.
-        warmup: part of the steps in which the rate rises, from 0 to 1.
-        weight_decay: of AdamW.
-        clip: greatest norm of the gradient; 0: any.
-        validation: part of the examples that is held out and never trained on, from 0 to below 1.
-        seed: of the order of the examples, of dropout and of an adapter's first values.
-        columns: the data's column of each input of the bundle, where they differ in name.
-        target: the column of classes.
-        result: the output of the bundle that the loss reads.
-        length: most tokens of a text.
-    """
-
-    loss: Loss
-    lora: Lora | None = None
-    freeze: tuple[str, ...] = ()
-    epochs: int = 3
-    batch_size: int = 32
-    lr: float = 1e-4
-    schedule: Schedule = "cosine"
-    warmup: float = 0.05
-    weight_decay: float = 0.01
-    clip: float = 1.0
-    validation: float = 0.1
-    seed: int = 0
-    columns: tuple[tuple[str, str], ...] = ()
-    target: str | None = None
-    result: str | None = None
-    length: int = 128
+    loss: Loss = _option(  # noqa: RUF009 - a field
+        "classification",
+        "classification: rows of inputs with a class. causal-lm: text, each token from those before it. pairs: two "
+        "texts that belong together, against others of the batch. A bundle that takes `labels` computes its own.",
+        type=click.Choice(get_args(Loss)),
+    )
+    freeze: tuple[str, ...] = _option(
+        (), "Parameters that stay as they are, by name: 'encoder.*'; repeatable.", metavar="PATTERN"
+    )
+    epochs: int = _option(3, "How often each example is seen.", type=click.IntRange(1))
+    batch_size: int = _option(32, "Examples of a step.", type=click.IntRange(1))
+    lr: float = _option(
+        None,
+        "Greatest learning rate of AdamW. [default: 1e-4; with --lora 1e-3]",
+        type=click.FloatRange(0, min_open=True),
+    )
+    schedule: Schedule = _option(  # noqa: RUF009 - a field
+        "cosine", "How the rate falls.", type=click.Choice(get_args(Schedule))
+    )
+    warmup: float = _option(0.05, "Part of the steps in which it rises first.", type=click.FloatRange(0, 1))
+    weight_decay: float = _option(0.01, "Of AdamW.", type=click.FloatRange(0))
+    clip: float = _option(1.0, "Greatest norm of the gradient; 0: any.", type=click.FloatRange(0))
+    validation: float = _option(
+        0.1,
+        "Part of the examples to hold out, and to measure after each epoch.",
+        type=click.FloatRange(0, 1, max_open=True),
+    )
+    seed: int = _option(0, "The same seed gives the same curve.", type=click.IntRange(0))
+    length: int = _option(128, "Most tokens of a text, where the bundle does not fix it.", type=click.IntRange(2))
+    columns: tuple[tuple[str, str], ...] = _option(
+        (),
+        "The data's column of an input (or of text); repeatable. [default: that of its name]",
+        type=_Column(),
+        flag="column",
+    )
+    target: str | None = _option(
+        None, "The column of classes. [default: label, labels, target or class]", metavar="COLUMN"
+    )
+    result: str | None = _option(None, "The output that the loss reads. [default: the one that fits]", metavar="OUTPUT")
+    lora: Lora | None = _option(  # noqa: RUF009 - a field
+        None,
+        "Train a LoRA adapter beside frozen weights: r=8,alpha=16,dropout=0.1,rslora,dora. [default: all weights]",
+        type=_LoraOption(),
+    )
 
     def rate(self, step: int, steps: int) -> float:
         """Return the learning rate after `step` of `steps` steps."""
