@@ -13,8 +13,8 @@ from aotexport.cli.onnx import onnx_options, read_options
 from aotexport.cli.output import DTYPES, WriteOptions, write_options
 
 if TYPE_CHECKING:
-    from aotexport.model.programs import Program
     from aotexport.model.source import ModelSource
+    from aotexport.pipeline.options import ExportOptions
 
 _EXAMPLE = """\b
 Example, with this model.py:
@@ -150,9 +150,6 @@ def export(
     dtype: str | None,
     purpose: str | None,
     onnx: bool,
-    opset: int | None,
-    onnx_state: str | None,
-    translations: str | None,
     verification: str | None,
     keep_operators: tuple[str, ...],
     profile: Path | None,
@@ -169,58 +166,67 @@ def export(
     A .pt2 file is one of `torch.export.save`: its example inputs and dynamic sizes are taken, and the one mode that it
     was exported in. torch reads it, pickles by `weights_only`; export files that you trust.
     """
-    programs = programs or (("infer",) if purpose == "serving" and recipe is None else ())
-    onnx = onnx or purpose == "serving"
-    if not onnx and (opset, onnx_state, translations) != (None, None, None):
+    serving = purpose == "serving"
+    chosen = {name: others.pop(name) for name in ("opset", "state", "translations")}
+    if any(chosen.values()) and not (onnx or serving):
         raise click.UsageError("--opset, --onnx-state and --onnx-translations are for --onnx; give both")
     if recipe is not None and weights is not None:
         raise click.UsageError("--weights is for a model file, and a recipe reads the weights of its directory")
-    given = write.keywords(verification)
+    others |= write.keywords(verification)
     with write.running(profile and profile.absolute()) as (progress, fresh):
-        import torch
-
-        from aotexport.model.cast import cast
-        from aotexport.model.dynamic_option import merge_dynamic
         from aotexport.model.model_file import importable
-        from aotexport.model.recipes import load_recipe
-        from aotexport.model.source import load_source
         from aotexport.pipeline.options import ExportOptions
 
-        # Checked before the model is built, which may take long.
-        options = ExportOptions(
-            **given,
-            **others,
-            onnx=onnx and read_options(opset, onnx_state, translations),
-            serving=purpose == "serving",
-            progress=progress,
+        # Checked before the model is built, which may take long; the model file may change the directory.
+        onnx_asked = (onnx or serving) and read_options(chosen)
+        options = ExportOptions(**others, onnx=onnx_asked, serving=serving, progress=progress)
+        here = Path.cwd()
+        options = replace(
+            options, output=here / options.output, dump_passes=options.dump_passes and here / options.dump_passes
         )
-        here = Path.cwd()  # The model file may change it.
         progress(f"load {model}")
-        source = load_source(model, weights) if recipe is None else load_recipe(recipe, model)
+        source = _source(model, recipe, weights, dtype)
         with importable(source.root):
-            source = source if dtype is None else cast(source, getattr(torch, dtype))
-            options = replace(
-                options,
-                output=here / options.output,
-                dump_passes=options.dump_passes and here / options.dump_passes,
-                source_root=source.root,
-                programs=_named(programs, source) if programs else source.programs,
-                variants=source.variants,
-                dynamic_shapes=merge_dynamic(source, dynamic),
-                keep_operators=(*source.keep_operators, *keep_operators),
-            )
+            programs = programs or (("infer",) if serving and recipe is None else ())
+            options = _of_source(options, source, programs, dynamic, keep_operators)
             progress("import torch's compiler")
             from aotexport.cli.summary import costs, summarize
             from aotexport.pipeline.export import export_as
 
             report = export_as(source.target, source.example.args, dict(source.example.kwargs), options, fresh)
             summary = summarize(report, verified=bool(options.verify))
-            if purpose is not None:
+            if serving:
                 summary["costs"] = costs(report)
     write.show(summary, progress)
 
 
-def _named(names: tuple[str, ...], source: ModelSource) -> list[str | Program]:
-    """Return the programs of these names, as the model file describes them if it does."""
+def _source(model: str, recipe: str | None, weights: Path | None, dtype: str | None) -> ModelSource:
+    import torch
+
+    from aotexport.model.cast import cast
+    from aotexport.model.recipes import load_recipe
+    from aotexport.model.source import load_source
+
+    source = load_source(model, weights) if recipe is None else load_recipe(recipe, model)
+    return source if dtype is None else cast(source, getattr(torch, dtype))
+
+
+def _of_source(
+    options: ExportOptions,
+    source: ModelSource,
+    programs: tuple[str, ...],
+    dynamic: tuple[str, ...],
+    keep_operators: tuple[str, ...],
+) -> ExportOptions:
+    """Return options with those of a model file, beneath those of the command line."""
+    from aotexport.model.dynamic_option import merge_dynamic
+
     described = {program.name: program for program in source.programs or () if not isinstance(program, str)}
-    return [described.get(name, name) for name in names]
+    return replace(
+        options,
+        source_root=source.root,
+        programs=[described.get(name, name) for name in programs] or source.programs,
+        variants=source.variants,
+        dynamic_shapes=merge_dynamic(source, dynamic),
+        keep_operators=(*source.keep_operators, *keep_operators),
+    )

@@ -25,36 +25,38 @@ Example:
 """
 
 
-def onnx_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a command the options about ONNX models: `opset`, `onnx_state`, `translations`."""
-    options = (
-        click.option("--opset", type=int, metavar="N", help="Operator set of ONNX models.  [default: 20]"),
-        click.option(
-            "--onnx-state",
-            type=click.Choice(("refuse", "outputs")),
-            help="Programs that change state or return views: refused, or with new values as further outputs.",
-        ),
-        click.option(
-            "--onnx-translations",
-            "translations",
-            metavar="FILE.py:NAME",
-            help="Dict of ONNX Script functions by the operator of torch that they stand for.",
-        ),
-    )
-    for option in options:
+_OPTIONS = (
+    click.option("--opset", type=int, metavar="N", help="Operator set of ONNX models.  [default: 20]"),
+    click.option(
+        "--onnx-state",
+        "state",
+        type=click.Choice(("refuse", "outputs")),
+        help="Programs that change state or return views: refused, or with new values as further outputs.",
+    ),
+    click.option(
+        "--onnx-translations",
+        "translations",
+        metavar="FILE.py:NAME",
+        help="Dict of ONNX Script functions by the operator of torch that they stand for.",
+    ),
+)
+
+
+def onnx_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options about ONNX models: `opset`, `state` and `translations`."""
+    for option in _OPTIONS:
         command = option(command)
     return command
 
 
-def read_options(
-    opset: int | None, state: str | None, translations: str | None, programs: tuple[str, ...] = ()
-) -> OnnxOptions:
-    """Return the options of a command."""
+def read_options(given: Mapping[str, Any], programs: tuple[str, ...] = ()) -> OnnxOptions:
+    """Return what a command was given for `onnx_options`."""
     from aotexport.lower.onnx.options import OnnxOptions
 
-    chosen: dict[str, Any] = {"opset": opset, "state": state, "programs": programs}
-    chosen["translations"] = _read_translations(translations) if translations else None
-    return OnnxOptions(**{name: value for name, value in chosen.items() if value is not None})
+    chosen = {name: value for name, value in given.items() if value is not None}
+    if where := chosen.get("translations"):
+        chosen["translations"] = _read_translations(where)
+    return OnnxOptions(**chosen, programs=programs)
 
 
 def _read_translations(where: str) -> Mapping[Any, Any]:
@@ -83,12 +85,10 @@ def _read_translations(where: str) -> Mapping[Any, Any]:
 def onnx(
     bundle: Path,
     programs: tuple[str, ...],
-    opset: int | None,
-    onnx_state: str | None,
-    translations: str | None,
     imports: tuple[str, ...],
     no_verify: bool,
     as_json: bool,
+    **given: Any,
 ) -> None:
     """Add ONNX models to BUNDLE, from its forward graphs; the model's code is not needed.
 
@@ -102,7 +102,7 @@ def onnx(
 
         for name in imports:
             imported(name)
-        options = read_options(opset, onnx_state, translations, programs)
+        options = read_options(given, programs)
         manifest, comparisons = export_onnx(bundle, options, verify=not no_verify, progress=progress)
     from aotexport.cli.summary import largest_errors, verification_table
 

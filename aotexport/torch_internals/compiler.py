@@ -72,20 +72,12 @@ def compile_library(
     ordered: bool,
     header: str,
 ) -> None:
-    """Compile a graph of `trace_decomposed` to a shared library for processors, by AOTInductor.
+    """Compile a graph of `trace_decomposed`, with its fake inputs, to the library `path`, by AOTInductor.
 
     The graph is changed in place; its results keep the strides that they were traced with. Indices are not checked
-    against bounds: see `hold_indices`.
-
-    Args:
-        module: the graph.
-        fakes: the fake inputs that it was traced with.
-        fake_mode: their fake mode.
-        path: the library; nothing else is written beside it.
-        march: instruction set, as the C++ compiler names it.
-        vector_nbits: width of vector registers.
-        ordered: whether operators keep their order, since they draw random numbers.
-        header: C++ to put between torch's headers and the library's code.
+    against bounds: see `hold_indices`. `march` is the instruction set as the C++ compiler names it, `vector_nbits` the
+    width of vector registers; `ordered` operators keep their order, since they draw random numbers; `header` is C++
+    to put between torch's headers and the library's code.
 
     Raises:
         NotImplementedError: it calls operators for which libraries have no entry point.
