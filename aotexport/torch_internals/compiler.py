@@ -77,10 +77,8 @@ def compile_library(
     The graph is changed in place; its results keep the strides that they were traced with. Indices are not checked
     against bounds: see `hold_indices`. `march` is the instruction set as the C++ compiler names it, `vector_nbits` the
     width of vector registers; `ordered` operators keep their order, since they draw random numbers; `header` is C++
-    to put between torch's headers and the library's code.
-
-    Raises:
-        NotImplementedError: it calls operators for which libraries have no entry point.
+    to put between torch's headers and the library's code. `NotImplementedError`: it calls operators for which
+    libraries have no entry point.
     """
     from torch._inductor import compile_fx, config
     from torch._inductor.virtualized import V

@@ -10,9 +10,9 @@ import queue
 import subprocess
 import sys
 import tempfile
-import threading
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -97,29 +97,26 @@ def compile_kernels(
     }
     directory = _cache_directory() if cache is None else cache
     directory.mkdir(parents=True, exist_ok=True)
-    compiled = Compiled({}, {})
-    waiting: queue.SimpleQueue[tuple[Job, dict[str, Any]]] = queue.SimpleQueue()
-    for job, description in described.items():
-        found = _cached(directory, description["key"])
-        if found is not None:
-            compiled.binaries[job] = found
-        else:
-            waiting.put((job, description))
-    bugs: list[str] = []
-
-    def work() -> None:
-        for _ in _compile_waiting(waiting, directory, compiled, bugs):
+    cached = {job: _cached(directory, each["key"]) for job, each in described.items()}
+    compiled = Compiled({job: binary for job, binary in cached.items() if binary is not None}, {})
+    waiting = {job: description for job, description in described.items() if job not in compiled.binaries}
+    with contextlib.ExitStack() as stack:
+        scratch = stack.enter_context(tempfile.TemporaryDirectory(prefix="aotexport-kernels-"))
+        workers = _Workers(Path(scratch), directory)
+        stack.callback(workers.stop)
+        pool = ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_WORKERS))
+        stack.callback(pool.shutdown, cancel_futures=True)
+        asked = {pool.submit(workers.ask, description): job for job, description in waiting.items()}
+        for each in as_completed(asked):
+            job, answer = asked[each], each.result()
+            if "bug" in answer:
+                error = RuntimeError(f"{answer['error']}\n{answer['bug']}")
+                raise internal_error("compile kernels", error) from error
+            if "error" in answer:
+                compiled.failures[job] = answer["error"]
+            elif (binary := _cached(directory, described[job]["key"])) is not None:
+                compiled.binaries[job] = binary
             progress(len(compiled.binaries) + len(compiled.failures), len(described))
-
-    count = min(waiting.qsize(), os.cpu_count() or 1, MAX_WORKERS)
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if bugs:
-        error = RuntimeError(bugs[0])
-        raise internal_error("compile kernels", error) from error
     return compiled
 
 
@@ -147,96 +144,64 @@ def _cache_directory() -> Path:
 
 
 def _cached(directory: Path, key: str) -> Binary | None:
-    record = directory / f"{key}.json"
+    """Return what a worker has written under a key; None: nothing, or a damaged file."""
     try:
-        facts = json.loads(record.read_text())
-        code, ptx = (directory / f"{key}.cubin").read_bytes(), (directory / f"{key}.ptx").read_bytes()
-        # An interrupted writer leaves files that do not match.
-        if hashlib.sha256(code + ptx).hexdigest() != facts["sha256"]:
+        head, _, both = (directory / key).read_bytes().partition(b"\n")
+        facts = json.loads(head)
+        if hashlib.sha256(both).hexdigest() != facts.pop("sha256"):
             return None
-    except (OSError, ValueError, KeyError):
+        count = facts.pop("code_nbytes")
+        return Binary(code=both[:count], ptx=both[count:], **facts)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return Binary(code, ptx, facts["shared"], facts["global_scratch"], facts["global_scratch_align"])
 
 
-def _compile_waiting(
-    waiting: queue.SimpleQueue[tuple[Job, dict[str, Any]]], cache: Path, compiled: Compiled, bugs: list[str]
-) -> Iterator[Job]:
-    """Yield jobs that a process has compiled, or failed at; the process is replaced when it dies."""
-    with tempfile.TemporaryDirectory(prefix="aotexport-kernels-") as scratch, contextlib.ExitStack() as stack:
-        process = None
-        while True:
-            try:
-                job, description = waiting.get_nowait()
-            except queue.Empty:
-                return
-            if process is None:
-                process = _start(Path(scratch))
-                stack.callback(_stop, process)
-            answer = _ask(process, description)
-            if answer is None:
-                compiled.failures[job] = f"the compiler's process died (exit code {process.wait()})"
-                process = None
-            elif "bug" in answer:
-                bugs.append(f"{answer['error']}\n{answer['bug']}")
-            elif "error" in answer:
-                compiled.failures[job] = answer["error"]
-            else:
-                compiled.binaries[job] = _keep(Path(scratch), cache, description["key"], answer)
-            yield job
+class _Workers:
+    """Processes that compile, started where none is idle; one that dies costs its job alone."""
 
+    def __init__(self, scratch: Path, cache: Path) -> None:
+        self._scratch, self._cache = scratch, cache
+        self._idle: queue.SimpleQueue[subprocess.Popen[str]] = queue.SimpleQueue()
 
-def _keep(scratch: Path, cache: Path, key: str, facts: dict[str, Any]) -> Binary:
-    code, ptx = (scratch / f"{key}.cubin").read_bytes(), (scratch / f"{key}.ptx").read_bytes()
-    facts = {**facts, "sha256": hashlib.sha256(code + ptx).hexdigest()}
-    contents = {"cubin": code, "ptx": ptx, "json": json.dumps(facts).encode()}
-    for suffix, data in contents.items():
-        with tempfile.NamedTemporaryFile(dir=cache, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, cache / f"{key}.{suffix}")
-    return Binary(code, ptx, facts["shared"], facts["global_scratch"], facts["global_scratch_align"])
+    def ask(self, description: dict[str, Any]) -> dict[str, Any]:
+        """Return the answer to a job."""
+        process = self._start() if self._idle.empty() else self._idle.get()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        line = ""
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(json.dumps(description) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        if not line:
+            process.communicate()
+            return {"error": f"the compiler's process died (exit code {process.returncode})"}
+        self._idle.put(process)
+        return json.loads(line)
 
+    def stop(self) -> None:
+        while not self._idle.empty():
+            self._idle.get().communicate()
 
-def _start(scratch: Path) -> subprocess.Popen[str]:
-    environment = {
-        **os.environ,
-        "TRITON_CACHE_DIR": str(scratch / "triton"),
-        "TRITON_DISABLE_LINE_INFO": "1",
-        "TRITON_INTERPRET": "0",
-        # The default of Triton 3.9; later ones have another.
-        "TRITON_DEFAULT_FP_FUSION": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-    }
-    return subprocess.Popen(
-        [sys.executable, "-P", "-m", "aotexport.lower.cuda.worker", str(scratch)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        env=environment,
-    )
-
-
-def _ask(process: subprocess.Popen[str], description: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the answer of a worker; None: it died."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    try:
-        process.stdin.write(json.dumps(description) + "\n")
-        process.stdin.flush()
-    except BrokenPipeError:
-        return None
-    line = process.stdout.readline()
-    return json.loads(line) if line else None
-
-
-def _stop(process: subprocess.Popen[str]) -> None:
-    for stream in (process.stdin, process.stdout):
-        if stream is not None:
-            with contextlib.suppress(OSError):
-                stream.close()
-    process.wait()
+    def _start(self) -> subprocess.Popen[str]:
+        environment = {
+            **os.environ,
+            "TRITON_CACHE_DIR": str(self._scratch / "triton"),
+            "TRITON_DISABLE_LINE_INFO": "1",
+            "TRITON_INTERPRET": "0",
+            # The default of Triton 3.9; later ones have another.
+            "TRITON_DEFAULT_FP_FUSION": "1",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "aotexport.lower.cuda.worker", str(self._scratch), str(self._cache)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            env=environment,
+        )
 
 
 PTX = "ptx"

@@ -1,14 +1,17 @@
-"""Compiles kernels on request: `python -m aotexport.lower.cuda.worker DIRECTORY` answers each line with a line.
+"""Compiles kernels: `python -m aotexport.lower.cuda.worker SCRATCH CACHE` answers each line with a line.
 
-It is a process of its own, because the code generator aborts its process on unknown constructs.
+Code goes to a file of the cache, after a line of facts about it. It is a process of its own, because the code
+generator aborts its process on unknown constructs.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import json
 import os
 import sys
+import tempfile
 import traceback
 from pathlib import Path
 from typing import Any
@@ -16,14 +19,14 @@ from typing import Any
 
 def main() -> None:
     """Compile until standard input ends."""
-    directory = Path(sys.argv[1])
+    scratch, cache = map(Path, sys.argv[1:])
     # Output of libraries must not be taken for an answer.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     for line in sys.stdin:
-        job = json.loads(line)
+        job, answer = json.loads(line), dict[str, str]()
         try:
-            answer: dict[str, Any] = _compile(job, directory)
+            _compile(job, scratch, cache)
         except Exception as error:  # noqa: BLE001 - classified below
             # Torch is imported for failed jobs alone.
             from aotexport.model.refusals import is_bug
@@ -35,12 +38,12 @@ def main() -> None:
         answers.write(json.dumps(answer) + "\n")
 
 
-def _compile(job: dict[str, Any], directory: Path) -> dict[str, Any]:
+def _compile(job: dict[str, Any], scratch: Path, cache: Path) -> None:
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = getattr(_module(job["name"], job["text"], directory), job["name"])
+    function = getattr(_module(job["name"], job["text"], scratch), job["name"])
     attributes = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in job["divisible"]}
     source = ASTSource(function, job["signature"], job["constants"], attributes)
     target = GPUTarget("cuda", int(job["architecture"].removeprefix("sm_")), 32)
@@ -48,16 +51,17 @@ def _compile(job: dict[str, Any], directory: Path) -> dict[str, Any]:
     metadata = compiled.metadata
     if getattr(metadata, "num_ctas", 1) != 1 or getattr(metadata, "tensordesc_meta", None):
         raise NotImplementedError("clusters of blocks and tensor descriptors are not supported")
-    code = compiled.asm["cubin"]
-    (directory / f"{job['key']}.cubin").write_bytes(code)
-    (directory / f"{job['key']}.ptx").write_text(_plain(compiled.asm["ptx"]), encoding="ascii")
-    return {
-        "entry": metadata.name,
-        "shared": metadata.shared,
-        "global_scratch": getattr(metadata, "global_scratch_size", 0),
-        "global_scratch_align": getattr(metadata, "global_scratch_align", 1),
-        "warp_size": metadata.warp_size,
+    code, both = compiled.asm["cubin"], compiled.asm["cubin"] + _plain(compiled.asm["ptx"]).encode("ascii")
+    facts = {
+        "code_nbytes": len(code),
+        "sha256": hashlib.sha256(both).hexdigest(),
+        "shared_nbytes": metadata.shared,
+        "global_scratch_nbytes": getattr(metadata, "global_scratch_size", 0),
+        "global_scratch_alignment": getattr(metadata, "global_scratch_align", 1),
     }
+    with tempfile.NamedTemporaryFile(dir=cache, delete=False) as file:
+        file.write(json.dumps(facts).encode() + b"\n" + both)
+    os.replace(file.name, cache / job["key"])
 
 
 def _plain(ptx: str) -> str:
