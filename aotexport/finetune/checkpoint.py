@@ -97,9 +97,8 @@ def write(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, id
 def read(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, identity: Identity, steps: int) -> int:
     """Put a run back to where it was; return the number of its steps, of `steps`.
 
-    Raises:
-        DataInvalid: there is no checkpoint, or one of another run, or what it holds is not what such a run has. Nothing
-            has changed then.
+    `DataInvalid`: there is no checkpoint, or one of another run, or what it holds is not what such a run has. Nothing
+    has changed then.
     """
     try:
         with open_regular(path) as stream, safe_open(at_descriptor(stream.fileno(), path), "pt") as file:

@@ -44,10 +44,8 @@ class Place:
 def prepare(module: BundleModule, settings: Settings) -> str:
     """Add the adapter, freeze what shall stay; return what is trained, for people.
 
-    Raises:
-        ArgumentInvalid: see `add_lora`.
-        DataInvalid: a pattern matches no parameter, or nothing is left to train.
-        NotSupported: see `add_lora`; or calls change attributes of the model, which a checkpoint does not hold.
+    `ArgumentInvalid`: see `add_lora`. `DataInvalid`: a pattern matches no parameter, or nothing is left to train.
+    `NotSupported`: see `add_lora`; or calls change attributes of the model, which a checkpoint does not hold.
     """
     if module.bundle.manifest.attributes:
         raise NotSupported(
@@ -99,9 +97,7 @@ class Run:
     ) -> None:
         """Make examples for a prepared bundle, which changes in place, and go back to where an interrupted run was.
 
-        Raises:
-            DataInvalid: the data does not fit, or there is no such run to go on with.
-            NotSupported: see `Model`.
+        `DataInvalid`: the data does not fit, or there is no such run to go on with. `NotSupported`: see `Model`.
         """
         self._model = Model(module, validates=bool(settings.validation) or table.held_out is not None)
         self._settings, self._place = settings, place

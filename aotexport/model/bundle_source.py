@@ -34,9 +34,8 @@ Affine = tuple[str, int, int]
 def source_of(module: BundleModule) -> ModelSource:
     """Return the model, example calls, programs and dynamic sizes of a loaded bundle.
 
-    Raises:
-        ModelFileInvalid: a program has no recorded example call, sizes that no option of an export describes, or was
-            captured under autocast.
+    `ModelFileInvalid`: a program has no recorded example call, sizes that no option of an export describes, or was
+    captured under autocast.
     """
     bundle = module.bundle
     _refuse_kept_attributes(module)
@@ -61,8 +60,7 @@ def variants_under_autocast(bundle: Bundle) -> dict[str, str]:
 def programs_named(source: ModelSource, names: Iterable[str]) -> tuple[Program, ...]:
     """Return programs of a loaded bundle by name: its own, and others that it has the code for.
 
-    Raises:
-        ModelFileInvalid: an unknown name, or the bundle has no program of that mode.
+    `ModelFileInvalid`: an unknown name, or the bundle has no program of that mode.
     """
     own = {program.name: program for program in source.programs or () if isinstance(program, Program)}
     found: list[Program] = []

@@ -68,11 +68,7 @@ class DynamicSize:
 
 
 def parse_dynamic(text: str) -> DynamicSize:
-    """Parse the option `text`.
-
-    Raises:
-        ModelFileInvalid: it does not follow the grammar, or its bounds leave no choice.
-    """
+    """Parse the option `text`; `ModelFileInvalid`: it does not follow the grammar, or its bounds leave no choice."""
     match = _OPTION.fullmatch(text.strip())
     path = None if match is None else _split_path(match["input"].strip())
     if match is None or path is None:

@@ -25,8 +25,7 @@ from aotexport.process.patches import Patch, patched
 def exported_source(where: str) -> ModelSource:
     """Return the model, example call and dynamic sizes of the `.pt2` file at a path.
 
-    Raises:
-        ModelFileInvalid: there is no such file, torch cannot read it, or it has no example inputs.
+    `ModelFileInvalid`: there is no such file, torch cannot read it, or it has no example inputs.
     """
     path = Path(where)
     program = _loaded(path)

@@ -150,11 +150,7 @@ def choose_programs(
 
 
 def as_example(example: AnyExample) -> Example:
-    """Return an example call as its record.
-
-    Raises:
-        ModelFileInvalid: it is no tuple, mapping or `Example`.
-    """
+    """Return an example call as its record; `ModelFileInvalid`: it is no tuple, mapping or `Example`."""
     if isinstance(example, Example):
         return example
     if isinstance(example, Mapping):
@@ -177,8 +173,7 @@ def _sizes(target: Any, method: str | Callable[..., Any], example: Example) -> d
 def method_of(target: Any, method: str | Callable[..., Any]) -> Any:
     """Return what a program calls: the target, a method of it, or a function as a method of it.
 
-    Raises:
-        ModelFileInvalid: there is no such method.
+    `ModelFileInvalid`: there is no such method.
     """
     if method == "forward":
         return target
@@ -246,8 +241,7 @@ def _described(program: Any) -> Program:
 def check_names(names: list[str]) -> None:
     """Refuse names of programs that a bundle cannot have.
 
-    Raises:
-        ModelFileInvalid: there is none, one twice, or one that is no plain name.
+    `ModelFileInvalid`: there is none, one twice, or one that is no plain name.
     """
     if not names:
         raise ModelFileInvalid("no programs were asked for")

@@ -86,9 +86,8 @@ class State:
 def collect_state(module: nn.Module | None) -> State:
     """Return the state of `module`.
 
-    Raises:
-        ExportFailed: a parameter is not initialised yet, or is a tensor that a bundle cannot hold, or a module is
-            TorchScript.
+    `ExportFailed`: a parameter is not initialised yet, or is a tensor that a bundle cannot hold, or a module is
+    TorchScript.
     """
     state = State()
     if module is None:
