@@ -18,7 +18,7 @@ from aotexport.errors import (
 )
 
 if TYPE_CHECKING:
-    from aotexport.lower.onnx.options import OnnxOptions
+    from aotexport.lower.targets import OnnxOptions
     from aotexport.model.programs import Example, Program
     from aotexport.model.recipes import Recipe, recipe
     from aotexport.pipeline.derive import derive
@@ -56,7 +56,7 @@ def __getattr__(name: str) -> Any:
 _HOMES = {
     "Example": "aotexport.model.programs",
     "ExportReport": "aotexport.verify.report",
-    "OnnxOptions": "aotexport.lower.onnx.options",
+    "OnnxOptions": "aotexport.lower.targets",
     "Program": "aotexport.model.programs",
     "Recipe": "aotexport.model.recipes",
     "derive": "aotexport.pipeline.derive",

@@ -17,7 +17,7 @@ from aotexport_runtime.errors import printable
 from aotexport_runtime.values.arguments import imported
 
 if TYPE_CHECKING:
-    from aotexport.lower.onnx.options import OnnxOptions
+    from aotexport.lower.targets import OnnxOptions
 
 _EXAMPLE = """\b
 Example:
@@ -51,7 +51,7 @@ def onnx_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def read_options(given: Mapping[str, Any], programs: tuple[str, ...] = ()) -> OnnxOptions:
     """Return what a command was given for `onnx_options`."""
-    from aotexport.lower.onnx.options import OnnxOptions
+    from aotexport.lower.targets import OnnxOptions
 
     chosen = {name: value for name, value in given.items() if value is not None}
     if where := chosen.get("translations"):

@@ -90,7 +90,7 @@ def verify(
 
 
 def _run_kernels(bundle: Bundle) -> list[dict[str, Any]]:
-    from aotexport.verify.interpret.run import interpret
+    from aotexport.verify.interpret import interpret
 
     found = interpret(bundle)
     if found.drawing:

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from aotexport.eager.run import Run, eager_run
-from aotexport.eager.shorter_call import shorter_call
+from aotexport.eager.run import Run, eager_run, shorter_call
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall, example_call, signature_of
 from aotexport.model.programs import ProgramSpec
@@ -34,18 +33,12 @@ Results = tuple[Tree, list[int]]
 
 
 def with_label_free(specs: Iterable[ProgramSpec], state: State) -> tuple[list[ProgramSpec], dict[str, list[str]]]:
-    """Return the programs to capture, adding a variant without labels per program that records no gradients.
+    """Return the programs to capture, adding a variant without labels per program without gradients.
 
     Labels are arguments with the default None for which the example passes tensors, and without which the model returns
     another structure: no loss, or logits alone. A mask is none if the structure stays. The variant leaves out all
-    labels together. A program gets none if another of its variants already passes no labels.
-
-    Args:
-        specs: the programs, each before its variants.
-        state: the module's state; left as it was.
-
-    Returns:
-        The programs, and sentences for the user about labels that no call may leave out, by the name of the program.
+    labels together; a program of which another variant passes none already gets none. Also returned are sentences for
+    the user about labels that no call may leave out, by the name of the program.
     """
     found, notes = list(specs), dict[str, list[str]]()
     for spec in list(found):

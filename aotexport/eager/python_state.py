@@ -51,14 +51,9 @@ Observed = tuple[Tree, list[Any]]
 
 
 def with_attributes(spec: ProgramSpec, names: Iterable[str]) -> ProgramSpec:
-    """Return a program to capture, with attributes of the module as an argument.
+    """Return a program with attributes of the module, given by path (`encoder.cache`), as an argument.
 
-    Args:
-        spec: the program, perhaps with other attributes as an argument already.
-        names: paths of attributes: `calls`, `encoder.cache`.
-
-    Raises:
-        ExportFailed: an attribute holds a value that a bundle cannot.
+    The program may have others as an argument already. `ExportFailed`: one holds a value that a bundle cannot.
     """
     call, known = spec.call, attributes_of(spec.call)
     assert call.module is not None
@@ -153,18 +148,11 @@ def _taking(callable_: Callable[..., Any], module: nn.Module, names: Mapping[str
 
 
 def depends_on(spec: ProgramSpec, state: State, shorter: ExampleCall | None = None) -> bool:
-    """Return whether a call gives another result, or fails, after calls with other inputs have changed attributes.
+    """Return whether a call gives another result, or fails, after other calls have changed attributes.
 
-    Attributes that every call computes anew from the same sizes, such as tables, make no difference.
-
-    Args:
-        spec: the program.
-        state: the module's state; left as it was, as are the attributes.
-        shorter: a call that takes the same path through the code in less time, which tells as well that nothing
-            depends on them; None: the example alone tells.
-
-    Raises:
-        ExportFailed: the model fails on its example, so that this cannot be told.
+    Attributes that every call computes anew from the same sizes, such as tables, make no difference. `shorter` is a
+    call that takes the same path in less time, which tells as well that nothing depends on them; None: the example
+    alone tells. `ExportFailed`: the model fails on its example, so that this cannot be told.
     """
     if shorter is not None:
         with contextlib.suppress(ExportFailed):
@@ -193,12 +181,7 @@ def _depends(spec: ProgramSpec, state: State) -> bool:
 
 
 def keeps_results_of_weights(spec: ProgramSpec, state: State) -> bool:
-    """Return whether the first call stores in attributes what it computes of the weights, for all later calls.
-
-    Args:
-        spec: the program.
-        state: the module's state; left as it was, as are the attributes.
-    """
+    """Return whether the first call stores what it computes of the weights, for all later calls."""
     first, _ = _run(spec.call, state, spec)
     with attributes_restored(spec.call.module):
         return bool(_differs_after(_with_other_weights, first, spec, state))
@@ -270,12 +253,7 @@ def with_other_inputs(call: ExampleCall) -> ExampleCall:
 
 
 def later_states(spec: ProgramSpec, state: State) -> Iterator[ProgramSpec]:
-    """Yield the programs to capture for the states that calls leave one after the other, until a state repeats.
-
-    Args:
-        spec: the program, with attributes as an argument.
-        state: the module's state; left as it was.
-    """
+    """Yield the programs for the states that calls leave one after the other, until a state repeats."""
     call, seen = spec.call, [attributes_of(spec.call)]
     for _ in range(MAX_CALLS):
         _, after = _run(call, state, spec)
@@ -346,12 +324,7 @@ def fits(program: Program, call: ExampleCall) -> bool:
 
 
 def initial_values(call: ExampleCall, state: State) -> tuple[State, dict[str, Tree]]:
-    """Return the attributes that are an argument as trees over the tensors of a state, by path, and that state.
-
-    Args:
-        call: an example call.
-        state: the module's state.
-    """
+    """Return attributes that are an argument as trees over the tensors of a state, and that state."""
     whole = State(list(state.entries))
 
     def index(value: Any, path: str) -> int | None:

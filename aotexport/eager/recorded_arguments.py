@@ -53,12 +53,7 @@ class RecordedArguments:
     stored: dict[str, torch.Tensor]
 
     def generated(self, program: Program, seed: int) -> RecordedArguments:
-        """Return the arguments with others like them for large spans of floats, which a reader can make from a seed.
-
-        Args:
-            program: whose arguments they are.
-            seed: of the recorded call.
-        """
+        """Return the arguments with others for large spans of floats, which a reader can make from a seed."""
         keys = [part.key for spec in self.specs for part in (spec, *spec.parts)]
         specs, stored = list(self.specs), dict(self.stored)
         for place, spec in enumerate(self.specs):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import operator
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -24,6 +26,7 @@ from aotexport.state.arguments import argument_tables, check_changes
 from aotexport.state.mode import in_mode
 from aotexport.state.tensors import StateSnapshot, reached_tensors, restored
 from aotexport.state.world import World
+from aotexport.torch_internals.calls import is_dimension
 from aotexport.values.subclasses import CLASSES
 from aotexport_runtime.call.flat_call import flat_outputs, returning_whole_result, whole_result_tree
 from aotexport_runtime.errors import NotSupported
@@ -45,8 +48,6 @@ class Run:
     """The call of a model in a block of `eager_run`, on copies of the example's tensors.
 
     Attributes:
-        call: the example call.
-        state: the module's state.
         snapshot: the state as the block found it.
         attributes: puts the module's attributes back as the block found them, in its mode; None: they are kept.
         tensors: tensors and sizes passed to the call, one per path of the example call.
@@ -139,15 +140,7 @@ def runs_without_gradients(call: ExampleCall, state: State, mode: Mode) -> bool:
 
 
 def refuse_failing_example(spec: ProgramSpec, state: State) -> None:
-    """Refuse a call on which the model itself fails, with its own error and the user's line.
-
-    Args:
-        spec: the program whose capture failed.
-        state: the module's state; left as it was.
-
-    Raises:
-        ExportFailed: the model fails.
-    """
+    """Refuse a call on which the model itself fails (`ExportFailed`), with its error and the user's line."""
     try:
         with (
             attempt("example call"),
@@ -178,11 +171,7 @@ def _makes_a_module(error: Exception) -> bool:
 def watch_call(run: Run, program: Program, call: ExampleCall, look: Callable[[Callable[[], Any], list[Any]], T]) -> T:
     """Return the result of `look` at an eager call.
 
-    Args:
-        run: runs the model as it was traced.
-        program: the program to which the call belongs.
-        call: the call to make.
-        look: takes a function that calls the model, and its tensors and sizes, one per input of the program.
+    `look` takes a function that calls the model, and its tensors and sizes, one per input of the program.
     """
     eager, make = _eager(call, program, example_arguments(call, program))
     tensors = {entry.names[0]: entry.tensor for entry in run.state.entries}
@@ -233,18 +222,10 @@ def dropped_gradients(state: State) -> tuple[str, ...]:
 def observe_eager(
     call: ExampleCall, state: State, program: Program, arguments: RecordedArguments, calls: int
 ) -> Observation:
-    """Return everything that a caller of the model sees in some calls, each with a backward pass.
+    """Return everything that a caller of the model sees in consecutive calls.
 
-    Args:
-        call: the example call.
-        state: the module's state.
-        program: the program; one without gradients has no backward passes.
-        arguments: of the calls.
-        calls: number of calls, one after the other.
-
-    Raises:
-        ExportFailed: the model returns tensors of a class that a bundle cannot hold, or arrays where its trace has
-            none, or the other way round.
+    Each has a backward pass, if the program has gradients. `ExportFailed`: the model returns tensors of a class that a
+    bundle cannot hold, or arrays where its trace has none, or the other way round.
     """
     eager, make = _eager(call, program, arguments)
 
@@ -299,3 +280,41 @@ def attention_as_traced() -> Iterator[None]:
         yield
     finally:
         torch.backends.mha.set_fastpath_enabled(before)
+
+
+# --- shorter calls, for questions whose answer is the same at every size -----------------------------------------
+
+
+_SHORT = 4
+"""Size of the shorter axes: kernels take little time, and small windows fit."""
+
+
+def shorter_call(call: ExampleCall) -> ExampleCall | None:
+    """Return the call with the first elements along each dynamic axis.
+
+    Its sizes may be related, as `2 * batch` is to `batch`; the returned call may not run then. None: no axis is longer,
+    or a copy of an argument is unlike it: arguments share memory, or are results of other operations in a graph of
+    autograd.
+    """
+    own = [leaf for leaf in call.tensors if isinstance(leaf, torch.Tensor) and not is_wrapper(leaf)]
+    memory = {leaf.untyped_storage().data_ptr() for leaf in own if leaf.layout is torch.strided and leaf.numel()}
+    if len(memory) < len(own) or not all(leaf.is_leaf for leaf in own):
+        return None
+    tensors = [_shorter(leaf, axes or {}) for leaf, axes in zip(call.tensors, call.axes, strict=True)]
+    if all(map(operator.is_, tensors, call.tensors)):
+        return None
+    args, kwargs = call.rebuild(tensors)
+    return dataclasses.replace(call, args=args, kwargs=kwargs, tensors=tensors)
+
+
+def _shorter(leaf: Any, axes: dict[int, Any]) -> Any:
+    if not isinstance(leaf, torch.Tensor) or is_wrapper(leaf):
+        return leaf
+    cut = leaf.detach()
+    for axis, dimension in axes.items():
+        if is_dimension(dimension):
+            cut = cut.narrow(axis, 0, min(_SHORT, leaf.shape[axis]))
+    if cut.shape == leaf.shape:
+        return leaf
+    # A clone keeps the order of the axes in memory, without the gaps.
+    return cut.clone().requires_grad_(leaf.requires_grad)

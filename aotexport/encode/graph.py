@@ -81,7 +81,6 @@ class GraphEncoder:
 
     Attributes:
         input_names: name per placeholder, in order.
-        root: directory that source files are relative to.
         strip: leave out source lines and module paths.
         origins: nodes of another graph by name, which give their provenance to nodes made from them.
         constants: returns the name of the input that a closed-over tensor is.

@@ -24,13 +24,7 @@ _KEY = "aotexport_run"
 
 
 class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint belongs to.
-
-    Attributes:
-        settings: of the run, as JSON.
-        base: digest of the bundle's weights.
-        examples: number of examples that are trained on.
-    """
+    """What a checkpoint belongs to: settings, digest of the bundle's weights, number of examples."""
 
     settings: dict[str, Any]
     base: str

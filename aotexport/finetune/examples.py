@@ -25,10 +25,9 @@ _PAIRS = (("anchor", "positive"), ("sentence1", "sentence2"), ("query", "answer"
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows as tensors.
+    """Rows as tensors, by the name of the input; rows may differ in the size of their first axis.
 
     Attributes:
-        columns: tensors per row, by the name of the input; rows may differ in the size of their first axis.
         padding: what fills up short ones, by name; 0 where it says none.
         classes: names of the classes, where the data names them.
         rows: rows of the data that they were made of, from 1; empty where they are pieces of several.
@@ -291,11 +290,9 @@ BYTES = "bytes"
 
 @dataclass(frozen=True)
 class Tokenizer:
-    """Turns texts to tokens.
+    """Turns texts to the tokens of each, `marked` with those that mark begin and end.
 
-    Attributes:
-        tokens: returns the tokens of each text; `marked`: with the tokens that mark begin and end.
-        padding: the token that fills up short texts.
+    `padding` is the token that fills up short texts.
     """
 
     tokens: Callable[..., list[list[int]]]
@@ -303,14 +300,9 @@ class Tokenizer:
 
 
 def tokenizer_of(source: str | None, need: str) -> Tokenizer:
-    """Return a tokenizer.
+    """Return a tokenizer of a `tokenizer.json`, or of `bytes`; `need` is what needs it, for messages.
 
-    Args:
-        source: path of a `tokenizer.json`, or `bytes`; None: none was given.
-        need: what needs it, for messages.
-
-    Raises:
-        DataInvalid: there is none, it cannot be read, or the library is missing.
+    `DataInvalid`: there is none, it cannot be read, or the library is missing.
     """
     if source is None:
         raise DataInvalid(f"{need} is text: give the model's tokenizer (--tokenizer tokenizer.json, or bytes)")

@@ -23,13 +23,7 @@ _SCALE = 20.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a batch gives.
-
-    Attributes:
-        loss: mean over the examples, a scalar.
-        right: number of right answers; None: the loss has none.
-        answers: number of answers.
-    """
+    """What a batch gives: the mean loss, and the number of right answers of all; None: there are none."""
 
     loss: torch.Tensor
     right: int | None = None

@@ -29,10 +29,7 @@ OWN_LOSS = "loss"
 class Model:
     """The program for training of a loaded bundle, and the one for evaluation.
 
-    Attributes:
-        module: the loaded bundle.
-        inputs: its named inputs.
-        sizes: least and greatest number of examples of a call.
+    `sizes` are the least and greatest number of examples of a call.
     """
 
     def __init__(self, module: BundleModule, *, validates: bool) -> None:
@@ -121,8 +118,7 @@ def chosen(outputs: Mapping[str, torch.Tensor], name: str | None, usual: str, di
         dim: its number of axes.
         what: what it is, with its axes, for messages.
 
-    Raises:
-        DataInvalid: there is none, or there are several.
+    `DataInvalid`: there is none, or there are several.
     """
     fitting = {key: value for key, value in outputs.items() if value.is_floating_point() and value.dim() == dim}
     if name is None:

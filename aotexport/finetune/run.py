@@ -26,13 +26,11 @@ from aotexport_runtime.module.bundle_module import BundleModule
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a run keeps what it needs to go on.
+    """Where a run keeps what it needs to go on, and TensorBoard events.
 
     Attributes:
-        directory: of the run.
         every: steps between checkpoints; 0: only where it is interrupted, and after each epoch.
         resumes: go on with the run that was interrupted there.
-        tensorboard: write TensorBoard events there.
     """
 
     directory: Path
@@ -84,8 +82,6 @@ class Run:
 
     Attributes:
         step: number of steps that are done.
-        steps: number of its steps.
-        history: its curve.
         classes: names of the classes, where the data names them.
         examples: number of examples that are trained on.
         held_out: number of those that are not.
@@ -125,13 +121,9 @@ class Run:
     def train(self, told: Callable[[Entry], None], stops: Callable[[], bool]) -> None:
         """Run the steps that are missing.
 
-        Args:
-            told: called with every entry of the history.
-            stops: asked after each step; True: write a checkpoint and return.
-
-        Raises:
-            DataInvalid: the loss is no finite number, or an output does not fit the loss.
-            NotWritten: the file system is full, read-only, or otherwise refuses.
+        `told` is called with every entry of the history. `stops` is asked after each step; True: write a checkpoint and
+        return. `DataInvalid`: the loss is no finite number, or an output does not fit the loss. `NotWritten`: the file
+        system is full, read-only, or otherwise refuses.
         """
         try:
             while self.step < self.steps and not stops():

@@ -19,12 +19,9 @@ Columns = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of the same number of rows.
+    """Columns of the same number of rows, by name; `source` says where they are from, for messages.
 
-    Attributes:
-        source: where they are from, for messages.
-        columns: values per row, by name.
-        held_out: rows that the source itself keeps for validation.
+    `held_out` are rows that the source itself keeps for validation.
     """
 
     source: str
@@ -48,14 +45,10 @@ def listed(names: Any) -> str:
 
 
 def read_table(source: str) -> Table:
-    """Read examples.
+    """Read examples: `digits`, a file (`.parquet`, `.jsonl`, `.txt`), or a directory.
 
-    Args:
-        source: `digits`, a file (`.parquet`, `.jsonl`, `.txt`), or a directory that `datasets` has written
-            (`save_to_disk`) or that holds Parquet files.
-
-    Raises:
-        DataInvalid: it cannot be read, has no rows, or a package for it is missing.
+    The directory is one that `datasets` has written (`save_to_disk`), or that holds Parquet files. `DataInvalid`: it
+    cannot be read, has no rows, or a package for it is missing.
     """
     if source == DIGITS:
         return _digits()

@@ -19,7 +19,6 @@ class BundleDifference:
 
     Attributes:
         section: its group: `format`, `programs`, `train: inputs`, `train: joint.json`, `weights`, `files`.
-        name: of the thing that differs.
         before: its form in the first bundle; None: it is not there.
         after: its form in the second bundle; None: it is not there.
         unequal: of weights of one kind: number of elements that differ.

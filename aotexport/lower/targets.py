@@ -1,20 +1,24 @@
-"""The forms that a bundle can ship, and the levels of x86-64 that libraries may use."""
+"""The forms that a bundle can ship: levels of x86-64 of libraries, architectures of kernels, ONNX models."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import torch
 
 from aotexport.errors import ModelFileInvalid
+from aotexport_runtime.values.arguments import check_type
 
 TARGETS = ("portable", "cpu", "cuda")
 
 CUDA_ARCHITECTURES = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
 """All known architectures, and those that kernels are compiled for by default."""
+
+OPSETS = range(18, 24)
+"""Operator sets of ONNX that torch's exporter can translate to."""
 
 
 @dataclass(frozen=True)
@@ -83,3 +87,33 @@ def _short(own: Level | None) -> str:
     if own is None:
         raise ModelFileInvalid("this machine has no level of target `cpu`; name some, as in `cpu:v3,v4`")
     return next(name for name, level in LEVELS.items() if level == own)
+
+
+@dataclass(frozen=True)
+class OnnxOptions:
+    """How a bundle's programs become ONNX models.
+
+    Attributes:
+        opset: operator set.
+        state: `refuse`: programs that change state or inputs, or return views of them, are refused. `outputs`: changed
+            tensors are returned after their outputs, and views are returned as copies.
+        programs: which programs; empty: all that record no gradients.
+        translations: ONNX Script functions by the operator of torch that they translate, beside torch's own.
+    """
+
+    opset: int = 20
+    state: Literal["refuse", "outputs"] = "refuse"
+    programs: tuple[str, ...] = ()
+    translations: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+
+
+def check_options(options: OnnxOptions) -> None:
+    """Refuse wrong options before anything is done; `ModelFileInvalid`: names the option or the missing package."""
+    check_type("options", options, OnnxOptions, "`OnnxOptions`")
+    missing = [name for name in ("onnx", "onnxscript", "onnx_ir", "onnxruntime") if not importlib.util.find_spec(name)]
+    if missing:
+        raise ModelFileInvalid(f"ONNX needs {', '.join(missing)}: `pip install 'aotexport[onnx]'`")
+    if options.opset not in OPSETS:
+        raise ModelFileInvalid(f"no operator set {options.opset}; there are {OPSETS[0]} to {OPSETS[-1]}")
+    if options.state not in ("refuse", "outputs"):
+        raise ModelFileInvalid(f"no way {options.state!r} for state in ONNX; there are refuse, outputs")

@@ -41,16 +41,13 @@ BY_KEYWORD = ("positional_or_keyword", "keyword_only")
 
 @dataclass
 class ExampleCall:
-    """A callable with one call of it.
+    """A callable (an `nn.Module`, or a function of tensors) with one call of it.
 
     Attributes:
-        callable: an `nn.Module`, or a function of tensors.
         parameters: its signature; leaves of the trees index `tensors`.
         tensors: argument tensors and dynamic integers, each tensor object once; arrays as tensors of the same memory.
         paths: place of each of them in the call, the first one.
         axes: per tensor, the user's dynamic dimension per axis; per integer, its dimension as that of axis 0.
-        args: positional arguments.
-        kwargs: keyword arguments.
         first_call_constants: attributes that the first call sets for good; see `add_first_call_constants`.
         dynamic_shapes: the user's dynamic dimensions, by the name of the argument.
     """
@@ -109,12 +106,8 @@ def example_call(
 ) -> ExampleCall:
     """Return the example call, bound to the callable's signature and flattened.
 
-    Args:
-        callable_: module or function.
-        args: positional example arguments.
-        kwargs: keyword example arguments.
-        dynamic_shapes: as `torch.export.export` takes it: by parameter name or position, nested like the arguments.
-        shared: sizes by the name of the argument, for a call without `dynamic_shapes`; used for passed arguments.
+    `dynamic_shapes` is as `torch.export.export` takes it: by parameter name or position, nested like the arguments.
+    `shared` has sizes by the name of the argument, for the passed arguments of a call without `dynamic_shapes`.
 
     Raises:
         ModelFileInvalid: the arguments do not fit the signature, `dynamic_shapes` does not fit the arguments, or the
@@ -248,14 +241,9 @@ def _is_dynamic(spec: Any) -> bool:
 
 
 def sizes_by_name(names: list[str], dynamic_shapes: Any) -> dict[str, Any]:
-    """Return the entries of `dynamic_shapes` by the name of the argument.
+    """Return the entries of `dynamic_shapes`, as `torch.export.export` takes it, by parameter.
 
-    Args:
-        names: the parameters.
-        dynamic_shapes: as `torch.export.export` takes it.
-
-    Raises:
-        ModelFileInvalid: it is no dict or tuple, or has more entries than there are parameters.
+    `ModelFileInvalid`: it is no dict or tuple, or has more entries than there are parameters.
     """
     if isinstance(dynamic_shapes, dict):
         return dict(dynamic_shapes)

@@ -38,16 +38,11 @@ def parameters_without_memory() -> Iterator[None]:
 
 
 def give_weights(module: nn.Module, where: Path) -> None:
-    """Put the tensors of a checkpoint in the place of the module's parameters and persistent buffers.
+    """Put the tensors of a checkpoint in the place of parameters and persistent buffers.
 
-    A parameter with several names has one of them in the files. The files may hold further tensors.
-
-    Args:
-        module: the module, changed in place; its parameters may be on the meta device.
-        where: a safetensors file, or a directory of them, of which an index names those to read.
-
-    Raises:
-        ModelFileInvalid: the files lack a tensor, or have it in another shape or dtype.
+    `where` is a safetensors file, or a directory of them, of which an index names those to read; they may hold further
+    tensors, and one of the names of a parameter that has several. Parameters may be on the meta device.
+    `ModelFileInvalid`: the files lack a tensor, or have it in another shape or dtype.
     """
     files = _open(where)
     missing: list[str] = []

@@ -44,17 +44,14 @@ Bounds = tuple[int | None, int | None]
 
 @dataclass(frozen=True)
 class DynamicSize:
-    """One option, parsed.
+    """One option, parsed: the size is `factor * dimension + offset`.
 
     Attributes:
         text: the option as the user wrote it.
-        parameter: parameter of the model that the input is in.
         steps: keys, field names and indices from the parameter to the input.
         axis: axis of the tensor; None: the input is an integer.
         name: name of the dimension.
         bounds: least and greatest value of the dimension; None: not given here.
-        factor: the size is `factor * dimension + offset`.
-        offset: see `factor`.
     """
 
     text: str
@@ -115,14 +112,9 @@ def _split_path(path: str) -> tuple[str, tuple[str | int, ...]] | None:
 
 
 def merge_dynamic(source: ModelSource, options: Sequence[str]) -> Any:
-    """Return the `dynamic_shapes` of the model file with the command line's options on top.
+    """Return the `dynamic_shapes` of the model file with values of `--dynamic` on top.
 
-    Args:
-        source: the model file.
-        options: values of `--dynamic`.
-
-    Raises:
-        ModelFileInvalid: an option is malformed, contradicts another, or names no tensor or axis of the example call.
+    `ModelFileInvalid`: one is malformed, contradicts another, or names no tensor or axis of the example call.
     """
     if not options:
         return source.example.dynamic_shapes
@@ -232,13 +224,8 @@ def _size_of(place: Leaf | Constant, call: ExampleCall, integers: dict[int, Any]
 def narrowed(source: ModelSource, options: Iterable[str]) -> ModelSource:
     """Return a loaded bundle as a source whose programs take narrower sizes.
 
-    Args:
-        source: made of the loaded bundle.
-        options: as `--dynamic` takes them; each holds in all programs that have its input.
-
-    Raises:
-        ModelFileInvalid: an option is malformed, names no input of any program, or asks for sizes that the bundle
-            does not take.
+    Each option, as `--dynamic` takes it, holds in all programs that have its input. `ModelFileInvalid`: one is
+    malformed, names no input of any program, or asks for sizes that the bundle does not take.
     """
     wanted = [parse_dynamic(option) for option in options]
     if not wanted:

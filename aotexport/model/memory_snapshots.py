@@ -19,11 +19,9 @@ _WORD_NBYTES = 8
 
 @dataclass(frozen=True)
 class MemorySnapshot:
-    """A span of a storage, and its earlier bytes.
+    """A span of a storage, as bytes of the storage itself, and its earlier bytes.
 
-    Attributes:
-        memory: the span, as bytes of the storage itself.
-        parts: returns the earlier bytes, in parts of `_PART_NBYTES`, each of which is valid until the next.
+    `parts` returns these in parts of `_PART_NBYTES`, each of which is valid until the next.
     """
 
     memory: torch.Tensor

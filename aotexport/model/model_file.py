@@ -34,7 +34,6 @@ class ModelFile:
     Attributes:
         name: as the user wrote it, without the attribute.
         attribute: name of the model in it, dots for attributes of attributes.
-        module: the module that it was run as.
         root: directory that its own imports, and recorded source lines, are relative to.
     """
 
@@ -45,13 +44,9 @@ class ModelFile:
 
 
 def open_model_file(where: str) -> ModelFile:
-    """Run the model file at `where` and return it.
+    """Run the model file at `model.py`, `model.py:attr` or `package.module:attr`, and return it.
 
-    Args:
-        where: `model.py`, `model.py:attr` or `package.module:attr`.
-
-    Raises:
-        ModelFileInvalid: there is no such file or module, or its code raises.
+    `ModelFileInvalid`: there is no such file or module, or its code raises.
     """
     name, attribute = _split(where)
     if name.endswith(".py"):
@@ -117,14 +112,9 @@ def importable(directory: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def user_code(doing: str, root: Path) -> Iterator[None]:
-    """Turn errors of the user's code into one error with the user's line.
+    """Turn errors of the user's code, and exits, into one `ModelFileInvalid` with the user's line.
 
-    Args:
-        doing: the action, for the message.
-        root: directory of the user's own files.
-
-    Raises:
-        ModelFileInvalid: the code raised, or exited.
+    `doing` is the action, for the message; `root` the directory of the user's own files.
     """
     try:
         yield

@@ -65,17 +65,13 @@ class Program:
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """One capture: a program, or a variant of one.
+    """One capture: a program, or the variant `variant_of` one.
 
     Attributes:
-        name: name in the bundle.
         mode: mode to put the module in; `function` without a module.
         grad: capture the joint graph; False: the inference graph.
-        method: method of the module to capture.
-        call: the example call.
-        variant_of: the program of which this is another signature.
-        without: arguments of that program that this variant leaves out; the export adds such a variant unasked, and
-            drops it if it cannot be captured.
+        without: arguments of that program that this variant leaves out; the export adds it unasked, and drops it if it
+            cannot be captured.
         autocast: the autocast that it is captured under, on the device of the call; None: that of the export.
     """
 
@@ -105,17 +101,11 @@ def choose_programs(
 ) -> list[ProgramSpec]:
     """Return the programs to capture, each before its variants.
 
-    Args:
-        target: module or function of tensors.
-        example: the example call.
-        programs: names among `NAMED` and descriptions; None: `train` and `infer` for a module that is in train mode
-            or has trainable parameters, else `train` when an input requires grad, else `infer`; of a module of
-            `torch.export` those of the mode that it was exported in.
-        variants: further example calls of every program of `forward` that has no example of its own.
-
-    Raises:
-        ModelFileInvalid: an unknown name, a name twice, no such method, or an example that does not fit.
-        ExportFailed: an argument that a bundle cannot hold.
+    `programs` are names among `NAMED` and descriptions; None: `train` and `infer` for a module that is in train mode or
+    has trainable parameters, else `train` when an input requires grad, else `infer`; of a module of `torch.export`
+    those of the mode that it was exported in. `variants` are further calls of every program of `forward` without an
+    example of its own. `ModelFileInvalid`: an unknown name, a name twice, no such method, or an example that does not
+    fit. `ExportFailed`: an argument that a bundle cannot hold.
     """
     check_type("programs", programs, (str, Program, Iterable, type(None)), "names of programs")
     check_type("variants", variants, Iterable, "a list of example calls")

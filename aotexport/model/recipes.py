@@ -148,14 +148,10 @@ def _plain(config: Any) -> dict[str, Any]:
 
 
 def load_recipe(name: str, where: str) -> ModelSource:
-    """Return the source of an export by a recipe.
+    """Return the source of an export by the recipe `name`.
 
-    Args:
-        name: see `recipe`.
-        where: a directory that `save_pretrained` of transformers wrote, or a model file, whose `model` is such a model.
-
-    Raises:
-        ModelFileInvalid: the model cannot be loaded, or does not fit the recipe.
+    `where` is a directory that `save_pretrained` of transformers wrote, or a model file, whose `model` is such a model.
+    `ModelFileInvalid`: the model cannot be loaded, or does not fit the recipe.
     """
     if Path(where, "config.json").is_file():
         import transformers

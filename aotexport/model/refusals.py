@@ -45,12 +45,8 @@ _BINDING = re.compile(r"(?:\w+\.)*(\w+)\(\) (?:got|missing|takes)\b")
 def attempt(stage: str) -> Iterator[None]:
     """Classify errors of an attempt that the export may go on without; errors of the exporter itself pass.
 
-    Args:
-        stage: name of the attempt, for the user who reports a bug: "functional graph".
-
-    Raises:
-        AttemptFailed: torch or the model's code refuses.
-        InternalError: aotexport has a bug.
+    The stage is named to the user who reports a bug. `AttemptFailed`: torch or the model's code refuses.
+    `InternalError`: aotexport has a bug.
     """
     try:
         yield
@@ -64,13 +60,9 @@ def attempt(stage: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def bugs_reported(stage: Callable[[], str]) -> Iterator[None]:
-    """Let errors of ours, of the model's code and of the machine pass; turn others into `InternalError`.
+    """Let errors of ours, of the model's code and of the machine pass; others are an `InternalError`.
 
-    Args:
-        stage: returns the current stage of the export.
-
-    Raises:
-        InternalError: aotexport has a bug.
+    `stage` returns the current stage of the export.
     """
     try:
         yield

@@ -31,16 +31,13 @@ _MISSING = object()
 
 @dataclass(frozen=True)
 class ModelSource:
-    """A model with its example call, and the options of `aotexport.export` that come with it.
+    """A model with its example call, and options of `aotexport.export` that come with it.
 
     Attributes:
         name: the model file, as the user wrote it.
         target: a module, or a function of tensors.
-        example: the example call.
         root: directory that source lines, and the file's own imports, are relative to.
-        programs: see `aotexport.export`; None: the default.
-        variants: see `aotexport.export`.
-        keep_operators: see `aotexport.export`.
+        programs: None: the default.
     """
 
     name: str
@@ -55,13 +52,10 @@ class ModelSource:
 def load_source(where: str, weights: Path | None = None) -> ModelSource:
     """Run a model file and return its model, example and options.
 
-    Args:
-        where: `model.py`, `model.py:attr`, `package.module:attr`, or a `.pt2` file, whose code is torch's.
-        weights: a checkpoint that has the weights of the model, see `give_weights`; None: the model has them.
-
-    Raises:
-        ModelFileInvalid: the file is not there, its code raises, a required name is missing or wrong, or the
-            checkpoint does not fit the model.
+    `where` is `model.py`, `model.py:attr`, `package.module:attr`, or a `.pt2` file, whose code is torch's. `weights` is
+    a checkpoint that has the weights of the model, see `give_weights`; None: the model has them. `ModelFileInvalid`:
+    the file is not there, its code raises, a required name is missing or wrong, or the checkpoint does not fit the
+    model.
     """
     if where.endswith(".pt2"):
         from aotexport.model.exported_program import exported_source

@@ -71,8 +71,7 @@ def is_stdlib_file(file: str) -> bool:
 def user_line(error: BaseException | None = None) -> str:
     """Return `file:line: in function: ` of the innermost user frame, or an empty string.
 
-    Args:
-        error: look in its traceback; None: in the running stack, up to the export.
+    The frame is one of the traceback of `error`; None: of the running stack, up to the export.
     """
     found: SourceLine | None = None
     if error is not None:
@@ -108,11 +107,9 @@ def described(error: BaseException) -> str:
 
 
 def source_of(stack_trace: str | None, root: Path | None) -> SourceLine | None:
-    """Return the innermost user line of a recorded stack trace.
+    """Return the innermost user line of a stack trace as Python formats it.
 
-    Args:
-        stack_trace: text as Python formats it.
-        root: directory that the exported model's own files are relative to.
+    `root` is the directory that the exported model's own files are relative to.
     """
     if not stack_trace:
         return None

@@ -32,7 +32,6 @@ class StateEntry:
     """One tensor of the state.
 
     Attributes:
-        tensor: the tensor object.
         names: its FQNs; several when tied.
         role: see `StateTensor.role`.
         persistent: whether `state_dict` holds it.
@@ -53,7 +52,6 @@ class State:
     """The state of a module (empty for a function), in the module's order.
 
     Attributes:
-        entries: its tensors.
         snapshots: snapshots of their memory between calls in files; None: every call copies the memory.
         reshaped: tensors that a captured program leaves with another shape, dtype or layout, and what it leaves.
     """
@@ -65,10 +63,8 @@ class State:
     def add_constant(self, tensor: torch.Tensor, *, is_copied: bool = False) -> StateEntry:
         """Return the entry of a tensor that the code closes over; made at first use.
 
-        Args:
-            tensor: the tensor.
-            is_copied: the program only copies it, like what `torch.tensor` makes in each call: a copied one of the same
-                values stands for it.
+        One that `is_copied` is only copied, like what `torch.tensor` makes in each call: a copied one of the same
+        values stands for it.
         """
         for entry in self.entries:
             if entry.tensor is tensor or (is_copied and entry.is_copied and are_same(entry.tensor, tensor)):
@@ -170,15 +166,10 @@ def _check(tensor: torch.Tensor, name: str) -> None:
 
 @contextlib.contextmanager
 def swapped(state: State, tensors: list[Any], holder: Any = None) -> Iterator[list[tuple[StateEntry, Any]]]:
-    """Put `tensors` in place of the module's state, and put everything back afterwards.
-
-    Args:
-        state: the state.
-        tensors: one substitute per entry.
-        holder: another module that holds the same tensors.
+    """Put a substitute per entry in place of the state for the block, also in the modules of `holder`.
 
     Yields:
-        A list that, once the block has ended, holds the entries that the block replaced, with the new tensors.
+        list: once the block has ended, the entries that it replaced, with the new tensors.
     """
     replaced: list[tuple[StateEntry, Any]] = []
     others = _slots_in(holder)

@@ -39,16 +39,11 @@ _HEAP_TYPE = 1 << 9
 
 
 def tree_of(value: Any, path: str, leaf_index: LeafIndex, *, role: str) -> Tree:
-    """Return the tree of `value`.
+    """Return the tree of nested containers of tensors, sizes and constants.
 
-    Args:
-        value: nested containers of tensors, sizes and constants.
-        path: place of `value`, for errors and for `leaf_index`.
-        leaf_index: called for every tensor, array and symbolic integer (and every plain int, which may be dynamic).
-        role: `input` or `output`, for errors.
-
-    Raises:
-        ExportFailed: a value that is no tensor, constant or known container.
+    `path` is the place of `value`, and `role` is `input` or `output`, for errors. `leaf_index` is called for every
+    tensor, array and symbolic integer (and every plain int, which may be dynamic). `ExportFailed`: a value that is no
+    tensor, constant or known container.
     """
     return _TreeMaker(leaf_index, role).visit(value, path)
 

@@ -16,7 +16,7 @@ from aotexport.capture.trace.python_operators import operators_kept
 from aotexport.errors import ExportFailed
 from aotexport.lower.build import compile_targets
 from aotexport.lower.cpu.program import lower_programs
-from aotexport.lower.onnx.options import OnnxOptions
+from aotexport.lower.targets import OnnxOptions
 from aotexport.model.refusals import bugs_reported
 from aotexport.pipeline.bundle_draft import BundleDraft, write_bundle, write_weights
 from aotexport.pipeline.capture import capture_programs, choose_calls, with_one_row

@@ -13,8 +13,8 @@ import torch
 
 import aotexport
 from aotexport.errors import ExportFailed, ModelFileInvalid, VerificationFailed
-from aotexport.lower.onnx.options import OnnxOptions, check_options
 from aotexport.lower.onnx.plain import stored_parts
+from aotexport.lower.targets import OnnxOptions, check_options
 from aotexport.model.refusals import bugs_reported
 from aotexport.verify.report import Comparison
 from aotexport.write.files import list_again, list_files

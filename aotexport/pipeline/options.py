@@ -16,8 +16,7 @@ from typing import Any, Literal
 import torch
 
 from aotexport.errors import ExportFailed, ModelFileInvalid, OutputExists
-from aotexport.lower.onnx.options import OnnxOptions, check_options
-from aotexport.lower.targets import Targets, check_targets, own_level
+from aotexport.lower.targets import OnnxOptions, Targets, check_options, check_targets, own_level
 from aotexport.model.programs import AnyExample, Program
 from aotexport.process.clock import Progress
 from aotexport.torch_internals.releases import check_release

@@ -26,8 +26,7 @@ from aotexport.eager.recorded_arguments import (
     rows_of_example,
     small_arguments,
 )
-from aotexport.eager.run import SEED, Run, dropped_gradients, observe_eager
-from aotexport.eager.shorter_call import shorter_call
+from aotexport.eager.run import SEED, Run, dropped_gradients, observe_eager, shorter_call
 from aotexport.encode.program import EncodedProgram
 from aotexport.errors import AttemptFailed, ExportFailed
 from aotexport.model.ancestry import loaded_in
@@ -62,21 +61,16 @@ class RecordedCall:
 def record_vectors(
     run: Run, program: Program, verification: Verification = "standard", *, checks_path: bool = False
 ) -> tuple[Program, list[RecordedCall], dict[str, str]]:
-    """Run the eager callable, and record everything that a caller can see; `ExportFailed`: eager fails on the example.
+    """Run the eager callable, and record everything that a caller can see.
 
     Every recorded call is made twice, one after the other; that of the example once, where there is another with other
     sizes or values, which is sure to take the same path through the code, unless the program `checks_path`.
+    `verification` `fast` leaves out other values and other integers, and all larger sizes but one of each dynamic axis;
+    `full` adds calls with sizes and values that are drawn.
 
-    Args:
-        run: runs the model as it was traced.
-        program: the program.
-        verification: `fast` leaves out other values and other integers, and all larger sizes but one of each dynamic
-            axis; `full` adds calls with sizes and values that are drawn.
-        checks_path: whether the program checks that calls take the path of the example.
-
-    Returns:
-        The program, without the sizes 0 and 1 in its ranges that eager refuses (a trace assumes larger ones); the
-        recorded calls, without others that eager refuses; and by symbol, how eager refuses these sizes.
+    Returns the program, without the sizes 0 and 1 in its ranges that eager refuses (a trace assumes larger ones); the
+    recorded calls, without others that eager refuses; and by symbol, how eager refuses these sizes. `ExportFailed`:
+    eager fails on the example.
     """
     example = example_arguments(run.call, program)
     sized = any(not isinstance(program.inputs[each.input_index], SizeInput) for each in program.dimensions)

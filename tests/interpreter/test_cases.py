@@ -6,7 +6,7 @@ import pytest
 
 import aotexport
 from aotexport.lower.cuda import compile as compilation
-from aotexport.verify.interpret.run import interpret
+from aotexport.verify.interpret import interpret
 from aotexport.verify.report import failures
 from aotexport_runtime.bundle.read import open_bundle
 from tests.cases import Case, all_cases

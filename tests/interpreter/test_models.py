@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import aotexport
 from aotexport.cli import app
 from aotexport.lower.cuda import compile as compilation
-from aotexport.verify.interpret.run import Interpreted, interpret
+from aotexport.verify.interpret import Interpreted, interpret
 from aotexport.verify.report import failures
 from aotexport_runtime.bundle.read import open_bundle
 from tests.hostile.crafted import Crafted

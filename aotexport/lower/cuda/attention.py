@@ -31,14 +31,9 @@ def fused_kind(
     """Return which fused attention CUDA devices have for these operands; None: none.
 
     Flash attention takes half precision without a mask, and aligns a causal triangle that is not square differently.
-    Heads of any width are padded. Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
-
-    Args:
-        query: `[batch, heads, rows, width]`.
-        key: `[batch, heads, columns, width]`; several heads of queries may share one.
-        value: `[batch, heads, columns, width of values]`, with as many heads as keys.
-        mask: truths, or a tensor to add to scores; broadcasts to `[batch, heads, rows, columns]`.
-        is_causal: whether scores above the diagonal are left out.
+    Heads of any width are padded. `query` is `[batch, heads, rows, width]`, `key` and `value` `[batch, heads, columns,
+    width]`, whose heads several of queries may share; `mask` is truths, or a tensor to add to scores, and broadcasts to
+    `[batch, heads, rows, columns]`. Source: torch 2.13, aten/src/ATen/native/transformers/cuda/sdp_utils.cpp.
     """
     operands = (query, key, value)
     if query.dtype not in (*HALF, torch.float32) or any(tensor.dtype != query.dtype for tensor in operands):

@@ -21,7 +21,6 @@ from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import (
     Argument,
     DeviceArgument,
-    MemoryFormatArgument,
     NothingMeta,
     SequenceMeta,
     SizeArgument,
@@ -138,21 +137,17 @@ class _Encoder:
         value = node.meta.get("val")
         if not isinstance(value, torch.Tensor):
             return
-        formats = [torch.contiguous_format]
-        formats += [torch.channels_last] if value.dim() == 4 else []
-        formats += [torch.channels_last_3d] if value.dim() == 5 else []
-        memory_format = next((each for each in formats if value.is_contiguous(memory_format=each)), None)
-        if memory_format is not None:
-            self._contiguous(node, encode_meta(value), memory_format)
+        if value.is_contiguous():
+            self._follow(node, "laid_out", "aten::contiguous.default", value)
             return
         order = memory_order(value)
         turned = value.permute(order)
         if not turned.is_contiguous():
             self._copied(node, value)
             return
-        self._permuted(node, "turned", encode_meta(turned), order)
-        self._contiguous(node, encode_meta(turned), torch.contiguous_format)
-        self._permuted(node, "turned_back", encode_meta(value), inverse(order))
+        self._follow(node, "turned", "aten::permute.default", turned, order)
+        self._follow(node, "laid_out", "aten::contiguous.default", turned)
+        self._follow(node, "turned_back", "aten::permute.default", value, inverse(order))
 
     def _copied(self, node: torch.fx.Node, value: torch.Tensor) -> None:
         """Copy a result with gaps in its memory to memory with the same gaps."""
@@ -167,28 +162,11 @@ class _Encoder:
         self.nodes.append(copy)
         self.names[node] = copy.name
 
-    def _contiguous(self, node: torch.fx.Node, meta: ValueMeta, memory_format: torch.memory_format) -> None:
-        chosen: Any = str(memory_format).removeprefix("torch.")
-        kwargs: dict[str, Argument] = {"memory_format": MemoryFormatArgument(value=chosen)}
-        self._follow(node, "laid_out", "aten::contiguous.default", meta, [], kwargs)
-
-    def _permuted(self, node: torch.fx.Node, label: str, meta: ValueMeta, order: list[int]) -> None:
-        self._follow(node, label, "aten::permute.default", meta, [list[Argument](order)], {})
-
-    def _follow(
-        self,
-        node: torch.fx.Node,
-        label: str,
-        op: str,
-        meta: ValueMeta,
-        rest: list[Argument],
-        kwargs: dict[str, Argument],
-    ) -> None:
-        """Add an operator on the value of `node`; later nodes use its result instead."""
-        args: list[Argument] = [self.names[node], *rest]
-        result = Node(name=f"{node.name}_{label}", op=op, args=args, kwargs=kwargs, meta=_on_gpu(meta))
-        self.nodes.append(result)
-        self.names[node] = result.name
+    def _follow(self, node: torch.fx.Node, label: str, op: str, value: torch.Tensor, *rest: list[int]) -> None:
+        """Add an operator on the value of `node`, which gives `value`; later nodes use its result instead."""
+        args: list[Argument] = [self.names[node], *map(list[Argument], rest)]
+        self.nodes.append(Node(name=f"{node.name}_{label}", op=op, args=args, meta=_on_gpu(encode_meta(value))))
+        self.names[node] = self.nodes[-1].name
 
     def _as_strided(self, node: torch.fx.Node) -> None:
         """Encode a view of memory relative to its base: an input may begin anywhere in its storage."""

@@ -41,8 +41,7 @@ class KernelSource:
     """A kernel before it is compiled.
 
     Attributes:
-        name: its name, and that of the function in `text`.
-        text: a Python module.
+        name: its name, and that of the function in the Python module `text`.
         signature: per parameter of the function its type in Triton's words.
         divisible: parameters that are multiples of 16.
         arguments: parameters that compiled code takes, in order.

@@ -88,10 +88,10 @@ class Rebuilt(nn.Module):
         namespaces: Iterable[str] = (),
         updated: Sequence[str] = (),
     ) -> None:
-        """Take the state of `program` by name, borrowed; a call raises `ExportFailed` if torch cannot take the graph.
+        """Take the state of `program` by name, borrowed.
 
         The graph writes to `updated`, names of state tensors and paths of arguments, and may call custom operators of
-        `namespaces`.
+        `namespaces`. A call raises `ExportFailed` if torch cannot take the graph.
         """
         super().__init__()
         self._program, self._graph, self._namespaces = program, graph, frozenset(namespaces)

@@ -14,9 +14,9 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, LiftSubgraphI
 from torch.export import Dim, ExportedProgram
 
 from aotexport.errors import AttemptFailed, ExportFailed
-from aotexport.lower.onnx.options import OnnxOptions
 from aotexport.lower.onnx.plain import plain
 from aotexport.lower.onnx.rebuild import Rebuilt, failing_step, origin
+from aotexport.lower.targets import OnnxOptions
 from aotexport.model.refusals import attempt
 from aotexport.process.blocks import quiet
 from aotexport.torch_internals.general_sizes import zero_and_one_symbolic
@@ -30,9 +30,6 @@ from aotexport_runtime.schema.sizes import Size, SizeExpression
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.observe import make_inputs
 from aotexport_runtime.values.sizes import evaluate
-
-OPSETS = range(18, 24)
-"""Operator sets that torch's exporter can translate to."""
 
 INLINE_NBYTES = 1024
 """Most bytes of a constant in the model file; larger ones are stored outside."""

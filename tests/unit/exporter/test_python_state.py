@@ -8,7 +8,7 @@ from torch import nn
 
 import aotexport
 from aotexport.eager.python_state import depends_on
-from aotexport.eager.shorter_call import shorter_call
+from aotexport.eager.run import shorter_call
 from aotexport.model.call import example_call
 from aotexport.model.programs import Example, choose_programs
 from aotexport.model.state import collect_state
