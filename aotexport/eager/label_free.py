@@ -113,7 +113,6 @@ def _is_tensor(leaf: Any, call: ExampleCall) -> bool:
 
 
 def _without(call: ExampleCall, names: Collection[str]) -> ExampleCall:
-    """Return the call with None for some arguments."""
     positional = [p.name for p in call.parameters if p.kind in ("positional_only", "positional_or_keyword")]
     args = [None if name in names else arg for name, arg in zip(positional, call.args, strict=False)]
     kwargs = {name: value for name, value in call.kwargs.items() if name not in names}

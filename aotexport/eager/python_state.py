@@ -83,7 +83,6 @@ def _call(callable_: Callable[..., Any], like: ExampleCall, values: dict[str, An
 
 
 def _dynamic(value: Any) -> Any:
-    """Return the dynamic integers in a value, in the form of `dynamic_shapes`."""
     if type(value) is int:
         return Dim.AUTO
     if isinstance(value, dict):
@@ -105,7 +104,6 @@ def _value(module: nn.Module, name: str) -> Any:
 
 
 def _owner(module: nn.Module, name: str) -> nn.Module:
-    """Return the part of a module that has the attribute `name`."""
     return module.get_submodule(name.rpartition(".")[0])
 
 
@@ -188,7 +186,6 @@ def keeps_results_of_weights(spec: ProgramSpec, state: State) -> bool:
 
 
 def _with_other_weights(call: ExampleCall) -> ExampleCall:
-    """Return a call that changes the weights before it runs."""
 
     def changed(*args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():

@@ -187,7 +187,6 @@ def rows_of_example(
 
 
 def _drawing(generator: torch.Generator) -> _Fill:
-    """Return a function that draws elements of the example."""
 
     def draw(source: torch.Tensor, spec: VectorInput, places: torch.Tensor) -> torch.Tensor:
         count = places.numel() and int(places.max()) + 1

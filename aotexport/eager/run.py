@@ -163,7 +163,6 @@ def refuse_failing_example(spec: ProgramSpec, state: State) -> None:
 
 
 def _makes_a_module(error: Exception) -> bool:
-    """Return whether the error comes from the constructor of a module."""
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return any(f.f_code.co_name == "__init__" and isinstance(f.f_locals.get("self"), nn.Module) for f in frames)
 

@@ -135,7 +135,6 @@ class GraphEncoder:
         )
 
     def _attribute(self, node: torch.fx.Node) -> None:
-        """Encode an attribute of the graph module: a tensor that is an input, or the subgraph of an operator."""
         value = getattr(self.module, str(node.target), None)
         if isinstance(value, torch.fx.GraphModule):
             self.names[node] = self._subgraph(str(node.target), value)
@@ -219,7 +218,6 @@ class GraphEncoder:
         )
 
     def _structure(self, node: torch.fx.Node) -> int:
-        """Return the index of the structure of the tensor subclass that a node makes."""
         record = encode_subclass(node.meta["val"], self._where(node))
         assert record is not None
         if record not in self._subclasses:

@@ -150,7 +150,6 @@ def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | N
 
 
 def _questions(bindings: Sequence[Binding]) -> tuple[Question, ...]:
-    """Return the questions whose answers inputs may change, each once."""
     inputs: dict[Answer, list[int]] = {}
     for index, binding in enumerate(bindings):
         for answer in binding.answers:

@@ -53,7 +53,6 @@ class _Record(Identity, frozen=True, forbid_unknown_fields=True):
 
 
 def _digest_of_weights(module: BundleModule) -> str:
-    """Return the digest of the files of weights that a bundle was loaded from."""
     manifest = module.bundle.manifest
     files = {part.file for entry in manifest.state for part in (entry, *entry.parts) if part.file}
     digests = sorted(entry.sha256 for entry in manifest.files if entry.path in files)
@@ -149,7 +148,6 @@ def _form(tensor: torch.Tensor | None) -> str:
 
 
 def _state(module: BundleModule) -> dict[str, torch.Tensor]:
-    """Return what a step may change: trained parameters, and buffers."""
     parameters = {id(parameter) for parameter in module.parameters()}
     changing = {name: tensor for name, tensor in module.state_tensors().items() if id(tensor) not in parameters}
     return {**changing, **trained(module)}

@@ -41,7 +41,6 @@ class Examples:
     note: str | None = None
 
     def __len__(self) -> int:
-        """Return the number of rows."""
         return len(next(iter(self.columns.values())))
 
     def batch(self, rows: Sequence[int], device: torch.device) -> Batch:
@@ -141,7 +140,6 @@ class _Maker:
         return made, classes
 
     def _pieces(self, table: Table) -> tuple[dict[str, Sequence[torch.Tensor]], tuple[str, ...]]:
-        """Join all texts, and cut them to pieces of one length."""
         text = self._text_column(table)
         tokens = torch.tensor([t for each in self._tokens(table.column(text), text, marked=False) for t in each])
         length = self._length()

@@ -153,7 +153,6 @@ class Run:
         self._write()
 
     def _step(self, rows: list[int]) -> Entry:
-        """Run one step; return its entry."""
         began, rate = time.monotonic(), self._settings.rate(self.step, self.steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate

@@ -111,7 +111,6 @@ def _parquet(*paths: Path) -> Columns:
 
 
 def _arrow(directory: Path) -> Columns:
-    """Read what `Dataset.save_to_disk` has written: a stream of record batches per file, in the order of its state."""
     arrow = _pyarrow()
 
     def read(path: Path) -> Any:

@@ -68,7 +68,6 @@ def _facts(bundle: Bundle) -> Iterator[tuple[str, str]]:
 
 
 def _operators(bundle: Bundle) -> collections.Counter[str]:
-    """Return how often each operator stands in the graphs of all programs and targets."""
     counts = collections.Counter[str]()
     listed = {entry.path for entry in bundle.manifest.files}
     for entry in bundle.manifest.programs:

@@ -161,7 +161,6 @@ def _is_own(index: int, convention: FunctionalGraph) -> bool:
 
 
 def _bases(graph: Graph) -> Mapping[str, int]:
-    """Return, per input and view of an input, the index of that input."""
     bases = {value.name: index for index, value in enumerate(graph.inputs)}
     for node in graph.nodes:
         base = node.op.partition("::")[2].partition(".")[0]

@@ -81,7 +81,6 @@ def _changes(module: BundleModule, programs: Iterable[Program]) -> Iterator[str]
 
 
 def _sizes(program: Program) -> str:
-    """Return the dynamic sizes of a program, each with its range."""
     sizes = (
         f"`{size.name}` from {size.min}" + ("" if size.max is None else f" to {size.max}")
         for size in program.dimensions

@@ -165,7 +165,6 @@ def _without_defaults(
 
 
 def _dynamic_shapes(program: ProgramRecord) -> dict[str, Any]:
-    """Return the dynamic sizes of a program, in the form of `torch.export.export`."""
     dimensions = {each.symbol: _dimension(each) for each in program.dimensions}
 
     def size_of(place: Leaf | Constant) -> Any:

@@ -258,7 +258,6 @@ def sizes_by_name(names: list[str], dynamic_shapes: Any) -> dict[str, Any]:
 
 
 def _spread(call: ExampleCall, dynamic_shapes: Any) -> None:
-    """Write the user's dynamic dimensions to `call.axes`."""
     names = [parameter.name for parameter in call.parameters]
     by_name = call.dynamic_shapes = sizes_by_name(names, dynamic_shapes)
     trees = call.trees()

@@ -64,7 +64,6 @@ def give_weights(module: nn.Module, where: Path) -> None:
 
 
 def _open(where: Path) -> dict[str, Any]:
-    """Return the open file of each tensor name."""
     paths = [where]
     if where.is_dir():
         indices = sorted(where.glob(_INDEX))

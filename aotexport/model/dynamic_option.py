@@ -90,7 +90,6 @@ def _bounds(text: str, match: re.Match[str]) -> Bounds:
 
 
 def _wrong(text: str, why: str) -> ModelFileInvalid:
-    """Return the refusal of the option `text`."""
     return ModelFileInvalid(f"--dynamic {text!r}: {why}")
 
 
@@ -187,7 +186,6 @@ def _find(call: ExampleCall, option: DynamicSize) -> Leaf | Constant:
 
 
 def _inputs(call: ExampleCall) -> str:
-    """Return a sentence that lists the inputs that may be dynamic."""
     tensors = [path for path, leaf in zip(call.paths, call.tensors, strict=True) if isinstance(leaf, torch.Tensor)]
     integers = [
         path

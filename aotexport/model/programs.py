@@ -154,7 +154,6 @@ def as_example(example: AnyExample) -> Example:
 
 
 def _sizes(target: Any, method: str | Callable[..., Any], example: Example) -> dict[str, Any]:
-    """Return the dynamic sizes of an example, by the name of the argument."""
     if example.dynamic_shapes is None:
         return {}
     return sizes_by_name(list(signature_of(method_of(target, method)).parameters), example.dynamic_shapes)

@@ -298,7 +298,6 @@ def _cache_name(options: tuple[str, ...]) -> str:
 
 
 def _cache(layers: Any) -> Any:
-    """Return a cache of transformers over these keys and values."""
     from transformers.cache_utils import DynamicCache, DynamicLayer
 
     cache = DynamicCache()

@@ -101,7 +101,6 @@ def is_bug(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield an error and its causes."""
     behind: BaseException | None = error
     seen: set[int] = set()
     while behind is not None and id(behind) not in seen:

@@ -131,7 +131,6 @@ def collect_state(module: nn.Module | None) -> State:
 
 
 def _refuse_packed_weights(value: torch.ScriptObject, name: str) -> None:
-    """Refuse the weights of modules that `torch.ao.quantization` makes; other objects matter where a call uses them."""
     if "torch.classes.quantized." in value._type().qualified_name():
         raise ExportFailed(
             f"`{name}` holds weights that `torch.ao.quantization` packed for this machine's kernels, which a bundle "
@@ -194,7 +193,6 @@ def swapped(state: State, tensors: list[Any], holder: Any = None) -> Iterator[li
 
 
 def _slots_in(holder: Any) -> dict[int, list[Slot]]:
-    """Return the slots of tensors in the modules of `holder`, by the tensors' ids."""
     found: dict[int, list[Slot]] = {}
     for module in holder.modules() if isinstance(holder, nn.Module) else ():
         tables: list[dict[str, Any]] = [module._parameters, module._buffers, vars(module)]

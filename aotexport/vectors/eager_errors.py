@@ -166,7 +166,6 @@ def _in_float64(call: ExampleCall, program: Program, vector: RecordedCall) -> _O
 
 
 def _nudged(call: ExampleCall, program: Program, vector: RecordedCall, generator: torch.Generator) -> _ObservedRun:
-    """Run a recorded call with every parameter of float32 changed by up to its last bit."""
     copied, state = _copied(call, program)
     for entry in state.entries:
         if entry.role == "parameter" and entry.tensor.dtype == torch.float32:

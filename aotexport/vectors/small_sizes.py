@@ -118,7 +118,6 @@ def _blamed(small: dict[str, set[str]]) -> list[str]:
 
 
 def _small(bundle: Bundle, entry: VectorEntry) -> set[str]:
-    """Return the names of the dynamic sizes of tensors that are 0 or 1 in a recorded call."""
     program = bundle.program(entry.program)
     symbols = symbols_of(program, bundle.vector(entry).inputs)
     return {

@@ -224,7 +224,6 @@ def _read_for(graph: Graph, saved: Sequence[str], inputs: int) -> dict[str, set[
 
 
 def _unversioned(gradients: Gradients, values: Sequence[str], graph: Graph) -> Gradients:
-    """Return the gradients with the saved values of some bases excluded from torch's checks."""
     (partition,) = gradients.partitions
     bases = _bases(graph)
     unchecked = tuple(n for n in partition.saved if n in partition.unchecked or bases.get(n, n) in values)

@@ -85,7 +85,6 @@ def _calls(bundle: Bundle, source: ModelSource) -> tuple[dict[str, ExampleCall],
 
 
 def _give_weights(bundle: Bundle, state: State, file: str) -> None:
-    """Copy the bundle's parameters, buffers and tensor attributes into the model's, by name."""
     stored = {entry.name: entry for entry in bundle.manifest.state}
     own = {name: entry for entry in state.entries for name in entry.names}
     # Constants that tracing found in code have no name in the model; the results show if one has changed.

@@ -72,7 +72,6 @@ def _with_casts(programs: Sequence[EncodedProgram]) -> list[EncodedProgram]:
 def _documents(
     programs: Sequence[EncodedProgram], vectors: tuple[VectorEntry, ...], directory: Path
 ) -> Iterator[Record]:
-    """Yield the records of a bundle's documents that graphs and recorded calls are in."""
     for program in programs:
         yield from (program.record, *program.graphs.values())
         for lowered in program.lowered.values():

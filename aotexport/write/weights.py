@@ -155,7 +155,6 @@ def _alone(entry: StateEntry) -> tuple[StateEntry, _StoredTensor, bool, int]:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return the first and past-the-last element of storage that `tensor` touches."""
     if tensor.numel() == 0:
         return 0, 0
     low = int(tensor.storage_offset())
@@ -169,7 +168,6 @@ def _flat(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
 
 
 def _write(stored: list[_StoredTensor], directory: Path, shard_nbytes: int) -> dict[str, str]:
-    """Write the tensors and return the file of each key."""
     directory.mkdir(exist_ok=True)
     files: dict[str, str] = {}
     constants = [item for item in stored if item.constant]

@@ -130,7 +130,6 @@ def _kernels(modules: list[torch.fx.GraphModule]) -> Iterator[KernelSource]:
 
 
 def _dtypes(module: torch.fx.GraphModule) -> Iterator[torch.dtype]:
-    """Yield the dtypes of a graph's tensors."""
     for node in module.graph.nodes:
         value = node.meta.get("val")
         for each in value if isinstance(value, tuple | list) else (value,):
@@ -198,7 +197,6 @@ def lower_program(program: Program, forward: ForwardCapture, functional: Functio
 
 
 def _namespaces(functional: FunctionalCapture) -> frozenset[str]:
-    """Return the namespaces of the custom operators that a functional graph calls."""
     graphs = [module.graph for module in functional.module.modules() if isinstance(module, torch.fx.GraphModule)]
     targets = [node.target for graph in graphs for node in graph.nodes]
     called = {target.namespace for target in targets if isinstance(target, OpOverload)}

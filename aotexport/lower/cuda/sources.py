@@ -122,7 +122,6 @@ def kernel_source(tuner: CachingAutotuner, origins: Iterable[torch.fx.Node] = ()
 
 
 def _operator(node: torch.fx.Node) -> str | None:
-    """Return the operator that a node was decomposed from, without its overload."""
     operator = node.meta.get("original_aten") or node.target
     return operator._schema.name if isinstance(operator, OpOverload) else None
 

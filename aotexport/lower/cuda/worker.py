@@ -65,7 +65,6 @@ def _compile(job: dict[str, Any], scratch: Path, cache: Path) -> None:
 
 
 def _plain(ptx: str) -> str:
-    """Return PTX without comments."""
     return "\n".join(line for line in ptx.splitlines() if line.strip() and not line.strip().startswith("//")) + "\n"
 
 

@@ -191,7 +191,6 @@ def _softmax(function: Any) -> Form:
 
 
 def _average(function: Any) -> Form:
-    """Return the form of an average pooling."""
 
     def form(*args: Any, **kwargs: Any) -> Tensor:
         if len(args) > 6 and args[6] is not None:

@@ -95,7 +95,6 @@ def _why_not(program: Program) -> str:
 
 
 def _taken_apart(program: Program) -> Program:
-    """Return a program whose inputs of tensor subclasses are replaced by their parts, with names of their own."""
     inputs: list[InputSpec] = []
     places: list[int] = []
     for spec in program.inputs:

@@ -138,7 +138,6 @@ def _contiguous(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Ten
 
 
 def _symbols(program: Program, inputs: Sequence[Any]) -> dict[str, Any]:
-    """Return the values of the program's symbols in a call."""
     found: dict[str, Any] = {}
     for dimension in program.dimensions:
         value = inputs[dimension.input_index]

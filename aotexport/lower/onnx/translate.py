@@ -140,7 +140,6 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether the memory ranges of two tensors overlap."""
     return bool(a.numel() and b.numel()) and a.data_ptr() < _end(b) and b.data_ptr() < _end(a)
 
 
@@ -321,7 +320,6 @@ def _frames(error: BaseException | None) -> list[FrameType]:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the innermost reason of an error."""
     while error.__cause__ is not None:
         error = error.__cause__
     reason = first_line(error)
@@ -329,7 +327,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _name_sizes(program: Program, exported: ExportedProgram, converted: Any) -> None:
-    """Give the model's symbolic sizes the user's names."""
     symbols: dict[str, str] = {}
     values = [node.meta["val"] for node in exported.graph.nodes if node.op == "placeholder"]
     arguments = values[len(values) - sum(not isinstance(spec, StateInput) for spec in program.inputs) :]

@@ -105,7 +105,6 @@ def attach_constants(model: ir.Model, file: str, root: Path) -> None:
 
 
 def _padded(value: ir.Value) -> np.ndarray[Any, Any]:
-    """Return the bytes of a constant, padded to a multiple of 8."""
     assert value.const_value is not None
     data = value.const_value.tobytes()
     return np.frombuffer(data + bytes(-len(data) % 8), np.uint8)

@@ -86,7 +86,6 @@ class InterpreterEngine:
         """Accept every device."""
 
     def __call__(self, bundle: Bundle, program: Program, environment: Environment) -> Lowered:
-        """Return `program` on interpreted kernels."""
         if not bundle.has_target(TARGET, program.name):
             raise NotSupported("the bundle has no kernels of this program")
         kernels = {kernel.name: self._launcher(bundle, kernel) for kernel in kernels_of(bundle, program.name)}
@@ -124,7 +123,6 @@ def _check_assumptions(kernel: Kernel, arguments: dict[str, Any]) -> None:
 
 
 def _function(path: Path, name: str) -> Any:
-    """Return the function of a kernel's source file."""
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None

@@ -115,7 +115,6 @@ def _origin(path: Path, reason: str) -> str:
 
 
 def _record(bundle: Bundle, program: Program, call: str, errors: dict[str, float]) -> None:
-    """Write the errors of float32 to a recorded call, if it is one."""
     for entry in bundle.manifest.testvectors:
         if (entry.program, entry.name) == (program.name, call):
             record = msgspec.structs.replace(bundle.vector(entry), eager_errors=errors)
