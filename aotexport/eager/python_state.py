@@ -28,7 +28,7 @@ from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.structure import flattened, tree_of
 from aotexport.process.objects import is_a, namespace_of
-from aotexport.state.tensors import Tensors, reached_tensors
+from aotexport.state.tensors import Tensors, reached, reached_tensors
 from aotexport.state.world import World, attributes_restored
 from aotexport.values.same_tensors import are_same
 from aotexport_runtime.execution.codegen import Environment, constant_value
@@ -280,24 +280,10 @@ def _run_for_good(call: ExampleCall, state: State, spec: ProgramSpec) -> tuple[O
 
 
 def _detached(value: Any) -> Any:
-    """Return a copy of a value whose tensors are detached clones."""
-    memo: dict[int, Any] = {}
-
-    def visit(value: Any) -> None:
-        if isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter):
-            memo[id(value)] = value.detach().clone()
-        for item in (*_items(value), *namespace_of(value).values()):
-            if id(item) not in memo and not isinstance(item, type | nn.Module):
-                memo.setdefault(id(item), item) if isinstance(item, nn.Parameter) else visit(item)
-
-    visit(value)
-    return copy.deepcopy(value, memo)
-
-
-def _items(value: Any) -> Iterable[Any]:
-    if isinstance(value, dict):
-        return value.values()
-    return value if isinstance(value, list | tuple) or type(value).__name__ == "deque" else ()
+    """Return a copy of a value whose tensors are detached clones; modules and their parameters stay."""
+    within = reached([value])
+    kept = {id(each): each for each in within if isinstance(each, nn.Parameter | nn.Module)}
+    return copy.deepcopy(value, {id(t): t.detach().clone() for t in within if isinstance(t, torch.Tensor)} | kept)
 
 
 def _same_value(one: Any, other: Any) -> bool:

@@ -172,20 +172,19 @@ def watch_call(run: Run, program: Program, call: ExampleCall, look: Callable[[Ca
 
     `look` takes a function that calls the model, and its tensors and sizes, one per input of the program.
     """
-    eager, make = _eager(call, program, example_arguments(call, program))
+    arguments = example_arguments(call, program)
+    eager = _eager(call, program, arguments)
     tensors = {entry.names[0]: entry.tensor for entry in run.state.entries}
     run.begin()
-    values = make().values
+    values = made_inputs(call, arguments).values
     own = iter(values)
     inputs = [tensors[spec.name] if isinstance(spec, StateInput) else next(own) for spec in program.inputs]
     with torch.set_grad_enabled(program.grad):
         return look(lambda: eager(values), inputs)
 
 
-def _eager(
-    call: ExampleCall, program: Program, arguments: RecordedArguments
-) -> tuple[Callable[[list[Any]], Any], Callable[[], Inputs]]:
-    """Return a function that calls the model on flat arguments, and one that makes these arguments."""
+def _eager(call: ExampleCall, program: Program, arguments: RecordedArguments) -> Callable[[list[Any]], Any]:
+    """Return a function that calls the model on flat arguments."""
     own = {spec.path: index for index, spec in enumerate(arguments.specs)}
     function = returning_whole_result(program, call.callable)
 
@@ -197,7 +196,7 @@ def _eager(
         check_changes(before, program.container_changes)
         return value
 
-    return eager, lambda: made_inputs(call, arguments)
+    return eager
 
 
 def made_inputs(call: ExampleCall, arguments: RecordedArguments) -> Inputs:
@@ -226,7 +225,6 @@ def observe_eager(
     Each has a backward pass, if the program has gradients. `ExportFailed`: the model returns tensors of a class that a
     bundle cannot hold, or arrays where its trace has none, or the other way round.
     """
-    eager, make = _eager(call, program, arguments)
 
     def current_state() -> dict[str, torch.Tensor]:
         return {e.names[0]: e.slots[0][0][e.slots[0][1]] if e.slots else e.tensor for e in state.entries}
@@ -242,8 +240,8 @@ def observe_eager(
         return found
 
     return observe(
-        eager,
-        make,
+        _eager(call, program, arguments),
+        lambda: made_inputs(call, arguments),
         [spec.path for spec in arguments.specs],
         current_state,
         outputs,

@@ -13,7 +13,7 @@ from typing import Any
 from torch.export import Dim
 
 from aotexport.errors import ModelFileInvalid
-from aotexport.model.programs import NAMED, Example, Program, nested_sizes, scaled
+from aotexport.model.programs import NAMED, Example, Program, affine, nested_sizes, scaled
 from aotexport.model.source import ModelSource
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.flat_call import arguments_of
@@ -22,13 +22,10 @@ from aotexport_runtime.module.cast import CastBundle
 from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.schema.program import Program as ProgramRecord
 from aotexport_runtime.schema.program import SizeInput
-from aotexport_runtime.schema.sizes import Dimension, Size, SizeExpression
+from aotexport_runtime.schema.sizes import Dimension, Size
 from aotexport_runtime.schema.trees import Constant, Leaf
 from aotexport_runtime.values.observe import make_inputs
 from aotexport_runtime.values.sizes import describe
-
-Affine = tuple[str, int, int]
-"""A symbol, and the factor and offset that make a size of it."""
 
 
 def source_of(module: BundleModule) -> ModelSource:
@@ -199,26 +196,10 @@ def _dimension(record: Dimension) -> Any:
 
 
 def _made(size: Size, dimensions: dict[str, Any], program: ProgramRecord) -> Any:
-    affine = _affine(size)
-    if affine is None:
+    if (linear := affine(size)) is None:
         raise ModelFileInvalid(
             f"program `{program.name}` has the size {describe(size)} among its arguments, which no dimension of "
             "`torch.export` describes. Export the model"
         )
-    symbol, factor, offset = affine
+    symbol, factor, offset = linear
     return scaled(dimensions[symbol], factor, offset)
-
-
-def _affine(size: Size) -> Affine | None:
-    """Return a size as `factor * symbol + offset`; None: it is none."""
-    if isinstance(size, str):
-        return size, 1, 0
-    if not isinstance(size, SizeExpression) or size.op not in ("add", "mul") or len(size.args) != 2:
-        return None
-    numbers = [arg for arg in size.args if isinstance(arg, int)]
-    others = [_affine(arg) for arg in size.args if isinstance(arg, str | SizeExpression)]
-    if len(numbers) != 1 or len(others) != 1 or others[0] is None:
-        return None
-    symbol, factor, offset = others[0]
-    number = numbers[0]
-    return (symbol, factor, offset + number) if size.op == "add" else (symbol, factor * number, offset * number)

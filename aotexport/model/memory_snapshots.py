@@ -13,6 +13,8 @@ from typing import BinaryIO
 
 import torch
 
+from aotexport_runtime.validate.arguments import span_end
+
 _PART_NBYTES = 8 << 20
 _WORD_NBYTES = 8
 
@@ -106,13 +108,9 @@ def spans_of(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     for tensor in tensors:
         if tensor.numel():
             key = tensor.device, tensor.untyped_storage().data_ptr()
-            reached.setdefault(key, []).append(_span_of(tensor))
+            count = span_end(tensor.shape, tensor.stride(), 0)
+            reached.setdefault(key, []).append(bytes_of(tensor, int(tensor.storage_offset()), count))
     return [span for spans in reached.values() for span in _merged(spans)]
-
-
-def _span_of(tensor: torch.Tensor) -> torch.Tensor:
-    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return bytes_of(tensor, int(tensor.storage_offset()), last + 1)
 
 
 def _merged(spans: list[torch.Tensor]) -> Iterator[torch.Tensor]:

@@ -15,6 +15,7 @@ from aotexport.errors import ModelFileInvalid
 from aotexport.model.call import ExampleCall, example_call, signature_of, sizes_by_name
 from aotexport_runtime.schema import trees
 from aotexport_runtime.schema.bounded import PlainName, bounds_of
+from aotexport_runtime.schema.sizes import Size, SizeExpression
 from aotexport_runtime.values.arguments import check_type
 from aotexport_runtime.values.trees import keys_of
 
@@ -257,3 +258,18 @@ def scaled(dimension: Any, factor: int, offset: int) -> Any:
     """Return the dimension `factor * dimension + offset`, as `torch.export.Dim` derives it."""
     multiple = dimension if factor == 1 else factor * dimension
     return multiple + offset if offset else multiple
+
+
+def affine(size: Size) -> tuple[str, int, int] | None:
+    """Return symbol, factor and offset of a size `factor * symbol + offset`; None: it is none."""
+    if isinstance(size, str):
+        return size, 1, 0
+    if not isinstance(size, SizeExpression) or size.op not in ("add", "mul") or len(size.args) != 2:
+        return None
+    numbers = [arg for arg in size.args if isinstance(arg, int)]
+    others = [affine(arg) for arg in size.args if isinstance(arg, str | SizeExpression)]
+    if len(numbers) != 1 or len(others) != 1 or others[0] is None:
+        return None
+    symbol, factor, offset = others[0]
+    number = numbers[0]
+    return (symbol, factor, offset + number) if size.op == "add" else (symbol, factor * number, offset * number)

@@ -22,6 +22,7 @@ from aotexport.model.tensor_kinds import is_plain_class
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.bundle.weights import parts_of
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
+from aotexport_runtime.validate.arguments import span_end
 from aotexport_runtime.validate.trees import count_parts
 from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper, parts
 
@@ -155,16 +156,12 @@ def _alone(entry: StateEntry) -> tuple[StateEntry, _StoredTensor, bool, int]:
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    if tensor.numel() == 0:
-        return 0, 0
-    low = int(tensor.storage_offset())
-    return low, low + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) + 1
+    low = int(tensor.storage_offset()) if tensor.numel() else 0
+    return low, span_end(tensor.shape, tensor.stride(), low)
 
 
 def _flat(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(
-        tensor.untyped_storage(), low, (high - low,), (1,)
-    )
+    return bytes_of(tensor, low, high - low).view(tensor.dtype)
 
 
 def _write(stored: list[_StoredTensor], directory: Path, shard_nbytes: int) -> dict[str, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from msgspec.structs import replace
 
 from aotexport.capture.functional.mutating_operators import call_subgraph
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
@@ -49,24 +50,14 @@ class LoweredGraph:
     outputs: list[str | None]
 
 
-@dataclass
-class LoweredGraphs:
-    """A program's lowered graphs, with every kernel of both.
+def _lower(
+    module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, tangents: int | None
+) -> tuple[LoweredGraph, LoweredGraph | None, list[KernelSource]]:
+    """Return the lowered forward and backward of a functional graph, which is left as it is, and the kernels of both.
 
-    The forward takes the program's inputs, and returns the results of the functional graph's forward, then saved
-    values. The backward takes saved values by name and tangents, and returns a gradient per input; inference has none.
-    """
-
-    forward: LoweredGraph
-    backward: LoweredGraph | None
-    kernels: list[KernelSource]
-
-
-def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, tangents: int | None) -> LoweredGraphs:
-    """Return the lowered graphs of a functional graph, which is left as it is; `CannotLower`: says why.
-
-    The shape environment of `mode` may gain guards. The forward returns the first `returned` outputs; of `tangents`, an
-    inference graph has None.
+    The forward takes the program's inputs, and returns the first `returned` outputs, then saved values. The backward
+    takes saved values by name and `tangents`, and returns a gradient per input; inference has None of both. The shape
+    environment of `mode` may gain guards.
     """
     modules: list[torch.fx.GraphModule] = []
     try:
@@ -87,7 +78,7 @@ def lower(module: torch.fx.GraphModule, mode: FakeTensorMode, *, returned: int, 
                     forward = _lowered(first, mode, modules, visible=returned)
                     _restride(forward, second, mode)
                     backward = _lowered(second, mode, modules, visible=len(_outputs(second)), is_backward=True)
-                return LoweredGraphs(forward, backward, list(_kernels(modules)))
+                return forward, backward, list(_kernels(modules))
     except AttemptFailed as refusal:
         lines = [line.strip() for line in str(refusal.error).splitlines() if line.strip()] or [""]
         said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
@@ -185,15 +176,32 @@ def lower_program(program: Program, forward: ForwardCapture, functional: Functio
     assert convention is not None
     program = taken_apart(program)
     _check(program, forward, functional)
-    mode = forward.fakes.mode
-    tangents = _tangents(functional)
     returned = len(convention.mutations) + len(convention.outputs) + convention.intermediate_bases
     joint = convention.gradients is not None
-    known = {*program.guards, *convention.guards}
     captured = captured_for_gpu(forward, functional, grad=joint)
-    lowered = lower(captured.module, mode, returned=returned, tangents=tangents if joint else None)
-    extra = tuple(guard for guard in guards(forward, program.dimensions) if guard not in known)
-    return _encoded(program, lowered, returned, extra, _namespaces(functional))
+    count = _tangents(functional) if joint else None
+    lowered, backward, kernels = _lower(captured.module, forward.fakes.mode, returned=returned, tangents=count)
+    known = {*program.guards, *convention.guards}
+    record = LoweredProgram(
+        forward=FORWARD_FILE, guards=tuple(each for each in guards(forward, program.dimensions) if each not in known)
+    )
+    names = [f"input:{index}" for index in range(len(program.inputs))]
+    inputs, namespaces = dict(zip(lowered.inputs, names, strict=True)), _namespaces(functional)
+    saved: list[str] = []
+    graphs: dict[str, Graph] = {}
+    if backward is not None and convention.gradients is not None:
+        taken = list(tensors_among(backward))
+        tangents = [name for name in taken if name.startswith("tangents_")]
+        saved = [name for name in taken if not name.startswith("tangents_")]
+        read = {name: f"saved:{index}" for index, name in enumerate(saved)}
+        read |= {name: f"tangent:{index}" for index, name in enumerate(tangents)}
+        gradients = [None if index is None else index - returned for index in convention.gradients.of_inputs]
+        graphs[BACKWARD_FILE] = encode_lowered(backward, read, gradients, namespaces)
+        record = replace(record, backward=BACKWARD_FILE, saved=len(saved))
+    positions = {name: index for index, name in enumerate(lowered.outputs) if index >= returned}
+    outputs = [*range(returned), *(positions[name] for name in saved)]
+    graphs = {FORWARD_FILE: encode_lowered(lowered, inputs, outputs, namespaces), **graphs}
+    return CudaProgram(record, graphs, tuple(joined(kernels).values()))
 
 
 def _namespaces(functional: FunctionalCapture) -> frozenset[str]:
@@ -231,36 +239,3 @@ def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapt
         raise CannotLower(
             "a custom autograd function or a checkpointed part keeps tensors whose versions nobody checks"
         )
-
-
-def _encoded(
-    program: Program, lowered: LoweredGraphs, returned: int, guards: tuple[Any, ...], namespaces: frozenset[str]
-) -> CudaProgram:
-    convention = program.functional
-    assert convention is not None
-    names = [spec_name(index) for index in range(len(program.inputs))]
-    inputs = dict(zip(lowered.forward.inputs, names, strict=True))
-    kernels = joined(lowered.kernels)
-    if lowered.backward is None:
-        graph = encode_lowered(lowered.forward, inputs, list(range(returned)), namespaces)
-        record = LoweredProgram(forward=FORWARD_FILE, guards=guards)
-        return CudaProgram(record, {FORWARD_FILE: graph}, tuple(kernels.values()))
-    taken = list(tensors_among(lowered.backward))
-    tangents = [name for name in taken if name.startswith("tangents_")]
-    saved = [name for name in taken if not name.startswith("tangents_")]
-    positions = {name: index for index, name in enumerate(lowered.forward.outputs) if index >= returned}
-    forward_graph = encode_lowered(
-        lowered.forward, inputs, [*range(returned), *(positions[name] for name in saved)], namespaces
-    )
-    backward_inputs = {name: f"saved:{index}" for index, name in enumerate(saved)}
-    backward_inputs |= {name: f"tangent:{index}" for index, name in enumerate(tangents)}
-    assert convention.gradients is not None
-    gradients = [None if index is None else index - returned for index in convention.gradients.of_inputs]
-    backward_graph = encode_lowered(lowered.backward, backward_inputs, gradients, namespaces)
-    record = LoweredProgram(forward=FORWARD_FILE, backward=BACKWARD_FILE, saved=len(saved), guards=guards)
-    return CudaProgram(record, {FORWARD_FILE: forward_graph, BACKWARD_FILE: backward_graph}, tuple(kernels.values()))
-
-
-def spec_name(index: int) -> str:
-    """Return the name of a program's input in lowered graphs."""
-    return f"input:{index}"

@@ -36,6 +36,7 @@ from aotexport_runtime.schema.values import (
     SubgraphArgument,
     TensorMeta,
 )
+from aotexport_runtime.validate.arguments import span_end
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.sizes import evaluate, symbols_of
 
@@ -132,8 +133,7 @@ def _contiguous(tensor: torch.Tensor) -> tuple[torch.Tensor, Callable[[torch.Ten
     if turned.is_contiguous():
         inverse = [order.index(axis) for axis in range(tensor.dim())]
         return turned, lambda stored: aten.permute.default(stored, inverse)
-    span = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    flat = tensor.as_strided((span,), (1,))
+    flat = tensor.as_strided((span_end(shape, stride, 0),), (1,))
     return flat, lambda stored: aten.as_strided.default(stored, shape, stride)
 
 

@@ -17,6 +17,7 @@ from aotexport.errors import AttemptFailed, ExportFailed
 from aotexport.lower.onnx.plain import plain
 from aotexport.lower.onnx.rebuild import Rebuilt, failing_step, origin
 from aotexport.lower.targets import OnnxOptions
+from aotexport.model.programs import affine, scaled
 from aotexport.model.refusals import attempt
 from aotexport.process.blocks import quiet
 from aotexport.torch_internals.general_sizes import zero_and_one_symbolic
@@ -26,7 +27,8 @@ from aotexport_runtime.errors import first_line
 from aotexport_runtime.execution.codegen import Environment
 from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
-from aotexport_runtime.schema.sizes import Size, SizeExpression
+from aotexport_runtime.schema.sizes import Size
+from aotexport_runtime.validate.arguments import span_end
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.observe import make_inputs
 from aotexport_runtime.values.sizes import evaluate
@@ -126,7 +128,8 @@ def _refuse_shared(bundle: Bundle, program: Program, updated: Collection[str]) -
             continue
         vector, stored = read_vector(bundle, entry)
         values = make_inputs(vector.inputs, stored, None, Environment().form).values
-        tensors = {spec.path: value for spec, value in zip(vector.inputs, values, strict=True) if _is_tensor(value)}
+        pairs = zip(vector.inputs, values, strict=True)
+        tensors = {spec.path: value for spec, value in pairs if isinstance(value, torch.Tensor)}
         for path, value in tensors.items():
             if path in updated and any(other != path and _overlap(value, tensors[other]) for other in tensors):
                 raise ExportFailed(
@@ -135,17 +138,12 @@ def _refuse_shared(bundle: Bundle, program: Program, updated: Collection[str]) -
                 )
 
 
-def _is_tensor(value: Any) -> bool:
-    return isinstance(value, torch.Tensor)
-
-
 def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(a.numel() and b.numel()) and a.data_ptr() < _end(b) and b.data_ptr() < _end(a)
 
 
 def _end(tensor: torch.Tensor) -> int:
-    span = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
-    return tensor.data_ptr() + span * tensor.element_size()
+    return tensor.data_ptr() + span_end(tensor.shape, tensor.stride(), 0) * tensor.element_size()
 
 
 def _capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
@@ -188,12 +186,7 @@ def _capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
 def _functional(program: Program, exported: ExportedProgram) -> ExportedProgram:
     """Return a traced program without writes; its signature names the changed tensors."""
     try:
-        with (
-            attempt("functional form for ONNX"),
-            torch.no_grad(),
-            zero_and_one_symbolic(symbolic=True),
-            quiet(*_LOGGERS),
-        ):
+        with attempt("functional form for ONNX"), _untouched_sizes():
             return exported.run_decompositions({})
     except AttemptFailed as refusal:
         raise ExportFailed(
@@ -222,21 +215,10 @@ def _dim(size: Size, dims: Mapping[str, Any]) -> Any:
     """Return `size` for `torch.export`: None if it is fixed, a named dimension, or a linear expression of one."""
     if isinstance(size, int):
         return None
-    if isinstance(size, str):
-        return dims.get(size)
-    return _linear(size, dims) or Dim.AUTO
-
-
-def _linear(size: SizeExpression, dims: Mapping[str, Any]) -> Any:
-    if size.op not in ("add", "mul") or len(size.args) != 2:
-        return None
-    number, rest = sorted(size.args, key=lambda arg: not isinstance(arg, int))
-    inner = (
-        dims.get(rest) if isinstance(rest, str) else _linear(rest, dims) if isinstance(rest, SizeExpression) else None
-    )
-    if not isinstance(number, int) or inner is None:
-        return None
-    return inner * number if size.op == "mul" else inner + number
+    if (linear := affine(size)) is None:
+        return Dim.AUTO
+    symbol, factor, offset = linear
+    return scaled(dims[symbol], factor, offset) if symbol in dims else None
 
 
 def translate(

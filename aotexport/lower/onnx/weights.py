@@ -48,7 +48,7 @@ def attach_state(
         value.name = name if name not in taken else f"state.{name}"
         if entry.file not in headers:
             headers[entry.file] = tensor_ranges(root.joinpath(*entry.file.split("/")))
-        value.const_value = _external(value, entry, headers[entry.file][entry.key], root)
+        value.const_value = _placed(value, entry, headers[entry.file][entry.key], root)
         graph.initializers[value.name] = value
         if name in changing:
             graph.inputs.append(value)
@@ -56,23 +56,23 @@ def attach_state(
     return remaining_inputs
 
 
-def _external(value: ir.Value, entry: StateTensor | StoredPart, where: tuple[int, int], root: Path) -> Any:
+def _placed(value: ir.Value, entry: StateTensor | StoredPart, where: tuple[int, int], root: Path) -> Any:
     assert value.shape is not None
     assert value.dtype is not None
     shape = [int(size) for size in value.shape]  # type: ignore[arg-type]
-    nbytes = math.prod(shape) * value.dtype.itemsize
-    if nbytes == 0:
+    if 0 in shape:
         return ir.tensor(np.zeros(shape, value.dtype.numpy()), name=value.name)
     # A complex element is two numbers in the model.
     width = value.dtype.itemsize * (2 if entry.dtype.startswith("complex") else 1)
+    nbytes = math.prod(shape) * value.dtype.itemsize
+    return _external(value, entry.file, where[0] + entry.offset * int(width), int(nbytes), root)
+
+
+def _external(value: ir.Value, file: str, offset: int, nbytes: int, root: Path) -> ir.ExternalTensor:
+    assert value.shape is not None
+    assert value.dtype is not None
     return ir.ExternalTensor(
-        entry.file,
-        where[0] + entry.offset * int(width),
-        int(nbytes),
-        value.dtype,
-        shape=ir.Shape(shape),
-        name=str(value.name),
-        base_dir=root,
+        file, offset, nbytes, value.dtype, shape=ir.Shape(list(value.shape)), name=str(value.name), base_dir=root
     )
 
 
@@ -90,18 +90,8 @@ def attach_constants(model: ir.Model, file: str, root: Path) -> None:
     save_file({name: _padded(value) for name, value in sorted(large.items())}, path)
     ranges = tensor_ranges(path)
     for name, value in large.items():
-        constant = value.const_value
-        assert constant is not None
-        assert value.shape is not None
-        value.const_value = ir.ExternalTensor(
-            file,
-            ranges[name][0],
-            constant.nbytes,
-            constant.dtype,
-            shape=value.shape,
-            name=name,
-            base_dir=root,
-        )
+        assert value.const_value is not None
+        value.const_value = _external(value, file, ranges[name][0], value.const_value.nbytes, root)
 
 
 def _padded(value: ir.Value) -> np.ndarray[Any, Any]:

@@ -26,8 +26,7 @@ from aotexport.verify.report import Comparison
 from aotexport.verify.report import comparisons as compared
 from aotexport.write.files import list_again
 from aotexport_runtime import OnnxRuntime
-from aotexport_runtime.bundle.directory import BundleDirectory
-from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.commands.onnx_calls import ORDERS, Calls, calling, observed, order_of, recorded
 from aotexport_runtime.commands.results import rounding
@@ -35,7 +34,7 @@ from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.onnx_module import compose_onnx
 from aotexport_runtime.schema import encode_record
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.manifest import Manifest, OnnxModel
+from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import SizeArgument, TensorMeta
@@ -66,27 +65,14 @@ def _opened(bundle: Bundle, program: Program, model: OnnxModel, directory: Path)
     try:
         return compose_onnx(bundle, program, model, OnnxRuntime(), state), state
     except NotSupported as error:
-        if is_narrow(bundle.file(model.file)):
+        if _is_narrow(bundle.file(model.file)):
             with contextlib.suppress(NotSupported):
-                wide = write_wide(bundle.file(model.file), directory)
-                replaced = _Replaced(bundle.directory, bundle.manifest, model.file, wide)
-                return compose_onnx(replaced, program, model, OnnxRuntime(), state), state
+                return compose_onnx(_widened(bundle, model, directory), program, model, OnnxRuntime(), state), state
         found = _origin(bundle.file(model.file), str(error))
         where = f". {found}" if found else ""
         raise VerificationFailed(
             f"program `{program.name}`: {error}{where}. `--no-verify` writes the model as it is", [str(error)]
         ) from None
-
-
-class _Replaced(Bundle):
-    """A bundle with one of its files replaced by another."""
-
-    def __init__(self, directory: BundleDirectory, manifest: Manifest, file: str, other: Path) -> None:
-        super().__init__(directory, manifest)
-        self._file, self._other = file, other
-
-    def intact_file(self, path: str) -> Path:
-        return self._other if path == self._file else super().intact_file(path)
 
 
 def _checked(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subject, calls: Calls) -> list[Comparison]:
@@ -161,18 +147,14 @@ def _tie(
     path = comparison.name.partition(": ")[2].removesuffix(NORM).removesuffix(NORMS)
     if comparison.agrees or comparison.detail or path not in outputs:
         return comparison
-    if not is_tie(bundle, program, calls.values, path, outputs[path]):
+    if not _is_tie(bundle, program, calls.values, path, outputs[path]):
         return comparison
     same = {"error": 0.0, "absolute": 0.0, "agrees": True, "detail": "other indices, of equal values"}
     return replace(comparison, name=f"{comparison.name} (of equal values)", **same)
 
 
-def is_tie(bundle: Bundle, program: Program, values: Sequence[Any], path: str, got: Any) -> bool:
-    """Return whether an output is indices in an order that differs from torch's only for exactly equal values.
-
-    `values` are the flat arguments of the call, `path` and `got` the output by ONNX Runtime. The program changes
-    nothing.
-    """
+def _is_tie(bundle: Bundle, program: Program, values: Sequence[Any], path: str, got: Any) -> bool:
+    """Return whether ONNX Runtime's output of a call is indices in another order than torch's of equal values alone."""
     taken = plain(bundle, program)
     places = {at: leaf.index for at, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)}
     index = places.get(path)
@@ -220,21 +202,17 @@ NARROW, WIDE = ir.DataType.BFLOAT16, ir.DataType.FLOAT
 _DTYPE_ATTRIBUTES = ("to", "dtype", "output_dtype")
 
 
-def is_narrow(path: Path) -> bool:
-    """Return whether the model at `path` computes in bfloat16."""
+def _is_narrow(path: Path) -> bool:
     graph = ir.load(path).graph
     computed = [value for node in graph.all_nodes() for value in node.outputs]
     return any(value.dtype == NARROW for value in (*graph.inputs, *graph.initializers.values(), *computed))
 
 
-def write_wide(path: Path, directory: Path) -> Path:
-    """Write the model at `path` with float32 in place of bfloat16 to `directory`; return its path.
-
-    Its inputs and outputs stay as they are.
-    """
+def _widened(bundle: Bundle, written: OnnxModel, directory: Path) -> Bundle:
+    """Return a copy of a bundle whose model computes in float32 instead; its inputs and outputs stay as they are."""
     # A copy: a file may have further hard links, which readers of external data refuse.
-    copied = shutil.copytree(path.parent, directory / "bundle", copy_function=shutil.copyfile)
-    model = ir.load(copied / path.name)
+    copied = shutil.copytree(bundle.root, directory / "bundle", copy_function=shutil.copyfile)
+    model = ir.load(copied / written.file)
     graph = model.graph
     inputs = [value for value in graph.inputs if value.dtype == NARROW]
     outputs = [value for value in graph.outputs if value.dtype == NARROW]
@@ -257,9 +235,9 @@ def write_wide(path: Path, directory: Path) -> Path:
         cast = _cast(value, NARROW, str(name))
         graph.append(cast)
         graph.outputs[graph.outputs.index(value)] = cast.outputs[0]
-    target = directory / "model.onnx"
-    ir.save(model, target, external_data="model.data")
-    return target
+    ir.save(model, copied / written.file, external_data="model.data")
+    list_again(copied, msgspec.structs.replace(bundle.manifest, files=()))
+    return open_bundle(copied, check_digests=False)
 
 
 def _widen(value: ir.Value) -> None:
