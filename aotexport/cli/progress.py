@@ -151,7 +151,8 @@ class TrainingProgress:
         if self._quiet:
             return
         if "epoch" in entry:
-            self._console.print(f"epoch {entry['epoch']}: " + ", ".join(_words(entry)), soft_wrap=True)
+            words = [f"{head} {_number(key, entry[key])}" for key, head in _HEADINGS.items() if key in entry][2:]
+            self._console.print(f"epoch {entry['epoch']}: {', '.join(words)}", soft_wrap=True)
         elif self._bar is not None:
             for key in ("loss", "examples_per_s"):
                 before = self._smooth.setdefault(key, entry[key])
@@ -164,10 +165,6 @@ class TrainingProgress:
                 lr=f"{entry['lr']:.2e}",
                 speed=f"{self._smooth['examples_per_s']:,.0f}",
             )
-
-
-def _words(entry: dict[str, Any]) -> list[str]:
-    return [f"{heading} {_number(key, entry[key])}" for key, heading in _HEADINGS.items() if key in entry][2:]
 
 
 def _number(key: str, value: float) -> str:

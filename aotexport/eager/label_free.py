@@ -10,7 +10,6 @@ import contextlib
 import itertools
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -104,12 +103,11 @@ def _passed(call: ExampleCall) -> set[str]:
         for own in call.parameters
         if own.kind in ("positional_only", "positional_or_keyword", "keyword_only")
         and parameters[own.name].default is None
-        and any(_is_tensor(leaf, call) for _, leaf in leaves(own.tree))
+        and any(
+            isinstance(leaf, Leaf) and isinstance(call.tensors[leaf.index], torch.Tensor)
+            for _, leaf in leaves(own.tree)
+        )
     }
-
-
-def _is_tensor(leaf: Any, call: ExampleCall) -> bool:
-    return isinstance(leaf, Leaf) and isinstance(call.tensors[leaf.index], torch.Tensor)
 
 
 def _without(call: ExampleCall, names: Collection[str]) -> ExampleCall:

@@ -169,7 +169,7 @@ def _depends(spec: ProgramSpec, state: State) -> bool:
             "the call stores something in attributes of the model, and whether later calls read it cannot be told, "
             f"since the model fails on its example: {user_line(error)}{type(error).__name__}: {error}"
         ) from refusal.error
-    for change in (with_other_inputs, _as_it_is):
+    for change in (with_other_inputs, lambda call: call):
         with attributes_restored(call.module):
             depends = _differs_after(change, first, spec, state)
         if depends is not None:
@@ -230,10 +230,6 @@ def _watched(call: ExampleCall, state: State) -> Callable[[], bool]:
     tensors = Tensors(tensor for tensor in reached_tensors([call.module]) if id(tensor) not in known)
     attributes = World.of(call.module)
     return lambda: attributes.is_unchanged() and tensors.are_unchanged()
-
-
-def _as_it_is(call: ExampleCall) -> ExampleCall:
-    return call
 
 
 def with_other_inputs(call: ExampleCall) -> ExampleCall:

@@ -238,7 +238,7 @@ class GraphEncoder:
     # --- provenance ---------------------------------------------------------------------------------------
 
     def _provenance(self, node: torch.fx.Node) -> tuple[int | None, int | None]:
-        line, module = self._source_line(node), self._module_path(node)
+        line, module = self._source_line(node), (self._origin(node).meta.get("custom") or {}).get("module") or None
         source = None if line is None else self._sources.setdefault(line, len(self._sources))
         return source, None if module is None else self._modules.setdefault(module, len(self._modules))
 
@@ -252,9 +252,6 @@ class GraphEncoder:
         if trace not in self._source_cache:
             self._source_cache[trace] = source_of(trace, self.root)
         return self._source_cache[trace]
-
-    def _module_path(self, node: torch.fx.Node) -> str | None:
-        return (self._origin(node).meta.get("custom") or {}).get("module") or None
 
     def _where(self, node: torch.fx.Node) -> str:
         line = self._source_line(node)
@@ -297,11 +294,7 @@ def _times(module: torch.fx.GraphModule) -> list[int]:
 def _with_structures(record: ModuleCall, call: TracedCall, names: Mapping[torch.fx.Node, Argument]) -> ModuleCall:
     if call.refusal is not None or call.arguments is None or call.result is None:
         raise ExportFailed(call.refusal or "it does not return")
-    values = [_value(value, names, f"a call of `{call.path}`") for value in call.values]
+    where = f"a call of `{call.path}`"
+    known = [None if isinstance(each, torch.fx.Node) and each not in names else each for each in call.values]
+    values = [encode_argument(value, names, where) for value in known]
     return msgspec.structs.replace(record, arguments=call.arguments, result=call.result, values=values)
-
-
-def _value(value: Any, names: Mapping[torch.fx.Node, Argument], where: str) -> Argument:
-    if isinstance(value, torch.fx.Node) and value not in names:
-        return None
-    return encode_argument(value, names, where)

@@ -101,16 +101,14 @@ def _of_guards(forward: ForwardCapture, names: dict[str, str], lines: Lines) -> 
     by_line: dict[SourceLine | None, dict[str, None]] = {}
     for guard in forward.fakes.mode.shape_env.guards:  # type: ignore[union-attr]
         size: Any = encode_size(guard.expr, or_none=True)
-        if isinstance(size, SizeExpression) and symbols_of(size) <= names.keys() and not _is_range(size):
+        if not isinstance(size, SizeExpression) or not symbols_of(size) <= names.keys():
+            continue
+        if size.op not in ("lt", "le") or not any(isinstance(arg, int) for arg in size.args):
             by_line.setdefault(lines.at(line_of(guard)), {})[f"`{describe(size, names)}`"] = None
     for line, relations in by_line.items():
         shown = ", ".join([*relations][:_SHOWN]) + (f" and {len(relations) - _SHOWN} more" * (len(relations) > _SHOWN))
         text = f"the model holds sizes to {shown}"
         yield Note(kind="size", text=text, fixed=shown, outside=OTHER_SIZES, source=line)
-
-
-def _is_range(size: SizeExpression) -> bool:
-    return size.op in ("lt", "le") and any(isinstance(arg, int) for arg in size.args)
 
 
 def _of_integers(parameters: Iterable[Parameter]) -> Iterator[Note]:

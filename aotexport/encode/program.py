@@ -201,7 +201,8 @@ def with_functional(
 def _records_otherwise(program: EncodedProgram, functional: FunctionalGraph) -> bool:
     """Return whether a functional graph records other gradients than the forward graph in some grad mode."""
     if functional.gradients is None:
-        return _switches_gradients_on(program.graphs[FORWARD_FILE])
+        nodes = program.graphs[FORWARD_FILE].nodes
+        return any(node.op == "torch::set_grad_enabled" and node.args == [True] for node in nodes)
     # It has the gradients that the model's regions record where the caller's mode records none.
     return not program.record.grad
 
@@ -244,10 +245,6 @@ def _refuse_constant_gradients(graph: Graph, gradients: Gradients) -> None:
             f"{term} is part of a gradient whatever those of the outputs are, and the joint graph does not say with "
             "which outputs it comes"
         )
-
-
-def _switches_gradients_on(graph: Graph) -> bool:
-    return any(node.op == "torch::set_grad_enabled" and node.args == [True] for node in graph.nodes)
 
 
 def _functional_graph(

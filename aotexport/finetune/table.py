@@ -94,10 +94,6 @@ def _json_lines(path: Path) -> Columns:
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
-def _text(path: Path) -> Columns:
-    return {"text": [_utf8(path)]}
-
-
 def _utf8(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
@@ -151,4 +147,8 @@ def _directory(path: Path) -> Table:
     return _checked(str(path), _parquet(*files))
 
 
-_READERS: dict[str, Callable[[Path], Columns]] = {".parquet": _parquet, ".jsonl": _json_lines, ".txt": _text}
+_READERS: dict[str, Callable[[Path], Columns]] = {
+    ".parquet": _parquet,
+    ".jsonl": _json_lines,
+    ".txt": lambda path: {"text": [_utf8(path)]},
+}

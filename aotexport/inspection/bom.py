@@ -113,17 +113,12 @@ def _packages(manifest: Manifest) -> Iterator[Any]:
     required = manifest.requirements
     classes = (name.partition(":")[0] for name in required.tensor_types)
     for module in sorted({name.partition(".")[0] for name in (*required.operator_modules, *classes)} - {"torch"}):
-        yield _module(module)
+        yield Component(name=module, type=ComponentType.LIBRARY, bom_ref=f"module:{module}")
 
 
 def _package(name: str, version: str) -> Any:
     url = PackageURL("pypi", name=name, version=version)
     return Component(name=name, version=version, type=ComponentType.LIBRARY, bom_ref=f"package:{name}", purl=url)
-
-
-def _module(name: str) -> Any:
-    """Return a package of which only the module's name is known."""
-    return Component(name=name, type=ComponentType.LIBRARY, bom_ref=f"module:{name}")
 
 
 def _model_card(bundle: Bundle) -> dict[str, Any]:

@@ -80,16 +80,12 @@ def _program(a: Bundle, b: Bundle, name: str) -> Iterator[BundleDifference]:
         "inputs": lambda _, program: describe_inputs(program),
         "outputs": lambda bundle, program: describe_outputs(program, bundle.graph(name, program.forward.file)),
         "changes": lambda _, program: describe_changes(program),
-        "refusals": lambda _, program: _refusals(program),
+        "refusals": lambda _, program: [f"no {each.graph} graph: {each.reason}" for each in program.refusals],
     }.items():
         yield from _compare(f"{name}: {section}", _keyed(describe(a, before)), _keyed(describe(b, after)))
     files = dict.fromkeys(graph_files(before) + graph_files(after))
     for file in files:
         yield from _compare(f"{name}: {file}", _operators(a, before, file), _operators(b, after, file))
-
-
-def _refusals(program: Program) -> list[str]:
-    return [f"no {refusal.graph} graph: {refusal.reason}" for refusal in program.refusals]
 
 
 def _keyed(lines: Iterable[str]) -> dict[str, str]:

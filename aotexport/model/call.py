@@ -204,7 +204,8 @@ def _parameter(parameter: inspect.Parameter, arguments: dict[str, Any], leaf_ind
         # A constant of the programs, which calls cannot pass.
         return Parameter(name=parameter.name, kind=kind, tree=Constant(value=None), optional=True)
     tree = tree_of(value, parameter.name, leaf_index, role="input")
-    default_stands_in = empty is not inspect.Parameter.empty and (not passed or _same_constant(value, empty))
+    same = value is empty or (type(value) is type(empty) and isinstance(value, int | float | str) and value == empty)
+    default_stands_in = empty is not inspect.Parameter.empty and (not passed or same)
     default = Constant(value=encode_constant(parameter.default)) if is_constant(parameter.default) else None
     return Parameter(name=parameter.name, kind=kind, tree=tree, optional=default_stands_in, default=default)
 
@@ -215,12 +216,6 @@ def _is_plain(value: Any) -> bool:
         return not flattened(value, "", role="input")[1]
     except ExportFailed:
         return False
-
-
-def _same_constant(value: Any, default: Any) -> bool:
-    return value is default or (
-        type(value) is type(default) and isinstance(value, int | float | str) and value == default
-    )
 
 
 def _of_passed(call: ExampleCall, shared: MappingABC[str, Any]) -> dict[str, Any]:

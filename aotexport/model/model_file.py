@@ -130,14 +130,10 @@ def _line(error: BaseException, root: Path) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f" at {_shown(error.filename)}:{error.lineno}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_user_file(frame.filename)]
-    own = [frame for frame in frames if _is_own(frame.filename, root)]
+    own = [f for f in frames if Path(f.filename).is_relative_to(root) and "site-packages" not in f.filename]
     for frame in (own or frames)[-1:]:
         return f" at {_shown(frame.filename)}:{frame.lineno}"
     return ""
-
-
-def _is_own(file: str, root: Path) -> bool:
-    return Path(file).is_relative_to(root) and "site-packages" not in Path(file).parts
 
 
 def _shown(file: str) -> str:

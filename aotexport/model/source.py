@@ -74,7 +74,10 @@ def load_source(where: str, weights: Path | None = None) -> ModelSource:
             give_weights(target, weights)
         args, kwargs = _example(file, target)
         example = Example(args, kwargs, _dynamic_shapes(file))
-        programs, variants = _programs(file), _variants(file)
+        programs, variants = None, _variants(file)
+        if getattr(file.module, "programs", None) is not None:
+            wanted = 'a list of names, like ["train", "infer"], and of `aotexport.Program`'
+            programs = _list(file, "programs", (str, Program), wanted)
         _import_custom_ops(file)
         wanted = 'a list of names of custom operators, like ["my_ops::scale"]'
         kept = _list(file, "keep_operators", (str,), wanted)
@@ -139,7 +142,8 @@ def _made(file: ModelFile, callable_: Callable[..., Any]) -> nn.Module | Callabl
 
 def _no_model(file: ModelFile) -> str:
     values = vars(file.module).items()
-    classes = [name for name, value in values if _is_own_class(value, file.module)]
+    own = [(name, value) for name, value in values if is_a(value, type) and value.__module__ == file.module.__name__]
+    classes = [name for name, value in own if issubclass(value, nn.Module)]
     others = [name for name, value in values if is_a(value, nn.Module)] + classes
     line = f"    {file.attribute} = {classes[0] if classes else 'MyModule'}()"
     also = f"\n\nor name what it has: {', '.join(f'{file.name}:{name}' for name in others)}" if others else ""
@@ -152,10 +156,6 @@ def _guarded(file: ModelFile) -> str:
     if source is None or "__main__" not in Path(source).read_text(errors="replace"):
         return ""
     return ' outside of the block under `if __name__ == "__main__":`, which an export does not run'
-
-
-def _is_own_class(value: Any, module: ModuleType) -> bool:
-    return is_a(value, type) and issubclass(value, nn.Module) and value.__module__ == module.__name__
 
 
 # --- the example ------------------------------------------------------------------------------------------
@@ -219,12 +219,6 @@ def _dynamic_shapes(file: ModelFile) -> Any:
             '    dynamic_shapes = {"x": {0: torch.export.Dim("batch", min=1, max=64)}}'
         )
     return value
-
-
-def _programs(file: ModelFile) -> tuple[str | Program, ...] | None:
-    wanted = 'a list of names, like ["train", "infer"], and of `aotexport.Program`'
-    given = getattr(file.module, "programs", None)
-    return None if given is None else _list(file, "programs", (str, Program), wanted)
 
 
 def _variants(file: ModelFile) -> tuple[Example, ...]:

@@ -183,7 +183,8 @@ def write_vectors(vectors: Iterable[RecordedCall], directory: Path) -> tuple[Vec
         stem = record_path(directory, vector).stem
         (folder / f"{stem}.json").write_bytes(encode_record(vector.record))
         generated = {spec.key for spec in vector.record.inputs if spec.quantiles}
-        tensors = {key: _storable(tensor) for key, tensor in vector.tensors.items() if key not in generated}
+        kept = {key: tensor for key, tensor in vector.tensors.items() if key not in generated}
+        tensors = {key: torch.view_as_real(each) if each.is_complex() else each for key, each in kept.items()}
         save_file(tensors, folder / f"{stem}.safetensors")
         entries.append(
             VectorEntry(
@@ -210,10 +211,6 @@ def without_vectors(
         (directory / entry.record).unlink()
         (directory / entry.tensors).unlink()
     return remaining
-
-
-def _storable(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 def _inherited_arguments(

@@ -55,7 +55,7 @@ def write_manifest(
 
     `known` are entries of files that have not changed since, whose digests need not be computed again.
     """
-    everything = _with_casts(programs)
+    everything = [*programs, *(cast for program in programs for cast in program.casts.values())]
     manifest = msgspec.structs.replace(
         manifest, requirements=_requirements(everything, manifest.state), files=list_files(directory, known)
     )
@@ -63,10 +63,6 @@ def write_manifest(
     manifest = msgspec.structs.replace(manifest, min_reader=format_version(needed))
     (directory / MANIFEST_NAME).write_bytes(encode_record(manifest))
     return manifest
-
-
-def _with_casts(programs: Sequence[EncodedProgram]) -> list[EncodedProgram]:
-    return [*programs, *(cast for program in programs for cast in program.casts.values())]
 
 
 def _documents(

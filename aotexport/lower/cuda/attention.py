@@ -42,7 +42,7 @@ def fused_kind(
         return None
     if any(not _same(tensor.shape[0], query.shape[0]) for tensor in operands) or not _grouped(query, key, value):
         return None
-    if any(type(tensor.shape[3]) is not int or _is_zero(tensor) for tensor in operands):
+    if any(type(each.shape[3]) is not int or any(type(n) is int and n == 0 for n in each.shape) for each in operands):
         return None
     if mask is not None and mask.dtype not in (torch.bool, query.dtype):
         return None
@@ -64,10 +64,6 @@ def _grouped(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> boo
 def _same(size: Any, other: Any) -> bool:
     """Return whether two sizes are equal, without assuming that symbols are."""
     return str(size) == str(other)
-
-
-def _is_zero(tensor: torch.Tensor) -> bool:
-    return any(type(size) is int and size == 0 for size in tensor.shape)
 
 
 def fitted(tensor: torch.Tensor) -> torch.Tensor:

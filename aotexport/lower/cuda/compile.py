@@ -95,7 +95,8 @@ def compile_kernels(
         for index in range(len(kernel.candidates))
         for architecture in architectures
     }
-    directory = _cache_directory() if cache is None else cache
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    directory = home / "aotexport" / "kernels" if cache is None else cache
     directory.mkdir(parents=True, exist_ok=True)
     cached = {job: _cached(directory, each["key"]) for job, each in described.items()}
     compiled = Compiled({job: binary for job, binary in cached.items() if binary is not None}, {})
@@ -136,11 +137,6 @@ def _description(kernel: KernelSource, index: int, architecture: str) -> dict[st
     }
     key = json.dumps([description, compiler_version(), metadata.version("torch")], sort_keys=True)
     return {**description, "key": hashlib.sha256(key.encode()).hexdigest()}
-
-
-def _cache_directory() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "aotexport" / "kernels"
 
 
 def _cached(directory: Path, key: str) -> Binary | None:

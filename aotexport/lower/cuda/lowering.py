@@ -98,7 +98,7 @@ def _lowered(
     inputs = [node.name for node in module.graph.find_nodes(op="placeholder")]
     outputs = [value.name if isinstance(value, torch.fx.Node) else None for value in _outputs(module)]
     before = len(modules)
-    if _calls(module):
+    if any(node.op == "call_function" for node in module.graph.nodes):
         compile_for_gpu(module, mode, visible=visible, is_backward=is_backward, is_inference=is_inference)
         if len(modules) != before + 1:
             raise CannotLower(f"the compiler made {len(modules) - before} graphs of one")
@@ -131,10 +131,6 @@ def _dtypes(module: torch.fx.GraphModule) -> Iterator[torch.dtype]:
 def _outputs(module: torch.fx.GraphModule) -> list[Any]:
     values: Any = module.graph.output_node().args[0]
     return list(values) if isinstance(values, tuple | list) else [values]
-
-
-def _calls(module: torch.fx.GraphModule) -> bool:
-    return any(node.op == "call_function" for node in module.graph.nodes)
 
 
 def _restride(forward: LoweredGraph, backward: torch.fx.GraphModule, mode: FakeTensorMode) -> None:
@@ -179,7 +175,8 @@ def lower_program(program: Program, forward: ForwardCapture, functional: Functio
     returned = len(convention.mutations) + len(convention.outputs) + convention.intermediate_bases
     joint = convention.gradients is not None
     captured = captured_for_gpu(forward, functional, grad=joint)
-    count = _tangents(functional) if joint else None
+    placeholders = functional.module.graph.find_nodes(op="placeholder")
+    count = sum(tangent_descriptor(node) is not None for node in placeholders) if joint else None
     lowered, backward, kernels = _lower(captured.module, forward.fakes.mode, returned=returned, tangents=count)
     known = {*program.guards, *convention.guards}
     record = LoweredProgram(
@@ -209,10 +206,6 @@ def _namespaces(functional: FunctionalCapture) -> frozenset[str]:
     targets = [node.target for graph in graphs for node in graph.nodes]
     called = {target.namespace for target in targets if isinstance(target, OpOverload)}
     return frozenset(called - {"aten"})
-
-
-def _tangents(functional: FunctionalCapture) -> int:
-    return sum(tangent_descriptor(node) is not None for node in functional.module.graph.find_nodes(op="placeholder"))
 
 
 def _check(program: Program, forward: ForwardCapture, functional: FunctionalCapture) -> None:

@@ -113,11 +113,6 @@ def _matmul(left: Tensor, right: Tensor) -> Tensor:
     return aten.matmul.default(left, right)
 
 
-def _sort(*args: Any, stable: bool | None = None, **kwargs: Any) -> Any:
-    """Return a sort without the option `stable`: ONNX's sorts are stable."""
-    return aten.sort.default(*args, **kwargs)
-
-
 def _masked_select(value: Tensor, mask: Tensor) -> Tensor:
     value, mask = aten.broadcast_tensors.default([value, mask])
     return aten.index.Tensor(value, [mask])
@@ -243,7 +238,8 @@ FORMS: dict[str, Form] = {
     "aten::batch_norm.default": _batch_norm,
     "aten::mv.default": _matmul,
     "aten::matmul.default": _matmul,
-    "aten::sort.stable": _sort,
+    # ONNX's sorts are stable.
+    "aten::sort.stable": lambda *args, stable=None, **kwargs: aten.sort.default(*args, **kwargs),
     "aten::masked_select.default": _masked_select,
     "aten::amax.default": _extreme(aten.amax.default),
     "aten::amin.default": _extreme(aten.amin.default),

@@ -95,7 +95,7 @@ def _updated(program: Program, rebuilt: Rebuilt, exported: ExportedProgram) -> l
     """Return the names of the state tensors and the paths of the arguments that the traced graph writes to."""
     written = _functional(program, exported)
     signature = written.graph_signature
-    shapes = {node.name: _shape(node.meta.get("val")) for node in written.graph.nodes}
+    shapes = {node.name: getattr(node.meta.get("val"), "shape", None) for node in written.graph.nodes}
     for result, name in {**signature.user_inputs_to_mutate, **signature.buffers_to_mutate}.items():
         placeholder = next((key for key, value in signature.inputs_to_buffers.items() if value == name), name)
         if shapes[result] != shapes[placeholder]:
@@ -117,10 +117,6 @@ def _updated(program: Program, rebuilt: Rebuilt, exported: ExportedProgram) -> l
     return [*state, *changed]
 
 
-def _shape(value: Any) -> Any:
-    return list(value.shape) if isinstance(value, torch.Tensor) else None
-
-
 def _refuse_shared(bundle: Bundle, program: Program, updated: Collection[str]) -> None:
     """Refuse arguments that a program writes to and that share memory with others in the recorded calls."""
     for entry in bundle.manifest.testvectors:
@@ -138,12 +134,9 @@ def _refuse_shared(bundle: Bundle, program: Program, updated: Collection[str]) -
                 )
 
 
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return bool(a.numel() and b.numel()) and a.data_ptr() < _end(b) and b.data_ptr() < _end(a)
-
-
-def _end(tensor: torch.Tensor) -> int:
-    return tensor.data_ptr() + span_end(tensor.shape, tensor.stride(), 0) * tensor.element_size()
+def _overlap(*tensors: torch.Tensor) -> bool:
+    spans = [(t.data_ptr(), t.data_ptr() + span_end(t.shape, t.stride(), 0) * t.element_size()) for t in tensors]
+    return all(begin < end for begin, end in spans) and max(s[0] for s in spans) < min(s[1] for s in spans)
 
 
 def _capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:

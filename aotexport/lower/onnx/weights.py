@@ -87,17 +87,13 @@ def attach_constants(model: ir.Model, file: str, root: Path) -> None:
         return
     path = root.joinpath(*file.split("/"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file({name: _padded(value) for name, value in sorted(large.items())}, path)
+    contents = {name: value.const_value.tobytes() for name, value in sorted(large.items()) if value.const_value}
+    # Padded to a multiple of 8.
+    save_file({name: np.frombuffer(c + bytes(-len(c) % 8), np.uint8) for name, c in contents.items()}, path)
     ranges = tensor_ranges(path)
     for name, value in large.items():
         assert value.const_value is not None
         value.const_value = _external(value, file, ranges[name][0], value.const_value.nbytes, root)
-
-
-def _padded(value: ir.Value) -> np.ndarray[Any, Any]:
-    assert value.const_value is not None
-    data = value.const_value.tobytes()
-    return np.frombuffer(data + bytes(-len(data) % 8), np.uint8)
 
 
 _STEP = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(-?\w+))\]")

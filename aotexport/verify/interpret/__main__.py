@@ -47,7 +47,8 @@ def main() -> None:
     for module in bundle.manifest.requirements.operator_modules:
         importlib.import_module(module)
     having = [name for name in bundle.program_names if bundle.has_target(cuda.TARGET, name)]
-    drawing = [name for name in having if _draws(bundle, name)]
+    functional = {name: bundle.program(name).functional for name in having}
+    drawing = [name for name, of in functional.items() if of is not None and random_nodes(bundle.graph(name, of.file))]
     options = LoadOptions(
         target=cuda.TARGET, device="cpu", trust="native", operator_namespaces=namespaces, tensor_types=types
     )
@@ -64,11 +65,6 @@ def main() -> None:
     results = [without_target(result, results) for result in results]
     found = [{**dataclasses.asdict(result), "agrees": result.agrees} for result in results]
     sys.stdout.write(json.dumps({"results": found, "drawing": drawing, "launches": dict(engine.launches)}) + "\n")
-
-
-def _draws(bundle: Bundle, name: str) -> bool:
-    functional = bundle.program(name).functional
-    return functional is not None and bool(random_nodes(bundle.graph(name, functional.file)))
 
 
 class InterpreterEngine:
