@@ -8,7 +8,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -45,44 +45,36 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-_OPTIONS = (
-    click.option(
+def _option(*flags: str, **others: Any) -> Any:
+    """Return a field with its option: the flags, and keywords of `click.option`."""
+    return field(metadata={"flags": flags, "others": others})
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteOptions:
+    """What a command that writes a bundle was given; each field has its option."""
+
+    output: Path = _option(  # noqa: RUF009 - a field
         "-o", "--output", required=True, type=click.Path(path_type=Path), metavar="BUNDLE", help="Directory to write."
-    ),
-    click.option(
+    )
+    targets: tuple[str, ...] = _option(
         "--target",
-        "targets",
         multiple=True,
         default=("portable",),
         show_default=True,
         metavar="NAME",
         help="Form to ship: portable, cpu (this machine's), cpu:v3,v4, cuda, cuda:sm_80,sm_90; repeatable.",
-    ),
-    click.option("--force", is_flag=True, help="Replace a bundle at the output."),
-    click.option("--fast", is_flag=True, help="Compare with eager in fewer calls; the manifest says so."),
-    click.option(
+    )
+    force: bool = _option("--force", is_flag=True, help="Replace a bundle at the output.")
+    fast: bool = _option("--fast", is_flag=True, help="Compare with eager in fewer calls; the manifest says so.")
+    no_verify: bool = _option(
         "--no-verify",
         is_flag=True,
         help="Do not compare the bundle with eager execution: graphs that differ from it are not left out.",
-    ),
-    click.option("--strip", is_flag=True, help="Leave source lines and module paths out."),
-    click.option("-q", "--quiet", is_flag=True, help="Print errors, and warnings about the bundle, alone."),
-    click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON."),
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WriteOptions:
-    """What a command that writes a bundle was given for the options above."""
-
-    output: Path
-    targets: tuple[str, ...]
-    force: bool
-    strip: bool
-    fast: bool
-    no_verify: bool
-    quiet: bool
-    as_json: bool
+    )
+    strip: bool = _option("--strip", is_flag=True, help="Leave source lines and module paths out.")
+    quiet: bool = _option("-q", "--quiet", is_flag=True, help="Print errors, and warnings about the bundle, alone.")
+    as_json: bool = _option("--json", is_flag=True, help="Print the summary as JSON.")
 
     def keywords(self, verification: str | None = None) -> dict[str, Any]:
         """Return the keywords of `ExportOptions` that the options say; `verification` is of `--verify`."""
@@ -130,9 +122,9 @@ def write_options(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def collected(**given: Any) -> None:
-        write = WriteOptions(**{field.name: given.pop(field.name) for field in fields(WriteOptions)})
+        write = WriteOptions(**{each.name: given.pop(each.name) for each in fields(WriteOptions)})
         command(write=write, **given)
 
-    for option in reversed(_OPTIONS):
-        collected = option(collected)
+    for each in reversed(fields(WriteOptions)):
+        collected = click.option(*each.metadata["flags"], each.name, **each.metadata["others"])(collected)
     return collected

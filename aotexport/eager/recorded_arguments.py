@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from aotexport.model.call import ExampleCall
+from aotexport.model.memory_snapshots import bytes_of
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.bundle.generated import generated_floats
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
@@ -110,7 +111,8 @@ def _span(tensor: torch.Tensor, stored: dict[str, torch.Tensor], keys: dict[int,
     pointer = tensor.untyped_storage().data_ptr()
     key = keys.setdefault(pointer if pointer else -len(keys) - 1, f"input{len(keys)}")
     if key not in stored:
-        stored[key] = _whole_storage(tensor)
+        count = tensor.untyped_storage().nbytes() // tensor.element_size()
+        stored[key] = bytes_of(tensor.detach(), 0, count).view(tensor.dtype).cpu().clone()
     return {
         "key": key,
         "shape": tuple(tensor.shape),
@@ -118,12 +120,6 @@ def _span(tensor: torch.Tensor, stored: dict[str, torch.Tensor], keys: dict[int,
         "offset": int(tensor.storage_offset()),
         "is_complex": tensor.is_complex(),
     }
-
-
-def _whole_storage(tensor: torch.Tensor) -> torch.Tensor:
-    count = tensor.untyped_storage().nbytes() // tensor.element_size()
-    flat = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    return flat.set_(tensor.detach().untyped_storage(), 0, (count,), (1,)).cpu().clone()
 
 
 def random_arguments(example: RecordedArguments, generator: torch.Generator) -> RecordedArguments:

@@ -1,6 +1,6 @@
 """Encode AOTAutograd's metadata of a functional graph: every field is encoded, derived, or refused by name.
 
-`schemas/rationale.md` has the table, and `tests/meta` compares it with the installed torch.
+`schemas/rationale.md` has the table of fields, and `tests/meta` compares it with the installed torch.
 """
 
 from __future__ import annotations
@@ -44,39 +44,6 @@ from aotexport_runtime.schema.program import (
 from aotexport_runtime.schema.values import SequenceMeta, SizeMeta
 from aotexport_runtime.validate import descendants
 from aotexport_runtime.values.structure import encode_constant, is_constant
-
-FIELDS: dict[str, str] = {
-    "input_info": "encoded: `mutations`, `Program.inputs`",
-    "output_info": "encoded: `outputs`",
-    "num_intermediate_bases": "encoded: `intermediate_bases`",
-    "keep_input_mutations": "refused unless false: functional graphs keep no mutations",
-    "traced_tangents": "encoded: `Gradients.tangents[].meta`",
-    "traced_tangents_descs": "encoded: `Gradients.tangents[].of`, `.index`",
-    "subclass_inp_meta": "derived: from `Program.inputs`; refused where gradients of it are wanted",
-    "subclass_fw_graph_out_meta": "refused unless plain",
-    "subclass_tangent_meta": "encoded: `Gradients.tangents[].stride`, `.memory_format`; refused unless plain",
-    "traced_tangent_metas": "derived: set only when torch makes the metadata serialisable",
-    "num_symints_saved_for_bw": "derived: from `Partition.saved` and the values' metadata",
-    "num_tensors_saved_with_no_vc_check": "encoded: `Partition.unchecked`",
-    "num_opaque_objects_saved_for_bw": "derived: nothing, torch sets it after its own cut",
-    "saved_tensor_is_graph_input": "derived: from `Partition.saved` (from torch 2.14)",
-    "grad_enabled_mutation": "encoded: `grad_mode`",
-    "deterministic": "encoded: `deterministic`",
-    "static_input_indices": "derived: state inputs",
-    "act_input_indices": "refused unless empty: asynchronous collective tensors (to torch 2.13)",
-    "act_input_paths": "refused unless empty: asynchronous collective tensors (from torch 2.14)",
-    "tokens": "refused unless empty: effect tokens",
-    "indices_of_inputs_that_requires_grad_with_mutations_in_bw": "refused unless empty: mutation in backward",
-    "bw_donated_idxs": "derived: at load, from reachability",
-    "num_backward_tokens": "refused unless 0: effect tokens",
-    "num_graphsafe_rng_states": "refused unless 0",
-    "graphsafe_rng_state_index": "refused unless None",
-    "graphsafe_rng_device": "refused unless None",
-    "mutated_inp_stream_indices": "refused unless None: user streams",
-    "compile_id_str": "derived: names a compilation in messages of torch",
-    "tangent_source_stack_traces": "derived: provenance of nodes",
-}
-"""How each field of `ViewAndMutationMeta` (torch 2.13 to 2.15) is treated."""
 
 
 class Unsupported(Exception):
@@ -176,16 +143,19 @@ def _mutation(index: int, info: InputAliasInfo) -> InputMutation:
     )
 
 
+_FRESH: dict[OutputType, Any] = {
+    OutputType.non_alias: None,
+    OutputType.unsafe_view_alias: "unsafe",
+    OutputType.custom_function_view: "custom_function",
+}
+"""Kinds of outputs with memory of their own, and which views they are for autograd."""
+
+
 def _output(info: OutputAliasInfo, firsts: Sequence[int], value: Any) -> OutputSpec:
     kind, base, grad = info.output_type, info.base_idx, info.requires_grad
-    if kind in (OutputType.non_alias, OutputType.unsafe_view_alias) and grad and is_of_several_views(value):
-        return FreshOutput(requires_grad=True, view="multi_output")
-    if kind is OutputType.non_alias:
-        return FreshOutput(requires_grad=grad)
-    if kind is OutputType.unsafe_view_alias:
-        return FreshOutput(requires_grad=grad, view="unsafe")
-    if kind is OutputType.custom_function_view:
-        return FreshOutput(requires_grad=grad, view="custom_function")
+    if kind in _FRESH:
+        several = kind is not OutputType.custom_function_view and grad and is_of_several_views(value)
+        return FreshOutput(requires_grad=grad, view="multi_output" if several else _FRESH[kind])
     assert base is not None
     if kind is OutputType.is_input:
         return InputItself(input_index=firsts[base])
@@ -248,9 +218,8 @@ def _tangent_positions(metadata: ViewAndMutationMeta) -> list[tuple[Any, int]]:
     positions: list[tuple[Any, int]] = [
         ("mutation", i) for i, info in enumerate(written) if info.mutates_data and info.requires_grad
     ]
-    fresh = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
     for index, info in enumerate(metadata.output_info):
-        if info.output_type in fresh and issubclass(info.raw_type, torch.Tensor) and info.requires_grad_for_backward:
+        if info.output_type in _FRESH and issubclass(info.raw_type, torch.Tensor) and info.requires_grad_for_backward:
             positions.append(("output", index))
     return positions + [("intermediate_base", index) for index in range(metadata.num_intermediate_bases)]
 

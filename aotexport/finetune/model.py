@@ -39,7 +39,10 @@ class Model:
         """
         self.module = module
         programs, interface = _programs(module, training=True, names=None)
-        self.inputs = _inputs(interface)
+        number = next((spec.name for spec in interface.inputs if spec.is_number or not spec.shape), None)
+        if number is not None:
+            raise NotSupported(f"input `{number}` is no tensor of a row per example. Write the loop yourself: `load`")
+        self.inputs = {spec.name: spec for spec in interface.inputs}
         self._program = programs[0]
         first = next(iter(self.inputs.values()), None)
         if first is None:
@@ -99,13 +102,6 @@ def _programs(module: BundleModule, *, training: bool, names: list[str] | None) 
 
 def _names(interface: Interface) -> list[str]:
     return [spec.name for spec in (*interface.inputs, *interface.outputs)]
-
-
-def _inputs(interface: Interface) -> dict[str, TensorSpec]:
-    number = next((spec.name for spec in interface.inputs if spec.is_number or not spec.shape), None)
-    if number is not None:
-        raise NotSupported(f"input `{number}` is no tensor of a row per example. Write the loop yourself: `load`")
-    return {spec.name: spec for spec in interface.inputs}
 
 
 def chosen(outputs: Mapping[str, torch.Tensor], name: str | None, usual: str, dim: int, what: str) -> torch.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from rich.console import RenderableType
 from rich.padding import Padding
@@ -39,15 +39,15 @@ def render(
     if program is None:
         yield _line(f"{bundle.manifest.name} ({bundle.manifest.kind})", style="bold")
     for note in notes_of(bundle, program):
-        yield _indented(_line(note.shown(), style="bold yellow" if note.kind in LOUD else "yellow"))
+        yield indented(_line(note.shown(), style="bold yellow" if note.kind in LOUD else "yellow"))
     for name in bundle.program_names if program is None else [program]:
         yield from _program(bundle, bundle.program(name), graph=graph)
     if program is None:
         yield _line("\nbundle", style="bold")
-        yield _indented(_facts(bundle))
+        yield indented(_facts(bundle))
     if files:
         yield _line("\nfiles", style="bold")
-        yield _indented(_files(bundle))
+        yield indented(_files(bundle))
 
 
 def _ancestor(ancestor: Ancestor) -> str:
@@ -60,7 +60,6 @@ def _facts(bundle: Bundle) -> Table:
     manifest = bundle.manifest
     parameters = [entry for entry in manifest.state if entry.role == "parameter"]
     others = collections.Counter(entry.role for entry in manifest.state if entry.role != "parameter")
-    facts = Table.grid(padding=(0, 2))
     elements = sum(math.prod(entry.shape) for entry in parameters)
     nbytes = sum(entry.nbytes for entry in manifest.files)
     rows = {
@@ -79,10 +78,7 @@ def _facts(bundle: Bundle) -> Table:
         "made of": "; ".join(map(_ancestor, manifest.ancestors)),
         "size": f"{nbytes:,} bytes in {len(manifest.files)} files",
     }
-    for name, value in rows.items():
-        if value:
-            facts.add_row(name, printable(value))
-    return facts
+    return grid({name: value for name, value in rows.items() if value})
 
 
 def _files(bundle: Bundle) -> Table:
@@ -96,25 +92,20 @@ def _files(bundle: Bundle) -> Table:
 def _program(bundle: Bundle, program: Program, *, graph: bool) -> Iterator[RenderableType]:
     yield ""
     yield _line(describe_program(bundle, program), style="bold")
-    yield _indented(_section("inputs", describe_inputs(program) or ["none"]))
+    yield indented(_section("inputs", describe_inputs(program) or ["none"]))
     outputs = describe_outputs(program, bundle.graph(program.name, program.forward.file))
-    yield _indented(_section("outputs", outputs or ["none"]))
+    yield indented(_section("outputs", outputs or ["none"]))
     changes = describe_changes(program)
     if changes:
-        yield _indented(_section("changes", changes))
-    yield _indented(_graphs(bundle, program))
+        yield indented(_section("changes", changes))
+    yield indented(_graphs(bundle, program))
     for line in describe_preference(bundle, program):
-        yield _indented(_line(line))
-    for refusal in program.refusals:
-        yield _indented(
-            _line(f"no {refusal.graph} graph, the forward graph runs instead: {refusal.reason}", style="yellow")
-        )
-    for line in describe_refused_targets(bundle, program.name):
-        yield _indented(_line(line, style="yellow"))
+        yield indented(_line(line))
+    lacks = [f"no {each.graph} graph, the forward graph runs instead: {each.reason}" for each in program.refusals]
+    lacks += describe_refused_targets(bundle, program.name)
     if not program.forward.differentiable:
-        yield _indented(
-            _line("the forward graph is not differentiable: the module has custom autograd functions", style="yellow")
-        )
+        lacks.append("the forward graph is not differentiable: the module has custom autograd functions")
+    yield from (indented(_line(line, style="yellow")) for line in lacks)
     names = {dimension.symbol: dimension.name for dimension in program.dimensions}
     for file in graph_files(program) if graph else ():
         yield _line(f"\n{program.name}/{file}", style="bold")
@@ -156,5 +147,14 @@ def _line(text: str, style: str = "") -> Text:
     return Text(printable(text), style=style)
 
 
-def _indented(content: RenderableType) -> Padding:
+def grid(rows: Mapping[str, str]) -> Table:
+    """Return a table of names and values without lines."""
+    table = Table.grid(padding=(0, 2))
+    for name, value in rows.items():
+        table.add_row(name, printable(value))
+    return table
+
+
+def indented(content: RenderableType) -> Padding:
+    """Return what stands below a heading."""
     return Padding(content, (0, 0, 0, 2), expand=False)

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from rich.console import RenderableType
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from aotexport.inspection.inspect import grid, indented
 from aotexport_runtime.bundle.packs import TARGET, code_of, unpacked
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.cuda.choice import launches_of
@@ -142,7 +142,6 @@ def render(facts: list[KernelFacts]) -> Iterator[RenderableType]:
         yield Text("no kernels")
     for kernel in facts:
         yield Text(printable(kernel.name), style="bold")
-        table = Table.grid(padding=(0, 2))
         launches = ", ".join(f"{count} in {part}" for part, count in kernel.launches.items())
         rows = {
             "operators": ", ".join(name.removeprefix("aten::") for name in kernel.operators) or "not recorded",
@@ -150,9 +149,7 @@ def render(facts: list[KernelFacts]) -> Iterator[RenderableType]:
             "launches": launches,
             "candidates": str(kernel.candidates),
         }
-        for name, value in rows.items():
-            table.add_row(name, printable(value))
-        yield Padding(table, (0, 0, 0, 2), expand=False)
+        yield indented(grid(rows))
         code = Table("code", "bytes", "registers", "stack", "shared", box=None, pad_edge=False)
         for column in code.columns[1:]:
             column.justify = "right"
@@ -160,4 +157,4 @@ def render(facts: list[KernelFacts]) -> Iterator[RenderableType]:
             taken = each.resources
             known = ("", "") if taken is None else (f"{taken.registers}", f"{taken.stack_nbytes:,}")
             code.add_row(each.architecture, f"{each.nbytes:,}", *known, f"{each.shared_nbytes:,}")
-        yield Padding(code, (0, 0, 0, 2), expand=False)
+        yield indented(code)

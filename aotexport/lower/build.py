@@ -144,7 +144,9 @@ def unshared(graph: Graph, functional: Graph, convention: FunctionalGraph) -> Gr
                 is_copied = base in changed and (mutation.data or mutation.input_index != base)
             elif index < returned:
                 own = functional.outputs[index]
-                is_copied = _is_own(index, convention) and not (isinstance(own, str) and shared.get(own) == base)
+                place = index - len(convention.mutations)
+                is_fresh = place >= len(convention.outputs) or isinstance(convention.outputs[place], FreshOutput)
+                is_copied = is_fresh and not (isinstance(own, str) and shared.get(own) == base)
             else:
                 is_copied = base in changed
             if is_copied:
@@ -152,12 +154,6 @@ def unshared(graph: Graph, functional: Graph, convention: FunctionalGraph) -> Gr
                 output = nodes[-1].name
         outputs.append(output)
     return replace(graph, nodes=tuple(nodes), outputs=outputs)
-
-
-def _is_own(index: int, convention: FunctionalGraph) -> bool:
-    """Return whether an output or intermediate base has memory of its own by the calling convention."""
-    place = index - len(convention.mutations)
-    return place >= len(convention.outputs) or isinstance(convention.outputs[place], FreshOutput)
 
 
 def _bases(graph: Graph) -> Mapping[str, int]:

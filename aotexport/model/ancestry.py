@@ -63,14 +63,9 @@ def _changes(module: BundleModule, programs: Iterable[Program]) -> Iterator[str]
     frozen = [name for name, tensor in tensors.items() if entries[name].requires_grad and not tensor.requires_grad]
     thawed = [name for name, tensor in tensors.items() if tensor.requires_grad and not entries[name].requires_grad]
     adapted = [f"{path}.{adapter.tensor}" for path, adapter in adapters_below(module)]
-    if adapted:
-        yield f"adapters on {_listed(adapted)}"
-    if frozen:
-        yield f"frozen: {_listed(frozen)}"
-    if thawed:
-        yield f"no longer frozen: {_listed(thawed)}"
-    if other := _with_other_values(module):
-        yield f"other values: {_listed(other)}"
+    other = _with_other_values(module)
+    found = {"adapters on": adapted, "frozen:": frozen, "no longer frozen:": thawed, "other values:": other}
+    yield from (f"{what} {_listed(names)}" for what, names in found.items() if names)
     records, before = [*programs], [*module.bundle.program_names]
     names = [record.name for record in records]
     if names and names != before:

@@ -44,7 +44,10 @@ def thin_vectors(directory: Path, manifest: Manifest) -> Manifest:
     left out if a call with other values of no special sizes stands for them. Returns the manifest with the calls that
     are left; the same object if no file has changed.
     """
-    calls = {entry: _read(directory, entry) for entry in manifest.testvectors}
+    calls: dict[VectorEntry, Call] = {}
+    for entry in manifest.testvectors:
+        vector = decode_record((directory / entry.record).read_bytes(), Vector, where=entry.record)
+        calls[entry] = vector, read_tensors((directory / entry.tensors).read_bytes(), where=entry.tensors)
     weights = {place.file for tensor in manifest.state for place in (tensor, *tensor.parts)}
     weights_nbytes = sum(file.nbytes for file in manifest.files if file.path in weights)
     most, sample = max(_MOST_NBYTES, int(_OF_WEIGHTS * weights_nbytes)), SAMPLE
@@ -113,11 +116,6 @@ def _sizes(call: Call) -> dict[str, float]:
             what = "".join(name.removesuffix(NORMS).partition("gradient of ")[:2])
             sizes[what] = max(sizes.get(what, _SMALL), size)
     return sizes
-
-
-def _read(directory: Path, entry: VectorEntry) -> Call:
-    vector = decode_record((directory / entry.record).read_bytes(), Vector, where=entry.record)
-    return vector, read_tensors((directory / entry.tensors).read_bytes(), where=entry.tensors)
 
 
 def _nbytes(call: Call) -> int:

@@ -133,26 +133,17 @@ def _by_storage(entries: Iterable[StateEntry]) -> list[list[StateEntry]]:
 
 
 def _store(group: list[StateEntry]) -> list[tuple[StateEntry, _StoredTensor, bool, int]]:
-    constant = not any(entry.persistent for entry in group)
-    spans = [_span(entry.tensor) for entry in group]
-    disjoint = all(a[1] <= b[0] or b[1] <= a[0] for i, a in enumerate(spans) for b in spans[i + 1 :])
-    dtypes = {entry.tensor.dtype for entry in group}
-    if disjoint:
-        return [_alone(entry) for entry in group]
-    if len(dtypes) > 1:
-        raise ExportFailed(f"`{group[0].names[0]}` and `{group[1].names[0]}` share memory with different dtypes")
+    first, spans = group[0], [_span(entry.tensor) for entry in group]
+    if len(group) > 1 and all(a[1] <= b[0] or b[1] <= a[0] for i, a in enumerate(spans) for b in spans[i + 1 :]):
+        return [stored for entry in group for stored in _store([entry])]
+    if len({entry.tensor.dtype for entry in group}) > 1:
+        raise ExportFailed(f"`{first.names[0]}` and `{group[1].names[0]}` share memory with different dtypes")
+    tensor, constant = first.tensor.detach(), not any(entry.persistent for entry in group)
+    if len(group) == 1 and (tensor.is_contiguous() or tensor.numel() == 0):
+        return [(first, _StoredTensor(first.names[0], tensor.contiguous(), constant), True, 0)]
     low, high = min(span[0] for span in spans), max(span[1] for span in spans)
-    flat = _flat(group[0].tensor, low, high)
-    stored = _StoredTensor(group[0].names[0], flat, constant)
+    stored = _StoredTensor(first.names[0], _flat(tensor, low, high), constant)
     return [(entry, stored, False, int(entry.tensor.storage_offset()) - low) for entry in group]
-
-
-def _alone(entry: StateEntry) -> tuple[StateEntry, _StoredTensor, bool, int]:
-    tensor = entry.tensor.detach()
-    if tensor.is_contiguous() or tensor.numel() == 0:
-        return entry, _StoredTensor(entry.names[0], tensor.contiguous(), not entry.persistent), True, 0
-    low, high = _span(tensor)
-    return entry, _StoredTensor(entry.names[0], _flat(tensor, low, high), not entry.persistent), False, 0
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:

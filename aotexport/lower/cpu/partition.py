@@ -251,13 +251,11 @@ def _indices(node: torch.fx.Node) -> Iterator[tuple[int, int | None, int, bool]]
 
 def _clamped(call: _Inserter, operand: Any, index: Any, axis: int, wraps: bool) -> torch.fx.Node:
     size: Any = operand.meta["val"].shape[axis]
-    if isinstance(size, int):
-        return call(
-            aten.clamp_max.default, call(aten.clamp_min.default, index, -size if wraps else 0), max(size - 1, 0)
-        )
-    size = call(aten.sym_size.int, operand, axis)
-    low = call(operator.neg, size) if wraps else 0
-    return call(aten.clamp_max.default, call(aten.clamp_min.default, index, low), call(operator.sub, size, 1))
+    low, high = (-size if wraps else 0, max(size - 1, 0)) if isinstance(size, int) else (0, 0)
+    if not isinstance(size, int):
+        size = call(aten.sym_size.int, operand, axis)
+        low, high = call(operator.neg, size) if wraps else 0, call(operator.sub, size, 1)
+    return call(aten.clamp_max.default, call(aten.clamp_min.default, index, low), high)
 
 
 class _Inserter:

@@ -38,7 +38,12 @@ def retarget(module: torch.fx.GraphModule, tangents: int, mode: FakeTensorMode) 
     """
     inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     with mode:
-        moved = [_moved(value) for value in inputs]
+        moved = [
+            torch.empty_strided(each.shape, each.stride(), dtype=each.dtype, device=DEVICE)
+            if isinstance(each, torch.Tensor)
+            else each
+            for each in inputs
+        ]
     graph = retraced(_Retargeting(module).run, moved, mode)
     placeholders = graph.graph.find_nodes(op="placeholder")
     primals = len(placeholders) - tangents
@@ -53,12 +58,6 @@ def retarget(module: torch.fx.GraphModule, tangents: int, mode: FakeTensorMode) 
                 raise CannotLower(f"operator `{node.target._schema.name}` changes its operands in place")
     graph.recompile()
     return graph
-
-
-def _moved(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=DEVICE)
 
 
 def check_on_gpu(operator: OpOverload) -> None:

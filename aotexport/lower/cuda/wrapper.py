@@ -60,10 +60,10 @@ def capturing(captured: Callable[[torch.fx.GraphModule], None]) -> type[WrapperF
             return FileBackedGraphModule(module, _never), None
 
         def make_zero_buffer(self, name: str) -> Any:
-            return _ZeroLine(name)
+            return _CallLine(torch.ops.aten.zero_.default, name)
 
         def codegen_device_copy(self, src: str, dst: str, non_blocking: bool | str) -> None:
-            self.writeline(_CopyLine(src, dst))
+            self.writeline(_CallLine(torch.ops.aten.copy_.default, dst, src))
 
     return Wrapper
 
@@ -72,43 +72,26 @@ def _never(*inputs: Any) -> Any:
     raise RuntimeError("a graph that was compiled for another machine does not run on this one")
 
 
-class _ZeroLine(WrapperLine):
-    """Zeroes a workspace."""
+class _CallLine(WrapperLine):
+    """Calls an operator in place on buffers: zeroes a workspace, copies the contents of a value to a buffer."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def codegen(self, code: Any) -> None:
-        code.writeline(f"{self.name}.zero_()")
-
-    def codegen_fx(self, converter: Any) -> Callable[[_ZeroLine], None]:
-        return converter.zero
-
-
-class _CopyLine(WrapperLine):
-    """Copies the contents of a value to a buffer."""
-
-    def __init__(self, source: str, target: str) -> None:
-        self.source, self.target = source, target
+    def __init__(self, function: Any, *names: str) -> None:
+        self.function, self.names = function, names
 
     def codegen(self, code: Any) -> None:
-        code.writeline(f"{self.target}.copy_({self.source})")
+        code.writeline(f"{self.function}({', '.join(self.names)})")
 
-    def codegen_fx(self, converter: Any) -> Callable[[_CopyLine], None]:
-        return converter.copy
+    def codegen_fx(self, converter: Any) -> Callable[[_CallLine], None]:
+        return converter.call
 
 
 class _Converter(FxConverter):
-    def copy(self, line: _CopyLine) -> None:
-        """Convert a copy to a buffer."""
-        nodes = [self.buffer_to_node.get(name) for name in (line.target, line.source)]
+    def call(self, line: _CallLine) -> None:
+        """Convert a call in place."""
+        nodes = [self.buffer_to_node.get(name) for name in line.names]
         if None in nodes:
-            raise NotImplementedError(f"the compiler copies `{line.source}` to `{line.target}`")
-        self.gm.graph.call_function(torch.ops.aten.copy_.default, tuple(nodes))
-
-    def zero(self, line: _ZeroLine) -> None:
-        """Convert the zeroing of a workspace."""
-        self.gm.graph.call_function(torch.ops.aten.zero_.default, (self.buffer_to_node[line.name],))
+            raise NotImplementedError(f"the compiler calls `{line.function}` on {', '.join(line.names)}")
+        self.gm.graph.call_function(line.function, tuple(nodes))
 
     def _generate_graph_inputs(self) -> None:
         """Make a placeholder per input, and one per symbol, whose values a run of the program knows."""
