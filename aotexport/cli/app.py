@@ -1,7 +1,4 @@
-"""The group of commands, its default command, and the handling of errors in every command.
-
-Exit codes: 0 well, 1 the export or a comparison failed, 2 wrong usage or model file, 3 a bug, 130 interrupted.
-"""
+"""The group of commands. Exit codes: 1 it failed, 2 wrong usage or model file, 3 a bug, 130 interrupted."""
 
 from __future__ import annotations
 

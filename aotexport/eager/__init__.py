@@ -1,4 +1,1 @@
-"""Run the model's own code for real: its results and its changes.
-
-Every run puts the model back as it was. This package knows nothing of graphs.
-"""
+"""Run the model's own code for real, and put the model back as it was. This package knows nothing of graphs."""

@@ -1,8 +1,4 @@
-"""Calls without labels: the variant of an inference program without the arguments that only a loss needs.
-
-An example that holds labels gives a program that demands them. If the model can be called without them, this variant
-is captured too.
-"""
+"""Calls without labels: the variant of an inference program without the arguments that only a loss needs."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Attributes of modules that calls read and change (counters, caches, the last result), as an argument of the call.
+"""Attributes of modules that calls read and change (counters, caches), as the keyword argument `self` of the call.
 
-A bundle holds them in a dict, passed to its program in every call as the keyword argument `self`. Calls must have the
-attributes of the example; integers among them may be dynamic. Changes by the call are changes of a container of its
-caller. If another state leads another way through the code, a variant of the program serves it.
+Calls must have the attributes of the example; integers among them may be dynamic. If another state leads another way
+through the code, a variant of the program serves it.
 """
 
 from __future__ import annotations

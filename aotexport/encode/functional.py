@@ -1,7 +1,4 @@
-"""Encode AOTAutograd's metadata of a functional graph: every field is encoded, derived, or refused by name.
-
-`schemas/rationale.md` has the table of fields, and `tests/meta` compares it with the installed torch.
-"""
+"""Encode or refuse every field of AOTAutograd's metadata, by the table of `schemas/rationale.md`."""
 
 from __future__ import annotations
 

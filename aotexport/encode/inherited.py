@@ -1,7 +1,4 @@
-"""Limits that a program inherits from the loaded bundle whose graph it was captured from.
-
-What the model's code read and branched on was fixed at the first export, and the trace of a graph does not see it.
-"""
+"""Limits that a program inherits from the bundle that it was captured from: a trace of its graph does not see them."""
 
 from __future__ import annotations
 

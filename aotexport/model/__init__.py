@@ -1,5 +1,1 @@
-"""The user's model and its example call, before any trace.
-
-It turns a model file, a module and arguments into `ExampleCall`, `State` and `ProgramSpec`, and has the means to leave
-the model as it was. It knows nothing of graphs.
-"""
+"""The user's model and its example call, before any trace, and what puts the model back. It knows no graphs."""

@@ -1,8 +1,4 @@
-"""Proxies of NumPy arrays while a model is traced; each holds the tensor with the same memory.
-
-`torch._numpy` does NumPy's computations by torch's operators, which a trace sees. Invariant: every proxy has a tensor
-object of its own, so that a returned tensor identifies its array.
-"""
+"""Proxies of NumPy arrays in a trace, by `torch._numpy`; each has a tensor object of its own, which identifies it."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A loaded bundle as the source of an export: its programs, with the example calls that it has recorded.
-
-The example of a program is its recorded call `example`; its dynamic sizes are those of the program.
-"""
+"""A loaded bundle as the source of an export: its programs and sizes, with its recorded calls as examples."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The example call: the callable, its signature, and its arguments as flat leaves.
-
-Invariant: a tensor object occurs once among the leaves, however often it was passed; a dynamic integer occurs once
-per place.
-"""
+"""The example call, with its arguments as flat leaves: each tensor object once, a dynamic integer once per place."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Weights of a checkpoint: safetensors files, mapped into a module that was made without memory for its own.
-
-Mapped weights take no memory of the process: pages of a file come when they are read, and go when memory is short.
-"""
+"""Weights of a checkpoint, mapped into a module that was made without memory for its own."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The option `--dynamic 'x:0=batch[1:64]'`, for an export, and for narrower sizes of a bundle that is made of a bundle.
-
-A graph holds for the sizes that it was captured for, and so for fewer of them. For more it need not hold: the model's
-code may have read a fixed size as a number, or branched by it.
-"""
+"""The option `--dynamic 'x:0=batch[1:64]'`, of an export, and for narrower sizes of a bundle made of a bundle."""
 
 from __future__ import annotations
 

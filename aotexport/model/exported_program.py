@@ -1,7 +1,4 @@
-"""A file that `torch.export.save` wrote (`.pt2`) as the source of an export: module, example inputs, dynamic sizes.
-
-Its pickles are read with `weights_only`, and it may hold no compiled code; all else of reading it is torch's.
-"""
+"""A file of `torch.export.save` (`.pt2`) as the source of an export; its pickles are read with `weights_only`."""
 
 from __future__ import annotations
 

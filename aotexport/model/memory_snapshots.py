@@ -1,8 +1,4 @@
-"""Snapshots of a model's memory, to compare it and to put it back: a copy, or a file with the same bytes.
-
-Bytes are compared: a NaN equals itself, and a zero does not equal its negative. Files are read in parts, so their
-contents take no memory of their own.
-"""
+"""Snapshots of a model's memory, byte by byte, to compare it and put it back: a copy, or a file of the same bytes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A model file as a Python module: find it by path or name, run it, and report failures with the user's line.
-
-A model file is the user's own code and runs with the user's rights.
-"""
+"""A model file, which is the user's own code, as a Python module: found, run, its failures with the user's line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Recipes: the programs by which a model of transformers trains and generates, over the model's own weights.
-
-The programs take and return keys and values as plain tensors. transformers is needed at the export alone.
-"""
+"""Recipes: programs by which a model of transformers trains and generates, keys and values as plain tensors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Load the source of an export from a model file, and tell the lines to write when something is missing.
-
-A model file offers `model` (or another attribute) and `example_inputs`, and may offer `example_kwargs`,
-`dynamic_shapes`, `variants`, `programs`, `custom_ops` and `keep_operators`.
-"""
+"""Load the source of an export from a model file, and tell the lines to write when something is missing."""
 
 from __future__ import annotations
 

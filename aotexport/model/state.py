@@ -1,7 +1,4 @@
-"""The module's state: parameters, buffers and tensor attributes, each tensor object once.
-
-A tensor that is an attribute but no buffer is *constant* state: the call may read and replace it.
-"""
+"""The module's state: parameters, buffers, and *constant* tensor attributes, which a call may read and replace."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Eager's own errors: the distance of its results in float32 from those in float64.
-
-A bundle may differ from eager as far as eager does from the truth.
-"""
+"""Eager's own errors, as far as a bundle may differ from eager: its float32 from its float64."""
 
 from __future__ import annotations
 

@@ -1,4 +1,1 @@
-"""Shared libraries for processors, compiled by AOTInductor; they hold no weights.
-
-functional graph -> partition -> subgraphs -> trace with the compiler's decompositions -> compile -> record
-"""
+"""Shared libraries for processors, by AOTInductor, without weights: partition, decompose, compile, record."""

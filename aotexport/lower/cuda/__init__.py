@@ -1,4 +1,1 @@
-"""Fused kernels for CUDA devices, built without one.
-
-functional graph -> retarget -> partition -> lower -> kernels -> compile, per architecture -> record
-"""
+"""Fused kernels for CUDA devices, built without one: retarget, partition, lower, compile per architecture, record."""

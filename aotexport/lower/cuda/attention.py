@@ -1,7 +1,4 @@
-"""Fused attention of CPUs on CUDA devices, by flash or efficient attention, or by the definition.
-
-Forward and backward choose by shapes and dtypes alone, so that they choose the same.
-"""
+"""Fused attention of CPUs on CUDA devices; forward and backward choose alike, by shapes and dtypes alone."""
 
 from __future__ import annotations
 

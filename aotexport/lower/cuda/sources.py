@@ -1,7 +1,4 @@
-"""Sources of kernels, as modules that need neither the compiler that wrote them nor a GPU.
-
-A kernel's name ends in a digest of the rest, so kernels that several graphs share are one kernel.
-"""
+"""Sources of kernels, as modules without the compiler that wrote them; a name ends in a digest of the rest."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A program with its graph in plain tensors; ONNX has no others.
-
-Where state has tensors of subclasses, it is the inference graph with these taken apart, `<name>.<attribute>`.
-"""
+"""A program with its graph in plain tensors, as ONNX has; state of a subclass is `<name>.<attribute>`."""
 
 from __future__ import annotations
 

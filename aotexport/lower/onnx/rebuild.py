@@ -1,7 +1,4 @@
-"""A program's forward graph as a module of torch again, made of the bundle alone, for torch's exporters.
-
-The module is functional: tensors that the program writes to are copied first, and returned after its outputs.
-"""
+"""A program's forward graph as a functional module of torch, made of the bundle alone, for torch's exporters."""
 
 from __future__ import annotations
 
