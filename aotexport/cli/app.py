@@ -83,7 +83,13 @@ def _tell(error: Exception | KeyboardInterrupt) -> int:
     if isinstance(error, AotExportError):
         _print_error(str(error))
         return 2 if isinstance(error, DataInvalid | ModelFileInvalid | OutputExists | ArgumentInvalid) else 1
-    _print_unexpected(error)
+    torch = next((each.version for each in metadata.distributions(name="torch")), "(not installed)")
+    _print_error(
+        f"aotexport failed where it should not ({type(error).__name__}). Please report this as a bug, with these "
+        f"versions (aotexport {aotexport.__version__}, torch {torch}, Python {platform.python_version()}) and the "
+        "lines below"
+    )
+    _print_traceback(error)
     return _BUG
 
 
@@ -91,24 +97,8 @@ def _print_error(message: str) -> None:
     click.echo(click.style("error: ", fg="red", bold=True) + printable(message.rstrip()), err=True)
 
 
-def _print_unexpected(error: Exception) -> None:
-    versions = f"aotexport {aotexport.__version__}, torch {_torch_version()}, Python {platform.python_version()}"
-    _print_error(
-        f"aotexport failed where it should not ({type(error).__name__}). Please report this as a bug, with these "
-        f"versions ({versions}) and the lines below"
-    )
-    _print_traceback(error)
-
-
 def _print_traceback(error: BaseException) -> None:
     click.echo(printable("".join(traceback.format_exception(error))), err=True)
-
-
-def _torch_version() -> str:
-    try:
-        return metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        return "(not installed)"
 
 
 @click.group(cls=_App, epilog=_EXAMPLE, context_settings={"help_option_names": ["-h", "--help"]})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import fields
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotexport.cli.output import BUNDLE, print_json, stdout
+from aotexport.cli.output import BUNDLE, print_json, printed_elsewhere, stdout
 from aotexport.cli.progress import Progress, TrainingProgress, epochs_table
 from aotexport.finetune.settings import Lora, Settings
 
@@ -109,7 +108,7 @@ def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **option
     settings = _settings(options)
     merges, quiet, force = options["merge"], options["quiet"], options["force"]
     kind = "bundle" if settings.lora is None or merges else "adapter"
-    with contextlib.redirect_stdout(sys.stderr) if options["as_json"] else contextlib.nullcontext():
+    with printed_elsewhere(options["as_json"]):
         with Progress(quiet=quiet) as progress:
             progress("import torch")
             from aotexport.finetune.run import Place

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotexport.cli.output import BUNDLE, print_json, stdout
+from aotexport.cli.output import BUNDLE, print_json, printed_elsewhere, stdout
 from aotexport.cli.progress import Progress
 from aotexport.errors import ModelFileInvalid
 from aotexport_runtime.errors import printable
@@ -95,8 +93,7 @@ def onnx(
     Their weights are those of the bundle, stored once. ONNX Runtime is compared with the recorded calls, and with the
     forward graph on random calls of other sizes.
     """
-    elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-    with elsewhere, Progress() as progress:
+    with printed_elsewhere(as_json), Progress() as progress:
         progress("import torch")
         from aotexport.pipeline.onnx import export_onnx
 

@@ -32,6 +32,11 @@ def stdout() -> Console:
     return Console(file=sys.stdout, width=None if terminal else _PIPED_WIDTH, highlight=False, markup=False)
 
 
+def printed_elsewhere(as_json: bool) -> contextlib.AbstractContextManager[Any]:
+    """Send what models print to standard error, where standard output is for a document alone."""
+    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
+
+
 def print_json(document: Any) -> None:
     """Print one JSON document; numbers that are not finite become null."""
     click.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
@@ -94,13 +99,13 @@ class WriteOptions:
 
     @contextlib.contextmanager
     def running(self, profile: Path | None = None) -> Iterator[tuple[Progress, FreshProcess | None]]:
-        """Yield the progress and the process that verifies, which imports torch while this process does.
-
-        With `--json`, standard output is for the document alone: what models print goes to standard error.
-        """
-        elsewhere = contextlib.redirect_stdout(sys.stderr) if self.as_json else contextlib.nullcontext()
+        """Yield the progress and the process that verifies, which imports torch while this process does."""
         verifying = contextlib.nullcontext() if self.no_verify else FreshProcess()
-        with elsewhere, verifying as fresh, Progress(quiet=self.quiet, profile=profile) as progress:
+        with (
+            printed_elsewhere(self.as_json),
+            verifying as fresh,
+            Progress(quiet=self.quiet, profile=profile) as progress,
+        ):
             progress("import torch")
             yield progress, fresh
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 from rich.table import Table
 
-from aotexport.cli.output import BUNDLE, DTYPES, print_json, stdout
+from aotexport.cli.output import BUNDLE, DTYPES, print_json, printed_elsewhere, stdout
 from aotexport.cli.progress import Progress
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.errors import printable
@@ -68,8 +66,7 @@ def verify(
     if kernels and against is not None:
         raise click.UsageError("--kernels runs the recorded calls; it does not go with --against")
     opened = open_bundle(bundle)
-    elsewhere = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-    with elsewhere, Progress() as progress:
+    with printed_elsewhere(as_json), Progress() as progress:
         if kernels:
             progress("interpret the kernels in a process of their own")
             results = _run_kernels(opened)
