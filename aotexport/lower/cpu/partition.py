@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from aotexport_runtime.rewrite.names import random_nodes
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program, SizeInput
-from aotexport_runtime.schema.sizes import Dimension, Size, SizeExpression
+from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.targets import CompiledHalf
 from aotexport_runtime.schema.values import NothingMeta, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate import references
@@ -174,12 +174,6 @@ def _assumptions(environment: ShapeEnv | None, names: Mapping[Any, sympy.Symbol]
         if isinstance(record, SizeExpression) and record not in found:
             found.append(record)
     return found
-
-
-def least_sizes(dimensions: Sequence[Dimension]) -> list[SizeExpression]:
-    """Return the assumption of every trace that dynamic sizes are neither 0 nor 1."""
-    two: Size = 2
-    return [SizeExpression(op="le", args=(two, d.symbol)) for d in dimensions if (d.min or 0) < 2]
 
 
 aten = torch.ops.aten

@@ -13,7 +13,7 @@ import torch
 from aotexport.eager.recorded_arguments import symbols_of
 from aotexport.encode.program import EncodedProgram
 from aotexport.errors import AttemptFailed
-from aotexport.lower.cpu.partition import NotLowered, Piece, least_sizes, lower_subgraph
+from aotexport.lower.cpu.partition import NotLowered, Piece, lower_subgraph
 from aotexport.lower.targets import Level
 from aotexport.model.refusals import attempt
 from aotexport.vectors.record import RecordedCall
@@ -112,7 +112,8 @@ def _lower(
         Piece(graph, subgraph, record, sizes, namespaces) for subgraph in _subgraphs(graph, functional, undefined)
     ]
     names = ("forward", "backward")
-    guards: list[SizeExpression] = least_sizes(record.dimensions)
+    # Every trace assumes that dynamic sizes are neither 0 nor 1.
+    guards = [SizeExpression(op="le", args=(2, d.symbol)) for d in record.dimensions if (d.min or 0) < 2]
     compiled = []
     for name, piece in zip(names, pieces, strict=False):
         try:

@@ -161,7 +161,10 @@ class _Workers:
 
     def ask(self, description: dict[str, Any]) -> dict[str, Any]:
         """Return the answer to a job."""
-        process = self._start() if self._idle.empty() else self._idle.get()
+        try:
+            process = self._idle.get_nowait()
+        except queue.Empty:
+            process = self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         line = ""
