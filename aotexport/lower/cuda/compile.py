@@ -113,9 +113,10 @@ def compile_kernels(
             if "bug" in answer:
                 error = RuntimeError(f"{answer['error']}\n{answer['bug']}")
                 raise internal_error("compile kernels", error) from error
-            if "error" in answer:
-                compiled.failures[job] = answer["error"]
-            elif (binary := _cached(directory, described[job]["key"])) is not None:
+            binary = None if "error" in answer else _cached(directory, described[job]["key"])
+            if binary is None:
+                compiled.failures[job] = answer.get("error", "the cache has lost its code")
+            else:
                 compiled.binaries[job] = binary
             progress(len(compiled.binaries) + len(compiled.failures), len(described))
     return compiled
