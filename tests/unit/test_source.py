@@ -7,6 +7,7 @@ import sys
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,7 +92,8 @@ def test_model_file_offering_a_function_of_tensors_gives_the_function(write: Wri
 def test_attribute_named_after_the_file_is_taken(write: Write, where: str) -> None:
     text = NET + INPUTS + "other = Net(7)\nclass holder: inner = other\n"
     write(model=text, package__model=text)
-    assert load_source(where).target.linear.out_features == 7
+    target: Any = load_source(where).target
+    assert target.linear.out_features == 7
 
 
 def test_model_file_importing_a_sibling_finds_it_from_another_directory(
@@ -312,7 +314,7 @@ def test_cast_changes_floating_tensors_alone_and_keeps_ties(write: Write) -> Non
     )
     write(model=NET + "model = Net()\n" + lines + inputs)
     source = cast(load_source("model.py"), torch.bfloat16)
-    module = source.target
+    module: Any = source.target
     assert {name: tensor.dtype for name, tensor in module.state_dict().items()} == {
         "linear.weight": torch.bfloat16,
         "tied": torch.bfloat16,
