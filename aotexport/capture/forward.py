@@ -15,14 +15,14 @@ from aotexport.capture.effects.record import Read
 from aotexport.capture.passes.contract import Draft
 from aotexport.capture.passes.launches import launches_traced
 from aotexport.capture.passes.order import run_passes
+from aotexport.capture.trace.declared_sizes import larger_tensors
 from aotexport.capture.trace.experiments import dicts_read_by_key, differs, reads_of, refuse_reshaped_state
 from aotexport.capture.trace.fakes import FakeInputs, fake_inputs
+from aotexport.capture.trace.flat_call import FlatCall, trace_call
 from aotexport.capture.trace.forward_capture import Answer, Binding, ForwardCapture
-from aotexport.capture.trace.larger_examples import holds_for, larger_tensors
 from aotexport.capture.trace.python_operators import custom_operators
-from aotexport.capture.trace.shapes import SizeFixed, check_not_fixed
+from aotexport.capture.trace.shapes import SizeFixed, check_not_fixed, holds_for
 from aotexport.capture.trace.strategies import STRATEGIES, Strategy
-from aotexport.capture.trace.trace import Trace, trace_call
 from aotexport.errors import AotExportError, ExportFailed, ModelFileInvalid
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
@@ -143,48 +143,41 @@ def _capture_with(
     fakes: FakeInputs, call: ExampleCall, state: State, strategy: Strategy, target: Any, grad: bool
 ) -> ForwardCapture:
     """Trace the call on fake inputs, and turn the trace into a forward graph."""
-    trace = trace_call(call, state, strategy, target, fakes, grad=grad)
-    if differs(trace, "text"):
+    flat = trace_call(call, state, strategy, target, fakes, grad=grad)
+    if differs(flat, "text"):
         fakes = fake_inputs(call, state, fakes.larger)
-        trace = trace_call(call, state, strategy, target, fakes, grad=grad, texts_hold=True)
-    flat, reads, any_order = trace.function, reads_of(trace), dicts_read_by_key(trace)
-    refuse_reshaped_state(trace, reads)
-    draft = run_passes(_draft(trace, reads))
-    assert flat.output_tree is not None
+        flat = trace_call(call, state, strategy, target, fakes, grad=grad, texts_hold=True)
+    reads, any_order = reads_of(flat), dicts_read_by_key(flat)
+    refuse_reshaped_state(flat, reads)
+    draft = run_passes(_draft(flat, reads))
     return ForwardCapture(
         graph=draft.graph,
-        bindings=list(draft.bindings),
-        inputs=list(draft.inputs),
-        constants=list(draft.state[len(state.entries) :]),
-        output_tree=flat.output_tree,
-        rebinds=flat.rebinds,
-        container_changes=flat.container_changes,
+        bindings=draft.bindings,
+        inputs=draft.inputs,
+        constants=draft.state[len(state.entries) :],
         effects=replace(flat.effects, reads=set(draft.reads)),
         fakes=fakes,
         function=flat,
-        strategy=strategy,
-        calls=trace.calls,
         any_order=any_order,
     )
 
 
-def _draft(trace: Trace, reads: frozenset[Read]) -> Draft:
+def _draft(flat: FlatCall, reads: frozenset[Read]) -> Draft:
     """Return the draft of a traced graph, for the passes."""
-    flat = trace.function
     arguments = {entry: argument for argument, entry in flat.shared.items()}
     bindings = [
         *(Binding(entry=entry, argument=arguments.get(index)) for index, entry in enumerate(flat.state.entries)),
         *(Binding(argument=argument) for argument in flat.own),
     ]
-    answers = _answers(trace)
+    answers = _answers(flat)
     bindings = [
         replace(b, is_differentiated=index in flat.differentiated, answers=tuple(answers.get(index, ())))
         for index, b in enumerate(bindings)
     ]
     return Draft(
-        graph=trace.graph,
+        graph=flat.graph,
         bindings=tuple(bindings),
-        inputs=tuple(trace.inputs),
+        inputs=tuple(flat.inputs()),
         state=tuple(flat.state.entries),
         fakes=flat.fakes,
         grad=flat.grad,
@@ -193,17 +186,16 @@ def _draft(trace: Trace, reads: frozenset[Read]) -> Draft:
     )
 
 
-def _answers(trace: Trace) -> dict[int, list[Answer]]:
+def _answers(flat: FlatCall) -> dict[int, list[Answer]]:
     """Return the answers that each input may change, by its index."""
     required = {
         index: fake.requires_grad
-        for index, fake in enumerate(trace.inputs)
+        for index, fake in enumerate(flat.inputs())
         if isinstance(fake, torch.Tensor) and (fake.is_floating_point() or fake.is_complex())
     }
     asked: list[tuple[Iterable[int], bool, bool]] = []
-    flat = trace.function
     questions = [*flat.effects.questions.asked]
-    if not trace.strategy.runs_own_code:
+    if not flat.strategy.runs_own_code:
         # Code that a strategy runs is not watched.
         codes = own_code(flat.call.callable, flat.call.module)
         questions += [Question(None, False, False) for code in codes if not QUESTIONS.isdisjoint(code.co_names)][:1]
@@ -231,9 +223,9 @@ def check_nothing_lost(direct: ForwardCapture, other: ForwardCapture) -> None:
 
 
 def _effects(capture: ForwardCapture) -> Iterator[str]:
-    for entry, _ in capture.rebinds:
+    for entry, _ in capture.function.rebinds:
         yield f"the new tensor for `{entry.names[0]}`"
-    for change in capture.container_changes:
+    for change in capture.function.container_changes:
         yield f"the change of `{change.path}`"
     if _leaves_gradients_off(capture.graph.graph):
         yield "the grad mode that the call leaves"

@@ -267,8 +267,8 @@ def with_calls(graph: Graph, forward: ForwardCapture, names: Mapping[torch.fx.No
     modules = {path: index for index, path in enumerate(graph.modules)}
     calls: list[ModuleCall] = []
     around: list[int] = []
-    for index, call in enumerate(forward.calls if times == sorted(times) else ()):
-        while around and forward.calls[around[-1]].end <= call.begin:
+    for index, call in enumerate(forward.function.calls.calls if times == sorted(times) else ()):
+        while around and forward.function.calls.calls[around[-1]].end <= call.begin:
             around.pop()
         parent = around[-1] if around else None
         around.append(index)

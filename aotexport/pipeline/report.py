@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from aotexport.capture.trace.fakes import range_of
+from aotexport.capture.trace.declared_sizes import range_of
 from aotexport.encode.notes import OTHER_SIZES, Lines
 from aotexport.encode.program import EncodedProgram
 from aotexport.model.call import ExampleCall

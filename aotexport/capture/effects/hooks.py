@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from types import BuiltinMethodType, FunctionType, MethodType
 from typing import Any
 
@@ -19,8 +18,8 @@ from aotexport.capture.effects.autograd_functions import closed, traced_backward
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_file, user_line
-from aotexport.process.objects import is_a, namespace_of
-from aotexport.state.tables import same_item, tables_in
+from aotexport.process.objects import is_a
+from aotexport.state.tables import Table, tables_in
 from aotexport.torch_internals.tracing import record_call, tracing_paused
 
 
@@ -61,7 +60,7 @@ def record_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Ha
     """
     where = user_line()
     with tracing_paused() as tracer:
-        before = _PythonState.of(hook)
+        before = list(_tables(hook))
         try:
             grads = [torch.empty_like(tensor)]
             with attempt("hook on a gradient"):
@@ -69,10 +68,10 @@ def record_hook(tensor: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Ha
         except ExportFailed as refusal:
             reason = str(refusal.error).strip().partition("\n")[0]
             raise ExportFailed(f"{where}a hook of the model cannot be captured as a graph: {reason}") from refusal.error
-        for path in before.changed():
+        for change in (change for table in before for change in table.changes()):
             raise ExportFailed(
-                f"{where}a hook of the model changes `{path}`, and a bundle has no Python state. Register it on what "
-                "the loaded bundle takes and returns, or write to buffers in place"
+                f"{where}a hook of the model changes `{change.path}`, and a bundle has no Python state. Register it on "
+                "what the loaded bundle takes and returns, or write to buffers in place"
             )
         additional = closed([subgraph])
         if _does_something(subgraph):
@@ -93,72 +92,34 @@ def _does_something(subgraph: torch.fx.GraphModule) -> bool:
     return has_effects or subgraph.graph.output_node().args[0] != [None]
 
 
-@dataclass(frozen=True)
-class _PythonState:
-    """The values that a hook can reach by name, and the items of the containers among them."""
-
-    hook: Any
-    values: dict[str, Any]
-    containers: list[Any]
-
-    @classmethod
-    def of(cls, hook: Any) -> _PythonState:
-        values = dict(_reachable(hook, "", set()))
-        return cls(
-            hook, values, [table for path, value in values.items() for table in tables_in(value, path, seen=set())]
-        )
-
-    def changed(self) -> Iterator[str]:
-        """Yield the paths of values and items that have changed."""
-        for taken in self.containers:
-            yield from (change.path for change in taken.changes())
-        after = dict(_reachable(self.hook, "", set()))
-        for path, value in after.items():
-            old = self.values.get(path)
-            if not same_item(old, value):
-                yield path
+def _tables(hook: Any) -> Iterator[Table]:
+    """Yield what a hook's code can name: variables of closures, attributes and items, and those of globals."""
+    pending, seen = [(hook, "")], set[int]()
+    while pending:
+        value, path = pending.pop()
+        prefix = f"{path}." if path else ""
+        if is_a(value, functools.partial):
+            pending += [(part, path) for part in (value.func, *value.args, *value.keywords.values())]
+        elif is_a(value, MethodType):
+            pending += [(value.__func__, path), (value.__self__, f"{prefix}self")]
+        elif is_a(value, BuiltinMethodType):
+            pending.append((value.__self__, f"{prefix}{value.__name__}"))
+        else:
+            for table in tables_in(value, path, enters=_is_followed, seen=seen):
+                yield table
+                items = {key: item for key, item in table.items.items() if is_a(item, *_BOUND)}
+                if is_a(table.owner, FunctionType):
+                    names = table.owner.__globals__
+                    items |= {name: names[name] for name in table.owner.__code__.co_names if name in names}
+                pending += [(item, table.path_of(key)) for key, item in items.items()]
+                pending.append((vars(type(table.owner)).get("__call__"), table.path))
 
 
-def _reachable(value: Any, path: str, seen: set[int]) -> Iterator[tuple[str, Any]]:
-    """Yield the values that a hook's code can name: closed-over values, globals, and attributes of such objects."""
-    if id(value) in seen:
-        return
-    seen.add(id(value))
-    prefix = f"{path}." if path else ""
-    if is_a(value, functools.partial):
-        for part in (value.func, *value.args, *value.keywords.values()):
-            yield from _reachable(part, path, seen)
-    elif is_a(value, BuiltinMethodType):
-        yield f"{prefix}{value.__name__}", value.__self__
-    elif is_a(value, MethodType):
-        yield from _reachable(value.__func__, path, seen)
-        yield from _reachable(value.__self__, f"{prefix}self", seen)
-    elif is_a(value, FunctionType):
-        if is_user_file(value.__code__.co_filename):
-            for name, item in _names(value):
-                yield f"{prefix}{name}", item
-                yield from _reachable(item, f"{prefix}{name}", seen)
-    elif not is_a(value, torch.Tensor, type) and _is_users(value):
-        for name, item in namespace_of(value).items():
-            yield f"{prefix}{name}", item
-            if not is_a(item, nn.Module):
-                yield from _reachable(item, f"{prefix}{name}", seen)
-        call = vars(type(value)).get("__call__")
-        if is_a(call, FunctionType):
-            yield from _reachable(call, path, seen)
+_BOUND = (functools.partial, MethodType, BuiltinMethodType)
 
 
-def _is_users(value: Any) -> bool:
-    return is_a(value, nn.Module) or not type(value).__module__.startswith(("torch", "builtins"))
-
-
-def _names(function: FunctionType) -> Iterator[tuple[str, Any]]:
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:
-            continue
-    for name in code.co_names:
-        if name in function.__globals__:
-            yield name, function.__globals__[name]
+def _is_followed(value: Any) -> bool:
+    if is_a(value, FunctionType):
+        return is_user_file(value.__code__.co_filename)
+    is_users = is_a(value, nn.Module) or not type(value).__module__.startswith(("torch", "builtins"))
+    return is_users and not is_a(value, torch.Tensor, type, *_BOUND)

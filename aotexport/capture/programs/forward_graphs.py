@@ -91,7 +91,7 @@ def _tells_nothing_apart(forward: ForwardCapture) -> bool:
     assert environment is not None
     seen = effects.reads or effects.autograd_functions or effects.takes_gradients or effects.sets_requires_grad
     seen = seen or effects.stored or effects.notes or effects.questions.asked or not effects.above_autograd
-    return not (seen or environment.var_to_range) and forward.strategy.is_direct
+    return not (seen or environment.var_to_range) and forward.function.strategy.is_direct
 
 
 def _serves(earlier: ProgramSpec, spec: ProgramSpec) -> bool:

@@ -23,12 +23,11 @@ from aotexport.capture.effects.module_calls import TracedCalls
 from aotexport.capture.effects.own_code import own_code
 from aotexport.capture.effects.record import Read
 from aotexport.capture.trace.autocast import leaves_dtypes_alone, other_autocast
+from aotexport.capture.trace.declared_sizes import calls_of_other_sizes
 from aotexport.capture.trace.fakes import FakeInputs, fake_inputs
-from aotexport.capture.trace.flat_call import FlatCall
+from aotexport.capture.trace.flat_call import FlatCall, trace_graph
 from aotexport.capture.trace.key_order import other_orders
-from aotexport.capture.trace.larger_examples import calls_of_other_sizes
 from aotexport.capture.trace.reshaped_state import Reshaped, geometry, only_prepares, put_left, put_symbols, refuse
-from aotexport.capture.trace.trace import Trace, trace_graph
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.torch_internals.general_sizes import zero_and_one_symbolic
@@ -43,37 +42,33 @@ _OTHER_TEXT = 1_000_000_007
 """Added to sizes in text: no key of the model's own is that large, and no text of a size that long."""
 
 
-def _texts(trace: Trace) -> list[dict[str, Any]]:
-    return [{"added_in_text": _OTHER_TEXT}] if trace.function.makes_text else []
+def _texts(flat: FlatCall) -> list[dict[str, Any]]:
+    return [{"added_in_text": _OTHER_TEXT}] if flat.makes_text else []
 
 
-def _grad_modes(trace: Trace) -> list[dict[str, Any]]:
-    flat = trace.function
-    asks = "grad_mode" in flat.effects.reads and trace.strategy.grad and not trace.strategy.follows_values
+def _grad_modes(flat: FlatCall) -> list[dict[str, Any]]:
+    asks = "grad_mode" in flat.effects.reads and flat.strategy.grad and not flat.strategy.follows_values
     return [{"grad": not flat.grad}] if asks else []
 
 
-def _autocasts(trace: Trace) -> list[dict[str, Any]]:
+def _autocasts(flat: FlatCall) -> list[dict[str, Any]]:
     """Return the other autocast, if it may lead the model another way than the trace went.
 
     Anything traced below autograd, such as backward passes, is traced below autocast too. Reads of dtypes in functions
     that operators take are not all recorded.
     """
-    effects, call = trace.function.effects, trace.function.call
-    asks = (
-        effects.asks_autocast or effects.takes_gradients or not effects.above_autograd or not trace.strategy.is_direct
-    )
-    asks = asks or any(isinstance(child, torch.fx.GraphModule) for child in trace.graph.children())
+    effects, call = flat.effects, flat.call
+    asks = effects.asks_autocast or effects.takes_gradients or not effects.above_autograd or not flat.strategy.is_direct
+    asks = asks or any(isinstance(child, torch.fx.GraphModule) for child in flat.graph.children())
     return [{"autocast": other_autocast(call)}] if asks or not leaves_dtypes_alone(call, effects.dtypes_read) else []
 
 
-def _key_orders(trace: Trace) -> list[dict[str, Any]]:
-    flat = trace.function
-    orders = other_orders(flat.call, flat.container_changes) if trace.strategy.is_direct else []
+def _key_orders(flat: FlatCall) -> list[dict[str, Any]]:
+    orders = other_orders(flat.call, flat.container_changes) if flat.strategy.is_direct else []
     return [{"key_order": order} for order in orders]
 
 
-EXPERIMENTS: dict[str, Callable[[Trace], list[dict[str, Any]]]] = {
+EXPERIMENTS: dict[str, Callable[[FlatCall], list[dict[str, Any]]]] = {
     "text": _texts,
     "grad_mode": _grad_modes,
     "autocast": _autocasts,
@@ -82,19 +77,18 @@ EXPERIMENTS: dict[str, Callable[[Trace], list[dict[str, Any]]]] = {
 """What to change of a call in further traces, by the fact that they tell of; nothing where it is not asked."""
 
 
-def differs(trace: Trace, fact: str) -> bool | None:
+def differs(flat: FlatCall, fact: str) -> bool | None:
     """Return whether a trace differs where the fact is another one; None: the model does not ask for it."""
-    changes = EXPERIMENTS[fact](trace)
-    return any(_again(trace, **change) is None for change in changes) if changes else None
+    changes = EXPERIMENTS[fact](flat)
+    return any(_again(flat, **change) is None for change in changes) if changes else None
 
 
-def reads_of(trace: Trace) -> frozenset[Read]:
+def reads_of(flat: FlatCall) -> frozenset[Read]:
     """Return the facts of a call that the model's code depends on; see `Program.fixed`."""
-    flat = trace.function
     reads = set(flat.effects.reads)
     facts: tuple[Read, ...] = ("grad_mode", "autocast")
     for fact in facts:
-        found = differs(trace, fact)
+        found = differs(flat, fact)
         if found is not None:
             (reads.add if found else reads.discard)(fact)
     if len(flat.own) > 1 and _asks_identity(flat.target, flat.call.module):
@@ -102,64 +96,62 @@ def reads_of(trace: Trace) -> frozenset[Read]:
     return frozenset(reads)
 
 
-def dicts_read_by_key(trace: Trace) -> frozenset[str]:
+def dicts_read_by_key(flat: FlatCall) -> frozenset[str]:
     """Return the paths of the dicts of the call whose keys may come in any order."""
-    return frozenset() if differs(trace, "key_order") is not False else _key_orders(trace)[0]["key_order"].paths
+    return frozenset() if differs(flat, "key_order") is not False else _key_orders(flat)[0]["key_order"].paths
 
 
-def refuse_reshaped_state(trace: Trace, reads: frozenset[Read]) -> None:
+def refuse_reshaped_state(flat: FlatCall, reads: frozenset[Read]) -> None:
     """Refuse state whose shape, dtype or layout calls change, if a later call may do something else for that.
 
     Raises:
         ExportFailed: names the tensor.
     """
-    own, known = trace.function.reshaped, trace.function.state.reshaped
+    own, known = flat.reshaped, flat.state.reshaped
     others = [pair for pair in known if all(pair[0] is not entry for entry, _ in own)]
     if not own and not others:
         return
-    if not trace.strategy.is_direct or "layout" in reads:
+    if not flat.strategy.is_direct or "layout" in reads:
         refuse(own or others)
-    repeats = None if others else _repeats(trace)
+    repeats = None if others else _repeats(flat)
     if repeats is None:
-        repeats = _is_general(trace, [*own, *others])
+        repeats = _is_general(flat, [*own, *others])
     if not repeats and not others:
-        flat = trace.function
         sizes = calls_of_other_sizes(flat.call)
         repeats = only_prepares(flat.call, sizes, flat.state, [entry for entry, _ in own], grad=flat.grad)
     if not repeats:
         refuse(own or others)
 
 
-def _repeats(trace: Trace) -> bool | None:
+def _repeats(flat: FlatCall) -> bool | None:
     """Return whether later calls, which find the state as calls leave it, do the same as the first.
 
     They are traced until they leave what an earlier one left; None: that does not come about, or sizes are dynamic.
     """
-    flat = trace.function
-    seen: list[Any] = []
+    left, seen = flat.reshaped, list[Any]()
     for _ in range(_CALLS):
-        left = geometry(flat.reshaped)
-        if left is None or left in seen or not flat.reshaped:
-            return None if left is None else True
-        seen.append(left)
-        fakes = _fakes(trace)
-        put_left(fakes, flat.state, flat.reshaped)
-        if (other := _again(trace, fakes)) is None:
+        found = geometry(left)
+        if found is None or found in seen or not left:
+            return None if found is None else True
+        seen.append(found)
+        fakes = _fakes(flat)
+        put_left(fakes, flat.state, left)
+        if (other := _again(flat, fakes)) is None:
             return False
-        flat = other
+        left = other.reshaped
     return None
 
 
-def _is_general(trace: Trace, reshaped: Reshaped) -> bool:
+def _is_general(flat: FlatCall, reshaped: Reshaped) -> bool:
     """Return whether the model does the same whatever the sizes are that calls change: it asks nothing about them."""
     with zero_and_one_symbolic(symbolic=True):
-        fakes = _fakes(trace)
-        symbols = put_symbols(fakes, trace.function.state, reshaped)
-        return symbols is not None and _again(trace, fakes, symbols) is not None
+        fakes = _fakes(flat)
+        symbols = put_symbols(fakes, flat.state, reshaped)
+        return symbols is not None and _again(flat, fakes, symbols) is not None
 
 
-def _fakes(trace: Trace) -> FakeInputs:
-    return fake_inputs(trace.function.call, trace.function.state, trace.function.fakes.larger)
+def _fakes(flat: FlatCall) -> FakeInputs:
+    return fake_inputs(flat.call, flat.state, flat.fakes.larger)
 
 
 def _returned(flat: FlatCall) -> Any:
@@ -168,7 +160,7 @@ def _returned(flat: FlatCall) -> Any:
 
 
 def _again(
-    trace: Trace,
+    flat: FlatCall,
     fakes: FakeInputs | None = None,
     symbols: Collection[Any] = (),
     autocast: AbstractContextManager[Any] | None = None,
@@ -177,7 +169,7 @@ def _again(
     """Trace the call once more with changes, on fakes of its own.
 
     Args:
-        trace: the first trace.
+        flat: the call as the first trace ran it.
         fakes: the fakes; None: such as the first trace had.
         symbols: symbols that only these fakes have.
         autocast: around the call; None: that of the first trace.
@@ -187,31 +179,31 @@ def _again(
         The changed call as it ran; None: the graph or the structure of what it returns differs, it holds for other
             sizes, or it cannot be traced.
     """
-    flat, fakes = trace.function, fakes or _fakes(trace)
+    fakes = fakes or _fakes(flat)
     try:
         with attempt("second trace"), autocast or contextlib.nullcontext():
             if autocast is not None:
-                if trace.strategy.follows_values:
+                if flat.strategy.follows_values:
                     return None
-                changes["target"] = trace.strategy.prepare(flat.call)
-            other = replace(flat, fakes=fakes, **changes)
+                changes["target"] = flat.strategy.prepare(flat.call)
+            other = replace(flat, fakes=fakes, calls=TracedCalls(), **changes)
+            with stamped(_ended_where_it_differs(flat)):
+                trace_graph(other)
             ignored = _IDLE_WITHOUT_GRADIENTS if flat.grad and not other.grad else _MARKS
-            with stamped(_ended_where_it_differs(trace)):
-                same = _same(trace.graph, trace_graph(other, TracedCalls(), trace.strategy), ignored)
+            same = _same(flat.graph, other.graph, ignored) and _returned(other) == _returned(flat)
     except ExportFailed:
         # A trace that failed or was ended is not the same.
         return None
-    same = same and _returned(other) == _returned(flat)
     return other if same and fakes.taken_for_granted(symbols) == flat.fakes.taken_for_granted() else None
 
 
-def _ended_where_it_differs(trace: Trace) -> Callable[[torch.fx.Node], None]:
+def _ended_where_it_differs(flat: FlatCall) -> Callable[[torch.fx.Node], None]:
     """Return a function to call with each new node of a second trace, which ends that trace once it is another.
 
     It raises `ExportFailed` where an operator of the first graph has other arguments. Where nodes come in another
     order, only the whole graphs tell: arithmetic of sizes that nothing uses is removed in the end.
     """
-    in_order = iter(trace.order if all(node.graph is trace.graph.graph for node in trace.order) else ())
+    in_order = iter(flat.order if all(node.graph is flat.graph.graph for node in flat.order) else ())
     twins: dict[torch.fx.Node, torch.fx.Node] = {}
 
     def compare(twin: torch.fx.Node) -> None:

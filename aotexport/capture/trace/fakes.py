@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.export import Dim
 
 from aotexport.capture.effects.sizes_as_integers import running_function
+from aotexport.capture.trace.declared_sizes import DeclaredSize, declared_sizes, range_of, torch_specs
 from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
@@ -19,7 +19,7 @@ from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.tensor_kinds import dress
 from aotexport.process.patches import patched
-from aotexport.torch_internals.calls import FakeTensorMode, is_dimension, is_required_dimension
+from aotexport.torch_internals.calls import FakeTensorMode
 from aotexport.torch_internals.general_sizes import (
     counts_kept,
     fixed_symbols,
@@ -126,25 +126,24 @@ def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = 
         ModelFileInvalid: the dynamic dimensions contradict the example inputs.
         ExportFailed: an argument is a tensor subclass whose context is no data, or with dynamic sizes.
     """
-    for path, tensor, axes in zip(call.paths, call.tensors, call.axes, strict=True):
+    declared = declared_sizes(call)
+    for path, tensor in zip(call.paths, call.tensors, strict=True):
         encode_subclass(tensor, f"`{path}`")
-        if is_wrapper(tensor) and any(map(is_dimension, (axes or {}).values())):
+    for size in declared:
+        if is_wrapper(tensor := call.tensors[size.argument]):
             raise ExportFailed(
-                f"`{path}` is a `{type(tensor).__name__}`, and the sizes of tensor subclasses are fixed in a bundle: "
-                "what sizes their parts have is for their class to say. Leave them static, or export variants"
+                f"`{size.path}` is a `{type(tensor).__name__}`, and the sizes of tensor subclasses are fixed in a "
+                "bundle: what sizes their parts have is for their class to say. Leave them static, or export variants"
             )
-    specs = [
-        axes if isinstance(leaf, torch.Tensor) or axes is None else integer_hint(axes[0])
-        for leaf, axes in zip(call.tensors, call.axes, strict=True)
-    ]
-    _check_ranges(call)
+    _check_ranges(declared)
+    specs, is_small = torch_specs(call), any(size.axis is not None and size.example < 2 for size in declared)
     dynamic_shapes = {"args": tuple(specs)} if any(spec is not None for spec in specs) else None
     try:
-        with attempt("fake inputs"), zero_and_one_symbolic(symbolic=larger is None and _is_small(call)):
+        with attempt("fake inputs"), zero_and_one_symbolic(symbolic=larger is None and is_small):
             made = make_fake_inputs(_Arguments(), tuple(larger or call.tensors), {}, dynamic_shapes)
             mode, arguments, *_ = made
-            _bound(call, arguments)
-            _relate_sizes(call, arguments)
+            _bound(declared, arguments)
+            _relate_sizes(declared, arguments)
             _fix_offsets(arguments)
     except ExportFailed as refusal:
         raise ModelFileInvalid(
@@ -155,65 +154,57 @@ def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = 
     return fakes
 
 
-def _is_small(call: ExampleCall) -> bool:
-    """Return whether a size of the example that is declared dynamic is 0 or 1."""
-    return any(
-        isinstance(leaf, torch.Tensor) and leaf.shape[axis] < 2 and is_dimension(dimension)
-        for leaf, axes in zip(call.tensors, call.axes, strict=True)
-        for axis, dimension in (axes or {}).items()
-    )
-
-
-def integer_hint(dimension: Any) -> Any:
-    """Return torch's hint for a dynamic integer, for which it takes no named dimensions."""
-    return Dim.DYNAMIC if is_required_dimension(dimension) else Dim.AUTO
-
-
-def _check_ranges(call: ExampleCall) -> None:
+def _check_ranges(declared: Iterable[DeclaredSize]) -> None:
     """Refuse ranges that do not contain the example's size."""
-    for leaf, axes, path in zip(call.tensors, call.axes, call.paths, strict=True):
-        for axis, dimension in (axes or {}).items():
-            if not is_dimension(dimension):
-                continue
-            is_tensor = isinstance(leaf, torch.Tensor)
-            example = leaf.shape[axis] if is_tensor else leaf
-            low, high = range_of(dimension)
-            if (low is not None and example < low) or (high is not None and example > high):
-                raise ModelFileInvalid(
-                    f"dynamic_shapes: `{place(path, axis if is_tensor else None)}` is {example} in the example inputs, "
-                    f"outside of [{'' if low is None else low}:{'' if high is None else high}]"
-                )
+    for size in declared:
+        low, high = range_of(size.dimension)
+        if (low is not None and size.example < low) or (high is not None and size.example > high):
+            raise ModelFileInvalid(
+                f"dynamic_shapes: `{size}` is {size.example} in the example inputs, "
+                f"outside of [{'' if low is None else low}:{'' if high is None else high}]"
+            )
 
 
-def _bound(call: ExampleCall, fakes: Sequence[Any]) -> None:
+def _bound(declared: Iterable[DeclaredSize], fakes: Sequence[Any]) -> None:
     """Give symbols the ranges that torch does not take from the user: those of integers, and of hints."""
-    for fake, leaf, axes in zip(fakes, call.tensors, call.axes, strict=True):
-        for axis, dimension in (axes or {}).items():
-            is_tensor = isinstance(leaf, torch.Tensor)
-            if not is_dimension(dimension) or (is_tensor and hasattr(dimension, "__name__")):
-                continue
-            size = fake.shape[axis] if is_tensor else fake
-            if isinstance(size, torch.SymInt):
-                low, high = range_of(dimension)
-                bounds = (-int_oo if low is None else low, int_oo if high is None else high)
-                size.node.shape_env.constrain_symbol_range(size.node.expr, *bounds)
+    for size in declared:
+        symbol = size.among(fakes)
+        if (size.axis is None or size.name is None) and isinstance(symbol, torch.SymInt):
+            low, high = range_of(size.dimension)
+            bounds = (-int_oo if low is None else low, int_oo if high is None else high)
+            symbol.node.shape_env.constrain_symbol_range(symbol.node.expr, *bounds)
 
 
-def range_of(dimension: Any) -> tuple[int | None, int | None]:
-    """Return the least and greatest value of the user's dimension; None: there is none.
+def _relate_sizes(declared: Iterable[DeclaredSize], fakes: Sequence[Any]) -> None:
+    """Let the shape environment assume the relations of the user's names: equality, or `2 * half` where derived.
 
-    Torch refuses to give the bounds of a derived dimension below 0, which an integer may have.
+    Calls must meet these relations even where the model does not need them.
     """
-    root = getattr(dimension, "root", dimension)
-    bounds = (getattr(root, bound, None) for bound in ("min", "max"))
-    known = (int(bound) if isinstance(bound, int) else None for bound in bounds)
-    low, high = known if root is dimension else (None if bound is None else dimension.fn(bound) for bound in known)
-    return low, high
+    named: dict[str, list[DeclaredSize]] = {}
+    for size in declared:
+        if size.name is not None:
+            named.setdefault(size.name, []).append(size)
+    for name, sizes in named.items():
+        first, *others = sorted(sizes, key=lambda size: (size.factor, abs(size.offset)))
+        torch._check((first.among(fakes) - first.offset) % first.factor == 0)
+        for other in others:
+            expected = _related(first, other, first.example)
+            if other.example != expected:
+                raise ModelFileInvalid(
+                    f"dynamic_shapes: {_where(first)} is {first.example} in the example inputs, so with the dimension "
+                    f"`{name}` {_where(other)} must be {expected}; it is {other.example}"
+                )
+            torch._check(other.among(fakes) == _related(first, other, first.among(fakes)))
 
 
-def place(path: str, axis: int | None) -> str:
-    """Return the Python expression of a size (an integer, with no axis) of the call."""
-    return path if axis is None else f"{path}.shape[{axis}]"
+def _related(one: DeclaredSize, other: DeclaredSize, size: Any) -> Any:
+    """Return the other size where the first is `size`."""
+    same = (one.factor, one.offset) == (other.factor, other.offset)
+    return size if same else other.factor * one.root_of(size) + other.offset
+
+
+def _where(size: DeclaredSize) -> str:
+    return f"`{size.path}`" if size.axis is None else f"axis {size.axis} of `{size.path}`"
 
 
 def _fix_offsets(fakes: Sequence[Any]) -> None:
@@ -224,59 +215,6 @@ def _fix_offsets(fakes: Sequence[Any]) -> None:
     for fake in fakes:
         if isinstance(fake, torch.Tensor) and not is_wrapper(fake):
             int(fake.storage_offset())
-
-
-@dataclass(frozen=True)
-class _NamedSize:
-    """A size that the user named: `factor * root + offset`."""
-
-    factor: int
-    offset: int
-    size: Any
-    example: int
-    where: str
-
-    def derived_from(self, other: _NamedSize, size: Any) -> Any:
-        """Return this size for the value `size` of `other`."""
-        if (self.factor, self.offset) == (other.factor, other.offset):
-            return size
-        return self.factor * ((size - other.offset) // other.factor) + self.offset
-
-
-def _relate_sizes(call: ExampleCall, fakes: Sequence[Any]) -> None:
-    """Let the shape environment assume the relations of the user's names: equality, or `2 * half` where derived.
-
-    Calls must meet these relations even where the model does not need them.
-    """
-    for name, (first, *others) in _named_sizes(call, fakes).items():
-        torch._check((first.size - first.offset) % first.factor == 0)
-        for other in others:
-            expected = other.derived_from(first, first.example)
-            if other.example != expected:
-                raise ModelFileInvalid(
-                    f"dynamic_shapes: {first.where} is {first.example} in the example inputs, so with the dimension "
-                    f"`{name}` {other.where} must be {expected}; it is {other.example}"
-                )
-            torch._check(other.size == other.derived_from(first, first.size))
-
-
-def _named_sizes(call: ExampleCall, fakes: Sequence[Any]) -> dict[str, list[_NamedSize]]:
-    """Return the named sizes by the name of their root, roots before the sizes derived from them."""
-    found: dict[str, list[_NamedSize]] = {}
-    for fake, tensor, axes, path in zip(fakes, call.tensors, call.axes, call.paths, strict=True):
-        for axis, dimension in (axes or {}).items():
-            root = getattr(dimension, "root", dimension)
-            # Hints (`Dim.AUTO`) and fixed sizes have no name.
-            if not hasattr(root, "__name__"):
-                continue
-            offset, at_one = (0, 1) if root is dimension else (dimension.fn(0), dimension.fn(1))
-            if isinstance(tensor, torch.Tensor):
-                value, example, where = fake.shape[axis], tensor.shape[axis], f"axis {axis} of `{path}`"
-            else:
-                value, example, where = fake, tensor, f"`{path}`"
-            size = _NamedSize(at_one - offset, offset, value, example, where)
-            found.setdefault(root.__name__, []).append(size)
-    return {name: sorted(sizes, key=lambda s: (s.factor, abs(s.offset))) for name, sizes in found.items()}
 
 
 def _twin(fake: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,9 @@
-"""The example call as a function of flat tensors, for tracing."""
+"""The example call as a function of flat tensors, and its trace: operators on fake tensors become a graph."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,24 +13,38 @@ from torch import nn
 from aotexport.capture.effects.arithmetic import symbolic_arithmetic
 from aotexport.capture.effects.autograd_functions import refuse_bound
 from aotexport.capture.effects.checkpoints import Checkpoints
+from aotexport.capture.effects.grad_mode import insert_regions, marked_regions
+from aotexport.capture.effects.module_calls import TracedCalls
 from aotexport.capture.effects.patched import patches
 from aotexport.capture.effects.questions import Questions, current_questions
 from aotexport.capture.effects.record import Effects, Read
+from aotexport.capture.effects.recurrence import whole_recurrence
 from aotexport.capture.effects.watch import Watch, current_watch
 from aotexport.capture.trace.example_values import ExampleValues
+from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
 from aotexport.capture.trace.fakes import FakeInputs
 from aotexport.capture.trace.key_order import KeyOrder
 from aotexport.capture.trace.outside_tensors import OutsideTensors
+from aotexport.capture.trace.python_operators import traced_operators
+from aotexport.capture.trace.reading_values import READING_VALUES
 from aotexport.capture.trace.reshaped_state import is_shaped_alike
+from aotexport.capture.trace.strategies import Strategy
 from aotexport.errors import ExportFailed
 from aotexport.model.array_proxies import is_proxy, tensor_within
 from aotexport.model.call import ExampleCall
+from aotexport.model.refusals import is_bug
+from aotexport.model.source_lines import is_user_frame
 from aotexport.model.state import State, StateEntry, swapped
 from aotexport.model.structure import tree_of
 from aotexport.process.patches import patched
 from aotexport.state.arguments import argument_tables, container_changes
+from aotexport.state.tensors import reached_tensors
 from aotexport.state.world import world_kept
 from aotexport.torch_internals.applications import applied_functions
+from aotexport.torch_internals.calls import FakeTensor
+from aotexport.torch_internals.patches import average_in_tensors, fake_kernels, masks_unread
+from aotexport.torch_internals.tracing import stamped, trace_forward
+from aotexport.torch_internals.transforms import has_transforms, raised_in_transform
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Tree
 
@@ -54,9 +68,13 @@ class FlatCall:
         asks: whether the code asked for the value of a size (`range(size)`).
         added_in_text: added to sizes that the code makes text of; None: such text holds calls to the example's.
         makes_text: whether it made such text.
+        calls: its calls of submodules.
+        order: the traced nodes as they were made, those that were removed since among them.
+        graph: the module of the trace; placeholders in the order of `inputs`, outputs flat.
     """
 
     call: ExampleCall
+    strategy: Strategy
     target: Any
     state: State
     shared: dict[int, int]
@@ -65,7 +83,7 @@ class FlatCall:
     fakes: FakeInputs
     outside: Sequence[torch.Tensor]
     key_order: KeyOrder | None = None
-    output_tree: Tree | None = None
+    output_tree: Tree = field(init=False)
     rebinds: list[tuple[StateEntry, int]] = field(default_factory=list)
     container_changes: list[ContainerChange] = field(default_factory=list)
     effects: Effects = field(default_factory=Effects)
@@ -76,6 +94,9 @@ class FlatCall:
     asks: bool = False
     added_in_text: int | None = 0
     makes_text: bool = False
+    calls: TracedCalls = field(default_factory=TracedCalls)
+    order: list[torch.fx.Node] = field(default_factory=list)
+    graph: torch.fx.GraphModule = field(init=False)
 
     @property
     def own(self) -> list[int]:
@@ -197,3 +218,91 @@ def observed(target: Any, module: nn.Module | None, *, above_autograd: bool, gra
             current_watch.reset(tokens[1])
     effects.stored += told.stored
     effects.notes += told.notes
+
+
+def trace_call(
+    call: ExampleCall,
+    state: State,
+    strategy: Strategy,
+    target: Any,
+    fakes: FakeInputs,
+    *,
+    grad: bool,
+    texts_hold: bool = False,
+) -> FlatCall:
+    """Trace the call by a strategy.
+
+    Args:
+        call: the example call; the module is in the wanted mode.
+        state: its state.
+        strategy: how the call is traced.
+        target: the callable, as the strategy prepared it.
+        fakes: a fake world for the trace alone.
+        grad: whether grad mode is on.
+        texts_hold: whether text that the code makes of a size holds calls to the example's.
+    """
+    entries = {id(entry.tensor): index for index, entry in enumerate(state.entries)}
+    shared = {index: entries[id(t)] for index, t in enumerate(call.tensors) if id(t) in entries}
+    own = [tensor for index, tensor in enumerate(call.tensors) if index not in shared]
+    flat = FlatCall(
+        call=call,
+        strategy=strategy,
+        target=target,
+        state=State(list(state.entries), reshaped=state.reshaped),
+        shared=shared,
+        values=ExampleValues([*(entry.tensor for entry in state.entries), *own]),
+        grad=grad,
+        fakes=fakes,
+        outside=reached_tensors((call.callable, call.module)),
+        added_in_text=None if texts_hold else 0,
+    )
+    with stamped(flat.order.append):
+        trace_graph(flat)
+    if not strategy.grad:
+        flat.effects.reads.add("grad_mode")
+    return flat
+
+
+def trace_graph(flat: FlatCall) -> None:
+    """Trace `flat`, above autograd if its effects allow that; switches of grad mode stay in the trace."""
+    inputs, environment = flat.inputs(), flat.fakes.mode.shape_env
+    assert environment is not None
+    apart = {**READING_VALUES, **traced_operators()}
+    whole = {**apart, **whole_recurrence()}
+
+    def recorded(*tensors: Any) -> tuple[Any, ...]:
+        with flat.calls.recorded(flat.call.module):
+            return flat(*tensors)
+
+    def trace(decompositions: Mapping[Any, Any] = whole, **options: Any) -> torch.fx.GraphModule:
+        options |= {"keeps_frame": is_user_frame, "decompositions": decompositions}
+        return trace_forward(recorded, flat.fakes.twins(inputs), flat.fakes.mode, **options)
+
+    with (
+        flat.fakes.tracing(),
+        average_in_tensors(),
+        fake_kernels(FAKE_KERNELS),
+        torch.set_grad_enabled(flat.strategy.grad),
+        masks_unread(),
+        marked_regions(),
+        flat.values.followed(environment) if flat.strategy.follows_values else contextlib.nullcontext(),
+    ):
+        graph = None
+        try:
+            graph = trace()
+        except Exception as error:
+            if is_bug(error) or not raised_in_transform(error):
+                raise
+        if graph is None or has_transforms(graph.graph):
+            flat.above_autograd = False
+            graph = trace(above_autograd=False)
+            insert_regions(graph.graph)
+        elif _hides_tensors(graph):
+            graph = trace(apart, whole_composites=False)
+    flat.graph = graph
+
+
+def _hides_tensors(graph: torch.fx.GraphModule) -> bool:
+    """Return whether the model's own backward pass uses tensors computed inside of operators."""
+    nodes = graph.graph.find_nodes(op="get_attr")
+    return any(isinstance(getattr(graph, str(node.target), None), FakeTensor) for node in nodes)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 
-from aotexport.capture.effects.module_calls import TracedCall
 from aotexport.capture.effects.record import Effects
 from aotexport.capture.trace.fakes import FakeInputs
-from aotexport.capture.trace.strategies import Strategy
+from aotexport.capture.trace.flat_call import FlatCall
 from aotexport.model.state import StateEntry
-from aotexport_runtime.schema.program import ContainerChange
-from aotexport_runtime.schema.trees import Tree
 
 
 class Answer(NamedTuple):
@@ -49,23 +47,16 @@ class ForwardCapture:
         bindings: the source of each placeholder.
         inputs: fakes per placeholder, untouched by the trace.
         constants: state entries of tensors that the code closes over, not known before.
-        output_tree: structure of the returned value.
-        rebinds: state entries that the call replaces, with the index of the output that replaces them.
         fakes: the fake world; its shape environment collects guards.
         function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
         any_order: paths of dicts of the call whose keys may come in any order.
     """
 
     graph: torch.fx.GraphModule
-    bindings: list[Binding]
-    inputs: list[torch.Tensor]
-    constants: list[StateEntry]
-    output_tree: Tree
-    rebinds: list[tuple[StateEntry, int]]
-    container_changes: list[ContainerChange]
+    bindings: Sequence[Binding]
+    inputs: Sequence[Any]
+    constants: Sequence[StateEntry]
     effects: Effects
     fakes: FakeInputs
-    function: Any
-    strategy: Strategy
-    calls: list[TracedCall]
+    function: FlatCall
     any_order: frozenset[str]

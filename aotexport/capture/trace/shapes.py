@@ -13,7 +13,7 @@ from typing import Any
 import sympy
 import torch
 
-from aotexport.capture.trace.fakes import place
+from aotexport.capture.trace.declared_sizes import place
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
@@ -128,6 +128,20 @@ def _way_out(at: _Place, value: Any, places: Iterable[_Place]) -> str:
     name = getattr(at.declared, "__name__", "NAME")
     others = " and ".join(f"axis {other.axis} of `{other.path}`" for other in equal)
     return f"; if it must equal {others}, which is fixed, declare that as `{name}` too"
+
+
+def holds_for(call: ExampleCall, forward: ForwardCapture) -> bool:
+    """Return whether a trace of larger tensors holds for the example itself."""
+    environment = forward.fakes.mode.shape_env
+    assert environment is not None
+    sizes: dict[Any, int] = {}
+    for binding, fake in zip(forward.bindings, forward.inputs, strict=True):
+        if binding.argument is None or not isinstance(fake, torch.Tensor):
+            continue
+        for size, example in zip(fake.shape, call.tensors[binding.argument].shape, strict=True):
+            if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+                sizes[size.node.expr] = example
+    return all(guard.expr.subs(sizes) in (sympy.true, True) for guard in environment.guards)
 
 
 def fixed_hints(forward: ForwardCapture, call: ExampleCall) -> list[tuple[str, int, str]]:

@@ -22,7 +22,8 @@ import torch
 from torch import nn
 
 from aotexport.capture.effects.arithmetic import symbolic_arithmetic
-from aotexport.capture.trace.fakes import integer_hint, sizes_of_data
+from aotexport.capture.trace.declared_sizes import torch_specs
+from aotexport.capture.trace.fakes import sizes_of_data
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
 from aotexport.process.patches import Patch, patched
@@ -141,10 +142,7 @@ def _dynamic_shapes(call: ExampleCall) -> Any:
     """Return the call's dynamic dimensions in the form of `torch.export.export`."""
     if not any(call.axes):
         return None
-    specs = [
-        _Spec(axes if isinstance(leaf, torch.Tensor) or axes is None else integer_hint(axes[0]))
-        for leaf, axes in zip(call.tensors, call.axes, strict=True)
-    ]
+    specs = list(map(_Spec, torch_specs(call)))
     args, kwargs = tree_map(lambda leaf: leaf.value if isinstance(leaf, _Spec) else None, call.rebuild(specs))
     names = [parameter.name for parameter in call.parameters]
     return {**dict(zip(names, args, strict=False)), **kwargs}

@@ -1,0 +1,169 @@
+"""The sizes of the example call that were declared dynamic, and the call in other sizes.
+
+With one row, layouts say nothing about rows, broadcasting hides them, and operators take special paths, so a trace
+would hold for one row only. The trace gets more rows instead, and is then checked to hold for the example too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch.export import Dim
+
+from aotexport.model.call import ExampleCall
+from aotexport.torch_internals.calls import is_dimension, is_required_dimension
+from aotexport_runtime.values.subclasses import is_wrapper
+
+_ROOTS = (4, 3, 2, 6, 8)
+"""Sizes to try, the first that all ranges allow."""
+
+
+@dataclass(frozen=True)
+class DeclaredSize:
+    """A declared size, `factor * root + offset`: axis `axis` of an argument, or, with None, an integer at `path`."""
+
+    argument: int
+    axis: int | None
+    example: int
+    dimension: Any
+    path: str
+
+    def __str__(self) -> str:
+        return place(self.path, self.axis)
+
+    @property
+    def name(self) -> str | None:
+        """The name of the root; None: a hint (`Dim.AUTO`)."""
+        return getattr(getattr(self.dimension, "root", self.dimension), "__name__", None)
+
+    @property
+    def root(self) -> Any:
+        """The key of sizes that change together."""
+        return self.name or (self.argument, self.axis)
+
+    @property
+    def offset(self) -> int:
+        """The size where the root is 0."""
+        return self.dimension.fn(0) if hasattr(self.dimension, "root") else 0
+
+    @property
+    def factor(self) -> int:
+        """What the size grows by with the root."""
+        return self.at(1) - self.offset
+
+    def at(self, root: int) -> int:
+        """Return the size for a value of the root."""
+        return self.dimension.fn(root) if hasattr(self.dimension, "root") else root
+
+    def root_of(self, size: Any) -> Any:
+        """Return the value of the root for the size."""
+        return size if (self.factor, self.offset) == (1, 0) else (size - self.offset) // self.factor
+
+    def allows(self, root: int, least: int = 2) -> bool:
+        """Return whether the range of the root has a value, for which the size is not below `least`."""
+        low, high = range_of(getattr(self.dimension, "root", self.dimension))
+        return self.at(root) >= least and (low is None or root >= low) and (high is None or root <= high)
+
+    def among(self, values: Sequence[Any]) -> Any:
+        """Return the size in values like the call's tensors."""
+        return values[self.argument] if self.axis is None else values[self.argument].shape[self.axis]
+
+
+def declared_sizes(call: ExampleCall) -> list[DeclaredSize]:
+    """Return the sizes that were declared dynamic, by name or hint, in order."""
+    return [
+        DeclaredSize(index, *((axis, leaf.shape[axis]) if isinstance(leaf, torch.Tensor) else (None, leaf)), spec, path)
+        for index, (leaf, axes, path) in enumerate(zip(call.tensors, call.axes, call.paths, strict=True))
+        for axis, spec in (axes or {}).items()
+        if is_dimension(spec)
+    ]
+
+
+def torch_specs(call: ExampleCall) -> list[Any]:
+    """Return the dimensions per argument as torch takes them: it takes no named ones for integers."""
+    return [
+        axes
+        if isinstance(leaf, torch.Tensor) or axes is None
+        else (Dim.DYNAMIC if is_required_dimension(axes[0]) else Dim.AUTO)
+        for leaf, axes in zip(call.tensors, call.axes, strict=True)
+    ]
+
+
+def range_of(dimension: Any) -> tuple[int | None, int | None]:
+    """Return the least and greatest value of the user's dimension; None: there is none.
+
+    Torch refuses to give the bounds of a derived dimension below 0, which an integer may have.
+    """
+    root = getattr(dimension, "root", dimension)
+    bounds = (getattr(root, bound, None) for bound in ("min", "max"))
+    known = (int(bound) if isinstance(bound, int) else None for bound in bounds)
+    low, high = known if root is dimension else (None if bound is None else dimension.fn(bound) for bound in known)
+    return low, high
+
+
+def place(path: str, axis: int | None) -> str:
+    """Return the Python expression of a size (an integer, with no axis) of the call."""
+    return path if axis is None else f"{path}.shape[{axis}]"
+
+
+def larger_tensors(call: ExampleCall) -> list[Any] | None:
+    """Return substitutes for the call's tensors in which no dynamic size is 0 or 1.
+
+    Returns:
+        Contiguous tensors without values; None: no such size, or the example's layout or aliases matter.
+    """
+    declared = [size for size in declared_sizes(call) if is_required_dimension(size.dimension)]
+    small = {size.root for size in declared if size.axis is not None and size.example < 2}
+    to_change = [size for size in declared if size.root in small]
+    plain = all(_is_plain(leaf) for leaf in call.tensors) and not _share_memory(call.tensors)
+    if not plain or any(size.axis is None for size in to_change):
+        return None
+    for root in _ROOTS if to_change else ():
+        sizes = {(size.argument, size.axis): size.at(root) for size in to_change}
+        if all(size.allows(root) for size in to_change):
+            return [_resized(leaf, sizes, index) for index, leaf in enumerate(call.tensors)]
+    return None
+
+
+def calls_of_other_sizes(call: ExampleCall) -> list[ExampleCall]:
+    """Return the call with twice and with half of each dynamic size, in rows of the example, as the ranges allow."""
+    declared = [size for size in declared_sizes(call) if is_required_dimension(size.dimension)]
+    roots = {size.root: size.root_of(size.example) for size in declared}
+    calls: list[ExampleCall] = []
+    for more in (2, 0.5):
+        allowed = {
+            root: at
+            for root, example in roots.items()
+            if (at := int(example * more)) and all(size.allows(at, least=1) for size in declared if size.root == root)
+        }
+        tensors = list(call.tensors)
+        for size in declared:
+            leaf, length = tensors[size.argument], size.at({**roots, **allowed}[size.root])
+            rows = torch.arange(length) % max(size.example, 1)
+            tensors[size.argument] = length if size.axis is None else _rows(leaf, size.axis, rows)
+        calls += [replace(call, tensors=tensors)] if allowed else []
+    return calls
+
+
+def _rows(leaf: torch.Tensor, axis: int, rows: torch.Tensor) -> torch.Tensor:
+    return leaf.detach().index_select(axis, rows.to(leaf.device)).requires_grad_(leaf.requires_grad)
+
+
+def _is_plain(leaf: Any) -> bool:
+    return not isinstance(leaf, torch.Tensor) or (not is_wrapper(leaf) and leaf.is_contiguous())
+
+
+def _share_memory(leaves: Sequence[Any]) -> bool:
+    memories = [leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    return len(set(memories)) < len(memories)
+
+
+def _resized(leaf: Any, sizes: dict[tuple[int, int | None], int], index: int) -> Any:
+    if not isinstance(leaf, torch.Tensor) or not any(place[0] == index for place in sizes):
+        return leaf
+    shape = [sizes.get((index, axis), size) for axis, size in enumerate(leaf.shape)]
+    made = torch.zeros(shape, dtype=leaf.dtype, device=leaf.device, requires_grad=leaf.requires_grad)
+    return made if leaf.is_leaf else made.clone()
