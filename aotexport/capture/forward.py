@@ -9,8 +9,7 @@ from typing import Any
 
 import torch
 
-from aotexport.capture.effects.own_code import own_code
-from aotexport.capture.effects.questions import QUESTIONS, Question
+from aotexport.capture.effects.questions import QUESTIONS, Question, own_code
 from aotexport.capture.effects.record import Read
 from aotexport.capture.passes.contract import Draft
 from aotexport.capture.passes.launches import launches_traced

@@ -43,7 +43,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotexport.process.patches import Patch, patched
-from aotexport.torch_internals.corrections import pools_by_torch, wide_negative_integers
+from aotexport.torch_internals.compiler import pools_by_torch, wide_negative_integers
 from aotexport.torch_internals.launches import DEVICE, triton_target
 
 with warnings.catch_warnings():

@@ -298,32 +298,6 @@ def trace_subgraph(
         return tracer._trace_inner(function, *operands)
 
 
-def lift_tensors(subgraphs: Sequence[torch.fx.GraphModule]) -> list[torch.Tensor]:
-    """Turn tensors that subgraphs close over into further inputs, the same for each subgraph; return them."""
-    found: dict[int, torch.Tensor] = {}
-    for subgraph in subgraphs:
-        for node in subgraph.graph.find_nodes(op="get_attr"):
-            tensor = getattr(subgraph, str(node.target))
-            if isinstance(tensor, torch.Tensor):
-                found[id(tensor)] = tensor
-    for subgraph in subgraphs:
-        first = next(node for node in subgraph.graph.nodes if node.op != "placeholder")
-        with subgraph.graph.inserting_before(first):
-            placeholders = {key: subgraph.graph.placeholder(f"lifted_{index}") for index, key in enumerate(found)}
-        for key, placeholder in placeholders.items():
-            placeholder.meta["val"] = found[key]
-        taken: list[str] = []
-        for node in subgraph.graph.find_nodes(op="get_attr"):
-            tensor = getattr(subgraph, str(node.target))
-            if isinstance(tensor, torch.Tensor):
-                taken.append(str(node.target))
-                node.replace_all_uses_with(placeholders[id(tensor)])
-                subgraph.graph.erase_node(node)
-        for name in dict.fromkeys(taken):
-            delattr(subgraph, name)
-    return list(found.values())
-
-
 def record_call(
     tracer: PythonKeyTracer, target: Callable[..., Any], args: tuple[Any, ...], results: Any, **kwargs: Any
 ) -> None:

@@ -366,12 +366,12 @@ def test_both_inspections_name_inputs_after_those_of_a_subclass(tmp_path):
     [
         (
             lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged).values(),
-            "torch.nested.nested_tensor",
+            "NestedTensor",
             "Compute on values and offsets, or pad",
         ),
         (
             lambda x: torch.masked.masked_tensor(x, x > 0).sum().get_data(),
-            "torch.masked.masked_tensor",
+            "MaskedTensor",
             "Keep values and mask as two tensors",
         ),
         (

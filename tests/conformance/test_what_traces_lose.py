@@ -154,7 +154,7 @@ class UsesGradients(nn.Module):
     [
         (reads_the_gradient, "the model reads `Tensor.grad`, the gradient that earlier passes left"),
         (drops_the_gradient, "the model sets `Tensor.grad`, the gradient that earlier passes left"),
-        (resets_gradients, "the model calls `Module.zero_grad`"),
+        (resets_gradients, "the model reads `Tensor.grad`"),
     ],
 )
 def test_model_that_uses_accumulated_gradients_is_refused(tmp_path, step, message):

@@ -26,8 +26,8 @@ from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_file, is_user_frame, user_line
 from aotexport.process.patches import Patch, caller, patched
 from aotexport.torch_internals.calls import tree_leaves
+from aotexport.torch_internals.subgraphs import lift_tensors
 from aotexport.torch_internals.tracing import (
-    lift_tensors,
     record_call,
     trace_subgraph,
     traces_subgraph,

@@ -1,4 +1,7 @@
-"""Patches of what a model asks of torch beside operators, and a mode does not see (`watch.py`), while it is traced."""
+"""Patches of what a model asks of torch beside operators, and a mode does not see (`watch.py`), while it is traced.
+
+Some record facts that a program may then be fixed to: reads of dtypes, autocast, grad and inference mode.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,9 @@ import contextlib
 import functools
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -18,20 +23,19 @@ from aotexport.capture.effects import (
     detection,
     distributed,
     grad_mode,
-    queries,
     recurrence,
 )
 from aotexport.capture.effects.applied_function import function_of_subgraphs
 from aotexport.capture.effects.autograd_functions import record_application
-from aotexport.capture.effects.queries import is_models_code, refused
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.process.patches import Patch, caller
-from aotexport.torch_internals.names import AutogradFunctionApply
+from aotexport.torch_internals.names import AutogradFunctionApply, NestedTensor
 from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.subgraphs import marks_inlined
 from aotexport.torch_internals.tracing import (
+    node_of,
     record_call,
     traces_above_autograd,
     tracing_paused,
@@ -52,9 +56,8 @@ def patches(effects: Effects) -> list[Patch]:
         *array_conversions.patches(),
         *_control_flow(),
         _contiguous(effects),
-        *queries.patches(effects),
+        *_questions(effects),
         _subgraphs_of_functions(effects),
-        Patch(forward_ad, "make_dual", functools.partial(_make_dual, effects), "Record that the model takes tangents"),
         Patch(
             FoldedGraphModule,
             "run_folding",
@@ -69,6 +72,73 @@ def patches(effects: Effects) -> list[Patch]:
         *recurrence.patches(),
         *detection.patches(),
         *marks_inlined(),
+    ]
+
+
+_LAYERS = str(Path(nn.__file__).parent)
+"""Torch's own layers count as the model's code; code that operators run on fake tensors does not."""
+_AUTOCAST = str(Path(torch.amp.__file__).parent)
+"""Autocast regions and custom autograd functions (`torch.amp.custom_fwd`) query autocast from here."""
+_AUTOCAST_QUERIES = ("is_autocast_enabled", "get_autocast_dtype", "is_autocast_cpu_enabled", "get_autocast_cpu_dtype")
+
+
+def refused(call: str, way_out: str) -> Any:
+    """Return a function that refuses the model's call of `call`."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise ExportFailed(f"{user_line()}the model calls `{call}`, which a bundle cannot hold. {way_out}")
+
+    return refuse
+
+
+def is_models_code(frame: FrameType) -> bool:
+    """Return whether a frame runs what counts as the model's code."""
+    file = frame.f_code.co_filename
+    return is_user_file(file) or file.startswith(_LAYERS)
+
+
+def note_dtypes(effects: Effects, values: Iterable[Any], reader: FrameType) -> None:
+    """Note that the model's code, if it is that, reads the dtypes of the tensors among some values."""
+    if is_models_code(reader):
+        tensors = [value for value in values if isinstance(value, torch.Tensor)]
+        effects.dtypes_read.update(node_of(each) for each in tensors if not isinstance(each, nn.Parameter))
+
+
+def _questions(effects: Effects) -> list[Patch]:
+    """Return patches that record what the model asks for."""
+    dtype_of: Any = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
+
+    def dtype(tensor: torch.Tensor) -> torch.dtype:
+        # A mode is off within torch's functions.
+        note_dtypes(effects, (tensor,), caller())
+        return dtype_of(tensor)
+
+    def asks_autocast(asker: FrameType) -> None:
+        effects.asks_autocast |= is_models_code(asker) or asker.f_code.co_filename.startswith(_AUTOCAST)
+
+    def asks_inference_mode(asker: FrameType) -> None:
+        if is_user_file(asker.f_code.co_filename):
+            effects.reads.add("inference_mode")
+
+    def takes_tangents(asker: FrameType) -> None:
+        # In inference mode eager loses them.
+        effects.reads.add("inference_mode")
+
+    def noted(owner: Any, name: str, note: Callable[[FrameType], None]) -> Patch:
+        function = getattr(owner, name)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            note(caller())
+            return function(*args, **kwargs)
+
+        return Patch(owner, name, call, "Record that the model asks for autocast or inference mode, or takes tangents")
+
+    return [
+        Patch(torch.Tensor, "dtype", property(dtype), "Record that the model reads dtypes"),
+        *(noted(torch, name, asks_autocast) for name in _AUTOCAST_QUERIES),
+        noted(torch, "is_inference_mode_enabled", asks_inference_mode),
+        noted(forward_ad, "make_dual", takes_tangents),
     ]
 
 
@@ -130,7 +200,7 @@ def _contiguous(effects: Effects) -> Patch:
 
     def contiguous(self: torch.Tensor, memory_format: torch.memory_format = torch.contiguous_format) -> torch.Tensor:
         # Python returns a contiguous tensor itself, and the trace does not see the call.
-        own = is_models_code(caller().f_code.co_filename) and not within_subclass()
+        own = is_models_code(caller()) and not within_subclass()
         if not own or isinstance(self, nn.Parameter) or not is_contiguous(self, memory_format=memory_format):
             return original(self, memory_format=memory_format)
         twin = _recorded_contiguous(self, memory_format)
@@ -189,15 +259,6 @@ def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], re
     return self
 
 
-_dual = forward_ad.make_dual
-
-
-def _make_dual(effects: Effects, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """Replace `forward_ad.make_dual`: in inference mode eager loses the tangents."""
-    effects.reads.add("inference_mode")
-    return _dual(*args, **kwargs)
-
-
 _folded = FoldedGraphModule.run_folding
 
 
@@ -228,19 +289,13 @@ def _inference_mode() -> list[Patch]:
 
 
 def _unheld_kinds() -> list[Patch]:
-    """Return patches that refuse functions making tensors of kinds that no graph holds."""
-    nested = ("as_nested_tensor", "narrow", "nested_tensor", "nested_tensor_from_jagged")
+    """Return patches that refuse to make tensors of kinds that no graph holds."""
     kinds = (
-        (torch.nested, nested, "Compute on values and offsets, or pad"),
-        (torch.masked, ("as_masked_tensor", "masked_tensor"), "Keep values and mask as two tensors"),
+        (NestedTensor, "Compute on values and offsets, or pad"),
+        (torch.masked.MaskedTensor, "Keep values and mask as two tensors"),
     )
-    return [
-        Patch(
-            module, name, refused(f"{module.__name__}.{name}", way_out), "Refuse tensors of kinds that no graph holds"
-        )
-        for module, names, way_out in kinds
-        for name in names
-    ]
+    reason = "Refuse tensors of kinds that no graph holds"
+    return [Patch(kind, "__new__", refused(kind.__name__, way_out), reason) for kind, way_out in kinds]
 
 
 def _saved_tensors(effects: Effects) -> Patch:

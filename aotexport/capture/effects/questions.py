@@ -5,14 +5,19 @@ A program is fixed to the answers, unless its code does the same for each; see `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
+from torch import nn
 
 from aotexport.capture.effects.grad_mode import history_of, recorded_in_regions
+from aotexport.model.source_lines import is_user_file
+from aotexport.process.objects import is_a
 from aotexport.torch_internals.tracing import REQUIRES_GRAD, node_of, traces_subgraph
 
 QUESTIONS = frozenset(("grad_fn", "is_leaf", "needs_input_grad", "requires_grad"))
@@ -102,3 +107,36 @@ def _sources(nodes: Sequence[torch.fx.Node], requires_grad: bool) -> frozenset[i
 
 current_questions: ContextVar[Questions] = ContextVar("current_questions")
 """The questions of the trace that is going on."""
+
+
+def own_code(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> Iterator[CodeType]:
+    """Yield the code objects of the functions of a callable and its module, found by following the names in each."""
+    children = () if module is None else module.modules()
+    pending = [(target.__func__ if is_a(target, MethodType) else target, type(module))]
+    pending += [(getattr(type(child), "forward", None), type(child)) for child in children]
+    seen: set[Any] = set()
+    while pending:
+        function, owner = pending.pop()
+        if not is_a(function, FunctionType) or (function, owner) in seen:
+            continue
+        seen.add((function, owner))
+        if not is_user_file(function.__code__.co_filename):
+            continue
+        for code in _codes(function.__code__):
+            yield code
+            called = [vars(base)[name] for name in code.co_names for base in owner.__mro__ if name in vars(base)]
+            called += [function.__globals__[name] for name in code.co_names if name in function.__globals__]
+            pending += [(callee, owner) for callee in called]
+
+
+def codes_of_function(function: Any) -> Iterator[CodeType]:
+    """Yield the code objects of a custom autograd function."""
+    for name in ("forward", "setup_context", "backward", "vjp"):
+        yield from own_code(inspect.unwrap(getattr(function, name)), None)
+
+
+def _codes(code: CodeType) -> Iterator[CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _codes(constant)

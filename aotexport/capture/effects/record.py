@@ -11,8 +11,7 @@ from torch.fx import Node
 from aotexport.capture.effects.applied_function import apply_materializing
 from aotexport.capture.effects.autograd_functions import record_application
 from aotexport.capture.effects.checkpoints import Checkpoints
-from aotexport.capture.effects.own_code import codes_of_function
-from aotexport.capture.effects.questions import Questions
+from aotexport.capture.effects.questions import Questions, codes_of_function
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described

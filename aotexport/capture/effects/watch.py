@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from types import FrameType
 from typing import Any
@@ -20,7 +20,7 @@ from torch import nn, overrides
 from aotexport.capture.effects import grad_mode
 from aotexport.capture.effects.array_conversions import converted
 from aotexport.capture.effects.hooks import record_hook
-from aotexport.capture.effects.queries import READ_DTYPES, is_models_code, is_models_own, note_dtypes, refused
+from aotexport.capture.effects.patched import is_models_code, note_dtypes, refused
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
 from aotexport.model.array_proxies import ArrayProxy, is_proxy
@@ -40,6 +40,16 @@ _SPARSE = tuple(f"sparse_{layout}_tensor" for layout in ("bsc", "bsr", "compress
 _ON_ARRAYS = "Compute on values and indices (`index_select`, `index_add`), or on dense tensors"
 _ON_HOOKS = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"
 _GRADIENT: Any = torch.Tensor.grad
+_TENSOR: Any = torch.Tensor
+_READ_DTYPES: dict[Any, Callable[..., Iterable[Any]]] = {
+    **dict.fromkeys((_TENSOR.itemsize.__get__, _TENSOR.nbytes.__get__, _TENSOR.element_size), lambda self: (self,)),
+    torch.result_type: lambda *args, **named: (*args, *named.values()),
+    # Another tensor's dtype, and the text of its own.
+    _TENSOR.to: lambda self, *to, other=None, **_: (*to[:1], other),
+    _TENSOR.type: lambda self, *to, **named: () if to or named else (self,),
+    _TENSOR.new_tensor: lambda self, *data, dtype=None, **_: () if dtype else (self,),
+}
+"""The values whose dtypes a function reads, of its arguments; `dtype` itself is read in torch's layers, too."""
 _VERBS = {_GRADIENT.__get__: "reads", _GRADIENT.__set__: "sets", _GRADIENT.__delete__: "deletes"}
 
 current_watch: ContextVar[Watch] = ContextVar("current_watch")
@@ -59,7 +69,7 @@ class Watch(UnpausedMode):
             **dict.fromkeys((torch.tensor, torch.as_tensor, torch.asarray), self._make_of_data),
             **{getattr(torch, name): refused(f"torch.{name}", _ON_ARRAYS) for name in _SPARSE},
             **dict.fromkeys(_LAYOUTS, self._read_layout),
-            **dict.fromkeys(READ_DTYPES, self._read_dtypes),
+            **dict.fromkeys(_READ_DTYPES, self._read_dtypes),
             **dict.fromkeys(_VERBS, _refuse_gradients),
             torch.randint_like: self._randint_like,
             **dict.fromkeys((torch.is_inference, tensor.is_inference), self._read_inference),
@@ -89,7 +99,7 @@ class Watch(UnpausedMode):
     ) -> torch.Tensor:
         if not requires_grad:
             return function(*args, **kwargs)
-        if not is_models_code(asker.f_code.co_filename):
+        if not is_models_code(asker):
             return function(*args, requires_grad=True, **kwargs)
         return self._require_grad(function(*args, **kwargs), True)
 
@@ -113,12 +123,12 @@ class Watch(UnpausedMode):
         return self._require_grad(tensor, requires_grad)
 
     def _read_layout(self, function: Any, asker: FrameType, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if is_models_own(tensor, asker):
+        if _is_models_own(tensor, asker):
             self._effects.reads.add("layout")
         return function(tensor, *args, **kwargs)
 
     def _read_dtypes(self, function: Any, asker: FrameType, *args: Any, **kwargs: Any) -> Any:
-        note_dtypes(self._effects, READ_DTYPES[function](*args, **kwargs), asker)
+        note_dtypes(self._effects, _READ_DTYPES[function](*args, **kwargs), asker)
         return self._make(function, asker, *args, **kwargs)
 
     def _read_inference(self, function: Any, asker: FrameType, tensor: torch.Tensor) -> bool:
@@ -138,7 +148,7 @@ class Watch(UnpausedMode):
 
     def _read_grad_fn(self, function: Any, asker: FrameType, tensor: torch.Tensor) -> Any:
         node = function(tensor)
-        if not is_models_own(tensor, asker):
+        if not _is_models_own(tensor, asker):
             return node
         self._effects.reads.add("is_leaf")
         return _Node(node) if self._effects.questions.ask(tensor) and node is not None else None
@@ -186,6 +196,11 @@ def _is_users(asker: FrameType) -> bool:
     return is_user_file(asker.f_code.co_filename)
 
 
+def _is_models_own(tensor: torch.Tensor, asker: FrameType) -> bool:
+    """Return whether the model's code reads a tensor; reads by code of a tensor subclass happen again in each call."""
+    return _is_users(asker) and not isinstance(tensor, nn.Parameter) and not within_subclass()
+
+
 def _data(function: Any, asker: FrameType, tensor: torch.Tensor) -> torch.Tensor:
     """Return the same memory; writes to it give `tensor` no new version."""
     return tensor.detach() if is_wrapper(tensor) else torch.ops.aten.data.default(tensor)
@@ -201,7 +216,7 @@ def _set_data(function: Any, asker: FrameType, tensor: torch.Tensor, new: torch.
 def _refuse_gradients(function: Any, asker: FrameType, tensor: torch.Tensor, *value: Any) -> Any:
     """Refuse the model's reads and changes of accumulated gradients: a trace has none, and its graph changes none."""
     verb = _VERBS[function]
-    if _is_users(asker) and (verb != "reads" or (tensor.requires_grad and tensor.is_leaf)):
+    if is_models_code(asker) and (verb != "reads" or (tensor.requires_grad and tensor.is_leaf)):
         raise ExportFailed(
             f"{user_line()}the model {verb} `Tensor.grad`, the gradient that earlier passes left, which a bundle "
             "cannot hold. Do so outside of the model, or take gradients by `torch.autograd.grad`"

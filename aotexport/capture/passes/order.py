@@ -2,13 +2,6 @@
 
 from __future__ import annotations
 
-from aotexport.capture.passes.cleanup import (
-    drop_unused_state,
-    eliminate_dead_code,
-    insert_data_checks,
-    make_grad_modes_relative,
-)
-from aotexport.capture.passes.constants import lift_constants, lift_subgraph_constants
 from aotexport.capture.passes.contract import Draft, ordered
 from aotexport.capture.passes.dump import dump_draft
 from aotexport.capture.passes.refusals import (
@@ -18,7 +11,15 @@ from aotexport.capture.passes.refusals import (
     refuse_nested_draws,
     refuse_resized_memory,
 )
-from aotexport.capture.passes.subgraphs import fix_gradients_of_loops
+from aotexport.capture.passes.rewrites import (
+    drop_unused_state,
+    eliminate_dead_code,
+    fix_gradients_of_loops,
+    insert_data_checks,
+    lift_constants,
+    lift_subgraph_constants,
+    make_grad_modes_relative,
+)
 
 PASSES = ordered(
     lift_subgraph_constants,

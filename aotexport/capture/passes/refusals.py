@@ -10,7 +10,7 @@ import torch
 
 from aotexport.capture.effects.hooks import apply_hook
 from aotexport.capture.passes.contract import Draft, Fact, graph_pass
-from aotexport.capture.passes.subgraphs import differentiable_operators, draws, is_operator, operator_name, subgraphs_of
+from aotexport.capture.passes.rewrites import differentiable_operators, draws, is_operator, operator_name, subgraphs_of
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import source_of
 from aotexport.torch_internals.names import OpOverload, statically_known_true

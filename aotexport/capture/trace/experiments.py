@@ -20,7 +20,7 @@ from torch.fx.node import map_arg
 from aotexport.capture.effects.checkpoints import enter_checkpoint, exit_checkpoint
 from aotexport.capture.effects.hooks import apply_hook
 from aotexport.capture.effects.module_calls import TracedCalls
-from aotexport.capture.effects.own_code import own_code
+from aotexport.capture.effects.questions import own_code
 from aotexport.capture.effects.record import Read
 from aotexport.capture.trace.autocast import leaves_dtypes_alone, other_autocast
 from aotexport.capture.trace.declared_sizes import calls_of_other_sizes

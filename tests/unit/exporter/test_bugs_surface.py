@@ -82,7 +82,7 @@ def branching(x):
 X = torch.ones(2, 4)
 STAGES = {
     "forward graph": ("capture.trace.flat_call:tree_of", Net(), (X,), {}),
-    "pass": ("capture.passes.cleanup:insert_data_dependent_checks", Net(), (X,), {}),
+    "pass": ("capture.passes.rewrites:insert_data_dependent_checks", Net(), (X,), {}),
     "larger sizes": ("capture.forward:holds_for", Net(), (X[:1],), {"dynamic_shapes": ({0: Dim("n")},)}),
     "fake inputs": ("capture.trace.fakes:_relate_sizes", Net(), (X,), {}),
     "second trace": ("capture.trace.experiments:_same", Asking(), (X,), {"programs": "infer"}),
