@@ -8,7 +8,7 @@ import io
 import logging
 import traceback
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from types import FrameType
 from typing import Any
@@ -42,17 +42,17 @@ def complete_notes(draft: BundleDraft, outputs: Iterable[str]) -> BundleDraft:
     raising = {recorded.record.program for recorded in draft.vectors if _backward_raises(recorded)}
     raising -= {recorded.record.program for recorded in draft.vectors if not _backward_raises(recorded)}
     lines = Lines(draft.options.source_root, draft.options.strip)
-    programs = tuple(
-        with_notes(
-            _with_texts(spec, program, (*texts, *([_RAISES] if spec.name in raising else []))),
-            spec.call,
-            draft.off_path.get(spec.name, ()),
-            draft.judged.get(spec.name),
-            lines,
-        )
-        for spec, program in zip(draft.specs, draft.programs, strict=True)
-    )
-    return replace(draft, programs=programs)
+
+    def complete(spec: ProgramSpec, program: EncodedProgram) -> EncodedProgram:
+        said = [*program.notes, *_of_modes(spec), *texts, *([_RAISES] if spec.name in raising else [])]
+        judged = [draft.judged[spec.name]] if spec.name in draft.judged else []
+        notes = [_seen(note) if draft.off_path.get(spec.name) else note for note in program.record.notes]
+        notes += _of_ranges(program, spec.call)
+        notes += [Note(kind="other", text=text, source=line) for text, line in map(lines.apart, [*said, *judged])]
+        record = msgspec.structs.replace(program.record, notes=tuple(dict.fromkeys(notes)))
+        return replace(program, notes=tuple(said), record=record)
+
+    return replace(draft, programs=tuple(map(complete, draft.specs, draft.programs)))
 
 
 def _backward_raises(recorded: RecordedCall) -> bool:
@@ -60,12 +60,10 @@ def _backward_raises(recorded: RecordedCall) -> bool:
     return any(name.endswith("backward") and fact.startswith("raises") for name, fact in facts.items())
 
 
-def _with_texts(spec: ProgramSpec, program: EncodedProgram, texts: Iterable[str]) -> EncodedProgram:
-    in_eval = [f"program {spec.name}: {note}" for note in eval_mode_note(spec.call.module, spec.mode)]
-    only = only_mode(spec.call.module)
-    if only is not None:
-        in_eval = [f"`torch.export` made the model in {only} mode, its only one: the bundle refuses the other"]
-    return replace(program, notes=(*program.notes, *in_eval, *texts))
+def _of_modes(spec: ProgramSpec) -> list[str]:
+    if (only := only_mode(spec.call.module)) is not None:
+        return [f"`torch.export` made the model in {only} mode, its only one: the bundle refuses the other"]
+    return [f"program {spec.name}: {note}" for note in eval_mode_note(spec.call.module, spec.mode)]
 
 
 def report_of(draft: BundleDraft, manifest: Manifest, seconds: dict[str, float]) -> ExportReport:
@@ -77,20 +75,6 @@ def report_of(draft: BundleDraft, manifest: Manifest, seconds: dict[str, float])
 
 
 _SEEN = ", as a call with other values did at the export"
-
-
-def with_notes(
-    program: EncodedProgram, call: ExampleCall, off_path: Collection[str], judged: str | None, lines: Lines
-) -> EncodedProgram:
-    """Return the program with all of its notes in its record.
-
-    `off_path` names recorded calls that its checks refused, `judged` is a sentence on how its verification was judged.
-    """
-    notes = [_seen(note) if off_path else note for note in program.record.notes]
-    notes += _of_ranges(program, call)
-    texts = program.notes if judged is None else (*program.notes, judged)
-    notes += [Note(kind="other", text=text, source=line) for text, line in map(lines.apart, texts)]
-    return replace(program, record=msgspec.structs.replace(program.record, notes=tuple(dict.fromkeys(notes))))
 
 
 def _seen(note: Note) -> Note:

@@ -21,6 +21,16 @@ from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 __all__ = ["SUPPORTED_NODES", "FakeTensor", "FakeTensorMode", "tree_leaves", "tree_map"]
 
 
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in a structure of containers."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def memory_of(tensor: torch.Tensor) -> int:
+    """Return a number that tells the memory of a tensor, real or fake, from others that live."""
+    return tensor.untyped_storage()._cdata
+
+
 def is_dimension(spec: Any) -> bool:
     """Return whether `spec` declares a size or an integer dynamic: a named dimension, `Dim.DYNAMIC` or `Dim.AUTO`."""
     return isinstance(spec, torch.export.Dim | _DimHint) and not is_fixed_dimension(spec)

@@ -20,7 +20,8 @@ from torch import nn
 from aotexport.errors import ExportFailed
 from aotexport.model.structure import tree_of
 from aotexport.process.patches import Patch, patched
-from aotexport.torch_internals.tracing import node_annotations, traced_value, traces_subgraph, tree_leaves
+from aotexport.torch_internals.calls import tensors_in, tree_leaves
+from aotexport.torch_internals.tracing import node_annotations, traced_value, traces_subgraph
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.trees import Tree
@@ -134,7 +135,7 @@ def _loaded_bundles_shown(module: nn.Module) -> Iterator[list[tuple[BundleModule
 
 def _returns_argument(result: Any, arguments: Any) -> bool:
     """Return whether a tensor of a result is one of the arguments, which later nodes may mean by the result's name."""
-    taken = {id(leaf) for leaf in tree_leaves(arguments) if isinstance(leaf, torch.Tensor)}
+    taken = set(map(id, tensors_in(arguments)))
     return any(id(leaf) in taken for leaf in tree_leaves(result))
 
 

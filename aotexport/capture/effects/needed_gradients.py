@@ -14,6 +14,7 @@ from torch.fx.node import map_arg
 
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
+from aotexport.torch_internals.calls import memory_of, tensors_in
 from aotexport.torch_internals.outside import fresh_symbols_dropped
 
 _MAX_READ = 4
@@ -88,12 +89,12 @@ def _steps(graph: torch.fx.GraphModule, wanted: Iterable[bool]) -> Any:
     live = {result for result in results if isinstance(result, torch.fx.Node)}
     while True:
         memory = {
-            each for node in graph.graph.nodes if node in live or node.op == "placeholder" for each in _memory(node)
+            each for node in graph.graph.nodes if node in live or node.op == "placeholder" for each in _memories(node)
         }
         before = len(live)
         for node in reversed(graph.graph.nodes):
             writes = node.op == "call_function" and node.is_impure()
-            written = {each for operand in node.all_input_nodes for each in _memory(operand)}
+            written = {each for operand in node.all_input_nodes for each in _memories(operand)}
             if node in live or (writes and (not written or not written.isdisjoint(memory))):
                 live |= {node, *node.all_input_nodes}
         if len(live) == before:
@@ -115,7 +116,5 @@ def _attribute(graph: torch.fx.GraphModule, name: str) -> Any:
     return _steps(value, itertools.repeat(True)) if isinstance(value, torch.fx.GraphModule) else id(value)
 
 
-def _memory(node: torch.fx.Node) -> list[int]:
-    value = node.meta.get("val")
-    values = value if isinstance(value, list | tuple) else [value]
-    return [each.untyped_storage()._cdata for each in values if isinstance(each, torch.Tensor)]
+def _memories(node: torch.fx.Node) -> list[int]:
+    return list(map(memory_of, tensors_in(node.meta.get("val"))))

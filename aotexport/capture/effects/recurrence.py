@@ -17,7 +17,7 @@ from torch.nn.modules import rnn
 
 from aotexport.model.source_lines import is_user_file
 from aotexport.process.patches import Patch
-from aotexport.torch_internals.calls import tree_leaves
+from aotexport.torch_internals.calls import tensors_in
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.tracing import record_call, traces_above_autograd, tracing_paused
 
@@ -153,7 +153,7 @@ def _recorded(operator: OpOverload, make: Function) -> Function:
 
 def _recorded_by_autograd(made: list[torch.Tensor], args: Iterable[Any]) -> tuple[torch.Tensor, ...]:
     """Return the fakes of results as autograd gives them back: with a history, if an operand requires grad."""
-    sources = [leaf for leaf in tree_leaves(list(args)) if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    sources = [tensor for tensor in tensors_in(list(args)) if tensor.requires_grad]
     if not (torch.is_grad_enabled() and sources):
         return tuple(made)
     return _Whole.apply(made, *sources)

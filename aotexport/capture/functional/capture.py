@@ -29,6 +29,7 @@ from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
 from aotexport.model.state import swapped
 from aotexport.process.patches import Patch, patched
+from aotexport.torch_internals.calls import memory_of, tensors_in
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
 from aotexport.torch_internals.launches import triton_target
@@ -235,33 +236,23 @@ def resizes_input(graph: torch.fx.Graph) -> str | None:
 
     AOTAutograd writes the result to the input, and leaves the input's shape as it was.
     """
-    inputs = {value.untyped_storage()._cdata for node in graph.find_nodes(op="placeholder") for value in _tensors(node)}
+    inputs = {memory_of(each) for node in graph.find_nodes(op="placeholder") for each in _values(node)}
     for node in graph.nodes:
-        for written, result in _outputs(node):
-            alike = written.dim() == result.dim()
-            sizes = zip(written.shape, result.shape, strict=False)
-            if not (alike and all(statically_known_true(one == other) for one, other in sizes)):
-                memory = result.untyped_storage()._cdata
-                if memory in inputs:
+        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
+            continue
+        outputs = [argument.name for argument in node.target._schema.arguments if argument.is_out]
+        for name, result in zip(outputs, _values(node), strict=False):
+            given = node.kwargs.get(name)
+            for written in _values(given) if isinstance(given, torch.fx.Node) else ():
+                sizes = zip(written.shape, result.shape, strict=False)
+                alike = written.dim() == result.dim() and all(statically_known_true(a == b) for a, b in sizes)
+                if not alike and memory_of(result) in inputs:
                     return str(node.target)
     return None
 
 
-def _outputs(node: torch.fx.Node) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield the tensors that a node is given for its results, each with the result."""
-    if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
-        return
-    results = _tensors(node)
-    outputs = [argument.name for argument in node.target._schema.arguments if argument.is_out]
-    for name, result in zip(outputs, results, strict=False):
-        given = node.kwargs.get(name)
-        if isinstance(given, torch.fx.Node):
-            yield from ((value, result) for value in _tensors(given))
-
-
-def _tensors(node: torch.fx.Node) -> list[torch.Tensor]:
-    value: Any = node.meta.get("val")
-    return [each for each in (value if isinstance(value, list | tuple) else [value]) if isinstance(each, torch.Tensor)]
+def _values(node: torch.fx.Node) -> list[torch.Tensor]:
+    return tensors_in(node.meta.get("val"))
 
 
 def _has_view_that_asks_for_sizes(graph: torch.fx.Graph) -> bool:

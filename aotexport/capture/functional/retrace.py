@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from aotexport.capture.trace.forward_capture import ForwardCapture
-from aotexport.torch_internals.calls import FakeTensor, tree_leaves
+from aotexport.torch_internals.calls import FakeTensor, memory_of, tensors_in
 from aotexport.torch_internals.checks import knows_data_dependent_numbers
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.tracing import REQUIRES_GRAD
@@ -124,11 +124,11 @@ def hidden_values(
     copied: dict[int, int] = {}
     for node in graph.nodes:
         if node.target in _DROPOUTS and len(node.args) == 3 and (node.args[1] == 0 or not node.args[2]):
-            source = _memory(node.args[0].meta["val"])
-            copied[_memory(node.meta["val"])] = copied.get(source, source)
+            source = memory_of(node.args[0].meta["val"])
+            copied[memory_of(node.meta["val"])] = copied.get(source, source)
 
     def memories(node: torch.fx.Node) -> set[int]:
-        return {copied.get(memory, memory) for memory in map(_memory, _values(node))}
+        return {copied.get(memory, memory) for memory in map(memory_of, _values(node))}
 
     ends = [node for node in graph.nodes if node.op in ("placeholder", "output")]
     visible = set[int]().union(*map(memories, ends))
@@ -158,11 +158,7 @@ def _values(node: torch.fx.Node) -> list[torch.Tensor]:
     """Return the tensors that a node results in, or that the graph returns."""
     if node.op == "output":
         return [value for result in node.all_input_nodes for value in _values(result)]
-    return [leaf for leaf in tree_leaves(node.meta.get("val")) if isinstance(leaf, torch.Tensor)]
-
-
-def _memory(value: torch.Tensor) -> int:
-    return value.untyped_storage()._cdata
+    return tensors_in(node.meta.get("val"))
 
 
 def _has_effects(node: torch.fx.Node) -> bool:

@@ -13,6 +13,7 @@ from aotexport.capture.passes.contract import Draft, Fact, graph_pass
 from aotexport.capture.passes.rewrites import differentiable_operators, draws, is_operator, operator_name, subgraphs_of
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import source_of
+from aotexport.torch_internals.calls import memory_of, tensors_in
 from aotexport.torch_internals.names import OpOverload, statically_known_true
 from aotexport_runtime.values.subclasses import is_wrapper
 
@@ -52,13 +53,11 @@ def refuse_resized_memory(draft: Draft) -> Draft:
 
 def _cause(graph: torch.fx.GraphModule, placeholder: torch.fx.Node, before: Any) -> torch.fx.Node | None:
     """Return the first operator that writes to the memory of a placeholder and whose result has not room in it."""
-    memory = placeholder.meta["val"].untyped_storage()._cdata
+    memory = memory_of(placeholder.meta["val"])
     for node in graph.graph.nodes:
-        value = node.meta.get("val")
         writes = isinstance(node.target, OpOverload) and node.target._schema.is_mutable
-        for each in value if isinstance(value, list | tuple) else [value]:
-            own = writes and isinstance(each, torch.Tensor) and each.untyped_storage()._cdata == memory
-            if own and not statically_known_true(_extent(each) <= before):
+        for each in tensors_in(node.meta.get("val")) if writes else ():
+            if memory_of(each) == memory and not statically_known_true(_extent(each) <= before):
                 return node
     return None
 

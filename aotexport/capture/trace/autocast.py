@@ -57,26 +57,15 @@ def leaves_dtypes_alone(call: ExampleCall, nodes: Iterable[Node | None]) -> bool
         call: the example call; its device is that of autocast.
         nodes: of the values, in a forward graph whose composite operators are whole; None: of an unknown value.
     """
-    device_type, known = _device_type(call), dict[Node, bool]()
-    return all(node is not None and _has_own_dtype(node, device_type, known) for node in nodes)
-
-
-def _has_own_dtype(node: Node, device_type: str, known: dict[Node, bool]) -> bool:
-    """Return whether autocast cannot change the dtype of a node's value. `known`: earlier answers."""
-    waiting = [node]
-    while waiting:
-        inputs = [each for each in waiting[-1].all_input_nodes if each not in known]
-        if inputs:
-            waiting += inputs
-        else:
-            last = waiting.pop()
-            known[last] = _keeps_dtype(last, device_type, known)
-    return known[node]
+    read, device_type, known = list(nodes), _device_type(call), dict[Node, bool]()
+    for node in next((each.graph.nodes for each in read if each is not None), ()):
+        known[node] = _keeps_dtype(node, device_type, known)
+    # A node that was erased is in no graph.
+    return all(node is not None and known.get(node, False) for node in read)
 
 
 def _keeps_dtype(node: Node, device_type: str, known: dict[Node, bool]) -> bool:
-    if node._erased:
-        return False
+    """Return whether autocast cannot change the dtype of a node's value; `known`: answers for the nodes before it."""
     value = node.meta.get("val")
     if isinstance(value, torch.Tensor) and not value.is_floating_point() and not value.is_complex():
         return True

@@ -14,7 +14,7 @@ import torch
 from torch.export import Dim
 
 from aotexport.model.call import ExampleCall
-from aotexport.torch_internals.calls import is_dimension, is_required_dimension
+from aotexport.torch_internals.calls import is_dimension, is_required_dimension, memory_of, tensors_in
 from aotexport_runtime.values.subclasses import is_wrapper
 
 _ROOTS = (4, 3, 2, 6, 8)
@@ -157,7 +157,7 @@ def _is_plain(leaf: Any) -> bool:
 
 
 def _share_memory(leaves: Sequence[Any]) -> bool:
-    memories = [leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    memories = list(map(memory_of, tensors_in(list(leaves))))
     return len(set(memories)) < len(memories)
 
 

@@ -21,14 +21,6 @@ from aotexport_runtime.submodules.python_state import ARGUMENT
 from aotexport_runtime.values.trees import steps
 
 
-def _turned(keys: list[Any]) -> list[Any]:
-    return keys[1:] + keys[:1]
-
-
-def _reversed(keys: list[Any]) -> list[Any]:
-    return keys[::-1]
-
-
 @dataclass(frozen=True)
 class KeyOrder:
     """Another order of the keys of some dicts.
@@ -74,9 +66,9 @@ def other_orders(call: ExampleCall, changed: Collection[ContainerChange]) -> lis
         for path, tree in _mappings(parameter.tree, parameter.name)
         if len(tree.keys) > 1 and path not in known
     }
+    orders: list[Callable[[list[Any]], list[Any]]] = [lambda keys: keys[::-1], lambda keys: keys[1:] + keys[:1]]
     # Two keys have only one other order.
-    orders = [_reversed, _turned] if any(size > 2 for size in sizes.values()) else [_reversed] if sizes else []
-    return [KeyOrder(frozenset(sizes), order) for order in orders]
+    return [KeyOrder(frozenset(sizes), order) for order in orders[: min(max(sizes.values(), default=1) - 1, 2)]]
 
 
 def _mappings(tree: Tree, path: str) -> Iterator[tuple[str, Mapping]]:

@@ -20,7 +20,7 @@ from aotexport.capture.effects.watch import current_watch
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import is_user_frame
-from aotexport.torch_internals.calls import tree_leaves
+from aotexport.torch_internals.calls import tensors_in, tree_map
 from aotexport.torch_internals.custom_operators import PythonOperator, filled, python_operators
 from aotexport.torch_internals.names import OpOverload
 from aotexport.torch_internals.outside import fresh_symbols_dropped
@@ -148,15 +148,15 @@ def _is_list_of_tensors(value: Any) -> bool:
 
 def _dtypes(kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> set[torch.dtype] | None:
     """Return the dtypes of what the kernel of an operator returns, by a trace that is dropped; None: there is none."""
-    operands = _tensors((args, kwargs))
+    operands = tensors_in((args, kwargs))
     dtypes = set[torch.dtype]()
 
     def run(*_: Any) -> list[Any]:
         twins = {id(tensor): tensor.clone() for tensor in operands}
-        twin_args, twin_kwargs = _replaced((args, kwargs), twins)
+        twin_args, twin_kwargs = tree_map(lambda leaf: twins.get(id(leaf), leaf), (args, kwargs))
         result = kernel(*twin_args, **twin_kwargs)
-        dtypes.update(tensor.dtype for tensor in _tensors(result))
-        return _tensors(result)
+        dtypes.update(tensor.dtype for tensor in tensors_in(result))
+        return tensors_in(result)
 
     with tracing_paused(), fresh_symbols_dropped():
         try:
@@ -171,17 +171,5 @@ def _has_gradients(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype.is_complex
 
 
-def _tensors(value: Any) -> list[torch.Tensor]:
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
-
-
-def _replaced(value: Any, twins: dict[int, torch.Tensor]) -> Any:
-    if isinstance(value, list | tuple):
-        return type(value)(_replaced(item, twins) for item in value)
-    if isinstance(value, dict):
-        return {key: _replaced(item, twins) for key, item in value.items()}
-    return twins.get(id(value), value)
-
-
 def _is_differentiated(value: Any) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in _tensors(value))
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(value))
