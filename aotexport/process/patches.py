@@ -10,7 +10,7 @@ import functools
 import sys
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import FrameType, FunctionType, MethodType
 from typing import Any
 
@@ -27,8 +27,7 @@ class Patch:
     """A patch.
 
     Attributes:
-        owner: a class, module, function or object with the attribute, a dict with the key, or a list of dicts to put
-            it in where they lack it.
+        owner: a class, module, function or object with the attribute, or a dict with the key.
         name: of the attribute or key; inherited attributes are shadowed.
         replacement: the value to set instead.
         reason: why, as a sentence without a subject: `Record ...`, `Refuse ...`.
@@ -46,7 +45,7 @@ class Patch:
     @property
     def target(self) -> str:
         """Name of the patched object: `torch._tensor.Tensor.contiguous`."""
-        if isinstance(self.owner, MutableMapping | list):
+        if isinstance(self.owner, MutableMapping):
             return f"[{self.name}]"
         owner = self.owner if hasattr(self.owner, "__name__") else type(self.owner)
         module = "" if isinstance(owner, type(sys)) else f"{owner.__module__}."
@@ -75,11 +74,6 @@ def patched(*patches: Patch) -> Iterator[None]:
 def _put(patch: Patch, undo: contextlib.ExitStack) -> None:
     """Make a patch, once `undo` knows how to undo it."""
     owner, name = patch.owner, patch.name
-    if isinstance(owner, list):
-        for table in owner:
-            if name not in table:
-                _put(replace(patch, owner=table), undo)
-        return
     if isinstance(owner, MutableMapping):
         put, remove, before = owner.__setitem__, owner.pop, owner
     else:

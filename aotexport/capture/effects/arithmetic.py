@@ -55,10 +55,11 @@ def symbolic_arithmetic(
         written: called where it makes text of one; returns what to add to the example's value, or None, which holds
             calls to it.
     """
-    namespaces = _namespaces(_functions(target, module))
     builtin = [
-        Patch(namespaces, name, in_this_thread(function, getattr(builtins, name)), _REASON)
+        Patch(namespace, name, in_this_thread(function, getattr(builtins, name)), _REASON)
+        for namespace in _namespaces(_functions(target, module))
         for name, function in _BUILTINS.items()
+        if name not in namespace
     ]
     plain = bodies_compiled_without(SizesAsIntegers, UnpausedMode)
     with patched(*builtin, *_attributes(written), *_conversions(asked), plain), SizesAsIntegers():

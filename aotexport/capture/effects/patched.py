@@ -19,7 +19,6 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from aotexport.capture.effects import (
-    array_conversions,
     detection,
     distributed,
     grad_mode,
@@ -29,8 +28,10 @@ from aotexport.capture.effects.applied_function import function_of_subgraphs
 from aotexport.capture.effects.autograd_functions import record_application
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
+from aotexport.model.array_proxies import ArrayProxy, is_proxy, tensor_made_of, tensor_within
 from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.process.patches import Patch, caller
+from aotexport.torch_internals.calls import FakeTensor
 from aotexport.torch_internals.names import AutogradFunctionApply, NestedTensor
 from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.subgraphs import marks_inlined
@@ -45,6 +46,7 @@ from aotexport_runtime.execution import higher_order
 from aotexport_runtime.execution.higher_order import Step
 from aotexport_runtime.guards.caller import records_gradients
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.values import arrays
 from aotexport_runtime.values.subclasses import is_wrapper
 
 
@@ -53,7 +55,7 @@ def patches(effects: Effects) -> list[Patch]:
     return [
         Patch(torch.random, "default_generator", _Generator(), "Refuse a model that sets the random state"),
         _grad_mode(effects),
-        *array_conversions.patches(),
+        *_conversions(),
         *_control_flow(),
         _contiguous(effects),
         *_questions(effects),
@@ -330,3 +332,46 @@ def _recorded_contiguous(tensor: torch.Tensor, memory_format: torch.memory_forma
         except LookupError:
             return None
     return twin
+
+
+# --- arrays of NumPy, see `array_proxies` ------------------------------------------------------------------------
+
+
+def _conversions() -> list[Patch]:
+    """Return patches of functions that take or give arrays, and that no mode sees: those of loaded bundles too."""
+    from_numpy, why_not, tensor_of, array_of = torch.from_numpy, arrays.why_not, arrays.tensor_of, arrays.array_of
+
+    def array_in_trace(tensor: torch.Tensor) -> Any:
+        return ArrayProxy(tensor) if isinstance(tensor, FakeTensor) else array_of(tensor)
+
+    reason = "Record conversions between tensors and arrays of NumPy"
+    return [
+        Patch(torch, "from_numpy", lambda a: tensor_made_of(a) if is_proxy(a) else from_numpy(a), reason),
+        Patch(arrays, "why_not", lambda value: None if is_proxy(value) else why_not(value), reason),
+        Patch(arrays, "tensor_of", lambda a: tensor_within(a) if is_proxy(a) else tensor_of(a), reason),
+        Patch(arrays, "array_of", array_in_trace, reason),
+    ]
+
+
+INDEXING = (torch.Tensor.__getitem__, torch.Tensor.__setitem__)
+"""Functions whose arguments may be arrays; not patched: Python leaves tensors sequences to C where that is undone."""
+
+
+def without_arrays(value: Any) -> Any:
+    """Return an argument of `INDEXING`, its arrays replaced by tensors."""
+    if type(value) is tuple:
+        return tuple(map(without_arrays, value))
+    return tensor_made_of(value) if is_proxy(value) else value
+
+
+def converted(
+    array: Any,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    *,
+    copy: bool | None,
+    pin_memory: bool = False,
+) -> torch.Tensor:
+    """Return the tensor that `torch.tensor`, `as_tensor` or `asarray` makes of the proxy of an array."""
+    tensor = tensor_made_of(array)
+    return tensor.to(device=device or tensor.device, dtype=dtype or tensor.dtype, copy=bool(copy))

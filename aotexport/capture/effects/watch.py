@@ -18,9 +18,8 @@ import torch
 from torch import nn, overrides
 
 from aotexport.capture.effects import grad_mode
-from aotexport.capture.effects.array_conversions import converted
 from aotexport.capture.effects.hooks import record_hook
-from aotexport.capture.effects.patched import is_models_code, note_dtypes, refused
+from aotexport.capture.effects.patched import converted, is_models_code, note_dtypes, refused
 from aotexport.capture.effects.record import Effects
 from aotexport.errors import ExportFailed
 from aotexport.model.array_proxies import ArrayProxy, is_proxy

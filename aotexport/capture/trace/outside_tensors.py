@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from aotexport.capture.effects.array_conversions import INDEXING, without_arrays
+from aotexport.capture.effects.patched import INDEXING, without_arrays
 from aotexport.capture.effects.recurrence import UNPACKING, unpacked
 from aotexport.capture.trace.fakes import FakeInputs
 from aotexport.torch_internals.outside import record_attribute, without_modes

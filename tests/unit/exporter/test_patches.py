@@ -66,13 +66,6 @@ def test_inherited_attribute_is_shadowed_and_key_of_a_dict_removed():
     assert ("method" in vars(Child), table) == (False, {})
 
 
-def test_key_is_put_into_the_dicts_of_a_list_that_lack_it():
-    tables = [{}, {"key": "own"}]
-    with patched(Patch(tables, "key", "patched", "Try")):
-        assert tables == [{"key": "patched"}, {"key": "own"}]
-    assert tables == [{}, {"key": "own"}]
-
-
 def test_caller_is_the_frame_that_calls_the_patched_function():
     with patched(Patch(Owner, "method", lambda self: caller().f_code.co_name, "Try")):
         assert Owner().method() == "test_caller_is_the_frame_that_calls_the_patched_function"
