@@ -42,9 +42,6 @@ from torch.fx.experimental.symbolic_shapes import (
     free_unbacked_symbols,
     statically_known_true,
 )
-
-# Tensors with a ragged axis.
-from torch.nested._internal.nested_tensor import NestedTensor
 from torch.utils._pytree import tree_leaves
 from torch.utils._sympy.numbers import int_oo
 
@@ -57,7 +54,6 @@ __all__ = [
     "InputAliasInfo",
     "MemoryFormatMeta",
     "MutationType",
-    "NestedTensor",
     "OutputAliasInfo",
     "OutputType",
     "PlainTensorMeta",

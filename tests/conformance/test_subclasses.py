@@ -366,7 +366,7 @@ def test_both_inspections_name_inputs_after_those_of_a_subclass(tmp_path):
     [
         (
             lambda x: torch.nested.nested_tensor([x, x], layout=torch.jagged).values(),
-            "NestedTensor",
+            "torch.nested.nested_tensor",
             "Compute on values and offsets, or pad",
         ),
         (

@@ -32,7 +32,7 @@ from aotexport.model.array_proxies import ArrayProxy, is_proxy, tensor_made_of, 
 from aotexport.model.source_lines import is_user_file, user_line
 from aotexport.process.patches import Patch, caller
 from aotexport.torch_internals.calls import FakeTensor
-from aotexport.torch_internals.names import AutogradFunctionApply, NestedTensor
+from aotexport.torch_internals.names import AutogradFunctionApply
 from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.subgraphs import marks_inlined
 from aotexport.torch_internals.tracing import (
@@ -292,12 +292,16 @@ def _inference_mode() -> list[Patch]:
 
 def _unheld_kinds() -> list[Patch]:
     """Return patches that refuse to make tensors of kinds that no graph holds."""
-    kinds = (
-        (NestedTensor, "Compute on values and offsets, or pad"),
-        (torch.masked.MaskedTensor, "Keep values and mask as two tensors"),
-    )
-    reason = "Refuse tensors of kinds that no graph holds"
-    return [Patch(kind, "__new__", refused(kind.__name__, way_out), reason) for kind, way_out in kinds]
+    nested, reason = torch.nested, "Refuse tensors of kinds that no graph holds"
+    way_out = "Compute on values and offsets, or pad"
+    masked = refused("MaskedTensor", "Keep values and mask as two tensors")
+    return [
+        Patch(torch.masked.MaskedTensor, "__new__", masked, reason),
+        *(
+            Patch(nested, name, refused(f"torch.nested.{name}", way_out), reason)
+            for name in ("as_nested_tensor", "narrow", "nested_tensor", "nested_tensor_from_jagged")
+        ),
+    ]
 
 
 def _saved_tensors(effects: Effects) -> Patch:
