@@ -16,7 +16,7 @@ from aotexport.capture.effects.grad_mode import marked_regions
 from aotexport.capture.effects.hooks import apply_hook
 from aotexport.capture.effects.recurrence import drops_between_layers, stepwise
 from aotexport.capture.functional.mutating_operators import nest_mutating_calls
-from aotexport.capture.functional.retrace import Analysis, Retrace, hidden_values
+from aotexport.capture.functional.retrace import Retrace, hidden_values
 from aotexport.capture.passes.launches import launched_kernels, name_launches
 from aotexport.capture.trace.autocast import example_autocast
 from aotexport.capture.trace.example_values import ExampleValues
@@ -195,7 +195,7 @@ def _traced(
 
     def run(*inputs: Any) -> Any:
         if current_tracer() is None:
-            return Analysis(graph, instead, hidden).run(*inputs)
+            return Retrace(graph, instead, hidden=hidden).run(*inputs)
         with node_meta_preserved():
             return Retrace(graph, instead, count).run(*inputs)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
@@ -25,22 +25,38 @@ _HALVES = (torch.bfloat16, torch.float16)
 
 
 class Retrace(torch.fx.Interpreter):
-    """Run a forward graph while a functional one is traced."""
+    """Run a forward graph while a functional one is traced, or so that AOTAutograd learns what changes and aliases."""
 
     def __init__(
         self,
         graph: torch.fx.GraphModule,
         instead: Mapping[Any, Callable[..., Any]],
         count: Callable[[int, int], None] = lambda done, of: None,
+        hidden: Set[torch.fx.Node] = frozenset(),
     ) -> None:
-        """Prepare to run `graph`; see `capture_functional_graph`."""
+        """Prepare to run a forward graph.
+
+        Args:
+            graph: the graph.
+            instead: see `capture_functional_graph`.
+            count: likewise.
+            hidden: nodes that need not run, see `hidden_values`: what runs gets new tensors for their results.
+        """
         super().__init__(graph)
         self._instead = instead
         self._places = {node: place for place, node in enumerate(graph.graph.nodes)}
         self._count = count
+        self._hidden = hidden
 
     def run_node(self, n: torch.fx.Node) -> Any:
+        """Return the result of a node; None: it does not run, and nothing that runs uses it."""
         self._count(self._places[n], len(self._places))
+        if n in self._hidden:
+            like = n.meta["val"]
+            if not isinstance(like, torch.Tensor):
+                return like
+            records = torch.is_grad_enabled() and n.meta[REQUIRES_GRAD]
+            return None if all(user in self._hidden for user in n.users) else _new_tensor(like, records)
         other = self._instead.get(n.target) if callable(n.target) else None
         if other is None:
             return super().run_node(n)
@@ -66,36 +82,6 @@ class Retrace(torch.fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-class Analysis(Retrace):
-    """Run a forward graph so that AOTAutograd learns which inputs change and which outputs alias.
-
-    Hidden values do not matter for this. Their operators do not run: users get a new tensor.
-    """
-
-    def __init__(
-        self, graph: torch.fx.GraphModule, instead: Mapping[Any, Callable[..., Any]], hidden: set[torch.fx.Node]
-    ) -> None:
-        """Prepare to run `graph`.
-
-        Args:
-            graph: a forward graph.
-            instead: see `capture_functional_graph`.
-            hidden: the nodes that need not run, see `hidden_values`.
-        """
-        super().__init__(graph, instead)
-        self._hidden = hidden
-
-    def run_node(self, n: torch.fx.Node) -> Any:
-        """Return the result of a node; None: it does not run, and nothing that runs uses it."""
-        if n not in self._hidden:
-            return super().run_node(n)
-        like = n.meta["val"]
-        if not isinstance(like, torch.Tensor):
-            return like
-        records = torch.is_grad_enabled() and n.meta[REQUIRES_GRAD]
-        return None if self._hidden.issuperset(n.users) else _new_tensor(like, records)
-
-
 def _new_tensor(like: torch.Tensor, records: bool) -> torch.Tensor:
     """Return a tensor like the result of an operator: no leaf if autograd records it."""
     made = torch.empty_strided(like.size(), like.stride(), dtype=like.dtype, device=like.device)
@@ -105,7 +91,7 @@ def _new_tensor(like: torch.Tensor, records: bool) -> torch.Tensor:
 def hidden_values(
     forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]], *, grad: bool
 ) -> set[torch.fx.Node]:
-    """Return the nodes that `Analysis` need not run: no input or output shares memory with their results.
+    """Return the nodes that AOTAutograd's analysis need not run: no input or output shares memory with their results.
 
     A graph of which this cannot be told from its operators and values runs whole.
 

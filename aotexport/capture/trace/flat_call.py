@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch import nn
 
 from aotexport.capture.effects.arithmetic import symbolic_arithmetic
 from aotexport.capture.effects.autograd_functions import refuse_bound
@@ -139,12 +138,7 @@ class FlatCall:
 
         with (
             symbolic_arithmetic(self.target, self.call.module, self._ask, self._write),
-            observed(
-                self.target,
-                self.call.module,
-                above_autograd=self.above_autograd,
-                grad=self.grad,
-            ) as self.effects,
+            self._observed() as self.effects,
             swapped(self.state, list(tensors[:count]), self.target) as replaced,
             outside,
         ):
@@ -171,53 +165,38 @@ class FlatCall:
         self.reshaped = [(entry, new) for entry, before, new in after if not is_shaped_alike(before, new)]
         return tuple(outputs)
 
+    @contextlib.contextmanager
+    def _observed(self) -> Iterator[Effects]:
+        """Watch the model run under tracing, refusing what tracing loses; its effects are complete after the block."""
+        module, reads = self.call.module, set[Read]()
+        effects = Effects(
+            above_autograd=self.above_autograd,
+            grad=self.grad,
+            reads=reads,
+            questions=Questions(self.grad, reads),
+            checkpoints=Checkpoints(module),
+        )
+        tables = [vars(each) for each in module.modules()] if module is not None else []
+        with (
+            world_kept(self.target, module) as told,
+            applied_functions(effects.applied, refuse_bound, tables),
+            patched(*patches(effects), *effects.checkpoints.patches()),
+            Watch(effects) as watch,
+        ):
+            tokens = current_questions.set(effects.questions), current_watch.set(watch)
+            try:
+                yield effects
+            finally:
+                current_questions.reset(tokens[0])
+                current_watch.reset(tokens[1])
+        effects.stored += told.stored
+        effects.notes += told.notes
+
 
 def _required(index: int | None, entry: StateEntry) -> int:
     if index is None:
         raise ExportFailed(f"the call replaces the tensor `{entry.names[0]}` by something that is no tensor")
     return index
-
-
-@contextlib.contextmanager
-def observed(target: Any, module: nn.Module | None, *, above_autograd: bool, grad: bool) -> Iterator[Effects]:
-    """Watch the model run under tracing.
-
-    Args:
-        target: the traced callable.
-        module: the model; None: a function.
-        above_autograd: see `Effects`.
-        grad: see `Effects`.
-
-    Yields:
-        The effects, complete once the block has ended.
-
-    Raises:
-        ExportFailed: the model did something that tracing loses.
-    """
-    reads = set[Read]()
-    questions = Questions(grad, reads)
-    effects = Effects(
-        above_autograd=above_autograd,
-        grad=grad,
-        reads=reads,
-        questions=questions,
-        checkpoints=Checkpoints(module),
-    )
-    tables = [vars(each) for each in module.modules()] if module is not None else []
-    with (
-        world_kept(target, module) as told,
-        applied_functions(effects.applied, refuse_bound, tables),
-        patched(*patches(effects), *effects.checkpoints.patches()),
-        Watch(effects) as watch,
-    ):
-        tokens = current_questions.set(questions), current_watch.set(watch)
-        try:
-            yield effects
-        finally:
-            current_questions.reset(tokens[0])
-            current_watch.reset(tokens[1])
-    effects.stored += told.stored
-    effects.notes += told.notes
 
 
 def trace_call(

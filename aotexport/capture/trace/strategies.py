@@ -68,7 +68,7 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
         module = call.callable if isinstance(call.callable, nn.Module) else _FunctionModule(call)
         shapes = _dynamic_shapes(call)
         arithmetic = contextlib.nullcontext() if strict else symbolic_arithmetic(call.callable, call.module)
-        with _silent(), _without_functions(), _without_hooks(), arithmetic, sizes_of_data():
+        with _silent(), _without_backward(), arithmetic, sizes_of_data():
             program = torch.export.export(module, call.args, call.kwargs, dynamic_shapes=shapes, strict=strict)
         # Guards of the export on dynamic sizes become guards of the trace that follows.
         return program.module(check_guards=shapes is not None)
@@ -94,8 +94,8 @@ def _silent() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _without_functions() -> Iterator[None]:
-    """Refuse custom autograd functions: `torch.export` keeps only their forward, which autograd would differentiate."""
+def _without_backward() -> Iterator[None]:
+    """Refuse what `torch.export` loses: backwards of custom autograd functions, and hooks, which it puts on others."""
 
     def refuse(name: str) -> None:
         raise ExportFailed(f"the custom autograd function `{name}` would lose its backward")
@@ -108,21 +108,18 @@ def _without_functions() -> Iterator[None]:
     def apply_subgraphs(operator: Any, *args: Any, **described: Any) -> Any:
         refuse("taken apart by Dynamo")
 
-    reason = "Refuse custom functions, whose backward torch.export loses"
-    refusal = Patch(AutogradFunctionApply, "__call__", apply_subgraphs, reason, in_all_threads=True)
-    with applied_functions(apply, lambda function: refuse(function.__qualname__)), patched(refusal):
-        yield
-
-
-@contextlib.contextmanager
-def _without_hooks() -> Iterator[None]:
-    """Refuse hooks on tensors: `torch.export` registers them on tensors of its own, and drops them."""
-
-    def refuse(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
+    def register_hook(self: torch.Tensor, hook: Callable[[torch.Tensor], Any]) -> Any:
         raise ExportFailed("a hook that the model registers on a tensor would be lost")
 
-    reason = "Refuse hooks on tensors, which torch.export loses"
-    with patched(Patch(torch.Tensor, "register_hook", refuse, reason, in_all_threads=True)):
+    reason = "Refuse custom functions and hooks, whose backward torch.export loses"
+    refusals = [
+        Patch(owner, name, refusal, reason, in_all_threads=True)
+        for owner, name, refusal in (
+            (AutogradFunctionApply, "__call__", apply_subgraphs),
+            (torch.Tensor, "register_hook", register_hook),
+        )
+    ]
+    with applied_functions(apply, lambda function: refuse(function.__qualname__)), patched(*refusals):
         yield
 
 
