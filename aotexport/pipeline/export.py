@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from aotexport.capture.passes.dump import passes_dumped
+from aotexport.capture.passes.order import passes_dumped
 from aotexport.capture.trace.python_operators import operators_kept
 from aotexport.errors import ExportFailed
 from aotexport.lower.build import compile_targets

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from aotexport.capture.forward import capture_forward
-from aotexport.capture.passes.dump import program_dumped
+from aotexport.capture.passes.order import program_dumped
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.capture.trace.shapes import SizeFixed
 from aotexport.eager.run import copies, eager_run

@@ -10,7 +10,7 @@ import torch
 
 from aotexport.capture.passes import order
 from aotexport.capture.passes.contract import Draft, Fact, graph_pass, ordered
-from aotexport.capture.passes.dump import draft_text, passes_dumped, program_dumped
+from aotexport.capture.passes.order import draft_text, passes_dumped, program_dumped
 from aotexport.errors import ExportFailed
 from aotexport_runtime.errors import ArgumentInvalid
 from tests.unit.exporter.graph_text import parse_draft
