@@ -25,6 +25,8 @@ from tests.scaled import Block, FastInt8, Recipe, ScaledInt8
 
 
 class Model(nn.Module):
+    calls: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.linear = nn.Linear(4, 3)
@@ -127,7 +129,7 @@ def test_saving_weights_of_another_class_is_refused(loaded, tmp_path):
 
 def test_second_derivative_is_that_of_eager(loaded, example):
     def second(module):
-        x = two(2, 4, requires_grad=True) if module is None else example[1].detach().requires_grad_()
+        x = example[1].detach().requires_grad_()
         (first,) = torch.autograd.grad(module(x).sum(), x, create_graph=True)
         return torch.autograd.grad(first.sum(), x)[0]
 
@@ -242,7 +244,7 @@ def test_quantised_weight_that_calls_make_of_its_parts_needs_no_class_at_load(tm
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 3), nn.Tanh())
     parts_only = copy.deepcopy(model).requires_grad_(False)
-    weight = FastInt8.of(model[0].weight.detach())
+    weight = FastInt8.of(model.get_parameter("0.weight").detach())
     for each in (model, parts_only):
         each[0].weight = nn.Parameter(weight, requires_grad=False)
     parametrize.register_parametrization(parts_only[0], "weight", Made(), unsafe=True)
@@ -335,6 +337,8 @@ def test_tensor_of_a_kind_that_no_bundle_holds_is_refused_by_name(make, message,
 
 
 class Counted(nn.Module):
+    calls: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.weight = nn.Parameter(TwoTensor(torch.randn(3), torch.randn(3)), requires_grad=False)
@@ -370,7 +374,7 @@ def test_both_inspections_name_inputs_after_those_of_a_subclass(tmp_path):
             "Compute on values and offsets, or pad",
         ),
         (
-            lambda x: torch.masked.masked_tensor(x, x > 0).sum().get_data(),
+            lambda x: torch.masked.masked_tensor(x, x > 0).sum(),
             "MaskedTensor",
             "Keep values and mask as two tensors",
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import itertools
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ class Net(nn.Module):
         super().__init__()
         self.linear = nn.Linear(4, 3)
 
-    def forward(self, x, labels=None):
+    def forward(self, x, labels=None) -> Any:
         y = self.linear(x).tanh()
         return y if labels is None else (y, (y - labels).square().mean())
 

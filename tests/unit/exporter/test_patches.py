@@ -182,6 +182,7 @@ def test_other_thread_trains_and_seeds_while_a_model_is_traced(tmp_path):
         torch.manual_seed(0)
         weight = torch.ones(3, requires_grad=True)
         (weight * 2).sum().backward()
+        assert weight.grad is not None
         return weight.grad.tolist()
 
     found = []
