@@ -23,7 +23,6 @@ from aotexport.torch_internals.saved_tensors import watched
 from aotexport.vectors.record import shorter_on_path
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.call.flat_call import flat_outputs, whole_result_tree
-from aotexport_runtime.execution.preconditions.dataflow import WRITES_UNSEEN, writes_nothing
 from aotexport_runtime.rewrite.names import operands
 from aotexport_runtime.schema.gradients import Gradients, Tangent, VersionCheck
 from aotexport_runtime.schema.graph import Graph
@@ -77,9 +76,14 @@ def _observed(run: Run, program: Program, functional: FunctionalGraph, call: Exa
 
 
 def _raises_none(program: EncodedProgram) -> bool:
-    """Return whether no operator of a program raises a version: those that write unseen do not."""
+    """Return whether no operator of a program raises a version."""
     called = {node.op for graph in program.graphs.values() for node in graph.nodes}
-    return all(writes_nothing(op) or op.removeprefix("aten::").partition(".")[0] in WRITES_UNSEEN for op in called)
+    return all(op.startswith("python::") or (op.startswith("aten::") and not _is_mutable(op)) for op in called)
+
+
+def _is_mutable(op: str) -> bool:
+    base, _, overload = op.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, base), overload)._schema.is_mutable
 
 
 def _watch(

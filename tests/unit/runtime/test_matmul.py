@@ -9,9 +9,8 @@ import torch
 
 from aotexport_runtime import NotSupported
 from aotexport_runtime.execution.functional_graph import by_onednn
-from aotexport_runtime.execution.matmul import measured, onednn
-from aotexport_runtime.execution.matmul.measured import clearly_faster
-from aotexport_runtime.execution.matmul.onednn import replacement
+from aotexport_runtime.execution.matmul import onednn
+from aotexport_runtime.execution.matmul.onednn import MATMULS, clearly_faster, replacement
 from aotexport_runtime.execution.matmul.sizes import mode_of
 from aotexport_runtime.execution.user_cache import Measurements, cache_folder
 from aotexport_runtime.schema.graph import Node
@@ -54,7 +53,7 @@ def test_matmul_of_any_layout_by_onednn_is_torchs(left, right):
     rows, matrix = LAYOUTS[left](16, 24), LAYOUTS[right](24, 8)
 
     same(replacement("aten::mm.default", "onednn", FIXED)(rows, matrix), torch.mm(rows, matrix))
-    same(onednn.mm(rows, matrix), torch.mm(rows, matrix))
+    same(MATMULS["aten::mm.default"](rows, matrix), torch.mm(rows, matrix))
 
 
 @needs_onednn
@@ -64,7 +63,7 @@ def test_matmul_and_bias_of_any_layout_by_onednn_are_torchs(bias, layout):
     torch.manual_seed(0)
     added, rows, matrix = BIASES[bias](8), torch.randn(16, 24), LAYOUTS[layout](24, 8)
 
-    same(onednn.addmm(added, rows, matrix), torch.addmm(added, rows, matrix))
+    same(MATMULS["aten::addmm.default"](added, rows, matrix), torch.addmm(added, rows, matrix))
     same(onednn.linear(rows, matrix.t(), added), torch.nn.functional.linear(rows, matrix.t(), added))
     same(onednn.linear(rows, matrix.t()), torch.nn.functional.linear(rows, matrix.t()))
 
@@ -74,7 +73,9 @@ def test_numbers_that_are_none_are_where_torchs_are():
     rows, matrix = torch.randn(16, 24), torch.randn(24, 8)
     rows[1, 2], rows[3, 4], matrix[5, 6] = float("inf"), float("nan"), float("-inf")
 
-    torch.testing.assert_close(onednn.mm(rows, matrix), torch.mm(rows, matrix), equal_nan=True, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        MATMULS["aten::mm.default"](rows, matrix), torch.mm(rows, matrix), equal_nan=True, rtol=1e-5, atol=1e-5
+    )
 
 
 def meta(*shape, dtype="float32"):
@@ -125,11 +126,11 @@ def test_matmul_with_factors_is_left_to_torch():
 @pytest.mark.parametrize("kept", [True, False])
 def test_what_another_process_kept_is_chosen_without_a_measurement(kept, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measured, "_known", {})
-    monkeypatch.setattr(measured, "clearly_faster", None)
+    monkeypatch.setattr(onednn, "_known", {})
+    monkeypatch.setattr(onednn, "clearly_faster", None)
     chosen = []
-    monkeypatch.setitem(onednn.MATMULS, "aten::mm.default", lambda *args: chosen.append(args) or onednn.mm(*args))
-    measured.kept(cache_folder("matmul"), torch.get_num_threads()).add("mm 128x128@rows 128x256@rows", kept)
+    monkeypatch.setitem(onednn.MATMULS, "aten::mm.default", lambda *args: chosen.append(args) or torch.mm(*args))
+    onednn.kept(cache_folder("matmul"), torch.get_num_threads()).add("mm 128x128@rows 128x256@rows", kept)
     rows, matrix = torch.randn(128, 128), torch.randn(128, 256)
 
     same(replacement("aten::mm.default", "fastest", FIXED)(rows, matrix), torch.mm(rows, matrix))
@@ -211,13 +212,13 @@ def test_sizes_of_tensors_that_say_nothing_about_time_are_not_decided(decisions)
 
 def test_measured_matmul_is_the_same_for_the_whole_process(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(measured, "_known", {})
-    monkeypatch.setattr(measured, "_left_s", 0.3)
+    monkeypatch.setattr(onednn, "_known", {})
+    monkeypatch.setattr(onednn, "_left_s", 0.3)
     calls = []
 
-    results = {measured.faster_by_onednn("mm", lambda: calls.append(1), lambda: calls.append(2)) for _ in range(3)}
+    results = {onednn.faster_by_onednn("mm", lambda: calls.append(1), lambda: calls.append(2)) for _ in range(3)}
     before = len(calls)
-    measured.faster_by_onednn("mm", lambda: calls.append(1), lambda: calls.append(2))
+    onednn.faster_by_onednn("mm", lambda: calls.append(1), lambda: calls.append(2))
 
     assert len(results) == 1
     assert before

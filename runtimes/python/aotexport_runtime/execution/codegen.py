@@ -20,7 +20,6 @@ from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.errors import printable
 from aotexport_runtime.execution import checks, ops
 from aotexport_runtime.execution.matmul.sizes import Mode
-from aotexport_runtime.execution.preconditions.dataflow import are_indices_proven
 from aotexport_runtime.execution.source import define
 from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, draws, last_uses
 from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
@@ -197,13 +196,11 @@ class _FunctionSource:
             return self.object("k", environment.kernels[op.removeprefix(KERNEL)])
         if node.name in self.replacements:
             return self.object("p", self.replacements[node.name])
-        unguarded = environment.unguarded
-        if not unguarded and are_indices_proven(self.graph, node):
-            return self.object("f", ops.resolve(op, schema, environment.namespaces, proven=True))
 
         def operator() -> Callable[..., Any]:
-            found = (ops.overload if unguarded else ops.resolve)(op, schema, environment.namespaces)
-            return environment.replacement(op) or ops.direct(op, unguarded=unguarded) or found
+            find = ops.overload if environment.unguarded else ops.resolve
+            found = find(op, schema, environment.namespaces)
+            return environment.replacement(op) or ops.direct(op, unguarded=environment.unguarded) or found
 
         shared = self.once("f", op, operator)
         signature = signature_of(schema) if schema is not None and isinstance(node.meta, SequenceMeta) else None

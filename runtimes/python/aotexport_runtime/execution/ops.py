@@ -21,17 +21,15 @@ from aotexport_runtime.schema.graph import Graph
 _OVERLOAD = type(torch.ops.aten.add.Tensor)
 
 
-def resolve(
-    name: str, captured_schema: str | None, namespaces: frozenset[str], *, proven: bool = False
-) -> Callable[..., Any]:
-    """Return an operator as `overload` does, with checks of what its kernel trusts; `proven`: indices need no look."""
+def resolve(name: str, captured_schema: str | None, namespaces: frozenset[str]) -> Callable[..., Any]:
+    """Return an operator as `overload` does, with checks of what its kernel trusts."""
     function = overload(name, captured_schema, namespaces)
     namespace, _, rest = name.partition("::")
     if namespace != "aten" or name in _PLAIN or not isinstance(function, _OVERLOAD):
         return function
     from aotexport_runtime.execution.preconditions.table import guarded
 
-    return guarded(rest, function, proven=proven)
+    return guarded(rest, function)
 
 
 def overload(name: str, captured_schema: str | None, namespaces: frozenset[str]) -> Callable[..., Any]:

@@ -24,7 +24,7 @@ from aotexport_runtime.engines.frozen import Frozen
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
 from aotexport_runtime.engines.onnx.frozen import FrozenModel
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.execution.matmul.measured import kept
+from aotexport_runtime.execution.matmul.onednn import kept
 from aotexport_runtime.execution.user_cache import Measurements, cache_folder
 from aotexport_runtime.guards.signature import Bound
 from aotexport_runtime.module.onnx_module import runtime_of

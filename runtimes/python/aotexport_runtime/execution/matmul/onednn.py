@@ -1,4 +1,4 @@
-"""Matmuls by oneDNN, which every torch for processors has, and the choice between it and torch's own operators.
+"""Matmuls by oneDNN, which every torch for processors has, and the measured choice between it and torch's operators.
 
 It keeps torch's operator within its bounds: it reads a bias as contiguous without checking, and fails on empty sums.
 Results are fresh, in torch's layout, without gradients.
@@ -7,14 +7,22 @@ Results are fresh, in torch's layout, without gradients.
 from __future__ import annotations
 
 import functools
+import logging
+import platform
+import statistics
+import threading
+import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from aotexport_runtime.execution.matmul.measured import described, faster_by_onednn
 from aotexport_runtime.execution.matmul.sizes import Matmul, Mode, is_worth_choosing, operands
+from aotexport_runtime.execution.user_cache import Measurements, cache_folder
+
+log = logging.getLogger("aotexport_runtime")
 
 Run = Callable[..., torch.Tensor]
 
@@ -34,18 +42,8 @@ def available() -> bool:
     )
 
 
-def mm(rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """Return `torch.mm(rows, matrix)`; no size is 0 or 1."""
-    return linear(rows, matrix.t())
-
-
-def addmm(bias: torch.Tensor, rows: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
-    """Return `torch.addmm(bias, rows, matrix)`; no size is 0 or 1, and the bias is as long as a row of the result."""
-    return linear(rows, matrix.t(), bias)
-
-
 def linear(rows: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Return `torch.nn.functional.linear(rows, weight, bias)` under the same conditions."""
+    """Return `torch.nn.functional.linear` of these by oneDNN; no size is 0 or 1, the bias as long as a row."""
     if not _takes(weight):
         return functional.linear(rows, weight, bias)
     assert _linear is not None
@@ -57,8 +55,12 @@ def _takes(matrix: torch.Tensor) -> bool:
     return matrix.is_contiguous() or matrix.t().is_contiguous()
 
 
-MATMULS: dict[str, Run] = {"aten::mm.default": mm, "aten::addmm.default": addmm, "aten::linear.default": linear}
-"""The operators above by name."""
+MATMULS: dict[str, Run] = {
+    "aten::mm.default": lambda rows, matrix: linear(rows, matrix.t()),
+    "aten::addmm.default": lambda bias, rows, matrix: linear(rows, matrix.t(), bias),
+    "aten::linear.default": linear,
+}
+"""Operators by oneDNN, under the conditions of `linear`."""
 
 _TORCHS: dict[str, Run] = {
     "aten::mm.default": torch.mm,
@@ -72,17 +74,24 @@ def prefers_onednn(
 ) -> bool:
     """Return whether oneDNN is to compute a matmul of these operands; measures it where `mode` is `fastest`.
 
-    Args:
-        op: its operator.
-        args: its operands, in the layout that it computes with.
-        mode: the caller's choice.
-        is_fixed: whether its rows, depth and columns are fixed.
+    `is_fixed`: whether its rows, depth and columns are fixed; others are measured once up to the next power of two.
     """
-    _, rows, matrix = operands(op, args)
+    bias, rows, matrix = operands(op, args)
     if mode == "torch" or not available() or rows.device.type != "cpu" or not _takes(matrix):
         return False
-    ours, torchs = functools.partial(MATMULS[op], *args), functools.partial(_TORCHS[op], *args)
-    return mode == "onednn" or faster_by_onednn(described(op, args, is_fixed), ours, torchs)
+    if mode == "onednn":
+        return True
+    columns = matrix.t() if op == "aten::linear.default" else matrix
+    m, k, n = (
+        str(size) if fixed else f"<={1 << (size - 1).bit_length()}"
+        for size, fixed in zip((*rows.shape, columns.shape[1]), is_fixed, strict=True)
+    )
+    key = f"{'mm' if bias is None else 'addmm'} {m}x{k}@{_order(rows)} {k}x{n}@{_order(columns)}"
+    return faster_by_onednn(key, functools.partial(MATMULS[op], *args), functools.partial(_TORCHS[op], *args))
+
+
+def _order(matrix: torch.Tensor) -> str:
+    return "rows" if matrix.is_contiguous() else "columns" if matrix.t().is_contiguous() else "apart"
 
 
 def would_prefer_onednn(matmul: Matmul, sizes: tuple[int, int, int], mode: Mode) -> bool:
@@ -97,7 +106,7 @@ def would_prefer_onednn(matmul: Matmul, sizes: tuple[int, int, int], mode: Mode)
 def replacement(op: str, mode: Mode, is_fixed: Sequence[bool]) -> Run:
     """Return a function that computes a matmul; it chooses a library at the first call of each size.
 
-    Sizes after the first few run by torch's operator. `is_fixed`: whether its rows, depth and columns are fixed.
+    Sizes after the first few run by torch's operator. `is_fixed`: see `prefers_onednn`.
     """
     chosen: dict[Any, Run] = {}
     torchs, first = _TORCHS[op], 1 if op == "aten::addmm.default" else 0
@@ -116,3 +125,83 @@ def replacement(op: str, mode: Mode, is_fixed: Sequence[bool]) -> Run:
         return run(*args)
 
     return matmul
+
+
+# --- measured once per process, and kept for the next -------------------------------------------------------
+
+_BUDGET_S = 0.3
+"""Most seconds that a process measures."""
+
+_lock = threading.Lock()
+_known: dict[int, dict[str, bool]] = {}
+"""Whether oneDNN was clearly faster, by number of threads and matmul."""
+_left_s = _BUDGET_S
+
+
+def kept(folder: Path | None, threads: int, *more: Any) -> Measurements:
+    """Return the file of what was measured on this machine, with this torch, these threads, and further facts."""
+    return Measurements(folder, [_processor(), torch.__version__, threads, *more])
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().partition("\n\n")[0].splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    facts = dict([part.strip() for part in line.partition(":")[::2]] for line in lines)
+    names = ("vendor_id", "cpu family", "model", "model name", "stepping")
+    return ", ".join(facts[name] for name in names if name in facts) or platform.machine()
+
+
+def faster_by_onednn(matmul: str, ours: Callable[[], object], torchs: Callable[[], object]) -> bool:
+    """Return whether oneDNN (`ours`) computes a matmul clearly faster; one answer per process."""
+    global _left_s
+    threads = torch.get_num_threads()
+    with _lock:
+        cache = kept(cache_folder("matmul"), threads)
+        if threads not in _known:
+            _known[threads] = {key: found for key, found in cache.read().items() if type(found) is bool}
+        known = _known[threads]
+        if matmul not in known:
+            start = time.perf_counter()
+            found = clearly_faster(ours, torchs, _left_s)
+            _left_s -= time.perf_counter() - start
+            log.debug("matmul %s: oneDNN clearly faster: %s", matmul, found)
+            known[matmul] = bool(found)
+            if found is not None:
+                cache.add(matmul, found)
+        return known[matmul]
+
+
+_MARGIN = 0.92
+"""Most time of the faster computation, as a part of the other's."""
+
+_ROUNDS = 4
+_ROUND_S = 2e-4
+"""Least seconds of one measurement."""
+
+_UNSTEADY = 1.5
+"""Most ratio of median to least time; above, the machine is busy and the result unknown."""
+
+
+def clearly_faster(candidate: Callable[[], object], reference: Callable[[], object], limit_s: float) -> bool | None:
+    """Return whether `candidate` is faster than `reference` beyond doubt; None: it could not be measured.
+
+    Where the comparison would take longer than `limit_s` seconds, `reference` runs once and nothing else.
+    """
+    if limit_s <= 0 or 2 * _ROUNDS * _timed(reference, 1) > limit_s:
+        return None
+    candidate()
+    times = max(1, int(_ROUND_S / _timed(reference, 1)))
+    ours, others = zip(*[(_timed(candidate, times), _timed(reference, times)) for _ in range(_ROUNDS)], strict=True)
+    if min(ours) > _MARGIN * min(others):
+        return False
+    steady = all(statistics.median(each) <= _UNSTEADY * min(each) for each in (ours, others))
+    return True if steady and statistics.median(ours) <= _MARGIN * statistics.median(others) else None
+
+
+def _timed(run: Callable[[], object], times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        run()
+    return max(time.perf_counter() - start, 1e-9) / times

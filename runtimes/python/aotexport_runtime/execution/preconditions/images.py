@@ -9,7 +9,6 @@ from torch.torch_version import TorchVersion
 
 from aotexport_runtime.execution.preconditions.require import (
     OPERATOR,
-    PROVEN,
     Arguments,
     before,
     needs,
@@ -41,8 +40,7 @@ def _pool_backward(a: Arguments) -> None:
     _of_images(a)
     sizes(a, a["grad_output"].shape, "indices")
     require(indices.dtype == torch.int64, "`indices` must be of dtype int64")
-    if not a[PROVEN]:
-        within(indices, 0, math.prod(a["self"].shape[-_axes(a) :]), "`indices`")
+    within(indices, 0, math.prod(a["self"].shape[-_axes(a) :]), "`indices`")
     if "fractional" in a[OPERATOR]:
         require(len(a["output_size"]) == _axes(a), f"`output_size` must be {_axes(a)} numbers")
         spacious(a, "indices")

@@ -11,12 +11,12 @@ from aotexport_runtime.errors import CheckFailed
 from aotexport_runtime.execution import transforms
 
 Arguments = Mapping[str, Any]
-"""The arguments of a call by the names of the operator's schema, defaults included; and the two below."""
+"""The arguments of a call by the names of the operator's schema, defaults included; and `OPERATOR`."""
 
 Check = Callable[[Arguments], None]
 
-OPERATOR, PROVEN = "operator name", "indices proven"
-"""Keys of the operator's name, `base.overload`, and of whether `dataflow` has proven its indices."""
+OPERATOR = "operator name"
+"""Key of the operator's name, `base.overload`."""
 
 PRECONDITIONS: dict[str, Check] = {}
 """What to check before an operator runs, by its base name for all overloads, or by its full name."""

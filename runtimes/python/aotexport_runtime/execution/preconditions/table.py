@@ -21,7 +21,6 @@ from aotexport_runtime.execution.preconditions import images, layers, mathematic
 from aotexport_runtime.execution.preconditions.require import (
     OPERATOR,
     PRECONDITIONS,
-    PROVEN,
     WRITTEN,
     Arguments,
     Check,
@@ -35,11 +34,10 @@ ROWS = images, layers, mathematics
 """The modules that fill the table, by being imported."""
 
 
-def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., Any]:
+def guarded(name: str, function: Any) -> Callable[..., Any]:
     """Return an operator with the check of its arguments before it, or with zeros in what it leaves as it found it.
 
-    It is `function`, its overload, if torch checks all arguments, and writes all results. `name`: `base.overload`;
-    `proven`: its indices need no look (`dataflow`).
+    It is `function`, its overload, if torch checks all arguments, and writes all results. `name`: `base.overload`.
     """
     if name in FRESH:
         return _with_schema(_zeroed(function), function)
@@ -57,7 +55,7 @@ def guarded(name: str, function: Any, *, proven: bool = False) -> Callable[..., 
         return function
     complete = WRITTEN.get(base)
     defaults = {argument.name: argument.default_value for argument in schema.arguments}
-    defaults |= {OPERATOR: name, PROVEN: proven}
+    defaults[OPERATOR] = name
     # By their names in the operator set: a release may have others.
     signature = signature_of(aten_signatures()[name])
     assert signature is not None
