@@ -77,12 +77,8 @@ _GLOBS = {".*": "*", ".": "?", r"\d": "[0-9]", r"\.": ".", r"\-": "-"}
 def as_glob(pattern: str) -> str:
     r"""Return a pattern of peft as one of `fnmatch` for paths behind a dot, whose time grows with their lengths alone.
 
-    Args:
-        pattern: a path or its end, or a regular expression of letters, digits, `_`, `-`, `.`, `\.`, `\d`, `[0-3]` and
-            `.*`; with `^` at its begin it is that of whole paths.
-
-    Raises:
-        ArgumentInvalid: it is another regular expression.
+    It is a path or its end, or a regular expression of letters, digits, `_`, `-`, `.`, `\.`, `\d`, `[0-3]` and `.*`,
+    with `^` at its begin of whole paths; others are refused (`ArgumentInvalid`).
     """
     if not _PATTERN.fullmatch(pattern):
         raise ArgumentInvalid(

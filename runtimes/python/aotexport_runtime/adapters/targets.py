@@ -106,8 +106,7 @@ class Weights:
     def target(self, name: str) -> Target | None:
         """Return the weight `name` with the form of its adapter; None: no program reads it.
 
-        Raises:
-            NotSupported: the bundle does not say which nodes read it by this name, or a program writes to it.
+        `NotSupported`: the bundle does not say which nodes read it by this name, or a program writes to it.
         """
         entry, path = self.entries[name], name.rpartition(".")[0]
         names = (entry.name, *entry.tied)
@@ -155,12 +154,7 @@ class Weights:
         ]
 
     def chosen(self, targets: str | Sequence[str], exclude: Sequence[str]) -> list[Target]:
-        """Return the weights that the patterns `targets` of `add_lora` mean, without `exclude`, in the module's order.
-
-        Raises:
-            ArgumentInvalid: a pattern means none.
-            NotSupported: a weight cannot have an adapter.
-        """
+        """Return the weights that the patterns `targets` of `add_lora` mean without `exclude`, in order."""
         patterns = (targets,) if isinstance(targets, str) else tuple(targets)
         if not patterns:
             raise ArgumentInvalid('`targets`: expected "all-linear" or patterns of layers, got none')

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -53,14 +54,9 @@ class Plan:
     ) -> None:
         """Compose the chain of `program`.
 
-        Args:
-            program: see the class, as for engines and record.
-            engines: see there.
-            record: see there.
-            guards: stages of rows, see `GuardTable`; the rows of the last engine are one more.
-            kinds: return the kinds of tensors that are passed, the usual one first.
-            constant: returns the value of a constant leaf.
-            rebinds: outputs that calls put into the module, by index, each with a function that does.
+        `guards` are stages of rows, see `GuardTable`; the rows of the last engine are one more. `kinds` return the
+        kinds of tensors that are passed, the usual one first; `constant` the value of a constant leaf. `rebinds` are
+        outputs that calls put into the module, by index, each with a function that does.
         """
         self.program = program
         self.engines = engines
@@ -71,21 +67,15 @@ class Plan:
         self._rebinds = rebinds
         self._unflatten = builder(program.output_tree, constant)
         self._kinds = kinds
-        usual = kinds[0]()
-        self._takes_arrays = not usual.has_autograd
-        self.guards = GuardTable(
-            [*guards, engines[-1].rows], len(program.inputs), None if self._takes_arrays else usual
-        )
-        self.quick_rows = [*self.guards.rows, *(engines[0].rows if len(engines) > 1 else ())]
+        self._takes_arrays = not kinds[0]().has_autograd
+        stages = [*guards, engines[-1].rows]
+        self.guards = GuardTable(stages, len(program.inputs))
+        self.quick_rows = [*chain(*stages), *(engines[0].rows if len(engines) > 1 else ())]
         self.call = self.fast_path()
         """`__call__`, without this detour."""
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the program.
-
-        Raises:
-            CallInvalid: the call does not fit; lists every violation.
-        """
+        """Call the program; for one that does not fit `CallInvalid` lists every violation."""
         return self.call(args, kwargs)
 
     def _check_and_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -124,20 +114,18 @@ class Plan:
         return self._returned(self.outputs(call))
 
     def outputs(self, call: Bound) -> Any:
-        """Run the program on a call without violations; return its outputs."""
-        outputs = self._run(call.inputs, call.symbols)
+        """Run the program on a call without violations, by the first engine that serves it; return its outputs."""
+        *others, engine = self.engines
+        reason = ""
+        for other in others:
+            why_not = other.why_not(call.inputs, call.symbols)
+            if why_not is None:
+                engine = other
+                break
+            reason = why_not
+        outputs = engine.run(call.inputs, call.symbols, reason)
         self._change_containers(call.containers, outputs)
         return outputs
-
-    def _run(self, inputs: list[Any], symbols: dict[str, int]) -> Any:
-        *others, last = self.engines
-        reason = ""
-        for engine in others:
-            why_not = engine.why_not(inputs, symbols)
-            if why_not is None:
-                return engine.run(inputs, symbols, reason)
-            reason = why_not
-        return last.run(inputs, symbols, reason)
 
     def _returned(self, outputs: Any) -> Any:
         """Put the tensors that the call replaces into the module; return the call's result."""
@@ -193,12 +181,8 @@ def called(bundle: Bundle, names: Sequence[str], plan: Callable[[str], Plan]) ->
     """Return what calls a program: its plan, or the first of its variants' that a call fits.
 
     Variants that were captured with one tensor in several places come first, since a call with one tensor there fits
-    the others as well: the model's code may ask whether two of its arguments are one.
-
-    Args:
-        bundle: its bundle.
-        names: of the program and its variants, in order of preference.
-        plan: returns the plan of one.
+    the others as well: the model's code may ask whether two of its arguments are one. `names` are those of the program
+    and its variants, in order of preference; `plan` returns the plan of one.
     """
     if len(names) == 1:
         return plan(names[0]).call

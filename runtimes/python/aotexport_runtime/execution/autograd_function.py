@@ -1,8 +1,4 @@
-"""Custom autograd functions: a forward and its backward, each a subgraph.
-
-They are applied as functions of `torch.autograd`, so that autograd treats their results, saved tensors and gradients as
-those of the function in the model.
-"""
+"""Custom autograd functions of a model, whose forward and backward are subgraphs, as functions of `torch.autograd`."""
 
 from __future__ import annotations
 
@@ -34,11 +30,7 @@ class AutogradFunction:
     once: bool
 
     def apply(self, operands: Sequence[Any]) -> Sequence[Any]:
-        """Return its outputs for `operands`.
-
-        Raises:
-            NotSupported: a function transform would have to look into it.
-        """
+        """Return its outputs for `operands`; a function transform cannot look into it (`NotSupported`)."""
         if not transforms.active():
             return (_AppliedOnce if self.once else _Applied).apply(self, *operands)
         if torch.is_grad_enabled() or transforms.forward_mode():

@@ -1,7 +1,6 @@
 """Checkpointed parts of forward graphs: backward recomputes their saved tensors, from the current values of inputs.
 
-Torch's own (`torch.utils.checkpoint`) imports its compiler. Whether a part is reentrant makes no difference here.
-
+Torch's own (`torch.utils.checkpoint`) imports its compiler.
 Source: torch 2.13, `torch/utils/checkpoint.py`, `_checkpoint_without_reentrant_generator`, `_checkpoint_hook`.
 """
 
@@ -65,13 +64,10 @@ def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -
 def checkpoint(
     step: Callable[..., tuple[Any, ...]], arguments: Sequence[Any], others: Sequence[Any], repeats_draws: bool
 ) -> tuple[Any, ...]:
-    """Run a checkpointed part.
+    """Run a checkpointed part, which takes `arguments`, then `others`.
 
-    Args:
-        step: the part; takes `arguments`, then `others`.
-        arguments: backward raises where one was changed in place since.
-        others: other values that it reads.
-        repeats_draws: whether backward draws the random numbers of this call again.
+    Backward raises where one of `arguments` was changed in place since. `repeats_draws`: it draws the random numbers of
+    this call again.
     """
     if not torch.is_grad_enabled():
         return step(*arguments, *others)

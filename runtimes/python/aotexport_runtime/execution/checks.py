@@ -1,7 +1,6 @@
-"""Checks on the values of a call: those of the model, and of what crosses a border of a graph.
+"""Checks on the values of a call: those of the model, and of numbers that come into a graph.
 
-`validate/builtins.py` bounds the arithmetic of a graph on the ground that numbers are what metadata says, and have at
-most 64 bits. They come into a graph as its inputs, as results of operators that read data, or from subgraphs.
+`validate/builtins.py` bounds arithmetic on the ground that numbers are what metadata says, and have at most 64 bits.
 """
 
 from __future__ import annotations
@@ -19,11 +18,7 @@ from aotexport_runtime.schema.values import ScalarMeta, SequenceMeta, SizeMeta, 
 
 
 def check(condition: Any, message: str, where: str, *values: Any) -> None:
-    """Pass where `condition`, computed from `values`, holds; `message` says what it means, `where` the user's line.
-
-    Raises:
-        CheckFailed: it does not hold.
-    """
+    """Raise `CheckFailed` unless `condition`, computed from `values`, holds; `where`: the user's line."""
     if not condition:
         shown = ", ".join(repr(value) for value in values)
         raise CheckFailed(f"{f'{where}: ' if where else ''}{message}. The call has {shown}")
@@ -72,11 +67,7 @@ def has_numbers(meta: ValueMeta) -> bool:
 
 
 def checked(value: Any, meta: ValueMeta) -> Any:
-    """Return a value that is what its metadata says.
-
-    Raises:
-        CheckFailed: it is a number of another type, or of more than 64 bits.
-    """
+    """Return a value that is what its metadata says; others, and over 64 bits, are refused (`CheckFailed`)."""
     if isinstance(meta, SequenceMeta):
         expected, fits = "a list", isinstance(value, tuple | list)
         for item, item_meta in zip(value, meta.items, strict=False) if fits else ():
@@ -93,15 +84,9 @@ def checked(value: Any, meta: ValueMeta) -> Any:
 
 
 def check_shape(tensor: torch.Tensor, sizes: Sequence[int]) -> None:
-    """Refuse a tensor of other sizes than these; -1: any.
-
-    Raises:
-        BundleInvalid: names both.
-    """
+    """Refuse a tensor of other sizes than these (`BundleInvalid`); -1: any."""
     shape = tensor.shape
-    if shape != tuple(sizes) and (
-        len(shape) != len(sizes) or any(size not in (-1, found) for size, found in zip(sizes, shape, strict=True))
-    ):
+    if len(shape) != len(sizes) or any(size not in (-1, found) for size, found in zip(sizes, shape, strict=True)):
         raise BundleInvalid(
             f"a value of a graph has the shape {list(shape)}, and its metadata say {list(sizes)}",
             check="result-type/shape",

@@ -291,16 +291,10 @@ def compile_graph(
 ) -> Function:
     """Return a function that computes `outputs` from `inputs` by `nodes`, dropping each value at its last use.
 
-    Args:
-        graph: where schemas and subgraphs are found.
-        nodes: operator calls, in an order of execution.
-        inputs: names of the values that the function takes.
-        outputs: the values that it returns.
-        environment: see the class.
-        label: shown in tracebacks and profiles; None: it is a subgraph of another function.
-        detached: outputs that may be views, and are detached from their bases.
-        replacements: of matmuls that another library may compute, by name of the value.
-        budget: what the bodies of a call may run; None: the function begins a call.
+    `nodes` are in an order of execution; `graph` has their schemas and subgraphs. `label` is shown in tracebacks and
+    profiles; None: it is a subgraph of another function. `detached`: outputs that may be views, and are detached from
+    their bases. `replacements`: functions in place of operators, by name of the value. `budget`: what the bodies of a
+    call may run; None: the function begins a call.
 
     Raises:
         BundleInvalid: an operator is not allowed.

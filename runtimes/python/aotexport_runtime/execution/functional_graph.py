@@ -31,15 +31,9 @@ def compile_functional(
 ) -> Function:
     """Return a function that runs `subgraph`, a piece of the functional `graph`, where nothing records gradients.
 
-    Args:
-        graph: where metadata, schemas and subgraphs are found.
-        subgraph: inputs, nodes and outputs.
-        environment: see `compile_graph`, as for `label`.
-        label: shown in tracebacks and profiles.
-        visible: how many outputs the caller sees, from the first on; None: all.
-        in_place: whether calls may write over dead operands.
-        detached: whether no result may be a view.
-        layers: what computes nodes of packed layers, by name.
+    `visible`: how many outputs the caller sees, from the first on; None: all. `in_place`: whether calls may write over
+    dead operands. `detached`: whether no result may be a view. `layers`: what computes nodes of packed layers, by name.
+    Others: see `compile_graph`.
     """
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     metas.update((node.name, node.meta) for node in subgraph.nodes)

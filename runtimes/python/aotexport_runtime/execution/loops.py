@@ -24,11 +24,7 @@ class Budget:
         self._spent = 0
 
     def spend(self, count: int) -> None:
-        """Note that a body of `count` operators runs; counted before it does, since it may not come to an end.
-
-        Raises:
-            CheckFailed: there are too many.
-        """
+        """Refuse a body of `count` operators (`CheckFailed`) if too many run; it may not come to an end."""
         self._spent += count
         if self._spent > self._most:
             raise CheckFailed(f"a call runs more than {self._most} operators in bodies (`Limits.calls` of `load`)")

@@ -33,12 +33,10 @@ def resolve(name: str, captured_schema: str | None, namespaces: frozenset[str]) 
 
 
 def overload(name: str, captured_schema: str | None, namespaces: frozenset[str]) -> Callable[..., Any]:
-    """Return operator `name` of the running torch.
+    """Return operator `name` (`namespace::base.overload`) of the running torch.
 
-    Args:
-        name: full operator name, `namespace::base.overload`.
-        captured_schema: the schema it was captured with; None: not compared.
-        namespaces: namespaces beside `aten` that the caller of `load` allowed.
+    `captured_schema`: the schema it was captured with; None: not compared. `namespaces`: those beside `aten` that the
+    caller of `load` allowed.
 
     Raises:
         BundleInvalid: `name` is neither on the list nor in one of `namespaces`.
@@ -91,11 +89,7 @@ Others that differ by their signature alone are in `allowed/signatures.py`; all 
 
 
 def check_operators(graphs: Iterable[Graph], namespaces: frozenset[str]) -> None:
-    """Refuse graphs that call operators which the running torch lacks, or has with other signatures.
-
-    Raises:
-        NotSupported: names every such operator, each with the reason.
-    """
+    """Refuse operators that the running torch lacks, or has with other signatures: `NotSupported` names each."""
     called = {each for graph in graphs for each in _signatures(graph)}
     reasons: list[str] = []
     for op, schema in sorted(called):
@@ -147,10 +141,7 @@ _BUILT_IN = (BuiltinFunctionType, MethodDescriptorType)
 
 @cache
 def direct(name: str, *, unguarded: bool = False) -> Callable[..., Any] | None:
-    """Return torch's function or tensor method that calls operator `name`; None: there is none.
-
-    `unguarded`: that of an operator with preconditions is wanted, too.
-    """
+    """Return torch's function or method that calls an operator, `unguarded` one with preconditions too, or None."""
     if name not in _DIRECT and not (unguarded and name in _DIRECT_UNGUARDED):
         return None
     base = name.removeprefix("aten::").partition(".")[0]

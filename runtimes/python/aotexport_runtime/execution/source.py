@@ -29,15 +29,10 @@ def define(
     label: str,
     lines: Mapping[int, SourceLine] = MappingProxyType({}),
 ) -> Any:
-    """Return the function `name` that the source defines.
+    """Return the function `name` of `parameters`, separated by commas, that the lines of `body` define.
 
-    Args:
-        name: its name.
-        parameters: its parameters, separated by commas.
-        body: its lines; made of positions, numbers and names of `scope`, never of text of a bundle.
-        scope: its global names, which it owns from now on.
-        label: shown in tracebacks and profiles.
-        lines: the original model's lines by the index of a line in `body`.
+    They are made of positions, numbers and names of `scope`, its globals, never of text of a bundle. `label` is shown
+    in tracebacks and profiles; `lines` are those of the original model by the index of a line in `body`.
     """
     text = f"def {name}({parameters}):\n" + "".join(f"    {line}\n" for line in body)
     filename = f"{_PREFIX}{label} {next(_serial)}>"

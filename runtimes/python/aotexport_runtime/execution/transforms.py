@@ -1,8 +1,7 @@
 """Whether a function transform or forward-mode AD is active: the one place of the runtime with private names of torch.
 
-An `autograd.Function` cannot be differentiated or batched by `torch.func` from inside, nor differentiated forwards, and
-`torch.jit.trace` does not look into it, so such calls run the forward graph. torch has no public functions to ask; if
-the private ones are missing, no transform is assumed, and torch raises.
+They do not look into an `autograd.Function`, so such calls run the forward graph. torch has no public functions to ask;
+if the private ones are missing, no transform is assumed, and torch raises.
 """
 
 from __future__ import annotations

@@ -23,10 +23,8 @@ def argument_rows(
 ) -> list[Row]:
     """Return the guards of the arguments of `program`.
 
-    Args:
-        program: its record.
-        devices: types of devices that arguments may be on, the expected one first; empty: that of capture.
-        forms: structure per input that is a tensor subclass.
+    `devices`: types of devices that arguments may be on, the expected one first; empty: that of capture. `forms`:
+    structure per input that is a tensor subclass.
     """
     names = {dimension.symbol: dimension.name for dimension in program.dimensions}
     tensors = [(index, spec) for index, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput)]

@@ -88,12 +88,9 @@ def state_rows(
 ) -> list[Row]:
     """Return the guards of the module's tensors, for calls whose arguments fit.
 
-    Args:
-        program: its record.
-        state: index and slot of each input that is state.
-        ties: per tied tensor: its slot, the slots of its other names, its record.
-        forms: structure per input that is state and a tensor subclass.
-        added: modules that the program calls and that were not captured.
+    `state`: index and slot of each input that is state; `forms`: structure per such input that is a tensor subclass.
+    `ties`: per tied tensor: its slot, the slots of its other names, its record. `added`: modules that the program calls
+    and that were not captured.
     """
     names = {i: spec.name if isinstance(spec, StateInput) else spec.path for i, spec in enumerate(program.inputs)}
     trees = [parameter.tree for parameter in program.parameters]

@@ -205,7 +205,7 @@ def _text(source: GuardSource, predicate: Source) -> str:
 def quick_lines(source: GuardSource, rows: Sequence[Row], turn_away: str) -> list[str] | None:
     """Return lines that run to their end for calls that fit, cheap predicates first; None: a row is not quick.
 
-    `turn_away` is the statement for other calls, and for those that only `GuardTable.violations` admits.
+    `turn_away` is the statement for other calls, and for those that only `GuardTable` admits.
     """
     lines: list[tuple[str, bool]] = []
     for row in sorted(rows, key=lambda row: COSTS.index(row.cost)):
@@ -231,36 +231,21 @@ def quick_lines(source: GuardSource, rows: Sequence[Row], turn_away: str) -> lis
 class GuardTable:
     """Rows about the inputs of a program."""
 
-    def __init__(
-        self, stages: Sequence[Sequence[Row]], count: int, kind: Kind | None = None, known: Sequence[str] = ()
-    ) -> None:
-        """Prepare rows; source is generated when it is first needed.
+    def __init__(self, stages: Sequence[Sequence[Row]], count: int, known: Sequence[str] = ()) -> None:
+        """Prepare rows of `count` inputs, by stages: each is asked of calls that fit the ones before it.
 
-        Args:
-            stages: the rows, as they are explained; a stage is asked of calls that fit the ones before it.
-            count: number of inputs.
-            kind: kind of the tensors of usual calls, which one quick question answers; None: there is none.
-            known: symbols whose values are known before.
+        `known`: symbols whose values are known before.
         """
         self.stages = stages
-        self.rows = [row for stage in stages for row in stage]
-        self._names = "".join(f"{input_name(index)}, " for index in range(count))
-        self._inputs = [f"{self._names}= inputs"] if count else []
-        self._kind = kind
+        self._inputs = "".join(f"{input_name(index)}, " for index in range(count))
         self._known = known
 
     def check(self, inputs: list[Any], symbols: dict[str, int]) -> list[str]:
-        """Return one sentence per violation.
-
-        Args:
-            inputs: one entry per input; gets the state tensors.
-            symbols: value per known symbol; gets the others.
+        """Return one sentence per violation; `inputs` get the state tensors, `symbols` those that are not known.
 
         Raises:
             AotExportError: the first violation of a row whose error is not `CallInvalid`, if nothing else is violated.
         """
-        if self._admits is not None and self._admits(inputs, symbols):
-            return []
         found: list[str] = []
         for row in self.violations(inputs, symbols):
             if row.error is CallInvalid:
@@ -274,24 +259,12 @@ class GuardTable:
         return next((row.words(inputs, symbols) for row in self.violations(inputs, symbols)), None)
 
     @cached_property
-    def _admits(self) -> Callable[[list[Any], dict[str, int]], bool] | None:
-        """Whether all rows hold, by the quick forms of their predicates; None: some have none."""
-        if self._kind is None:
-            return None
-        source = GuardSource(self._kind)
-        lines = quick_lines(source, self.rows, "return False")
-        if lines is None:
-            return None
-        lines += [f"inputs[:] = {self._names}"] if self._names else []
-        lines += [f"symbols.update({source.values_of([*source.symbols])})", "return True"]
-        return define("admits", "inputs, symbols", [*self._inputs, *lines], source.scope, "guards")
-
-    @cached_property
     def violations(self) -> Callable[[list[Any], Mapping[str, int]], Iterator[Row]]:
         """A function that yields the violated rows, in order, without those whose preconditions do not hold."""
         source = GuardSource(symbols={symbol: f"s{number}" for number, symbol in enumerate(self._known)})
-        lines = [f"{name} = symbols[{source.constant(symbol)}]" for symbol, name in source.symbols.items()]
-        lines = [*self._inputs, *lines, "fits = ranks = known = True"]
+        lines = [f"{self._inputs}= inputs"] if self._inputs else []
+        lines += [f"{name} = symbols[{source.constant(symbol)}]" for symbol, name in source.symbols.items()]
+        lines.append("fits = ranks = known = True")
         for stage in self.stages:
             for _, about_one in groupby(stage, key=lambda row: row.subject):
                 lines += _asked(source, [*about_one])

@@ -77,8 +77,7 @@ class Signature:
     ) -> list[str]:
         """Put each leaf of the call into its place in `leaves`, and containers that it changes into `changed`, by path.
 
-        Returns:
-            One sentence per violation; empty when the call has the captured structure.
+        Return one sentence per violation of the captured structure.
         """
         plain = self.plain_leaves
         if plain is not None and not kwargs and len(args) == len(plain):
@@ -86,10 +85,21 @@ class Signature:
                 leaves[index] = value
             return []
         violations: list[str] = []
-        containers = _Containers(self._changed, {} if changed is None else changed)
+        places: dict[int, str] = {}
+
+        def take(path: str, container: Any) -> None:
+            """Record a container of the call; report one that is changed and stands elsewhere too."""
+            if path in self._changed and changed is not None:
+                changed[path] = container
+            first = places.setdefault(id(container), path)
+            if first != path and (first in self._changed or path in self._changed):
+                violations.append(
+                    f"`{path}`: expected another object than `{first}`, as at capture, since the call changes it"
+                )
+
         for parameter, value in self._bind(args, kwargs, violations.append):
             if value is not _MISSING:
-                self._flatten(parameter.tree, value, parameter.name, leaves, containers, violations.append)
+                self._flatten(parameter.tree, value, parameter.name, leaves, take, violations.append)
         return violations
 
     def _bind(self, args: tuple[Any, ...], kwargs: dict[str, Any], report: Report) -> list[tuple[Parameter, Any]]:
@@ -124,7 +134,7 @@ class Signature:
         return bound
 
     def _flatten(
-        self, tree: Tree, value: Any, path: str, leaves: list[Any], containers: _Containers, report: Report
+        self, tree: Tree, value: Any, path: str, leaves: list[Any], take: Callable[[str, Any], None], report: Report
     ) -> None:
         if isinstance(tree, Leaf):
             if value is None:
@@ -144,16 +154,16 @@ class Signature:
             if type(value) is not type(expected) or sorted(map(repr, value)) != sorted(map(repr, expected)):
                 report(f"`{path}`: expected {expected!r}, as at capture, got {_describe(value)}")
             else:
-                containers.take(path, value, report)
+                take(path, value)
         else:
             assert not isinstance(tree, Instance)
             items = _children(tree, value)
             if isinstance(items, str):
                 report(f"`{path}`: {items}")
                 return
-            containers.take(path, value, report)
+            take(path, value)
             for step, child, item in zip(steps(tree), tree.items, items, strict=True):
-                self._flatten(child, item, path + step, leaves, containers, report)
+                self._flatten(child, item, path + step, leaves, take, report)
 
 
 def _tensor(array: Any, known: Any, path: str, report: Report) -> Any:
@@ -247,41 +257,15 @@ def _listed(parameters: Iterable[Parameter]) -> str:
 # --- lists, dicts, sets and objects of the caller, which calls change ---------------------------------------
 
 
-class _Containers:
-    """The containers of one call that it changes, collected while its arguments are flattened."""
-
-    def __init__(self, changed: Collection[str], found: dict[str, Any]) -> None:
-        """Collect the containers at the paths `changed` in `found`, by path."""
-        self._changed = changed
-        self._found = found
-        self._places: dict[int, str] = {}
-
-    def take(self, path: str, value: Any, report: Report) -> None:
-        """Record a container of the call; report one that is changed and stands elsewhere too."""
-        if not self._changed:
-            return
-        if path in self._changed:
-            self._found[path] = value
-        first = self._places.setdefault(id(value), path)
-        if first != path and (first in self._changed or path in self._changed):
-            report(f"`{path}`: expected another object than `{first}`, as at capture, since the call changes it")
-
-
 def container_changes(
     changes: Iterable[ContainerChange], constant: Callable[[Constant], Any]
 ) -> Callable[[dict[str, Any], Iterable[Any]], None]:
     """Return a function that changes the containers of a call, by path, given the outputs of the program's graph.
 
-    Args:
-        changes: those of the program to the containers of its caller.
-        constant: returns the value of a constant leaf.
+    `constant` returns the value of a constant leaf.
     """
     prepared = [
-        (
-            each.path,
-            [*map(key_of, each.keys)],
-            [None if item is None else builder(item, constant) for item in each.items],
-        )
+        (each.path, [*map(key_of, each.keys)], [item and builder(item, constant) for item in each.items])
         for each in changes
     ]
 

@@ -112,23 +112,18 @@ def random_nodes(graph: Graph) -> set[str]:
 def draws(graph: Graph, node: Node, known: dict[str, bool]) -> bool:
     """Return whether a node of `graph`, or a subgraph that it runs, draws; `known`: by subgraph, filled."""
     if node.op.startswith("aten::"):
-        return _operator_draws(node)
+        import torch
+
+        base, _, overload = node.op.removeprefix("aten::").partition(".")
+        function: Any = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
+        if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):
+            return False
+        parameters = [each.name for each in function._schema.arguments]
+        defaults = {each.name: each.default_value for each in function._schema.arguments}
+        given = defaults | dict(zip(parameters, node.args, strict=False)) | node.kwargs
+        return not any(given.get(switch, True) in (0, False) for switch in _SWITCHES)
     subgraphs = [argument.name for argument in node.args if isinstance(argument, SubgraphArgument)]
     for name in subgraphs:
         if name not in known:
             known[name] = bool(random_nodes(graph.subgraphs[name]))
     return any(known[name] for name in subgraphs)
-
-
-def _operator_draws(node: Node) -> bool:
-    import torch
-
-    base, _, overload = node.op.removeprefix("aten::").partition(".")
-    function: Any = getattr(getattr(torch.ops.aten, base, None), overload or "default", None)
-    if torch.Tag.nondeterministic_seeded not in getattr(function, "tags", ()):
-        return False
-    for index, argument in enumerate(function._schema.arguments):
-        given = node.args[index] if index < len(node.args) else node.kwargs.get(argument.name, argument.default_value)
-        if argument.name in _SWITCHES and given in (0, False):
-            return False
-    return True

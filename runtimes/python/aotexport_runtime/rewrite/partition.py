@@ -61,13 +61,9 @@ def partition_graph(
 ) -> PartitionedGraph:
     """Return the forward and backward of a joint graph.
 
-    Args:
-        graph: the joint graph.
-        functional: its calling convention; `gradients` is not None.
-        partition: which values are saved.
-        needed: per program input, whether its gradient is wanted.
-        impure: nodes that run even when nothing uses them. Backward runs those that check the path through the code,
-            and others that depend on tangents if it computes their operands.
+    `needed`: per program input, whether its gradient is wanted. `impure`: nodes that run even when nothing uses them.
+    Backward runs those that check the path through the code, and others that depend on tangents if it computes their
+    operands.
     """
     gradients = functional.gradients
     assert gradients is not None

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 
 from aotexport_runtime.rewrite.names import operands
 from aotexport_runtime.rewrite.partition import VIEWS, PartitionedGraph, Subgraph
@@ -41,13 +41,8 @@ def within_budget(
 ) -> Partition:
     """Return `partition` without values that backward then computes again.
 
-    Args:
-        graph: a joint graph.
-        functional: its calling convention.
-        partition: the values that are saved without a budget.
-        budget: most memory of the saved values, as a part of those of `partition`; exceeded where too little can go.
-        symbols: value per symbol, for the sizes of tensors.
-        once: nodes that run once, in forward.
+    `budget`: most memory of the saved values, as a part of those of `partition`; exceeded where too little can go.
+    `symbols`: value per symbol, for the sizes of tensors. `once`: nodes that run once, in forward.
     """
     mutated = {graph.inputs[mutation.input_index].name for mutation in functional.mutations}
     count = len(functional.gradients.of_inputs) if functional.gradients else 0
@@ -137,20 +132,14 @@ def computed_late(partitioned: PartitionedGraph) -> PartitionedGraph:
     places = {name: index for index, name in enumerate(waiting)}
     nodes: list[Node] = []
     for node in subgraph.nodes:
-        if node.name in own:
-            nodes += sorted(_taken(waiting, operands(node)), key=lambda taken: places[taken.name])
-            nodes.append(node)
+        if node.name not in own:
+            continue
+        found: list[Node] = []
+        pending = operands(node)
+        while pending:
+            if (taken := waiting.pop(pending.pop(), None)) is not None:
+                found.append(taken)
+                pending += operands(taken)
+        nodes += [*sorted(found, key=lambda taken: places[taken.name]), node]
     nodes += waiting.values()
     return dataclasses.replace(partitioned, backward=Subgraph(subgraph.inputs, nodes, subgraph.outputs))
-
-
-def _taken(waiting: dict[str, Node], names: Iterable[str]) -> list[Node]:
-    """Remove from `waiting`, and return, the nodes that compute `names`."""
-    found: list[Node] = []
-    pending = list(names)
-    while pending:
-        node = waiting.pop(pending.pop(), None)
-        if node is not None:
-            found.append(node)
-            pending += operands(node)
-    return found

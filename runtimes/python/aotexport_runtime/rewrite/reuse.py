@@ -177,11 +177,10 @@ def _remember(node: Node, memories: dict[str, _Memory], uses: dict[str, int]) ->
         memories[node.name] = memories[taken[0]].joined(node.name, uses, view=True)
     else:
         # It may lie in the memory of any operand, or show a part of it.
-        shared = _Memory(owned=False)
         for name in taken:
             if name in memories:
                 memories[name].owned = False
-        memories[node.name] = shared
+        memories[node.name] = _Memory(owned=False)
 
 
 def _is_new(node: Node) -> bool:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from aotexport_runtime.rewrite.names import names_in, rename, renamed
 from aotexport_runtime.rewrite.partition import Subgraph, ancestors
 from aotexport_runtime.schema.graph import Node
-from aotexport_runtime.schema.values import Argument, NothingMeta, TensorMeta, ValueMeta
+from aotexport_runtime.schema.values import NothingMeta, TensorMeta, ValueMeta
 
 _IDENTITIES = frozenset(("aten::detach.default", "aten::alias.default"))
 _INVOLUTIONS = frozenset(("aten::t.default", "aten::transpose.int"))
@@ -66,11 +66,13 @@ class _State:
         self.metas[node.name] = node.meta
 
     def assume(self, node: Node) -> None:
-        """Have the shape compared that makes `node` change nothing, if one does."""
-        if node.op in _RESHAPES:
-            self.nodes.append(_assumption(node.name, node.args[:2]))
-        elif node.op == "aten::add.Tensor":
-            self.nodes.append(_assumption(node.name, [node.args[0], self.by_name[str(node.args[1])].args[1]]))
+        """Have the shape compared that makes `node` change nothing, if one does; its name is free then."""
+        args = node.args[:2]
+        if node.op == "aten::add.Tensor":
+            args = [node.args[0], self.by_name[str(node.args[1])].args[1]]
+        elif node.op not in _RESHAPES:
+            return
+        self.nodes.append(Node(name=node.name, op=ASSUMED_SHAPE, args=args, meta=NothingMeta()))
 
     def equal_value(self, node: Node) -> str | None:
         """Return the earlier value with the result and memory of `node`; None: there is none."""
@@ -111,13 +113,10 @@ class _State:
             return node
         added = self.metas.get(bias) if isinstance(bias, str) else None
         # Only vectors as long as a row are biases.
-        if not isinstance(added, TensorMeta) or not isinstance(node.meta, TensorMeta):
-            return node
-        if added.shape != node.meta.shape[1:]:
+        if (
+            not isinstance(added, TensorMeta)
+            or not isinstance(node.meta, TensorMeta)
+            or added.shape != node.meta.shape[1:]
+        ):
             return node
         return replace(node, op="aten::linear.default", args=[source, transposed.args[0], bias])
-
-
-def _assumption(name: str, args: list[Argument]) -> Node:
-    """Return a node that compares a shape; `name` is no longer one of another node."""
-    return Node(name=name, op=ASSUMED_SHAPE, args=args, meta=NothingMeta())

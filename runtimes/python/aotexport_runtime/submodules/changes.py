@@ -102,11 +102,7 @@ def _check_nothing_added(module: nn.Module, origin: Origin) -> None:
 
 
 def changes_of(whole: nn.Module, manifest: Manifest) -> list[SubmoduleChange]:
-    """Return the changes of a loaded module's submodules since the load, each by its first name.
-
-    Raises:
-        NotSupported: one was changed in a way that no call can follow.
-    """
+    """Return the changes of submodules since the load, each by its first name; refuse others (`NotSupported`)."""
     origin: Origin = whole.__dict__["_origin"]
     _check_nothing_added(whole, origin)
     there = [name for name in origin.submodules if name in whole._modules]
@@ -150,13 +146,10 @@ def _with_ties(whole: nn.Module, manifest: Manifest, found: list[SubmoduleChange
 
 
 def check_peft_targets(configs: Mapping[str, Any], changes: Sequence[SubmoduleChange], manifest: Manifest) -> None:
-    """Refuse adapters of peft on layers that it would not adapt, or would tie, on the original model.
+    """Refuse adapters of peft (`NotSupported`) on layers that it would not adapt, or would tie, on the original model.
 
     Source: peft 0.21, `tuners_utils._maybe_include_all_linear_layers`, `trainable_tokens.model`: the output layer and
     ties are those of a `PreTrainedModel` alone.
-
-    Raises:
-        NotSupported: names the layer, and what to pass to peft.
     """
     replaced = {change.path for change in changes if not isinstance(change.module, LoadedSubmodule)}
     entries = {name: entry for entry in manifest.state for name in (entry.name, *entry.tied)}

@@ -21,11 +21,7 @@ ARGUMENT = "self"
 
 
 class PythonState:
-    """The attributes of a loaded module, from call to call.
-
-    Attributes:
-        values: their current values, by path.
-    """
+    """The attributes of a loaded module, from call to call: their current `values`, by path."""
 
     def __init__(self, attributes: Iterable[ModuleAttribute], tensors: Sequence[torch.Tensor]) -> None:
         """Begin with their values at export; `tensors` are the state of the module, in the order of the manifest."""

@@ -61,11 +61,7 @@ class Loaded(nn.Module):
         return super().__getattr__(name) if slot is None else slot[0][slot[1]]
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; one that calls read, for the next call.
-
-        Raises:
-            NotSupported: the value is a class that is no subclass of the module's.
-        """
+        """Set an attribute; a class must be a subclass of the module's (`NotSupported`)."""
         origin: Origin | None = self.__dict__.get("_origin")
         if name == "training":
             self.train(value)
@@ -107,9 +103,8 @@ class LoadedSubmodule(Loaded):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the original's part of the running program, or by itself, the code of torch's class.
 
-        Raises:
-            NotSupported: its class is the model's own; or torch cannot compute with its weights, which are in parts of
-                different sizes, or have shapes or dtypes that do not fit together.
+        `NotSupported`: its class is the model's own, or torch cannot compute with its weights, which are in uneven
+        parts, or have shapes or dtypes that do not fit together.
         """
         origin: Origin = self.__dict__["_origin"]
         part = next((part for module, part in reversed(_RUNNING.get()) if module is self), None)
@@ -143,11 +138,7 @@ class LoadedSubmodule(Loaded):
         return next((name for table in tables for name in table if former_kind(table, name) is not None), None)
 
     def train(self, mode: bool = True) -> LoadedSubmodule:
-        """Switch the mode of a submodule alone, where its class is one of torch's.
-
-        Raises:
-            NotSupported: the class is the model's own, or it holds such a submodule.
-        """
+        """Switch the mode of a submodule alone; none in it may have a class of the model's own (`NotSupported`)."""
         origin: Origin = self.__dict__["_origin"]
         parts = [module.__dict__["_origin"] for module in self.modules() if isinstance(module, LoadedSubmodule)]
         own = next((part.path for part in parts if not part.known), None)
@@ -162,11 +153,7 @@ class LoadedSubmodule(Loaded):
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Set a tensor, a submodule, or an attribute that calls read.
-
-        Raises:
-            NotSupported: no call reads the attribute.
-        """
+        """Set a tensor, a submodule, or an attribute that calls read; others are refused (`NotSupported`)."""
         origin: Origin = self.__dict__["_origin"]
         tells = name in self._parameters or name in self._buffers or name in self._modules or name == "training"
         is_seen = isinstance(value, nn.Module | torch.Tensor) or isinstance(getattr(type(self), name, None), property)

@@ -21,11 +21,7 @@ _LEAST_WORK = 1 << 21
 
 
 def mode_of(name: str | None) -> Mode:
-    """Return the mode that the caller, or else the environment, names.
-
-    Raises:
-        NotSupported: there is none of that name.
-    """
+    """Return the mode that the caller, or else the environment, names; there may be none (`NotSupported`)."""
     chosen = os.environ.get(VARIABLE, "fastest") if name is None else name
     if chosen not in ("fastest", "onednn", "torch"):
         asked = f"environment variable {VARIABLE} asks for the" if name is None else "no"
@@ -43,13 +39,9 @@ OPERATORS = ("aten::mm.default", "aten::addmm.default", "aten::linear.default")
 
 
 class Matmul(NamedTuple):
-    """A float32 matmul: `rows` x `depth` by `depth` x `columns`.
+    """A float32 matmul, `rows` x `depth` by `depth` x `columns`, that may add a bias.
 
-    Attributes:
-        name: name of its value.
-        op: its operator.
-        adds: whether a bias is added.
-        is_turned: whether the second matrix lies in memory column by column.
+    `is_turned`: whether the second matrix lies in memory column by column.
     """
 
     name: str

@@ -1,8 +1,6 @@
 """What operators need beyond torch's own checks, so that no argument makes their kernels leave their memory.
 
-Kernels trust sizes, indices and lengths: those of backward passes expect what the forward kernel gave, others what the
-Python function around them did. `guarded` checks them before each call, by value where values address memory.
-
+Kernels trust sizes, indices and lengths; `guarded` checks them before each call, by value where values address memory.
 Source: torch 2.13, aten/src/ATen/native and cpu/*Kernel.cpp.
 """
 
