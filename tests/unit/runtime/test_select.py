@@ -163,6 +163,14 @@ def test_program_without_a_functional_graph_runs_its_forward_graph():
     assert choice.why_not == dict.fromkeys(("cuda", "portable"), "; ".join(reasons))
 
 
+@pytest.mark.parametrize(("device", "serves"), [("cpu", False), ("cuda", True), (None, True)])
+def test_fused_attention_of_gpus_runs_on_processors_by_the_forward_graph(device, serves):
+    functional = graph("_scaled_dot_product_efficient_attention.default")
+    choice = chosen(SMALL, functional, Request(target="portable"), device=device)
+    reason = "it has the fused attention of GPUs, and the bundle is on cpu"
+    assert choice.why_not == ({} if serves else {"portable": reason})
+
+
 @pytest.mark.parametrize(
     ("refusals", "reason"),
     [((), "it has none of this program"), (("it draws random numbers",), "it draws random numbers")],

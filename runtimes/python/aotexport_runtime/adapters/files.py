@@ -212,11 +212,17 @@ def _entries(module: BundleModule, name: str) -> Iterator[tuple[str, torch.Tenso
     adapted = {each.rpartition(".")[0] for each in _adapted(module, name)}
     for path, adapter in adapters_below(module):
         for change in adapter.held([name]):
-            if isinstance(change, Factors):
-                yield from ((named(path, key), value) for key, value in _factor_entries(change))
-            else:
+            if not isinstance(change, Factors):
                 inner = "base_layer." if path in adapted else ""
                 yield named(path, f"{inner}{adapter.tensor}"), change.value
+                continue
+            key = named(path, "lora_embedding_{}" if isinstance(change, EmbeddingFactors) else "lora_{}.weight")
+            yield key.replace("{}", "A"), change.A
+            yield key.replace("{}", "B"), change.B
+            if change.magnitude is not None:
+                # peft's has an axis for each of a convolution's weight.
+                shape = (1, -1, *(1 for _ in change.A.shape[2:])) if change.A.dim() > 2 else change.magnitude.shape
+                yield named(path, "lora_magnitude_vector"), change.magnitude.view(shape)
     for path in _users_modules(module, name):
         yield from ((f"{path}.{key}", value) for key, value in module.get_submodule(path).state_dict().items())
 
@@ -225,16 +231,6 @@ def _users_modules(module: BundleModule, name: str) -> list[str]:
     """Return the paths of the user's own modules that an adapter is saved with."""
     paths = saved_paths(module, adapters_of(module).configs[name])
     return [path for path in paths if not isinstance(module_at(module, path), LoadedSubmodule)]
-
-
-def _factor_entries(factors: Factors) -> Iterator[tuple[str, torch.Tensor]]:
-    key = "lora_embedding_{}" if isinstance(factors, EmbeddingFactors) else "lora_{}.weight"
-    yield key.format("A"), factors.A
-    yield key.format("B"), factors.B
-    if factors.magnitude is not None:
-        # peft's has an axis for each of a convolution's weight.
-        shape = (1, -1, *(1 for _ in factors.A.shape[2:])) if factors.A.dim() > 2 else factors.magnitude.shape
-        yield "lora_magnitude_vector", factors.magnitude.view(shape)
 
 
 def _adapted(module: BundleModule, name: str) -> list[str]:

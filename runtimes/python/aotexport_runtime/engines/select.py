@@ -189,6 +189,10 @@ def _against(
             yield refusals.get(program.name, "it has none of this program")
     if engine in failed:
         yield failed[engine]
+    if engine == PORTABLE and device == "cpu" and program.functional is not None:
+        operators = {node.op for node in bundle.graph(program.name, program.functional.file).nodes}
+        if any(op.startswith("aten::_scaled_dot_product_") and "_cpu" not in op for op in operators):
+            yield "it has the fused attention of GPUs, and the bundle is on cpu"
 
 
 def _by_figures(

@@ -24,11 +24,6 @@ def check(condition: Any, message: str, where: str, *values: Any) -> None:
         raise CheckFailed(f"{f'{where}: ' if where else ''}{message}. The call has {shown}")
 
 
-def is_check(node: Node) -> bool:
-    """Return whether `node` is a check that `check` can make."""
-    return node.op == CHECK and len(node.args) == 2 and not node.kwargs and isinstance(node.args[0], str)
-
-
 def place(graph: Graph, node: Node) -> str:
     """Return the user's line of `node`; empty: unknown."""
     if node.source is None:
@@ -38,9 +33,10 @@ def place(graph: Graph, node: Node) -> str:
 
 
 def shown_values(nodes: Sequence[Node]) -> dict[str, list[str]]:
-    """Return, per check, the names of the values that its condition compares."""
+    """Return, per node that `check` can run, the names of the values that its condition compares."""
     by_name = {node.name: node for node in nodes}
-    return {node.name: _compared(str(node.args[0]), by_name) for node in nodes if is_check(node)}
+    checks = (node for node in nodes if node.op == CHECK and len(node.args) == 2 and not node.kwargs)
+    return {node.name: _compared(node.args[0], by_name) for node in checks if isinstance(node.args[0], str)}
 
 
 def _compared(name: str, by_name: Mapping[str, Node]) -> list[str]:

@@ -57,7 +57,13 @@ def overload(name: str, captured_schema: str | None, namespaces: frozenset[str])
     if not isinstance(function, _OVERLOAD):
         if namespace == "aten" and rest in ADAPTERS:
             return ADAPTERS[rest]
-        raise NotSupported(_missing(name, namespace))
+        if namespace == "aten":
+            here = f"torch {torch.__version__}"
+            raise NotSupported(f"{here} has no operator `{name}`; install the torch that the bundle was exported with")
+        raise NotSupported(
+            f"operator `{name}` is not registered: import the package that registers namespace `{namespace}` before "
+            "loading"
+        )
     current = str(function._schema)  # pyright: ignore[reportPrivateUsage] (there is no public name)
     if captured_schema is not None and current != captured_schema and not is_compatible(captured_schema, current):
         raise NotSupported(
@@ -68,10 +74,6 @@ def overload(name: str, captured_schema: str | None, namespaces: frozenset[str])
     return function
 
 
-def _cholesky(self: torch.Tensor, upper: bool = False) -> torch.Tensor:
-    return torch.linalg.cholesky(self, upper=upper)
-
-
 def _qr(self: torch.Tensor, some: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     q, r = torch.linalg.qr(self, mode="reduced" if some else "complete")
     return q, r
@@ -79,7 +81,7 @@ def _qr(self: torch.Tensor, some: bool = True) -> tuple[torch.Tensor, torch.Tens
 
 ADAPTERS: dict[str, Callable[..., Any]] = {
     # Gone from torch 2.15.
-    "cholesky.default": _cholesky,
+    "cholesky.default": lambda self, upper=False: torch.linalg.cholesky(self, upper=upper),
     "qr.default": _qr,
 }
 """Operators of the operator set that a release of torch has no longer, by those that it has.
@@ -148,13 +150,3 @@ def direct(name: str, *, unguarded: bool = False) -> Callable[..., Any] | None:
     found = (getattr(owner, base, None) for owner in (torch, torch.Tensor, torch.nn.functional))
     # Another release may have a Python function of this name with a meaning of its own.
     return next((function for function in found if isinstance(function, _BUILT_IN)), None)
-
-
-def _missing(name: str, namespace: str) -> str:
-    if namespace == "aten":
-        return (
-            f"torch {torch.__version__} has no operator `{name}`; install the torch that the bundle was exported with"
-        )
-    return (
-        f"operator `{name}` is not registered: import the package that registers namespace `{namespace}` before loading"
-    )

@@ -40,16 +40,11 @@ class Measurements:
 
     def add(self, name: str, result: Any) -> None:
         """Add a result to those of other processes; one that another writer overwrites is measured again."""
-        if self._path is not None:
-            _write_whole(
-                self._path, json.dumps({"measured on": self._facts, "found": {**self.read(), name: result}}, indent=1)
-            )
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file atomically; ignore a file system that refuses."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            file.write(text)
-        os.replace(file.name, path)
+        if self._path is None:
+            return
+        text = json.dumps({"measured on": self._facts, "found": {**self.read(), name: result}}, indent=1)
+        with contextlib.suppress(OSError):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.NamedTemporaryFile("w", dir=self._path.parent, delete=False) as file:
+                file.write(text)
+            os.replace(file.name, self._path)

@@ -191,7 +191,10 @@ def _children(tree: Sequence | Mapping | NamedFields, value: Any) -> list[Any] |
     """Return the children of `value` in the order of `tree`, or the fault of its structure in words."""
     if isinstance(tree, Sequence):
         type_ = {"tuple": tuple, "list": list, "size": size_type(), "deque": deque}[tree.type]
-        fits = type(value) is type_ if tree.name is None else _is_of_class(value, type_, tree.name)
+        fits = type(value) is type_
+        if tree.name is not None:
+            is_named = isinstance(value, type_) and type(value).__name__ == tree.name
+            fits = is_named and not getattr(value, "__dict__", None)
         if not fits or len(value) != len(tree.items):
             return f"expected a {tree.name or tree.type} of {len(tree.items)}, got {_describe(value)}"
         if tree.type == "deque" and value.maxlen != tree.max_items:
@@ -221,10 +224,6 @@ def _values(tree: Mapping, value: Any) -> list[Any] | str:
     ):
         return f"{expected}, got {_describe(value)}"
     return [value[key] for key in keys]
-
-
-def _is_of_class(value: Any, base: Any, name: str) -> bool:
-    return isinstance(value, base) and type(value).__name__ == name and not getattr(value, "__dict__", None)
 
 
 def _floats(key: Any) -> Any:

@@ -38,7 +38,7 @@ def guarded(name: str, function: Any) -> Callable[..., Any]:
     It is `function`, its overload, if torch checks all arguments, and writes all results. `name`: `base.overload`.
     """
     if name in FRESH:
-        return _with_schema(_zeroed(function), function)
+        return _with_schema(lambda *args, **kwargs: function(*args, **kwargs).zero_(), function)
     if name in GROWING:
         return _with_schema(_grown(function), function)
     if name == "set_data.default":
@@ -148,11 +148,6 @@ GROWING = frozenset(("empty.out", "resize_.default", "resize_as_.default"))
 """Operators that may give a tensor more memory, which nobody has written."""
 
 
-def _zeroed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that gives zeros where an operator of `FRESH` gives any bytes."""
-    return lambda *args, **kwargs: function(*args, **kwargs).zero_()
-
-
 def _grown(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that gives zeros where an operator of `GROWING` gives any bytes beside the tensor's own."""
 
@@ -173,16 +168,12 @@ def _moved(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `set_data`, after which a tensor of other sizes has another version: autograd keeps tensors, not sizes."""
 
     def call(tensor: torch.Tensor, new_data: torch.Tensor) -> None:
-        before = _geometry(tensor)
+        before = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
         function(tensor, new_data)
-        if _geometry(tensor) != before:
+        if before != (tensor.shape, tensor.stride(), tensor.dtype, tensor.device):
             increment_version(tensor)
 
     return call
-
-
-def _geometry(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device
 
 
 def _own(value: Any) -> Any:
