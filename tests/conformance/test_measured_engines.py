@@ -282,15 +282,15 @@ def test_every_layer_of_a_graph_is_packed_with_what_follows(layers):
     whole = Subgraph([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
     states = [graph.inputs[i].name for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput)]
     metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-    found = layered(whole, metas, constants_of(whole, states, set()))
-    followed = Counter(node.op.partition("::")[2].partition(".")[0] for node in found.rest.nodes)
+    found, rest, constants = layered(whole, metas, constants_of(whole, states, set()), sums=True)
+    followed = Counter(node.op.partition("::")[2].partition(".")[0] for node in rest.nodes)
     # A transposed convolution, softplus, and the second sum of a residual block stay.
     assert followed["convolution"] == followed["softplus"] == followed["add"] == 1
     assert not followed.keys() & {"relu", "gelu", "addmm", "_native_batch_norm_legit_no_training"}
-    assert sum(len(layer.inputs) == 2 for layer in found.layers.values()) == 2
+    assert sum(len(layer.inputs) == 2 for layer in found.values()) == 2
     assert followed["hardswish"] == 1  # After a sum, oneDNN has `relu` alone.
-    assert followed["layer"] == len(found.layers) == 9 + len(make_layers().activations)
-    assert [name.partition("_")[0] for name in found.constants] == ["cos", "cosh", "permute"]
+    assert followed["layer"] == len(found) == 9 + len(make_layers().activations)
+    assert [name.partition("_")[0] for name in constants] == ["cos", "cosh", "permute"]
 
 
 def test_layers_in_bfloat16_are_asked_for_and_tell_their_error(layers):

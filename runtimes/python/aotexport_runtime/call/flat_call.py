@@ -16,8 +16,8 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.guards.signature import Signature
 from aotexport_runtime.schema.program import ArgumentInput, ContainerChange, Program, SizeInput, StateInput
-from aotexport_runtime.schema.trees import Leaf, Sequence, Tree
-from aotexport_runtime.values.trees import builder, key_of, keys_of
+from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
+from aotexport_runtime.values.trees import builder, key_of, keys_of, steps
 
 
 def arguments_of(program: Program) -> Any:
@@ -50,11 +50,10 @@ def arguments_of(program: Program) -> Any:
     return arguments
 
 
-def flat_outputs(tree: Tree, value: Any, path: str = "output") -> list[tuple[str, Any]]:
+def flat_outputs(tree: Tree, value: Any) -> list[tuple[str, Any]]:
     """Return the tensor and size leaves of a returned value, walked by its tree, with their paths.
 
-    Raises:
-        NotSupported: the tree has an array where the value has none.
+    `NotSupported`: the tree has an array where the value has none.
     """
     found: list[tuple[str, Any]] = []
     made: dict[int, torch.Tensor] = {}
@@ -63,13 +62,11 @@ def flat_outputs(tree: Tree, value: Any, path: str = "output") -> list[tuple[str
         if isinstance(tree, Leaf):
             found.append((path, _tensor_of(value, path, made) if tree.array else value))
             return
-        items = getattr(tree, "items", None)
-        if items is None:
-            return
-        for (name, item), child in zip(_children(tree, value), items, strict=True):
-            visit(child, item, path + name)
+        if not isinstance(tree, Constant):
+            for step, child, item in zip(steps(tree), tree.items, _items(tree, value), strict=True):
+                visit(child, item, path + step)
 
-    visit(tree, value, path)
+    visit(tree, value, "output")
     return found
 
 
@@ -85,16 +82,13 @@ def _tensor_of(array: Any, path: str, made: dict[int, torch.Tensor]) -> torch.Te
     return made.setdefault(id(array), torch.from_numpy(array))
 
 
-def _children(tree: Any, value: Any) -> list[tuple[str, Any]]:
-    if hasattr(tree, "keys"):
-        return [(f"[{key!r}]", value[key]) for key in keys_of(tree)]
-    if hasattr(tree, "fields"):
-        if isinstance(value, dict):
-            return [(f".{name}", value[name]) for name in tree.fields]
-        if isinstance(value, tuple):
-            return [(f".{name}", item) for name, item in zip(tree.fields, value, strict=True)]
-        return [(f".{name}", getattr(value, name)) for name in tree.fields]
-    return [(f"[{index}]", item) for index, item in enumerate(value)]
+def _items(tree: Sequence | Mapping | NamedFields | Instance, value: Any) -> list[Any]:
+    if isinstance(tree, Mapping):
+        return [value[key] for key in keys_of(tree)]
+    if isinstance(tree, Sequence) or isinstance(value, tuple):
+        return list(value)
+    read: Any = operator.getitem if isinstance(value, dict) else getattr
+    return [read(value, name) for name in tree.fields]
 
 
 def whole_result_tree(program: Program) -> Tree:

@@ -102,12 +102,11 @@ class _Part:
         # Torch says by no public name which pass runs.
         current: int = torch._C._current_graph_task_id()  # noqa: TID251 # pyright: ignore[reportPrivateUsage]
         if current == -1 or current != self._pass or place not in self._anew:
-            self._pass = current
-            self._compute()
+            self._pass, self._anew = current, dict(enumerate(self._saved_again()))
         # Backward reads each once.
         return self._anew.pop(place)
 
-    def _compute(self) -> None:
+    def _saved_again(self) -> list[torch.Tensor]:
         for tensor, version in self._versions:
             if tensor._version != version:
                 raise RuntimeError(
@@ -128,4 +127,4 @@ class _Part:
                 around.enter_context(context())
             around.enter_context(saved_tensors_hooks(pack, lambda tensor: tensor))
             self._run()
-        self._anew = dict(enumerate(found))
+        return found

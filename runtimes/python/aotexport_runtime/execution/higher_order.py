@@ -319,11 +319,6 @@ class _Redrawn(torch.autograd.Function):
         return (None, *[next(found) if is_tracked else None for is_tracked in tracked])
 
 
-def _map_redrawn(step: Step, xs: list[Any], additional: list[Any]) -> tuple[Any, ...]:
-    count = len(xs)
-    return _redrawn(lambda *each: map_rows(step, list(each[:count]), list(each[count:])), [*xs, *additional])
-
-
 # --- the operators ----------------------------------------------------------------------------------------
 
 
@@ -363,6 +358,10 @@ DRAWING: dict[str, Callable[..., Any]] = OPERATORS | {
     "higher_order::while_loop": _of_steps(
         lambda condition, step, *rest: loop(condition, lambda *operands: _redrawn(step, [*operands]), *rest)
     ),
-    "higher_order::map_impl": _of_steps(_map_redrawn),
+    "higher_order::map_impl": _of_steps(
+        lambda step, xs, additional: _redrawn(
+            lambda *each: map_rows(step, [*each[: len(xs)]], [*each[len(xs) :]]), [*xs, *additional]
+        )
+    ),
 }
 """`OPERATORS` whose subgraphs draw: eager's backward of three of them runs the subgraph once more, on other numbers."""

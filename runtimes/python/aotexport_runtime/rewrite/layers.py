@@ -58,21 +58,6 @@ class Layer:
         return [name for name in read if name not in known]
 
 
-@dataclass
-class Layered:
-    """A subgraph as layers and the rest.
-
-    Attributes:
-        layers: by name of the value that each computes.
-        rest: what runs at each call; the last inputs are `constants`.
-        constants: names of values that are computed once.
-    """
-
-    layers: dict[str, Layer]
-    rest: Subgraph
-    constants: list[str]
-
-
 def constants_of(subgraph: Subgraph, states: Iterable[str], impure: Set[str]) -> set[str]:
     """Return the values that are the same at every call: `states`, and what is computed from them and numbers alone.
 
@@ -98,8 +83,13 @@ def _has_sizes(arguments: Iterable[object]) -> bool:
     return any(_has_sizes(each) if isinstance(each, list) else isinstance(each, SizeArgument) for each in arguments)
 
 
-def layered(subgraph: Subgraph, metas: Mapping[str, ValueMeta], constants: Set[str], *, sums: bool = True) -> Layered:
-    """Return `subgraph` by its layers; see `constants_of`. `sums`: convolutions add a tensor to their result, too."""
+def layered(
+    subgraph: Subgraph, metas: Mapping[str, ValueMeta], constants: Set[str], *, sums: bool
+) -> tuple[dict[str, Layer], Subgraph, list[str]]:
+    """Return layers by name of the value that each computes, what is left of `subgraph`, and its further inputs.
+
+    These are some of `constants`, see `constants_of`. `sums`: convolutions add a tensor to their result, too.
+    """
     users: dict[str, list[Node | None]] = {name: [None] for name in names_in(subgraph.outputs)}
     for node in subgraph.nodes:
         for name in operands(node):
@@ -136,7 +126,7 @@ def layered(subgraph: Subgraph, metas: Mapping[str, ValueMeta], constants: Set[s
     checks = {node.name for node in nodes if node.name not in users}
     nodes, read = ancestors(nodes, outputs, made, checks)
     fixed = sorted(read)
-    return Layered(layers, Subgraph([*subgraph.inputs, *fixed], nodes, outputs), fixed)
+    return layers, Subgraph([*subgraph.inputs, *fixed], nodes, outputs), fixed
 
 
 def _begun(node: Node, metas: Mapping[str, ValueMeta], constants: Set[str]) -> Layer | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from aotexport_runtime.rewrite.names import LAYER, last_uses, names_in, operands
-from aotexport_runtime.rewrite.partition import Subgraph
+from aotexport_runtime.rewrite.partition import VIEWS, Subgraph
 from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import Argument, SequenceMeta, TensorMeta
@@ -50,13 +50,7 @@ _DESTINATIONS: dict[str, str | int] = {
 }
 """Operators whose result is in the memory of an argument: its name or position."""
 
-_VIEWS = frozenset(
-    f"aten::{name}"
-    for name in (
-        *("alias.default", "detach.default", "permute.default", "reshape.default", "squeeze.default", "squeeze.dim"),
-        *("squeeze.dims", "t.default", "transpose.int", "unsqueeze.default", "view.default"),
-    )
-)
+_VIEWS = VIEWS - {"aten::expand.default", "aten::select.int", "aten::slice.Tensor"} | {"aten::reshape.default"}
 """Views that show every element of their operand once."""
 
 FRESH = frozenset(

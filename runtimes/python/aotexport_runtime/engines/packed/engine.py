@@ -58,19 +58,19 @@ class PackedGraph(Frozen):
             raise NotSupported("this processor has no instructions for bfloat16")
         # Convolutions of bfloat16 that oneDNN leaves to torch have no such sums.
         fixed = constants_of(whole, states, impure_nodes(graph))
-        self._layered = layered(whole, metas, fixed, sums=not precision)
-        if not self._layered.layers:
+        self._layers, self._rest, self._constants = layered(whole, metas, fixed, sums=not precision)
+        if not self._layers:
             raise NotSupported("it has no convolution or matmul by a large weight of float32")
 
     def forward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
-        graph, environment, found = self._graph, self._environment, self._layered
-        read = [name for layer in found.layers.values() for name in layer.constants]
-        values = self._computed(list(dict.fromkeys([*found.constants, *read])))
+        graph, environment = self._graph, self._environment
+        read = [name for layer in self._layers.values() for name in layer.constants]
+        values = self._computed(list(dict.fromkeys([*self._constants, *read])))
         layers = {
-            name: _layer(layer, values, graph, environment, self._precision) for name, layer in found.layers.items()
+            name: _layer(layer, values, graph, environment, self._precision) for name, layer in self._layers.items()
         }
-        run = compile_functional(graph, found.rest, environment, label=self._label, detached=True, layers=layers)
-        constants = [values[name] for name in found.constants]
+        run = compile_functional(graph, self._rest, environment, label=self._label, detached=True, layers=layers)
+        constants = [values[name] for name in self._constants]
         memory = {value.untyped_storage().data_ptr() for value in constants if isinstance(value, torch.Tensor)}
 
         def owned(result: Any) -> Any:

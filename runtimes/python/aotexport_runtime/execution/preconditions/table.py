@@ -15,7 +15,7 @@ from torch.autograd.graph import increment_version
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.errors import CheckFailed
-from aotexport_runtime.execution.preconditions import images, layers, mathematics
+from aotexport_runtime.execution.preconditions import layers, mathematics
 from aotexport_runtime.execution.preconditions.require import (
     OPERATOR,
     PRECONDITIONS,
@@ -27,9 +27,6 @@ from aotexport_runtime.execution.preconditions.require import (
     require,
     spacious,
 )
-
-ROWS = images, layers, mathematics
-"""The modules that fill the table, by being imported."""
 
 
 def guarded(name: str, function: Any) -> Callable[..., Any]:
