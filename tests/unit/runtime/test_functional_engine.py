@@ -139,142 +139,92 @@ def test_outputs_stay_as_many_tensors_as_they_were():
 
 # --- reusing ----------------------------------------------------------------------------------------------
 
+A, B = node("a", "exp.default", "x"), node("b", "relu.default", "a")
+SHOWN = node("v", "view.default", "a", [9], meta=LONG)
+TURN = node("v", "t.default", "a", meta=TURNED)
+OF_TURN = node("b", "relu.default", "v", meta=TURNED)
+EVERY_SECOND = node("v", "slice.Tensor", "a", 0, 1, 2, meta=ROW)
+STATISTICS = SequenceMeta(items=(SQUARE, ROW, ROW))
+ITEMS = (
+    node("s", "native_layer_norm.default", "x", [3], None, None, 1e-5, meta=STATISTICS),
+    Node(name="a", op="python::getitem", args=["s", 0], meta=SQUARE),
+    Node(name="m", op="python::getitem", args=["s", 1], meta=ROW),
+    B,
+)
+AGAIN = Node(name="again", op="python::getitem", args=["s", 0], meta=SQUARE)
 
-def over(*nodes, outputs, ops, visible=None):
-    before = line(*nodes, outputs=outputs)
+OVER = {
+    "a dead operand is": ((A, B), "b", "exp relu_"),
+    "inputs are not": ((node("a", "relu.default", "x"),), "a", "relu"),
+    "views of inputs are not": (
+        (node("v", "t.default", "x", meta=TURNED), node("a", "relu.default", "v", meta=TURNED)),
+        "a",
+        "t relu",
+    ),
+    "what is used later is not": ((A, B, node("c", "mm.default", "a", "b")), "c", "exp relu mm"),
+    "what is returned is not": ((A, B), "ab", "exp relu"),
+    "what a returned view shows is not": ((A, SHOWN, B), "bv", "exp view relu"),
+    "what a living view shows is not": (
+        (A, SHOWN, B, node("c", "exp.default", "v", meta=LONG)),
+        "bc",
+        "exp view relu exp",
+    ),
+    "what an unknown operator may share is not": (
+        (A, EVERY_SECOND, B, node("c", "exp.default", "v", meta=ROW)),
+        "bc",
+        "exp slice relu exp",
+    ),
+    "a part of an input is not": (
+        (node("a", "slice.Tensor", "x", 0, 1, 2, meta=ROW), node("b", "relu.default", "a", meta=ROW)),
+        "b",
+        "slice relu",
+    ),
+    "an operand that stands twice is not": ((A, node("b", "mul.Tensor", "a", "a")), "b", "exp mul"),
+    "an operand beside its view is not": ((A, TURN, node("b", "add.Tensor", "a", "v")), "b", "exp t add"),
+    "either term is": ((A, node("b", "add.Tensor", "y", "a")), "b", "exp add_"),
+    "a number may be added": ((A, node("b", "add.Tensor", "a", 1.5)), "b", "exp add_"),
+    "what is subtracted is not": ((A, node("b", "sub.Tensor", "y", "a")), "b", "exp sub"),
+    "what is scaled is not": ((A, node("b", "add.Tensor", "y", "a", alpha=2)), "b", "exp add"),
+    "an operand of another layout is not": (
+        (node("a", "sum.dim_IntList", "x", [0], True, meta=ROW), node("b", "add.Tensor", "a", "y")),
+        "b",
+        "sum add",
+    ),
+    "a view that the caller sees is not": ((A, TURN, OF_TURN), "b", "exp t relu"),
+    "either operand of a backward operator is": (
+        (A, node("b", "threshold_backward.default", "y", "a", 0)),
+        "b",
+        "exp threshold_backward",
+    ),
+    "an item of several results is": (ITEMS, "bm", "native_layer_norm getitem getitem relu_"),
+    "an item that is taken twice is not": (
+        (*ITEMS, AGAIN),
+        ["b", "again"],
+        "native_layer_norm getitem getitem relu getitem",
+    ),
+}
+
+
+def over(nodes, outputs, ops, visible=None):
+    before = line(*nodes, outputs=[*outputs])
     after = reusing(before, EVERY, visible=len(outputs) if visible is None else visible)
-    assert [n.op.removeprefix("aten::") for n in after.nodes] == ops
+    assert " ".join(n.op.partition("::")[2].partition(".")[0] for n in after.nodes) == ops
     same_results(before, after)
+    return after
 
 
-def test_a_dead_operand_is_written_over():
-    over(
-        node("a", "exp.default", "x"),
-        node("b", "relu.default", "a"),
-        outputs=["b"],
-        ops=["exp.default", "relu_.default"],
-    )
+@pytest.mark.parametrize(("nodes", "outputs", "ops"), OVER.values(), ids=OVER)
+def test_operand_is_written_over_where_nothing_can_see_it(nodes, outputs, ops):
+    over(nodes, outputs, ops)
 
 
-def test_inputs_are_never_written_over():
-    over(node("a", "relu.default", "x"), outputs=["a"], ops=["relu.default"])
-    over(
-        node("v", "t.default", "x", meta=TURNED),
-        node("a", "relu.default", "v", meta=TURNED),
-        outputs=["a"],
-        ops=["t.default", "relu.default"],
-    )
+def test_a_view_that_the_caller_does_not_see_is_written_over():
+    over((A, TURN, OF_TURN), "b", "exp t relu_", visible=0)
 
 
-def test_what_is_used_later_or_returned_is_not_written_over():
-    first = node("a", "exp.default", "x")
-    second = node("b", "relu.default", "a")
-    over(
-        first,
-        second,
-        node("c", "mm.default", "a", "b"),
-        outputs=["c"],
-        ops=["exp.default", "relu.default", "mm.default"],
-    )
-    over(first, second, outputs=["a", "b"], ops=["exp.default", "relu.default"])
-
-
-def test_what_a_living_view_shows_is_not_written_over():
-    nodes = (
-        node("a", "exp.default", "x"),
-        node("v", "view.default", "a", [9], meta=LONG),
-        node("b", "relu.default", "a"),
-    )
-    over(*nodes, outputs=["b", "v"], ops=["exp.default", "view.default", "relu.default"])
-    over(
-        *nodes,
-        node("c", "exp.default", "v", meta=LONG),
-        outputs=["b", "c"],
-        ops=["exp.default", "view.default", "relu.default", "exp.default"],
-    )
-
-
-def test_what_an_unknown_operator_may_share_is_not_written_over():
-    over(
-        node("a", "exp.default", "x"),
-        node("v", "slice.Tensor", "a", 0, 1, 2, meta=ROW),
-        node("b", "relu.default", "a"),
-        node("c", "exp.default", "v", meta=ROW),
-        outputs=["b", "c"],
-        ops=["exp.default", "slice.Tensor", "relu.default", "exp.default"],
-    )
-    over(
-        node("a", "slice.Tensor", "x", 0, 1, 2, meta=ROW),
-        node("b", "relu.default", "a", meta=ROW),
-        outputs=["b"],
-        ops=["slice.Tensor", "relu.default"],
-    )
-
-
-def test_an_operand_that_stands_twice_is_not_written_over():
-    over(
-        node("a", "exp.default", "x"),
-        node("b", "mul.Tensor", "a", "a"),
-        outputs=["b"],
-        ops=["exp.default", "mul.Tensor"],
-    )
-    over(
-        node("a", "exp.default", "x"),
-        node("v", "t.default", "a", meta=TURNED),
-        node("b", "add.Tensor", "a", "v"),
-        outputs=["b"],
-        ops=["exp.default", "t.default", "add.Tensor"],
-    )
-
-
-def test_either_operand_of_a_commutative_operator_is_written_over():
-    first = node("a", "exp.default", "x")
-    over(first, node("b", "add.Tensor", "y", "a"), outputs=["b"], ops=["exp.default", "add_.Tensor"])
-    over(first, node("b", "sub.Tensor", "y", "a"), outputs=["b"], ops=["exp.default", "sub.Tensor"])
-    over(first, node("b", "add.Tensor", "y", "a", alpha=2), outputs=["b"], ops=["exp.default", "add.Tensor"])
-    over(first, node("b", "add.Tensor", "a", 1.5), outputs=["b"], ops=["exp.default", "add_.Tensor"])
-
-
-def test_an_operand_of_another_layout_is_not_written_over():
-    over(
-        node("a", "sum.dim_IntList", "x", [0], True, meta=ROW),
-        node("b", "add.Tensor", "a", "y"),
-        outputs=["b"],
-        ops=["sum.dim_IntList", "add.Tensor"],
-    )
-
-
-def test_a_view_is_written_over_only_where_the_caller_does_not_see_it():
-    nodes = (
-        node("a", "exp.default", "x"),
-        node("v", "t.default", "a", meta=TURNED),
-        node("b", "relu.default", "v", meta=TURNED),
-    )
-    over(*nodes, outputs=["b"], ops=["exp.default", "t.default", "relu.default"])
-    over(*nodes, outputs=["b"], visible=0, ops=["exp.default", "t.default", "relu_.default"])
-
-
-def test_backward_operators_write_into_either_operand():
-    over(
-        node("a", "exp.default", "x"),
-        node("b", "threshold_backward.default", "y", "a", 0),
-        outputs=["b"],
-        ops=["exp.default", "threshold_backward.grad_input"],
-    )
-
-
-def test_items_of_several_results_are_told_apart():
-    statistics = SequenceMeta(items=(SQUARE, ROW, ROW))
-    nodes = (
-        node("s", "native_layer_norm.default", "x", [3], None, None, 1e-5, meta=statistics),
-        Node(name="a", op="python::getitem", args=["s", 0], meta=SQUARE),
-        Node(name="m", op="python::getitem", args=["s", 1], meta=ROW),
-        node("b", "relu.default", "a"),
-    )
-    ops = ["native_layer_norm.default", "python::getitem", "python::getitem", "relu_.default"]
-    over(*nodes, outputs=["b", "m"], ops=ops)
-    again = Node(name="again", op="python::getitem", args=["s", 0], meta=SQUARE)
-    over(*nodes, again, outputs=["b", "again"], ops=[*ops[:3], "relu.default", "python::getitem"])
+def test_backward_operator_writes_into_an_operand_by_name():
+    after = over(*OVER["either operand of a backward operator is"])
+    assert after.nodes[-1].op == "aten::threshold_backward.grad_input"
 
 
 @pytest.mark.parametrize(

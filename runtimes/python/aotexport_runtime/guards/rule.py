@@ -6,7 +6,7 @@ Source holds positions and integers alone; strings of the bundle go into a table
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby
@@ -207,25 +207,16 @@ def quick_lines(source: GuardSource, rows: Sequence[Row], turn_away: str) -> lis
 
     `turn_away` is the statement for other calls, and for those that only `GuardTable` admits.
     """
-    lines: list[tuple[str, bool]] = []
+    lines: list[str] = []
     for row in sorted(rows, key=lambda row: COSTS.index(row.cost)):
-        lines += [(line, False) for line in (row.prepare(source) if row.prepare is not None else ())]
+        lines += row.prepare(source) if row.prepare is not None else []
         predicate = _text(source, row.holds if row.quick is None else row.quick)
         if not predicate:
             return None
-        if predicate != "True":
-            lines.append((f"if not ({predicate}): ", True))
-    if not source.symbols:
-        return [f"{line}{turn_away}" if turns_away else line for line, turns_away in lines]
+        lines += [] if predicate == "True" else [f"if not ({predicate}): break"]
+    lines = ["try:", *_indented([*lines, "fits = True"]), f"except {source.constant(sizes.UNDEFINED)}: break"]
     # What is turned away to may run code of the caller, whose errors are none of the predicates': it is outside.
-    return [
-        "for fits in (False,):",
-        "    try:",
-        *(f"        {line}{'break' if turns_away else ''}" for line, turns_away in lines),
-        f"    except {source.constant(sizes.UNDEFINED)}: break",
-        "    fits = True",
-        f"if not fits: {turn_away}",
-    ]
+    return ["for fits in (False,):", *_indented(lines), f"if not fits: {turn_away}"]
 
 
 class GuardTable:
@@ -264,37 +255,30 @@ class GuardTable:
         source = GuardSource(symbols={symbol: f"s{number}" for number, symbol in enumerate(self._known)})
         lines = [f"{self._inputs}= inputs"] if self._inputs else []
         lines += [f"{name} = symbols[{source.constant(symbol)}]" for symbol, name in source.symbols.items()]
-        lines.append("fits = ranks = known = True")
+        lines.append("fits = has_ranks = has_symbols = True")
         for stage in self.stages:
             for _, about_one in groupby(stage, key=lambda row: row.subject):
-                lines += _asked(source, [*about_one])
+                lines += _asked(source, about_one)
             lines.append("if not fits: return")
         return define("violations", "inputs, symbols", [*lines, "yield from ()"], source.scope, "guards in words")
 
 
-_ENDED = {"ranks": "ranks", "symbols": "known"}
-
-
-def _asked(source: GuardSource, rows: list[Row]) -> list[str]:
+def _asked(source: GuardSource, rows: Iterable[Row]) -> list[str]:
     """Return source that yields those rows about one subject whose preconditions hold, and that are violated."""
-    if not rows:
-        return []
-    row, *others = rows
-    lines = row.prepare(source) if row.prepare is not None else []
-    holds = "True" if row.message is None else _text(source, row.holds)
-    later = _asked(source, others)
-    if holds != "True":
-        if row.cost == "sizes" and source.symbols:
-            lines += [f"try: holds = {holds}", f"except {source.constant(sizes.UNDEFINED)}: holds = False"]
-            holds = "holds"
-        ended = "fits = " if row.ends is None else f"fits = {_ENDED[row.ends]} = "
-        lines += [f"if not ({holds}):", f"    {ended}False", f"    yield {source.constant(row)}"]
-        if row.ends is not None and later:
-            lines += ["else:", *_indented(later)]
-            later = []
-    if row.needs is not None and lines:
-        lines = [f"if {'ranks' if row.needs == 'ranks' else 'ranks and known'}:", *_indented(lines)]
-    return lines + later
+    lines: list[str] = []
+    for row in rows:
+        asked = row.prepare(source) if row.prepare is not None else []
+        holds = "True" if row.message is None else _text(source, row.holds)
+        if holds != "True":
+            if row.cost == "sizes" and source.symbols:
+                asked += [f"try: holds = {holds}", f"except {source.constant(sizes.UNDEFINED)}: holds = False"]
+                holds = "holds"
+            asked += [f"if not ({holds}):", "    fits = False", f"    yield {source.constant(row)}"]
+            asked += [] if row.ends is None else [f"    has_{row.ends} = False", "    break"]
+        if row.needs is not None and asked:
+            asked = [f"if has_ranks and has_{row.needs}:", *_indented(asked)]
+        lines += asked
+    return ["for _ in '1':", *_indented(lines)] if lines else []
 
 
 def _indented(lines: list[str]) -> list[str]:

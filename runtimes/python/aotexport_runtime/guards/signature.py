@@ -108,14 +108,12 @@ class Signature:
         bound: list[tuple[Parameter, Any]] = list(zip(self._positional, args, strict=False))
         if len(args) > len(self._positional) and self._var_positional is None:
             report(f"takes {len(self._positional)} positional arguments ({_listed(self._positional)}), got {len(args)}")
-        for parameter in self._positional[len(args) :]:
-            is_named = parameter.name in self._by_name
-            bound.append((parameter, rest.pop(parameter.name, _MISSING) if is_named else _MISSING))
         if self._var_positional is not None:
             bound.append((self._var_positional, args[len(self._positional) :]))
-        for parameter in self._parameters:
-            if parameter.kind == "keyword_only":
-                bound.append((parameter, rest.pop(parameter.name, _MISSING)))
+        by_keyword = (p for p in self._parameters if p.kind == "keyword_only")
+        for parameter in (*self._positional[len(args) :], *by_keyword):
+            is_named = parameter.name in self._by_name
+            bound.append((parameter, rest.pop(parameter.name, _MISSING) if is_named else _MISSING))
         if self._var_keyword is not None:
             tree = self._var_keyword.tree
             order = tree.keys if isinstance(tree, Mapping) else ()

@@ -95,13 +95,13 @@ def reusing(subgraph: Subgraph, proven: Set[str], *, visible: int) -> Subgraph:
 
         def dies(name: str, node: Node = node, index: int = index) -> bool:
             memory = memories.get(name)
-            if memory is None or not memory.owned or metas.get(name) != node.meta:
+            if memory is None or not memory.owned or memory.last_use > index or metas.get(name) != node.meta:
                 return False
-            if name not in proven or node.name not in proven:
-                return False
-            if name not in memory.whole or (node.name in seen and name in memory.views):
-                return False
-            if memory.last_use > index:
+            if (
+                name not in memory.whole
+                or (node.name in seen and name in memory.views)
+                or not proven >= {name, node.name}
+            ):
                 return False
             return sum(memories.get(other) is memory for other in operands(node)) == 1
 
@@ -157,13 +157,12 @@ def _remember(node: Node, memories: dict[str, _Memory], uses: dict[str, int]) ->
         return
     if node.op == "python::getitem":
         # Each item has memory of its own, keyed by its index, and lives as long as the sequence.
-        key = f"{taken[0]}[{node.args[1]!r}]" if taken else ""
-        owned = memories.get(taken[0]) if taken else None
-        if owned is None or not owned.owned or len(taken) != 1:
-            memories[node.name] = _Memory(owned=False)
-            return
-        memory = memories.setdefault(key, _Memory(owned=True, last_use=uses[taken[0]]))
-        memories[node.name] = memory.joined(node.name, uses)
+        whole = memories.get(taken[0]) if len(taken) == 1 else None
+        item = _Memory(owned=False)
+        if whole is not None and whole.owned:
+            made = _Memory(owned=True, last_use=uses[taken[0]])
+            item = memories.setdefault(f"{taken[0]}[{node.args[1]!r}]", made).joined(node.name, uses)
+        memories[node.name] = item
     elif _is_new(node):
         is_tensor = not isinstance(node.meta, SequenceMeta)
         memories[node.name] = _Memory(owned=True).joined(node.name, uses, whole=is_tensor)

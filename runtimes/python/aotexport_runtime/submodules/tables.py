@@ -72,7 +72,9 @@ class _ObservedTable:
         if self.owner and key not in self:  # type: ignore[operator]
             self.check_added(self.owner["_origin"], key, value)
         super().__setitem__(key, value)  # type: ignore[misc]
-        if self.owner and not _alike(self.owner, before, value):
+        both = isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor)
+        is_alike = kind_in(self.owner, before) == kind_in(self.owner, value) if both else before is value
+        if self.owner and not is_alike:
             self.owner["_origin"].left.discard(key)
             self.owner["_origin"].whole.changed()
 
@@ -113,12 +115,6 @@ class SubmoduleTable(_ObservedTable, dict[str, Any]):  # type: ignore[misc]
                 f"`{named(origin.path, name)}` was not there at export, so no call would use the added submodule. "
                 f"{WRAP}"
             )
-
-
-def _alike(owner: Mapping[str, Any], before: Any, value: Any) -> bool:
-    if isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor):
-        return kind_in(owner, before) == kind_in(owner, value)
-    return before is value
 
 
 def kind_in(owner: Mapping[str, Any], tensor: torch.Tensor) -> TensorKind:
