@@ -55,6 +55,4 @@ def under_autocast(device_type: str, dtype: str | None) -> AbstractContextManage
     """Return a context with autocast to `dtype`; None: it is off."""
     if not torch.amp.is_autocast_available(device_type):
         return contextlib.nullcontext()
-    if dtype is None:
-        return torch.autocast(device_type, enabled=False)
-    return torch.autocast(device_type, dtype=getattr(torch, dtype))
+    return torch.autocast(device_type, dtype=dtype and getattr(torch, dtype), enabled=dtype is not None)

@@ -20,8 +20,7 @@ _hooks_of_saved_tensors = getattr(_autograd, "_top_saved_tensors_default_hooks",
 
 def active() -> bool:
     """Return whether `torch.func.grad`, `vmap`, `jvp`, a dual level, `torch.jit.trace` or the like surrounds a call."""
-    transformed = (_peek is not None and _peek() is not None) or getattr(forward_ad, "_current_level", -1) >= 0
-    return transformed or _is_tracing()
+    return (_peek is not None and _peek() is not None) or forward_mode() or _is_tracing()
 
 
 def forward_mode() -> bool:

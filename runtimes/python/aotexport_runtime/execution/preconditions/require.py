@@ -81,8 +81,7 @@ def sized(tensor: torch.Tensor | None, expected: Sequence[Any], what: str) -> No
 def sizes(a: Arguments, expected: Sequence[Any], *names: str) -> None:
     """Require arguments that are given to have these sizes."""
     for name in names:
-        if (tensor := a.get(name)) is not None and tensor.shape != expected:
-            sized(tensor, expected, f"`{name}`")
+        sized(a.get(name), expected, f"`{name}`")
 
 
 def spacious(a: Arguments, *names: str) -> None:
@@ -97,8 +96,7 @@ def spacious(a: Arguments, *names: str) -> None:
 def contiguous(a: Arguments, *names: str) -> None:
     """Require given tensors to be contiguous."""
     for name in names:
-        if (tensor := a.get(name)) is not None and not tensor.is_contiguous():
-            raise CheckFailed(f"`{name}` must be contiguous")
+        require(a.get(name) is None or a[name].is_contiguous(), f"`{name}` must be contiguous")
 
 
 def integers(values: Any) -> torch.Tensor:
