@@ -21,10 +21,8 @@ class Factors(nn.Module):
     """The factors of a change of a linear layer's weight (outputs by inputs).
 
     Attributes:
-        A: parameter, rank by inputs.
-        B: parameter, outputs by rank.
+        A: parameter, rank by inputs; B: outputs by rank.
         magnitude: parameter, the length of each row of the changed weight; None: they follow from the change.
-        groups: of a convolution, else 1.
         ratio: while the weight holds the change: what the magnitude multiplied its rows with.
     """
 

@@ -35,10 +35,8 @@ class Plan:
     """A program, ready to be called.
 
     Attributes:
-        program: its record.
         engines: what serves its calls, in the order in which they are tried; the last serves all that the guards admit.
         record: why these serve, and which passes have run.
-        guards: of the program.
         quick_rows: guards of the calls that the fast path serves.
     """
 

@@ -54,12 +54,8 @@ class Call(NamedTuple):
 class Kind:
     """Source of questions about the tensor in a variable; "True" where there is nothing to ask.
 
-    Attributes:
-        is_plain: is it a tensor of this kind, of no subclass?
-        has_dtype: has it a dtype, by its name in the format?
-        is_on: is it on one of some types of devices; for quick paths, on the first?
-        is_strided: is it no sparse tensor?
-        has_autograd: whether it has torch's attributes: `stride()`, `requires_grad`.
+    Is it plain, of no subclass; has it a dtype, by its name in the format; is it on one of some types of devices (for
+    quick paths, on the first)? `has_autograd`: whether it has torch's attributes: `stride()`, `requires_grad`.
     """
 
     is_plain: Callable[[GuardSource, str], str]
@@ -116,9 +112,8 @@ def torch_tensors() -> Kind:
 class GuardSource:
     """The names that the source of predicates refers to: constants in `scope`, the source of symbols.
 
-    Attributes:
-        kind: kind of the tensors that are asked about; `ANY`: in the function that explains, whose arguments `inputs`
-            and `symbols` get what rows bind.
+    `kind` is that of the tensors that are asked about; `ANY`: in the function that explains, whose arguments `inputs`
+    and `symbols` get what rows bind.
     """
 
     kind: Kind = ANY

@@ -37,9 +37,7 @@ class Layer:
     Attributes:
         inputs: names of the values that it reads at each call: its input, and what is added to its result.
         weight: name of the weight; of a matmul its second operand.
-        bias: name of the bias; None: it has none.
         nodes: the convolution or matmul, and the batch norm, sum and activation that follow, without views between.
-        norm: the batch norm; None: none follows.
         activation: the last node, if oneDNN computes it too.
     """
 
