@@ -178,7 +178,7 @@ def _equal(value: Any, expected: Any) -> bool:
     """Return whether two constants are equal: zeros by their sign, NaN to NaN, complex by parts, CPUs of any index."""
     if isinstance(expected, complex):
         return _equal(value.real, expected.real) and _equal(value.imag, expected.imag)
-    if getattr(value, "type", None) == getattr(expected, "type", "") == "cpu":
+    if getattr(value, "type", "") == getattr(expected, "type", "") == "cpu":
         return True
     if isinstance(value, float) and isinstance(expected, float) and not value and not expected:
         return math.copysign(1, value) == math.copysign(1, expected)
