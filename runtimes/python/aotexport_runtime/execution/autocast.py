@@ -55,4 +55,6 @@ def under_autocast(device_type: str, dtype: str | None) -> AbstractContextManage
     """Return a context with autocast to `dtype`; None: it is off."""
     if not torch.amp.is_autocast_available(device_type):
         return contextlib.nullcontext()
-    return torch.autocast(device_type, dtype=dtype and getattr(torch, dtype), enabled=dtype is not None)
+    return torch.autocast(
+        device_type, dtype=None if dtype is None else getattr(torch, dtype), enabled=dtype is not None
+    )

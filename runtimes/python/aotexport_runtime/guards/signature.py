@@ -188,7 +188,7 @@ def _equal(value: Any, expected: Any) -> bool:
 def _children(tree: Sequence | Mapping | NamedFields, value: Any) -> list[Any] | str:
     """Return the children of `value` in the order of `tree`, or the fault of its structure in words."""
     if isinstance(tree, Sequence):
-        type_ = {"tuple": tuple, "list": list, "size": size_type(), "deque": deque}[tree.type]
+        type_: Any = {"tuple": tuple, "list": list, "size": size_type(), "deque": deque}[tree.type]
         fits = type(value) is type_
         if tree.name is not None:
             is_named = isinstance(value, type_) and type(value).__name__ == tree.name
