@@ -311,6 +311,13 @@ def test_requests_without_one_signer_are_refused(signed: Path, keys: Path) -> No
     with pytest.raises(ArgumentInvalid) as caught:
         aotexport_runtime.load(signed, trust=Signed(public_key="nowhere.pub"))
     assert str(caught.value) == "no file `nowhere.pub`"
+    for signer in ({"public_key": 5}, {"certificate_chain": [keys / "root.crt"], "at": "2026-01-31"}):
+        with pytest.raises(ArgumentInvalid, match=r"^(`Signed`: expected a path|`at`: expected a datetime)"):
+            aotexport_runtime.load(signed, trust=Signed(**signer))
+    (keys / "no.pub").write_text("no key")
+    for signer in ({"public_key": keys / "no.pub"}, {"certificate_chain": [keys / "no.pub"]}):
+        with pytest.raises(ArgumentInvalid, match=r"^Signed names a signer who cannot be known: "):
+            aotexport_runtime.load(signed, trust=Signed(**signer))
     with pytest.raises(NotSupported) as other:
         aotexport_runtime.load(signed, trust=Signed(public_key=keys / "key.pub"), check_digests=False)
     assert str(other.value) == "a signature is one of digests: leave check_digests to its default"

@@ -55,7 +55,7 @@ JSON = {
 }
 
 
-@pytest.mark.parametrize("origin", ["https://elsewhere.example", "http://127.0.0.1:1", "null"])
+@pytest.mark.parametrize("origin", ["https://elsewhere.example", "http://127.0.0.1:1", "http://[::1", "null"])
 @pytest.mark.parametrize("verb", ["load", "unload"])
 def test_page_of_another_site_neither_loads_nor_unloads(origin, verb, server):
     path = f"/v2/repository/models/words/{verb}"
@@ -67,6 +67,11 @@ def test_page_of_another_site_neither_loads_nor_unloads(origin, verb, server):
 @pytest.mark.parametrize(("body", "text"), JSON.values(), ids=JSON)
 def test_wrong_json_is_refused_by_a_sentence(body, text, server):
     assert server.ask("/v2/models/digits/infer", body, method="POST")[:2] == (400, {"error": text})
+
+
+def test_index_that_is_asked_for_too_deep_is_refused(server):
+    status, found, _ = server.ask("/v2/repository/index", b'{"a":' + b"[" * 40_000)
+    assert (status, found["error"][:33]) == (400, "the body is no request for the in")
 
 
 BINARY = {

@@ -82,7 +82,21 @@ def test_errors_of_calls_have_the_codes_of_the_protocol(error, http, grpc):
     assert "\n" not in str(refusal)
 
 
+@pytest.mark.parametrize("timeout", [0, True, 1.5, "1", 10**400])
+def test_timeout_that_is_no_number_of_microseconds_is_refused(timeout):
+    with pytest.raises(Refusal, match=r"^the parameter `timeout` is a number of microseconds above 0, got "):
+        read_request(bytearray(json.dumps({"inputs": [], "parameters": {"timeout": timeout}}).encode()), None, SHAPED)
+
+
+def test_integers_beyond_63_bits_stay_as_they_are():
+    entry = {"name": "u", "datatype": "UINT64", "shape": [2], "data": [2**64 - 1, 1]}
+    signature = Signature(inputs={"u": ("UINT64", (2,))}, outputs={})
+    asked = read_request(bytearray(json.dumps({"inputs": [entry]}).encode()), None, signature)
+    assert asked.inputs["u"].tolist() == [2**64 - 1, 1]
+
+
 EMPTY = {"name": "b", "datatype": "BF16", "parameters": {"binary_data_size": 0}}
+NUMBERS = {"name": "x", "datatype": "FP32", "shape": [1]}
 SHAPED = Signature(inputs={"b": ("BF16", (-1, -1)), "f": ("BOOL", (2,)), "x": ("FP32", (1,))}, outputs={})
 
 
@@ -100,6 +114,20 @@ SHAPED = Signature(inputs={"b": ("BF16", (-1, -1)), "f": ("BOOL", (2,)), "x": ("
             b"",
             "`x`: one of its data is beyond FP32",
         ),
+        (NUMBERS | {"data": [10**400]}, b"", "`x`: one of its data is beyond FP32"),
+        (NUMBERS | {"data": [True]}, b"", "`x`: its data are no numbers of FP32"),
+        # Of numpy's strings each would take 8 MB.
+        (
+            NUMBERS | {"data": ["x" * 2_000_000, *[""] * 50_000]},
+            b"",
+            "`x`: FP32[1] takes 1 numbers, and there are 50001",
+        ),
+        (
+            NUMBERS | {"parameters": {"binary_data_size": True}},
+            b"1",
+            "`x`: `binary_data_size` is True, and 1 bytes are left",
+        ),
+        (NUMBERS | {"datatype": "x" * 2000}, b"", f"`x`: expected FP32, got {'x' * 976}"),
     ],
 )
 def test_values_that_no_tensor_holds_are_refused(entry, data, reason):

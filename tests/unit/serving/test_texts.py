@@ -97,7 +97,7 @@ WRONG = {
     "length": (b"\x05\0\0\0abc", "`options.how`: its data end within a string"),
     "half_a_length": (b"\x05\0", "`options.how`: its data end within a string"),
     "none": (b"", "`options.how`: BYTES[1] takes 1 strings, and there are 0"),
-    "two": (b"\x01\0\0\0a\x01\0\0\0b", "`options.how`: BYTES[1] takes 1 strings, and there are 2"),
+    "two": (b"\x01\0\0\0a\x01\0\0\0b", "`options.how`: BYTES[1] takes 1 strings, and there are more"),
     "no_text": (b"\x01\0\0\0\xff", "`options.how`: its data are no strings of UTF-8"),
 }
 

@@ -13,11 +13,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from types import NoneType
 from typing import Any, NoReturn
 
 from aotexport_runtime.bundle.directory import MANIFEST_NAME, open_regular, private_file, read_most
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, NotSupported, attempt, first_line
+from aotexport_runtime.values.arguments import check_type, path_of
 
 SIGNATURE_NAME = "model.sig"
 MOST_NBYTES = 1 << 26
@@ -124,18 +126,26 @@ def _verifier(signed: Signed, chain: list[str]) -> Any:
         raise ArgumentInvalid("Signed takes one of public_key, certificate_chain and identity")
     if (signed.identity is None) != (signed.issuer is None):
         raise ArgumentInvalid("Signed takes an identity with its issuer")
+    check_type("at", signed.at, (datetime, NoneType), "a datetime")
     if signed.at is not None and not chain:
         raise ArgumentInvalid("Signed takes `at` with certificates")
     for path in (signed.public_key, *chain, signed.trust_config):
-        if path is not None and not Path(path).is_file():
+        if path is not None and not path_of("Signed", path).is_file():
             raise ArgumentInvalid(f"no file `{path}`")
     config = signing_library("verifying").Config()
-    if signed.public_key is not None:
-        return config.use_elliptic_key_verifier(public_key=signed.public_key)
-    if chain:
-        return config.use_certificate_verifier(certificate_chain=chain)
-    trust = None if signed.trust_config is None else Path(signed.trust_config)
-    return config.use_sigstore_verifier(identity=signed.identity, oidc_issuer=signed.issuer, trust_config=trust)
+
+    def verifier() -> Any:
+        if signed.public_key is not None:
+            return config.use_elliptic_key_verifier(public_key=signed.public_key)
+        if chain:
+            return config.use_certificate_verifier(certificate_chain=chain)
+        trust = None if signed.trust_config is None else Path(signed.trust_config)
+        return config.use_sigstore_verifier(identity=signed.identity, oidc_issuer=signed.issuer, trust_config=trust)
+
+    found = attempt(verifier)
+    if isinstance(found, Exception):
+        raise ArgumentInvalid(f"Signed names a signer who cannot be known: {first_line(found)}") from None
+    return found
 
 
 def signing_library(module: str) -> Any:

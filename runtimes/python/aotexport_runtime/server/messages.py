@@ -14,6 +14,8 @@ from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.server.tensors import WITHOUT_JSON, Array, datatype_of, from_bytes, from_numbers, to_bytes
 from aotexport_runtime.serving.interface import TensorSpec, TextSpec
 
+_Parameters = dict[str, str | int | float | bool | None]
+
 
 class Tensor(Struct):
     """An input of a request."""
@@ -21,7 +23,7 @@ class Tensor(Struct):
     name: str
     datatype: str
     shape: list[int]
-    parameters: dict[str, Any] | None = None
+    parameters: _Parameters | None = None
     data: list[Any] | None = None
 
 
@@ -29,7 +31,7 @@ class Output(Struct):
     """An output that a request asks for."""
 
     name: str
-    parameters: dict[str, Any] | None = None
+    parameters: _Parameters | None = None
 
 
 class Head(Struct):
@@ -37,7 +39,7 @@ class Head(Struct):
 
     inputs: list[Tensor]
     id: str | None = None
-    parameters: dict[str, Any] | None = None
+    parameters: _Parameters | None = None
     outputs: list[Output] | None = None
 
 
@@ -103,7 +105,7 @@ def read_request(body: bytearray, json_nbytes: int | None, signature: Signature,
                 raise Refusal(f"`{tensor.name}`: it has neither `data` nor `binary_data_size`")
             inputs[tensor.name] = from_numbers(tensor.name, tensor.datatype, tensor.shape, tensor.data)
             continue
-        if not isinstance(nbytes, int) or not 0 <= nbytes <= len(body) - end:
+        if type(nbytes) is not int or not 0 <= nbytes <= len(body) - end:
             raise Refusal(f"`{tensor.name}`: `binary_data_size` is {nbytes}, and {len(body) - end} bytes are left")
         inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, view[end : end + nbytes])
         end += nbytes
@@ -162,7 +164,7 @@ def timeout_s(microseconds: Any) -> float | None:
     """Return the parameter `timeout` of a request in seconds; None: it has none; no number above 0: `Refusal`."""
     if microseconds is None:
         return None
-    if not isinstance(microseconds, int) or isinstance(microseconds, bool) or microseconds <= 0:
+    if type(microseconds) is not int or not 0 < microseconds < 1 << 64:
         raise Refusal(f"the parameter `timeout` is a number of microseconds above 0, got {microseconds!r}")
     return microseconds / 1e6
 

@@ -29,8 +29,8 @@ class Refusal(AotExportError):
 
     def __init__(self, text: str, kind: Kind = "invalid") -> None:
         self.kind: Kind = kind
-        # One line: names that a client sends may hold others.
-        super().__init__(text.replace("\n", "\\n"))
+        # One line, which a header of gRPC holds: names that a client sends may be longer.
+        super().__init__(text.replace("\n", "\\n")[:1000])
 
 
 _KINDS: dict[type[Exception], Kind] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -29,8 +30,8 @@ WITHOUT_JSON = ("FP16", "BF16")
 """Datatypes that the protocol sends as raw bytes alone."""
 
 _MOST_AXES, _MOST_ELEMENTS = 32, 1 << 59
-_NUMBERS = {"BOOL": "b", "FP32": "fiu", "FP64": "fiu"}
-"""Kinds of arrays whose numbers a datatype takes from JSON; of the others, integers."""
+_NUMBERS: dict[str, set[type]] = {"BOOL": {bool}, "FP32": {int, float}, "FP64": {int, float}}
+"""Types of what a datatype takes from JSON; of the others, integers."""
 
 
 def datatype_of(name: str, dtype: str) -> str:
@@ -49,7 +50,7 @@ def from_bytes(name: str, datatype: str, shape: Sequence[int], data: Any) -> Arr
         Refusal: the bytes are not those of the shape.
     """
     if datatype == "BYTES":
-        return _array_of_strings(name, shape, _strings(name, data))
+        return _array_of_strings(name, shape, _strings(name, data, _count(name, shape)))
     dtype = _BYTES_AS[datatype]
     expected = _count(name, shape) * dtype.itemsize
     if len(data) != expected:
@@ -72,31 +73,32 @@ def from_numbers(name: str, datatype: str, shape: Sequence[int], numbers: Any) -
         raise Refusal(f"`{name}`: {datatype} has no form in JSON; send it as binary data")
     if datatype == "BYTES":
         return _array_of_strings(name, shape, numbers)
-    try:
-        array = np.asarray(numbers)
-    except ValueError:
-        raise Refusal(f"`{name}`: the lists of its data differ in length") from None
+    # Not by numpy, which gives each of many strings the room of the longest.
+    while list in (kinds := {*map(type, numbers)}):
+        if len(kinds) > 1 or len({*map(len, numbers)}) > 1:
+            raise Refusal(f"`{name}`: the lists of its data differ in length")
+        numbers = [*itertools.chain.from_iterable(numbers)]
     dtype, count = _BYTES_AS[datatype], _count(name, shape)
-    if array.size != count:
-        raise Refusal(f"`{name}`: {datatype}{list(shape)} takes {count} numbers, and there are {array.size}")
-    if count and array.dtype.kind not in _NUMBERS.get(datatype, "iu"):
+    if len(numbers) != count:
+        raise Refusal(f"`{name}`: {datatype}{list(shape)} takes {count} numbers, and there are {len(numbers)}")
+    if not kinds <= _NUMBERS.get(datatype, {int}):
         raise Refusal(f"`{name}`: its data are no numbers of {datatype}")
     if dtype.kind in "iu" and count:
         least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
-        if int(array.min()) < least or int(array.max()) > most:
+        if min(numbers) < least or max(numbers) > most:
             raise Refusal(f"`{name}`: {datatype} goes from {least} to {most}")
     try:
         with np.errstate(over="raise"):
-            return array.astype(dtype).reshape(shape)
-    except FloatingPointError:
+            return np.array(numbers, np.float64 if dtype.kind == "f" else dtype).astype(dtype).reshape(shape)
+    except (FloatingPointError, OverflowError):
         raise Refusal(f"`{name}`: one of its data is beyond {datatype}") from None
 
 
-def _strings(name: str, data: Any) -> list[bytes]:
-    """Return the strings of raw bytes: each behind its length, four bytes, little endian."""
+def _strings(name: str, data: Any, count: int) -> list[bytes]:
+    """Return the strings of raw bytes, and at most one more than `count`: each behind its length in four bytes."""
     found: list[bytes] = []
     end = 0
-    while end < len(data):
+    while end < len(data) and len(found) <= count:
         begin = end + 4
         end = begin + int.from_bytes(data[end:begin], "little")
         if max(begin, end) > len(data):
@@ -108,7 +110,8 @@ def _strings(name: str, data: Any) -> list[bytes]:
 def _array_of_strings(name: str, shape: Sequence[int], strings: Sequence[Any]) -> Array:
     count = _count(name, shape)
     if len(strings) != count:
-        raise Refusal(f"`{name}`: BYTES{list(shape)} takes {count} strings, and there are {len(strings)}")
+        found = "more" if len(strings) > count else len(strings)
+        raise Refusal(f"`{name}`: BYTES{list(shape)} takes {count} strings, and there are {found}")
     try:
         texts = [each if isinstance(each, str) else bytes.decode(each) for each in strings]
     except (TypeError, UnicodeDecodeError):

@@ -8,7 +8,6 @@ import asyncio
 import socket
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import kserve.errors
 import msgspec
@@ -109,7 +108,7 @@ class RestServer(RESTServer):
         body = bytes(await read_body(request, self._options))
         try:
             asked = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Refusal(f"the body is no request for the index: {error}") from None
         return _json(await self._extension.index(asked.get("ready") is True))
 
@@ -117,7 +116,7 @@ class RestServer(RESTServer):
         """Load the newest version of a model, or let it go."""
         # A browser names the page that sends; clients that are no browsers name none.
         origin = request.headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
             raise Refusal(f"pages of {origin[:100]} may not load and unload models", "forbidden")
         change = self._extension.load if request.url.path.endswith("/load") else self._extension.unload
         return _json(await change(request.path_params["model"]))
