@@ -40,7 +40,7 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         for key, value in self.settings.items():
             if other.settings.get(key) != value:
                 raise DataInvalid(
-                    f"--resume: the run in {path} has {key} {other.settings.get(key)!r}, and this one {value!r}. "
+                    f"--resume: the run in {path} has {key} {other.settings.get(key)!r:.100}, and this one {value!r}. "
                     "Give the same options, or begin anew (--force)"
                 )
         if other.base != self.base or other.examples != self.examples:
@@ -77,6 +77,7 @@ def write(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, id
     record = _Record(identity.settings, identity.base, identity.examples, step)
     beside = path.with_suffix(".new")
     try:
+        beside.unlink(missing_ok=True)  # A link would lead elsewhere.
         save_file(stored, beside, metadata={_KEY: msgspec.json.encode(record).decode()})
         with beside.open("rb") as file:
             os.fsync(file.fileno())
@@ -100,7 +101,7 @@ def read(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, ide
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except FileNotFoundError:
         raise DataInvalid(f"--resume: there is no checkpoint {path}; begin anew without it") from None
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise DataInvalid(f"--resume: {path} is no checkpoint of this command: {error}") from None
     _check(tensors, record.step, module, steps, path)
     own = _state(module)
@@ -137,6 +138,9 @@ def _check(tensors: dict[str, torch.Tensor], step: int, module: BundleModule, st
     if not wrong:
         try:
             torch.Generator().set_state(tensors[_RANDOM])
+            # torch does not compare these: how many of its 624 numbers are left, and where the next one is.
+            left, _, place, _ = tensors[_RANDOM][8:24].view(torch.int32).tolist()
+            wrong += [f"`{_RANDOM}` tells of more numbers than it has"] if left + place > 625 else []
         except RuntimeError as error:
             wrong.append(f"`{_RANDOM}`: {error}")
     if wrong:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from aotexport.errors import DataInvalid
+from aotexport_runtime.bundle.directory import open_regular
 
 FILE = "history.jsonl"
 PICTURE = "curves.png"
@@ -26,7 +28,8 @@ class History:
         """
         self.entries: list[Entry] = read(directory / FILE, steps) if steps else []
         self._writer = _writer(directory, steps) if tensorboard else None
-        self._file: IO[str] = (directory / FILE).open("w", encoding="utf-8")
+        (directory / FILE).unlink(missing_ok=True)  # A link would lead elsewhere.
+        self._file: IO[str] = (directory / FILE).open("x", encoding="utf-8")
         for entry in self.entries:
             self._file.write(json.dumps(entry) + "\n")
         self._file.flush()
@@ -53,15 +56,23 @@ class History:
         return [entry for entry in self.entries if "epoch" in entry]
 
 
+_KEYS = ({"step", "loss", "lr"}, {"step", "epoch", "train_loss"})
+_LONGEST = 1 << 16
+
+
 def read(path: Path, steps: int) -> list[Entry]:
-    """Return the entries of a file up to a step; a line that a crash has cut is left out."""
+    """Return the entries of a file up to a step; a line that is none, as one that a crash has cut, ends them."""
     entries: list[Entry] = []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8").splitlines():
+    with contextlib.suppress(OSError), open_regular(path) as file:
+        while line := file.readline(_LONGEST):
             try:
-                entries.append(json.loads(line))
-            except ValueError:
+                entry = json.loads(line)
+                sum(entry.values(), 0.0)  # numbers alone
+            except (ValueError, TypeError, AttributeError, OverflowError, RecursionError):
                 break
+            if not any(entry.keys() >= keys for keys in _KEYS):
+                break
+            entries.append(entry)
     return [entry for entry in entries if entry["step"] <= steps]
 
 
@@ -101,6 +112,7 @@ def draw(entries: Sequence[Entry], path: Path, title: str) -> bool:
     below.set_ylabel("learning rate")
     below.set_xlabel("step")
     figure.suptitle(title)
+    path.unlink(missing_ok=True)
     FigureCanvasAgg(figure).print_png(str(path))
     return True
 

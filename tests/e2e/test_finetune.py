@@ -27,6 +27,7 @@ from transformers import AutoModel
 import aotexport
 import aotexport_runtime
 from aotexport.cli import app
+from aotexport.finetune.history import History
 
 
 def network() -> nn.Module:
@@ -120,7 +121,17 @@ CHECKPOINTS: dict[str, tuple[Any, str]] = {
     ),
     "dtype": (lambda path: _with(path, "random.cpu", lambda state: state.int()), "`random.cpu` is torch.int32["),
     "random": (lambda path: _with(path, "random.cpu", lambda state: state * 0 + 255), "`random.cpu`: "),
+    "random behind": (
+        lambda path: _with(path, "random.cpu", _behind),
+        "`random.cpu` tells of more numbers than it has",
+    ),
+    "deep": (lambda path: _with(path, "text", lambda _: '{"settings":' + '{"a":' * 5000), "maximum recursion depth"),
 }
+
+
+def _behind(state: torch.Tensor) -> torch.Tensor:
+    """Return a state of random numbers that begins behind its 624 numbers, and has as many left."""
+    return state.view(torch.int32).index_fill(0, torch.tensor([2, 4]), 624).view(torch.uint8)
 
 
 def _with(path: Path, key: str, change: Any) -> None:
@@ -130,21 +141,25 @@ def _with(path: Path, key: str, change: Any) -> None:
         record = json.loads(file.metadata()["aotexport_run"])
     if key in ("step", "settings"):
         record[key] = change(record[key])
-    elif key == "metadata":
+    elif key in ("metadata", "text"):
         record = change(record)
     else:
         tensors[key] = change(tensors.get(key))
     found = {name: tensor.contiguous() for name, tensor in tensors.items() if tensor is not None}
-    save_file(found, path, metadata={"aotexport_run": json.dumps(record)})
+    save_file(found, path, metadata={"aotexport_run": record if key == "text" else json.dumps(record)})
 
 
 def test_checkpoint_that_is_not_of_the_run_is_refused_in_one_line(bundle: Path, tmp_path: Path) -> None:
     options = [bundle, "--data", "digits", "--epochs", "2", "-o", tmp_path / "parts"]
-    run = tmp_path / "parts.run"
+    run, mine = tmp_path / "parts.run", tmp_path / "mine"
+    run.mkdir()
+    mine.write_text("mine")
+    (run / "checkpoint.new").symlink_to(mine)
     interrupter = threading.Thread(target=interrupt_after, args=(run / "history.jsonl", 5))
     interrupter.start()
     assert finetune(*options).exit_code == 130
     interrupter.join()
+    assert mine.read_text() == "mine"
     checkpoint = run / "checkpoint.safetensors"
     checkpoint.rename(run / "good")
     for name, (make, message) in CHECKPOINTS.items():
@@ -154,6 +169,34 @@ def test_checkpoint_that_is_not_of_the_run_is_refused_in_one_line(bundle: Path, 
         assert done.stderr.startswith("error: --resume: "), name
         assert message in done.stderr, name
         checkpoint.unlink()
+
+
+LINE = {"step": 1, "loss": 0.5, "lr": 0.1, "examples_per_s": 3}
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["[" * 100_000, "[1]", '{"step": 1, "loss": 1}', '{"step": "a", "loss": 1, "lr": 1}', "\xff", " " * (1 << 16)]
+    + [f'{{"step": 1, "lr": 1, "loss": {"9" * count}}}' for count in (400, 5000)],
+    ids=lambda line: f"{line[:30]} of {len(line)}",
+)
+def test_line_of_a_history_that_is_none_ends_it(tmp_path: Path, line: str) -> None:
+    (tmp_path / "history.jsonl").write_text(f"{json.dumps(LINE)}\n{line}\n{json.dumps(LINE)}\n", encoding="latin-1")
+    history = History(tmp_path, steps=5, tensorboard=False)
+    history.close()
+    assert history.entries == [LINE]
+    assert (tmp_path / "history.jsonl").read_text() == f"{json.dumps(LINE)}\n"
+
+
+@pytest.mark.parametrize(
+    "make", [os.mkfifo, lambda path: path.symlink_to(path.with_name("mine"))], ids=["pipe", "link"]
+)
+def test_history_that_is_no_file_is_replaced_and_not_followed(tmp_path: Path, make: Any) -> None:
+    (tmp_path / "mine").write_text("mine")
+    make(tmp_path / "history.jsonl")
+    History(tmp_path, steps=5, tensorboard=False).close()
+    assert (tmp_path / "history.jsonl").is_file()
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 @pytest.mark.slow

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -311,11 +312,13 @@ def test_requests_without_one_signer_are_refused(signed: Path, keys: Path) -> No
     with pytest.raises(ArgumentInvalid) as caught:
         aotexport_runtime.load(signed, trust=Signed(public_key="nowhere.pub"))
     assert str(caught.value) == "no file `nowhere.pub`"
-    for signer in ({"public_key": 5}, {"certificate_chain": [keys / "root.crt"], "at": "2026-01-31"}):
+    signers: list[dict[str, Any]] = [{"public_key": 5}, {"certificate_chain": [keys / "root.crt"], "at": "2026-01-31"}]
+    for signer in signers:
         with pytest.raises(ArgumentInvalid, match=r"^(`Signed`: expected a path|`at`: expected a datetime)"):
             aotexport_runtime.load(signed, trust=Signed(**signer))
     (keys / "no.pub").write_text("no key")
-    for signer in ({"public_key": keys / "no.pub"}, {"certificate_chain": [keys / "no.pub"]}):
+    signers = [{"public_key": keys / "no.pub"}, {"certificate_chain": [keys / "no.pub"]}]
+    for signer in signers:
         with pytest.raises(ArgumentInvalid, match=r"^Signed names a signer who cannot be known: "):
             aotexport_runtime.load(signed, trust=Signed(**signer))
     with pytest.raises(NotSupported) as other:

@@ -34,6 +34,7 @@ def test_binary_answer_that_is_sent_back_is_the_same_request():
     )
     assert asked.id == "me"
     body, json_nbytes = write_answer(asked, "model", "3", VALUES, SIGNATURE)
+    assert json_nbytes is not None
     head = json.loads(body[:json_nbytes])
     assert (head["model_name"], head["model_version"], head["id"]) == ("model", "3", "me")
     assert [output["datatype"] for output in head["outputs"]] == ["FP32", "BF16", "FP16", "BOOL", "UINT8"]
