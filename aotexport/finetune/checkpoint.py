@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -83,7 +84,8 @@ def write(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, id
             os.fsync(file.fileno())
         beside.replace(path)
     except (OSError, SafetensorError) as error:
-        beside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            beside.unlink(missing_ok=True)
         number = getattr(error, "errno", None) or 0
         raise NotWritten(f"the checkpoint {path} cannot be written: {error}. The one before it stays", number) from None
 
@@ -101,7 +103,7 @@ def read(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, ide
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
     except FileNotFoundError:
         raise DataInvalid(f"--resume: there is no checkpoint {path}; begin anew without it") from None
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RecursionError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataInvalid(f"--resume: {path} is no checkpoint of this command: {error}") from None
     _check(tensors, record.step, module, steps, path)
     own = _state(module)
@@ -135,6 +137,8 @@ def _check(tensors: dict[str, torch.Tensor], step: int, module: BundleModule, st
         expected, found = _form(needed.get(key)), _form(tensors.get(key))
         if expected != found:
             wrong.append(f"`{key}` is {found}, and the run has {expected}")
+        elif key.startswith(_OPTIMIZER) and key.endswith("/step") and not 0 <= tensors[key].item() <= step:
+            wrong.append(f"`{key}` is {tensors[key].item()}, and the run is at step {step}")
     if not wrong:
         try:
             torch.Generator().set_state(tensors[_RANDOM])

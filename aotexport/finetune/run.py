@@ -20,7 +20,7 @@ from aotexport.finetune.model import Model
 from aotexport.finetune.settings import Settings
 from aotexport.finetune.table import Table, listed
 from aotexport_runtime.adapters import add_lora
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import NotSupported, NotWritten
 from aotexport_runtime.module.bundle_module import BundleModule
 
 
@@ -94,6 +94,7 @@ class Run:
         """Make examples for a prepared bundle, which changes in place, and go back to where an interrupted run was.
 
         `DataInvalid`: the data does not fit, or there is no such run to go on with. `NotSupported`: see `Model`.
+        `NotWritten`: nothing can be written to the directory.
         """
         self._model = Model(module, validates=bool(settings.validation) or table.held_out is not None)
         self._settings, self._place = settings, place
@@ -108,11 +109,14 @@ class Run:
         self._identity = checkpoint.Identity.of(module, settings.record(), self.examples)
         parameters = checkpoint.trained(module).values()
         self._optimizer = torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
-        place.directory.mkdir(parents=True, exist_ok=True)
-        self.step = 0
-        if place.resumes:
-            self.step = checkpoint.read(self._file, module, self._optimizer, self._identity, self.steps)
-        self.history = History(place.directory, steps=self.step, tensorboard=place.tensorboard)
+        try:
+            place.directory.mkdir(parents=True, exist_ok=True)
+            self.step = 0
+            if place.resumes:
+                self.step = checkpoint.read(self._file, module, self._optimizer, self._identity, self.steps)
+            self.history = History(place.directory, steps=self.step, tensorboard=place.tensorboard)
+        except OSError as error:
+            raise NotWritten(f"the run cannot be kept in {place.directory}: {error}", error.errno or 0) from None
 
     @property
     def _file(self) -> Path:

@@ -125,6 +125,10 @@ CHECKPOINTS: dict[str, tuple[Any, str]] = {
         lambda path: _with(path, "random.cpu", _behind),
         "`random.cpu` tells of more numbers than it has",
     ),
+    "step of Adam": (
+        lambda path: _with(path, "optimizer.4.bias/step", lambda step: step * 0 - 1),
+        "`optimizer.4.bias/step` is -1.0, and the run is at step ",
+    ),
     "deep": (lambda path: _with(path, "text", lambda _: '{"settings":' + '{"a":' * 5000), "maximum recursion depth"),
 }
 
@@ -197,6 +201,13 @@ def test_history_that_is_no_file_is_replaced_and_not_followed(tmp_path: Path, ma
     History(tmp_path, steps=5, tensorboard=False).close()
     assert (tmp_path / "history.jsonl").is_file()
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+def test_directory_of_a_run_that_cannot_be_written_is_one_error(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "history.jsonl").mkdir(parents=True)
+    done = finetune(bundle, "--data", "digits", "-o", tmp_path / "tuned", "--run", tmp_path / "run", "-q")
+    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith(f"error: the run cannot be kept in {tmp_path / 'run'}: ")
 
 
 @pytest.mark.slow

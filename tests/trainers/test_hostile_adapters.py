@@ -79,6 +79,10 @@ SETTINGS = {
     "many modules": ({"modules_to_save": ["a"] * 257}, "Expected `array` of length <= 256 - at `$.modules_to_save`"),
     "alphas": ({"alpha_pattern": [1]}, "Expected `object | null`, got `array` - at `$.alpha_pattern`"),
     "alpha of a layer": ({"alpha_pattern": {"inner": 0}}, "Expected `float` > 0.0 - at `$.alpha_pattern[...]`"),
+    "alpha of a layer too large": (
+        {"alpha_pattern": {"inner": 1e31}},
+        "Expected `float` <= 1e+30 - at `$.alpha_pattern[...]`",
+    ),
     "many alphas": ({"alpha_pattern": {f"a{index}": 1 for index in range(1025)}}, None),
     "unknown": ({"use_more": {"a": 1}}, "`use_more` is {'a': 1}, which loaded bundles do not compute"),
     "base is changed": ({"init_lora_weights": "pissa"}, "`init_lora_weights` is pissa, which loaded bundles do not"),

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import fnmatch
+import functools
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -47,7 +48,7 @@ class LoraConfig(
     use_dora: bool | None = False
     bias: Bias = "none"
     modules_to_save: Annotated[tuple[_Name, ...], Meta(max_length=256)] | None = None
-    alphas: Annotated[dict[_Name, Annotated[float, Meta(gt=0)]], Meta(max_length=1024)] | None = None
+    alphas: Annotated[dict[_Name, Annotated[float, Meta(gt=0, le=1e30)]], Meta(max_length=1024)] | None = None
 
     def __post_init__(self) -> None:
         """Refuse values out of their range (`ArgumentInvalid`)."""
@@ -64,7 +65,7 @@ class LoraConfig(
     def scaling(self, path: str, r: int) -> float:
         """Return the factor of the change of the layer at `path`, of rank `r`."""
         alphas = (self.alphas or {}).items()
-        own = (alpha for pattern, alpha in alphas if fnmatch.fnmatchcase(f".{path}", as_glob(pattern)))
+        own = (alpha for pattern, alpha in alphas if _matcher(pattern)(f".{path}"))
         alpha = next(own, self.alpha)
         return alpha / math.sqrt(r) if self.use_rslora else alpha / r
 
@@ -87,6 +88,11 @@ def as_glob(pattern: str) -> str:
         )
     glob = re.sub(_TOKEN, lambda token: _GLOBS.get(token[0], token[0]), pattern.removeprefix("^"))
     return f".{glob}" if pattern.startswith("^") else f"*.{glob}"
+
+
+@functools.lru_cache(maxsize=1024)
+def _matcher(pattern: str) -> Callable[[str], object]:
+    return re.compile(fnmatch.translate(as_glob(pattern))).match
 
 
 CONFIG_FILE = "adapter_config.json"
