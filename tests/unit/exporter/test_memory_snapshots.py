@@ -33,6 +33,7 @@ def large() -> torch.Tensor:
 
 TENSORS = {
     "contiguous": lambda: [matrix()],
+    "later_part_first": lambda: [(base := matrix())[1:], base[:2]],
     "transposed": lambda: [matrix().t()],
     "slices_of_one_storage": lambda: [*matrix().unbind()],
     "columns_of_one_storage": lambda: [*matrix().unbind(1)],
