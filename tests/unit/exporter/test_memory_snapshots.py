@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -94,7 +96,7 @@ def test_changes_of_a_call_that_writes_nothing_are_none(make, keep):
 
 
 def test_changes_of_a_call_are_copies_of_what_is_there(keep):
-    module = Holder(matrix(), matrix(), matrix(), matrix(), matrix())
+    module: Any = Holder(matrix(), matrix(), matrix(), matrix(), matrix())
     kept = module.b0
     with restored(keep(module)) as snapshot:
         module.b0.add_(1)
@@ -112,7 +114,7 @@ def test_changes_of_a_call_are_copies_of_what_is_there(keep):
 
 
 def test_storage_that_a_call_frees_is_put_back(keep):
-    module = Holder(matrix())
+    module: Any = Holder(matrix())
     state = keep(module)
     with restored(state):
         module.b0.untyped_storage().resize_(0)
