@@ -26,9 +26,8 @@ from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import FileEntry, Manifest, VectorEntry
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.validate.graph import check_graph
-from aotexport_runtime.validate.interface import check_forward_graph, check_functional_graph
 from aotexport_runtime.validate.manifest import check_manifest
-from aotexport_runtime.validate.program import check_program
+from aotexport_runtime.validate.program import check_forward_graph, check_functional_graph, check_program
 from aotexport_runtime.values.arguments import path_of
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from aotexport_runtime.schema.values import (
     ValueMeta,
 )
 from aotexport_runtime.validate import descendants, references
-from aotexport_runtime.validate.interface import returned_count as forward_returns
+from aotexport_runtime.validate.program import returned_count as forward_returns
 
 
 @dataclass(frozen=True)

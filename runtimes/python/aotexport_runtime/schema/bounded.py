@@ -28,7 +28,6 @@ class Bounds:
     """Keywords of JSON Schema, None: not stated; and how a reader refuses what is outside.
 
     Attributes:
-        code: of the refusal.
         apart: whether a check of its own has the bounds, with more around the value.
         fault: what is wrong with a text, in words.
         holds: a further condition, which no keyword can say.
@@ -97,53 +96,39 @@ _CLASS = rf"^{_IDENTIFIER}(\.{_IDENTIFIER})*:{_IDENTIFIER}(\.({_IDENTIFIER}|<loc
 _OPERATOR = rf"^{_IDENTIFIER}::{_IDENTIFIER}(\.{_IDENTIFIER})?$"
 _NUMBER = "(0|[1-9][0-9]{0,3})"
 
+
+def _text(code: str, fault: str, pattern: str | None = None, most: int | None = None) -> Bounds:
+    return Bounds(code=code, fault=fault, pattern=pattern, maxLength=most)
+
+
 Line = Annotated[
     str, Bounds(maxLength=MAX_TEXT, code="text-malformed", fault="too long or not printable", holds=str.isprintable)
 ]
 """Text that is shown in one line."""
-Digest = Annotated[
-    str, Bounds(pattern="^[0-9a-f]{64}$", maxLength=64, code="text-malformed", fault="not a digest of 64 digits")
-]
+Digest = Annotated[str, _text("text-malformed", "not a digest of 64 digits", "^[0-9a-f]{64}$", 64)]
 """A SHA-256 in lower-case hexadecimal."""
 Hexadecimal = Annotated[str, Bounds(pattern="^([0-9a-f]{2})*$", code="structure-malformed", apart=True)]
 VersionText = Annotated[str, Bounds(pattern=rf"^{_NUMBER}\.{_NUMBER}$", code="version-malformed", apart=True)]
-PlainName = Annotated[str, Bounds(pattern=_PLAIN, maxLength=64, code="name-malformed", fault="not a plain name")]
+PlainName = Annotated[str, _text("name-malformed", "not a plain name", _PLAIN, 64)]
 """A name that is also part of a path."""
 OwnName = Annotated[str, Bounds(pattern=_PLAIN, maxLength=64, code="program-malformed", apart=True)]
 """The name by which another record, or a folder, leads to the record that the name is in."""
-FilePath = Annotated[
-    str,
-    Bounds(pattern=_PATH, maxLength=MAX_TEXT, code="file-path", fault="not a plain relative path"),
-]
-ClassName = Annotated[
-    str, Bounds(pattern=_CLASS, maxLength=MAX_TEXT, code="name-malformed", fault="not the name of a class")
-]
+FilePath = Annotated[str, _text("file-path", "not a plain relative path", _PATH, MAX_TEXT)]
+ClassName = Annotated[str, _text("name-malformed", "not the name of a class", _CLASS, MAX_TEXT)]
 """A class, `module:qualified.name`."""
-OperatorName = Annotated[str, Bounds(pattern=_OPERATOR, code="operator-malformed", fault="not a full operator name")]
+OperatorName = Annotated[str, _text("operator-malformed", "not a full operator name", _OPERATOR)]
 OperatorSet = Annotated[
     str, Bounds(pattern=r"^[a-z]+\.[a-z]+/[1-9][0-9]{0,3}$", code="operator-set-unknown", apart=True)
 ]
-ExtensionName = Annotated[
-    str, Bounds(pattern="^x-[a-z0-9]+(-[a-z0-9]+)*$", maxLength=64, code="name-malformed", fault="not named `x-...`")
-]
-Namespace = Annotated[str, Bounds(pattern=f"^{_IDENTIFIER}$", code="name-malformed", fault="no identifier")]
-ModulePath = Annotated[
-    str, Bounds(pattern=rf"^{_IDENTIFIER}(\.{_IDENTIFIER})*$", code="name-malformed", fault="no path of a module")
-]
+ExtensionName = Annotated[str, _text("name-malformed", "not named `x-...`", "^x-[a-z0-9]+(-[a-z0-9]+)*$", 64)]
+Namespace = Annotated[str, _text("name-malformed", "no identifier", f"^{_IDENTIFIER}$")]
+ModulePath = Annotated[str, _text("name-malformed", "no path of a module", rf"^{_IDENTIFIER}(\.{_IDENTIFIER})*$")]
 Identifier = Annotated[str, Bounds(code="name-malformed", fault="not an identifier", holds=is_identifier)]
 """A name as Python's code has it; none of its keywords."""
 KernelName = Annotated[
-    str,
-    Bounds(
-        pattern="^[A-Za-z_][A-Za-z0-9_]{0,199}$",
-        maxLength=200,
-        code="kernel-malformed",
-        fault="no name of a kernel or of its argument",
-    ),
+    str, _text("kernel-malformed", "no name of a kernel or of its argument", "^[A-Za-z_][A-Za-z0-9_]{0,199}$", 200)
 ]
-Architecture = Annotated[
-    str, Bounds(pattern="^(sm_[1-9][0-9]{1,2}|ptx)$", code="kernel-malformed", fault="no architecture")
-]
+Architecture = Annotated[str, _text("kernel-malformed", "no architecture", "^(sm_[1-9][0-9]{1,2}|ptx)$")]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ class Tangent(Record, kw_only=True):
     """An incoming gradient of the joint graph.
 
     Attributes:
-        of: kind of value that it is the gradient of.
         index: index into `FunctionalGraph.mutations`, `Program.outputs` or the intermediate bases, by `of`.
         stride: layout that the graph assumes, a step per axis in elements; None: see `memory_format`.
         memory_format: layout that the graph assumes where `stride` is None.
@@ -44,10 +43,9 @@ class Partition(Record, kw_only=True):
 
 
 class VersionCheck(Record, kw_only=True):
-    """A tensor, an input or output by its index, whose memory eager reads in backward, and which the caller can change.
+    """A tensor whose memory eager reads in backward, and which the caller can change: an input or output by its index.
 
-    Attributes:
-        tangents: indices into `Gradients.tangents`, of which one is defined in the passes that check it (10.20).
+    One of its tangents is defined in the passes that check it (10.20).
     """
 
     of: Literal["input", "output"]
@@ -64,7 +62,7 @@ class Gradients(Record, kw_only=True):
         detached_inputs: inputs without a gradient whose producers and hooks autograd must not visit.
         checks: version checks of eager's backward that differ from those of the graph's saved values (10.20).
         saves_nothing: whether eager saves no tensor for backward (10.20).
-        partitions: at least one; the first is the default.
+        partitions: the first is the default.
     """
 
     tangents: Annotated[tuple[Tangent, ...], Unique("of index")]

@@ -23,8 +23,7 @@ class SourceLine(Record, kw_only=True):
 
     Attributes:
         file: path relative to the exported model, or below `site-packages`; never absolute.
-        line: line number, from 1.
-        function: name of the function that the line is in.
+        line: its number, from 1.
     """
 
     file: str
@@ -33,12 +32,7 @@ class SourceLine(Record, kw_only=True):
 
 
 class GraphInput(Record, kw_only=True):
-    """A placeholder.
-
-    Attributes:
-        name: unique in its graph. Inputs are bound by position, never by name.
-        meta: metadata at capture, or their index in `Graph.metas`.
-    """
+    """A placeholder, bound by position; its name is unique, its metadata may be an index in `Graph.metas`."""
 
     name: str
     meta: SharedMeta
@@ -48,10 +42,9 @@ class Node(Record, kw_only=True):
     """One operator call; its result is the value `name`.
 
     Attributes:
-        name: name of the result; unique in its graph.
+        name: unique in its graph.
         op: full name with overload (`aten::addmm.default`), or of a `python::` builtin; or index in `Graph.operators`.
         args: positional arguments, in the order of the operator's schema.
-        kwargs: keyword arguments.
         meta: metadata of the result, or their index in `Graph.metas`.
         source: index into `Graph.sources`; None: unknown or stripped.
         module: index into `Graph.modules`; None: outside of every module.
@@ -70,9 +63,7 @@ class ModuleCall(Record, kw_only=True):
     """A call of a submodule: a run of a graph's nodes that takes and returns values of the graph.
 
     Attributes:
-        module: index into `Graph.modules`.
-        begin: index of its first node.
-        end: index of the first node after it; `begin`: the call has no nodes of its own.
+        end: index of the first node after it; `begin`, that of its first node: the call has no nodes of its own.
         parent: index into `Graph.calls` of the call that this one is a part of.
         arguments: structure of the pair of its positional and keyword arguments; leaves index `values`.
         result: structure of its result; leaves index `values`.
@@ -94,13 +85,10 @@ class Graph(Record, kw_only=True):
     """A straight-line program.
 
     Attributes:
-        inputs: placeholders, in calling order.
         nodes: operator calls in an order of execution; a node refers to inputs and earlier nodes only.
-        outputs: returned values, in order.
         schemas: signature per operator of PyTorch's registry that it calls, as PyTorch writes it; a lowered graph may
             lack some.
         subgraphs: bodies of higher-order operators; their inputs are their only names.
-        sources: table of source lines.
         modules: table of module paths (FQNs of the user's submodules).
         metas: table of metadata that inputs and nodes share.
         operators: table of operator names that nodes share.

@@ -89,12 +89,7 @@ class StateTensor(StoredPart, kw_only=True):
 
 
 class ModuleAttribute(Record, kw_only=True):
-    """A Python attribute of the module, or of a part of it, that calls read and change.
-
-    Attributes:
-        name: its path: `calls`, `encoder.cache`; unique.
-        value: its value at export; leaves index `Manifest.state`.
-    """
+    """A Python attribute of the module, or of a part of it (`encoder.cache`), that calls read and change."""
 
     name: bounded.Line
     value: Annotated[Tree, bounded.IndexOf("Manifest.state")]
@@ -122,9 +117,8 @@ class VectorEntry(Record, kw_only=True):
     """A recorded call of a program.
 
     Attributes:
-        name: name of the call (`example`, `random`, ...); unique in its program.
+        name: unique in its program: `example`, `random`.
         record: file of its `Vector` record.
-        tensors: safetensors file of its tensors.
     """
 
     program: ProgramName
@@ -137,8 +131,7 @@ class OnnxModel(Record, kw_only=True):
     """An ONNX model of a program; its initialisers lie in the bundle's safetensors files.
 
     Attributes:
-        program: name of the program.
-        file: the model; at the top of the bundle, since ONNX refers to files beside or below only.
+        file: at the top of the bundle, since ONNX refers to files beside or below only.
         opset: operator set of the default domain.
         inputs: name in the model of each entry of `Program.inputs` that is no state, in order.
         outputs: name in the model of each entry of `Program.outputs`, then of `updates` and of `checks`, in order.
@@ -183,10 +176,9 @@ class Ancestor(Record, kw_only=True):
 
     Attributes:
         name: its `Manifest.name`.
-        sha256: digest of its `bundle.json`, in lower-case hexadecimal.
+        sha256: digest of its `bundle.json`.
         path: path in the exported module that it was loaded to; empty: it was the whole.
         child: index in `Manifest.ancestors` of the bundle that was made of it, after its own; None: this bundle.
-        changes: what was changed in it, a phrase each.
     """
 
     name: bounded.Line
@@ -210,9 +202,7 @@ class Manifest(Record, kw_only=True):
         format: format version of every JSON file of the bundle, `MAJOR.MINOR`.
         min_reader: oldest format version whose readers understand this bundle, `MAJOR.MINOR`.
         calling_convention: version of how graphs, saved tensors and epilogues are invoked.
-        producer: who wrote it.
         name: name of the exported class or function.
-        kind: whether a module or a plain function was exported.
         training: of a module: the mode it was in at export.
         programs: programs, in order of preference.
         state: parameters, then buffers, then constants, each in the module's order.
@@ -224,8 +214,6 @@ class Manifest(Record, kw_only=True):
         verification: how the writer compared the bundle with eager: not at all, in fewer calls than usual (`fast`), as
             usual, or in more (`full`); None: it did not say.
         ancestors: bundles that this one was made of, and those that they were made of.
-        onnx: ONNX models of programs, at most one of each.
-        requirements: requirements of a machine that runs the bundle.
         operator_set: the operators of `aten` that the graphs are written in, with what they mean.
         extensions: what the format gives no meaning, by name (3.4).
         must_understand: names among `extensions` that a reader may not skip (3.5).

@@ -21,38 +21,36 @@ TensorInput = Annotated[bounded.Count, bounded.IndexOf("Program.inputs"), bounde
 TensorOutput = Annotated[bounded.Count, bounded.IndexOf("Program.outputs"), bounded.TensorOf("Program.outputs")]
 
 
-class StateInput(Record, kw_only=True, tag="state", tag_field="kind"):
-    """A parameter, buffer or constant of the module, by its name in `Manifest.state`.
+class _TensorInput(Record, kw_only=True):
+    """A tensor.
 
     Attributes:
-        name: name of the state tensor.
-        meta: its metadata at capture.
-        subclass: structure of a tensor of a wrapper subclass, as in `Manifest.state`; None: a plain tensor.
+        meta: its metadata at capture, sizes over the program's symbols.
+        subclass: structure of a tensor of a wrapper subclass, of state as in `Manifest.state`; None: a plain tensor.
         parts: metadata at capture of the plain tensors that a tensor subclass is made of.
     """
 
-    name: str
     meta: TensorMeta
     subclass: Subclass | None = None
     parts: tuple[TensorMeta, ...] = ()
 
 
-class ArgumentInput(Record, kw_only=True, tag="argument", tag_field="kind"):
+class StateInput(_TensorInput, kw_only=True, tag="state", tag_field="kind"):
+    """A parameter, buffer or constant of the module, by its name in `Manifest.state`."""
+
+    name: str
+
+
+class ArgumentInput(_TensorInput, kw_only=True, tag="argument", tag_field="kind"):
     """A tensor of the call.
 
     Attributes:
         path: where it stands in the call: `x`, `batch['ids'][0]`.
-        meta: its metadata at capture, sizes over the program's symbols.
         is_leaf: whether it was a leaf of autograd at capture.
-        subclass: structure of a tensor of a wrapper subclass; None: a plain tensor.
-        parts: metadata at capture of the plain tensors that a tensor subclass is made of.
     """
 
     path: bounded.Line
-    meta: TensorMeta
     is_leaf: bool = True
-    subclass: Subclass | None = None
-    parts: tuple[TensorMeta, ...] = ()
 
 
 class SizeInput(Record, kw_only=True, tag="size", tag_field="kind"):
@@ -70,7 +68,6 @@ class Parameter(Record, kw_only=True):
 
     Attributes:
         name: as in the user's code.
-        kind: how it may be passed; names of Python's `inspect.Parameter`.
         tree: structure of the argument at capture, or of the default if none was passed.
         optional: whether a call may leave it out (`tree` is then the default, all constants).
         default: default in the user's code of a parameter that no call may leave out; shown, never used.
@@ -130,31 +127,19 @@ class Alias(Record, kw_only=True):
 
 
 class InputAlias(Alias, kw_only=True, tag="input_alias", tag_field="kind"):
-    """A view of an input.
-
-    Attributes:
-        input_index: its base, as it is after the mutations were applied.
-    """
+    """A view of an input, as it is after the mutations were applied."""
 
     input_index: TensorIndex
 
 
 class IntermediateAlias(Alias, kw_only=True, tag="intermediate_alias", tag_field="kind"):
-    """A view of an intermediate.
-
-    Attributes:
-        base_index: its base, among the graph's intermediate bases.
-    """
+    """A view of an intermediate, by its index among the graph's intermediate bases."""
 
     base_index: Annotated[bounded.Count, bounded.IndexOf("FunctionalGraph.intermediate_bases")]
 
 
 class OutputAlias(Alias, kw_only=True, tag="output_alias", tag_field="kind"):
-    """A view of another output.
-
-    Attributes:
-        output_index: its base, an index into `Program.outputs`; that output is fresh.
-    """
+    """A view of another output, which is fresh."""
 
     output_index: TensorOutput
 
@@ -166,7 +151,6 @@ class InputMutation(Record, kw_only=True):
     """A change of an input that the epilogue applies from a graph output.
 
     Attributes:
-        input_index: which input.
         data: its elements are overwritten (`copy_`).
         metadata: its sizes, strides or offset change (`as_strided_`).
         storage: it got another storage (`set_`).
@@ -200,7 +184,6 @@ class FunctionalGraph(Record, kw_only=True):
 
     Attributes:
         file: graph file, relative to the program's directory.
-        mutations: changes of inputs that the epilogue applies.
         version_rises: inputs whose version rises by another number than the changes of their mutation (10.9).
         outputs: how each output comes back to the caller; as long as `Program.outputs`.
         intermediate_bases: number of intermediates that are returned only as bases of views.
@@ -222,10 +205,9 @@ class FunctionalGraph(Record, kw_only=True):
 
 
 class ForwardGraph(Record, kw_only=True):
-    """The graph before autograd: composite operators, mutations in place.
+    """The graph before autograd: composite operators, mutations in place. The program's directory has its file.
 
     Attributes:
-        file: graph file, relative to the program's directory.
         differentiable: whether eager autograd through it gives the module's gradients: no custom autograd functions.
     """
 
@@ -265,8 +247,7 @@ class Question(Record, kw_only=True):
     """A question of the captured code whether values require grad, with the answer that the program holds for.
 
     Attributes:
-        inputs: tensors of which one must require grad for the answer yes, and none for the answer no.
-        requires_grad: the answer.
+        inputs: tensors of which one must require grad for the answer yes (`requires_grad`), and none for no.
         recording: whether only calls that record gradients must have it.
     """
 
@@ -283,7 +264,6 @@ class Note(Record, kw_only=True):
             `number`: code of the model makes a number of a tensor's values, and the program is for the example's alone;
             `size`: dynamic sizes have a narrower range than was declared, or are held to a relation; `integer`: an
             integer of the call is the example's; `other`: a difference from the model, or a need of the bundle.
-        text: a sentence.
         fixed: the fixed value or choice.
         outside: the effect on a call outside of it, and the way out; None: no call is refused for it.
         source: the user's line; None: there is no single one, or it was left out.
@@ -305,21 +285,15 @@ class Program(Record, kw_only=True):
         grad: whether the program was captured for calls that record gradients.
         method: method of the module that was captured, an identifier.
         parameters: the callable's signature with the structure of its arguments; leaves of one index are one object.
-        inputs: graph inputs, in order.
         outputs: metadata of each distinct tensor (None: a size) that the call returns, rebinds or puts into containers.
         output_tree: structure of the returned value; its leaves index `outputs`.
-        rebinds: state tensors that the call replaces.
-        container_changes: containers of the caller that the call changes.
-        dimensions: symbols of dynamic sizes.
         guards: truths over the symbols that a call must satisfy.
         fixed: facts that must be as at capture in every call (8.12).
         autocast: dtype of the autocast around the call at capture, which is no part of the graph; None: there was none.
         differentiated: inputs with regard to which the model itself takes gradients (8.4).
         questions: whether inputs require grad, as far as the program depends on it.
-        forward: the graph before autograd.
         functional: the joint or inference graph; None with a reason in `refusals`: the forward graph serves every call.
         refusals: functional graphs that could not be captured, or disagreed with eager execution.
-        notes: limits of calls, and features that the program lacks.
     """
 
     name: bounded.OwnName

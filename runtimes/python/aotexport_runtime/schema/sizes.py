@@ -30,14 +30,11 @@ class Dimension(Record, kw_only=True):
     """A symbol: a dynamic size of the program's inputs, or a dynamic integer among them.
 
     Attributes:
-        symbol: name used in expressions; unique in its program.
         name: the user's name for it (`batch`), shown in errors.
-        min: least value allowed, inclusive; None: unbounded.
-        max: greatest value allowed, inclusive; None: unbounded.
+        min: least value allowed, inclusive, as `max` is the greatest; None: unbounded.
         input_index: index in `Program.inputs` of the tensor (or `SizeInput`) that the value is read from.
         axis: axis of that tensor whose size is read; 0 for a `SizeInput`, whose value is read.
         factor: the size read equals `factor * symbol + offset`; not 0.
-        offset: see `factor`.
     """
 
     symbol: str

@@ -53,8 +53,7 @@ class CompiledHalf(Record, kw_only=True):
 
     Attributes:
         file: the shared library; a plain name, in the directory of the target.
-        inputs: names of the values of the functional graph that it takes, all tensors, in order.
-        results: names of the values that it returns, all tensors, in order.
+        inputs: names of the values of the functional graph that it takes, all tensors; `results`: that it returns.
         indexes: whether it indexes by data (17.3).
     """
 
@@ -68,10 +67,8 @@ class CompiledProgram(Record, kw_only=True):
     """The functional graph of a program, compiled: whole, or its forward and backward.
 
     Attributes:
-        program: name of the program.
         partition: name of the joint graph's partition; None: an inference graph.
         guards: truths over the program's symbols that a call must satisfy; one that violates any runs the graph.
-        forward: the forward of a joint graph, or an inference graph.
         backward: for calls in which every gradient is wanted, and all tangents but `undefined_tangents` are defined.
         undefined_tangents: indices into `Gradients.tangents`, of outputs that a training step takes no gradient of.
     """
@@ -166,12 +163,10 @@ class KernelCandidate(Record, kw_only=True):
     """One way to compile a kernel; all compute the same.
 
     Attributes:
-        constants: parameters of the source that are fixed.
         num_warps: warps of 32 threads per block.
         num_stages: depth of software pipelines.
         grid: blocks per axis, of three, over the arguments of the launch that are integers.
         cooperative: whether all blocks must run at once.
-        binaries: compiled code, at most one per architecture.
     """
 
     constants: tuple[KernelConstant, ...] = ()
@@ -188,9 +183,8 @@ class Kernel(Record, kw_only=True):
     """A kernel; a node of a lowered graph launches it by the operator `kernel::<name>`, its arguments by keyword.
 
     Attributes:
-        name: its name, also that of the entry point in compiled code.
+        name: also that of the entry point in compiled code.
         source: file with its source in Triton, relative to the directory of this record; None: not kept.
-        parameters: parameters of compiled code, in order.
         grid_arguments: further arguments of a launch, integers, which only the grid depends on.
         candidates: the first is the default.
         operators: names of the operators that were fused in it, without overloads; for people.

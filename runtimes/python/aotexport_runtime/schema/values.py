@@ -31,8 +31,6 @@ class TensorMeta(Record, kw_only=True, tag="tensor", tag_field="kind"):
     """Metadata of a strided tensor.
 
     Attributes:
-        dtype: element type.
-        shape: size per axis.
         stride: step per axis, in elements.
         offset: storage offset, in elements; said of inputs only, 0 for results.
         device: device class at capture; a load may place it elsewhere.

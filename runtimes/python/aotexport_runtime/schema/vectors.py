@@ -31,11 +31,9 @@ class VectorInput(VectorPart, kw_only=True):
     """An argument of a recorded call; of an integer, and of a tensor subclass, `key` is empty.
 
     Attributes:
-        path: the argument, as in `ArgumentInput.path`.
         requires_grad: whether autograd records it.
         is_leaf: False: made by an operator from a leaf, whose gradient is recorded.
-        value: of a dynamic integer: its value.
-        subclass: structure of a tensor of a wrapper subclass.
+        value: of a dynamic integer.
         parts: the plain tensors that a tensor subclass is made of.
         quantiles: of a tensor of floats whose span is generated (11.11): values at equal steps of probability, the
             least first; else empty.
@@ -67,7 +65,6 @@ class Vector(Record, kw_only=True):
 
     Attributes:
         seed: passed to `torch.manual_seed` before the first call.
-        backward: whether each call is followed by a backward pass.
         dropped_gradients: names of state tensors whose gradient, which is large, is dropped once it was observed.
         inputs: one per tensor and integer argument, in the order of `Program.inputs`.
         facts: observations beside values: metadata, identity, aliasing, which gradients are None.

@@ -5,33 +5,16 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from types import MappingProxyType, NoneType
+from functools import cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from aotexport_runtime.errors import Place
+from aotexport_runtime.schema import values as records
 from aotexport_runtime.schema.bounded import INT64_MAX, MAX_AXES, bounds_of
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.manifest import StoredPart
-from aotexport_runtime.schema.values import (
-    Argument,
-    ComplexArgument,
-    DeviceArgument,
-    DTypeArgument,
-    Element,
-    FloatArgument,
-    LayoutArgument,
-    MemoryFormatArgument,
-    NothingMeta,
-    ScalarMeta,
-    SequenceMeta,
-    SizeArgument,
-    SizeMeta,
-    SliceArgument,
-    StringArgument,
-    SubgraphArgument,
-    TensorMeta,
-    ValueMeta,
-)
+from aotexport_runtime.schema.values import Argument, Element, SliceArgument, ValueMeta
 from aotexport_runtime.values.sizes import check_size, symbols_of
 
 if TYPE_CHECKING:
@@ -43,46 +26,26 @@ Values = Mapping[str, ValueMeta]
 NUMBERS = ("bool", "int", "float")
 
 _MAX_INTEGER = 1 << 64
-_KINDS: dict[type, str] = {
-    TensorMeta: "Tensor",
-    SizeMeta: "int",
-    SequenceMeta: "sequence",
-    NothingMeta: "nothing",
-    NoneType: "nothing",
-    bool: "bool",
-    int: "int",
-    SizeArgument: "int",
-    float: "float",
-    FloatArgument: "float",
-    ComplexArgument: "complex",
-    StringArgument: "str",
-    DTypeArgument: "ScalarType",
-    LayoutArgument: "Layout",
-    MemoryFormatArgument: "MemoryFormat",
-    DeviceArgument: "Device",
-    SubgraphArgument: "body",
-    SliceArgument: "slice",
-    list: "array",
-}
-_WORDS = {
-    "bool": "an integer",
-    "int": "an integer",
-    "float": "a float",
-    "sequence": "a sequence",
-    "nothing": "nothing",
-}
+_KINDS = {"size": "int", "NoneType": "nothing"}
+_WORDS = {"bool": "an integer", "int": "an integer", "float": "a float", "sequence": "a sequence", "nothing": "nothing"}
 
 
 def kind_of(value: Argument | ValueMeta, values: Values = MappingProxyType({})) -> str:
-    """Return the type of an argument or a value, by the name that signatures have for it, if they have one."""
+    """Return the kind of an argument or a value: its tag, or its type in Python; `int` of sizes, `nothing` of None."""
     if isinstance(value, str):
         value = values[value]
-    return value.type if isinstance(value, ScalarMeta) else _KINDS[type(value)]
+    return value.type if isinstance(value, records.ScalarMeta) else _kind_of_type(type(value))
+
+
+@cache
+def _kind_of_type(type_: Any) -> str:
+    kind = type_.__struct_config__.tag if hasattr(type_, "__struct_config__") else type_.__name__
+    return str(_KINDS.get(kind, kind))
 
 
 def described(meta: ValueMeta | None, more_axes: int = 0, *, typed: bool = True) -> str:
     """Return what a value is said to be, in words: of a tensor its axes and `more_axes`, and if `typed` its dtype."""
-    if isinstance(meta, TensorMeta):
+    if isinstance(meta, records.TensorMeta):
         return f"a tensor{f' of {meta.dtype}' if typed else ''} with {len(meta.shape) + more_axes} axes"
     return _WORDS[kind_of(meta)]
 
@@ -143,42 +106,42 @@ def check_argument(
         elif isinstance(each, int):
             if not -_MAX_INTEGER < each < _MAX_INTEGER:
                 raise where.at(*steps).invalid("an integer argument has more than 64 bits", "number-limit/argument")
-        elif isinstance(each, SizeArgument):
+        elif isinstance(each, records.SizeArgument):
             check_size(each.value, symbols, where=where.at(*steps))
-        elif isinstance(each, SubgraphArgument) and each.name not in subgraphs:
+        elif isinstance(each, records.SubgraphArgument) and each.name not in subgraphs:
             raise where.at(*steps).invalid(f"no subgraph {each.name[:80]!r}", "reference-missing/subgraph")
 
 
 def check_constant(argument: Argument, subject: str, where: Place) -> None:
     """Refuse an argument that is no constant: it refers to a value, a symbol or a subgraph."""
-    refers = any(isinstance(each, str | SizeArgument | SubgraphArgument) for each in elements(argument))
+    refers = any(isinstance(each, str | records.SizeArgument | records.SubgraphArgument) for each in elements(argument))
     where.require(not refers, f"{subject} is no constant", "constant-expected/constant")
     check_argument(argument, (), (), set(), where)
 
 
 def check_meta(meta: ValueMeta, symbols: set[str], where: Place) -> None:
     """Refuse metadata with malformed sizes or unknown symbols."""
-    if isinstance(meta, TensorMeta):
+    if isinstance(meta, records.TensorMeta):
         check_ranks(meta.shape, meta.stride, "a tensor", where)
         for size in (*meta.shape, *meta.stride, meta.offset):
             if not isinstance(size, int) or size > INT64_MAX:
                 check_size(size, symbols, where=where)
             elif size < 0:
                 raise where.invalid("a size, stride or offset is negative", "tensor-layout/negative")
-    elif isinstance(meta, SizeMeta) and meta.value is not None:
+    elif isinstance(meta, records.SizeMeta) and meta.value is not None:
         check_size(meta.value, symbols, where=where)
-    elif isinstance(meta, SequenceMeta):
+    elif isinstance(meta, records.SequenceMeta):
         for item in meta.items:
             check_meta(item, symbols, where)
 
 
 def introduced(meta: ValueMeta) -> set[str]:
     """Return the symbols in the sizes of `meta`, which introduces symbols for sizes that depend on data."""
-    if isinstance(meta, TensorMeta):
+    if isinstance(meta, records.TensorMeta):
         return set().union(*map(symbols_of, meta.shape))
-    if isinstance(meta, SequenceMeta):
+    if isinstance(meta, records.SequenceMeta):
         return set().union(*map(introduced, meta.items))
-    return symbols_of(meta.value) if isinstance(meta, SizeMeta) and meta.value is not None else set()
+    return symbols_of(meta.value) if isinstance(meta, records.SizeMeta) and meta.value is not None else set()
 
 
 def check_index(index: int, count: int, subject: str, check: str, where: Place) -> None:

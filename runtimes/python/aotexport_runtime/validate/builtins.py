@@ -10,39 +10,22 @@ from types import NoneType
 
 from aotexport_runtime.allowed.operators import EFFECT_OPERANDS, FLOAT_FUNCTIONS, OPERANDS
 from aotexport_runtime.errors import BundleInvalid, Place
+from aotexport_runtime.schema import values as records
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.subclasses import DTENSOR, Subclass
-from aotexport_runtime.schema.values import (
-    Argument,
-    DeviceArgument,
-    DTypeArgument,
-    FloatArgument,
-    NothingMeta,
-    ScalarMeta,
-    SequenceMeta,
-    SizeArgument,
-    SizeMeta,
-    SliceArgument,
-    StringArgument,
-    SubgraphArgument,
-    TensorMeta,
-    ValueMeta,
-)
+from aotexport_runtime.schema.values import Argument, SequenceMeta, SubgraphArgument, ValueMeta
 from aotexport_runtime.validate.arguments import NUMBERS, Values, described, described_argument, kind_of, metas_of
 from aotexport_runtime.validate.trees import count_parts, is_placement
 from aotexport_runtime.values.sizes import MAX_EXPONENT
 
 _NUMBER_NBITS = 64
-_TO_FLOAT = frozenset(f"python::{name}" for name in ("truediv", "sym_float", *FLOAT_FUNCTIONS))
-_TO_INTEGER = frozenset(
-    f"python::{name}"
-    for name in (
-        *("eq", "ne", "lt", "le", "gt", "ge", "not", "and", "or", "xor", "lshift", "rshift"),
-        *("sym_int", "floor", "ceil", "round"),
-    )
+_TO_FLOAT = ("truediv", "sym_float", *FLOAT_FUNCTIONS)
+_TO_INTEGER = (
+    *("eq", "ne", "lt", "le", "gt", "ge", "not", "and", "or", "xor", "lshift", "rshift"),
+    *("sym_int", "floor", "ceil", "round"),
 )
-_ONE_OF_THEM = frozenset(("python::sym_max", "python::sym_min", "python::sym_ite"))
+_ONE_OF_THEM = ("sym_max", "sym_min", "sym_ite")
 
 
 class Builtins:
@@ -56,8 +39,7 @@ class Builtins:
         self._values = values
         self._subclasses = subclasses
         self._most_nbits = limits.number_nbits
-        self._are_floats: dict[str, bool] = {}
-        self._nbits: dict[str, int] = {}
+        self._nbits: dict[str, int | None] = {}
         self._regions: list[tuple[Node, Place]] = []
 
     def check(self, node: Node, where: Place) -> None:
@@ -126,7 +108,7 @@ class Builtins:
         container, index = self._node.args
         meta = self._values[str(container)]
         assert isinstance(meta, SequenceMeta)
-        if isinstance(index, SliceArgument):
+        if isinstance(index, records.SliceArgument):
             for part in (index.start, index.stop, index.step):
                 if isinstance(part, str) and described(self._values.get(part)) != "an integer":
                     raise self._fault("takes items by what is no integer", "operator-arguments/slice")
@@ -134,56 +116,50 @@ class Builtins:
                 raise self._fault("takes items by a step of 0", "operator-arguments/slice-step")
         elif isinstance(index, int) and not -len(meta.items) <= index < len(meta.items):
             raise self._fault(f"takes item {index} of a sequence of {len(meta.items)}", "operator-arguments/item")
-        if not isinstance(self._node.meta, NothingMeta):
+        if not isinstance(self._node.meta, records.NothingMeta):
             self._check_result(described(meta.items[index] if isinstance(index, int) else meta))
 
     def _check_arithmetic(self) -> None:
-        node = self._node
-        operands = node.args[0] if isinstance(node.args[0], list) else node.args
-        nbits = [self._number_nbits(operand) for operand in operands]
-        if node.op == "python::pow" and not self._is_float(operands[0]):
-            nbits = [nbits[0] * self._exponent(node.args[1])]
-        if node.op == "python::lshift":
-            distance = node.args[1]
-            if not isinstance(distance, int) or not 0 <= distance <= MAX_EXPONENT:
-                reason = f"shifts by what is no integer from 0 to {MAX_EXPONENT}"
-                raise self._fault(reason, "operator-arguments/shift")
-            nbits = [nbits[0] + distance]
-        total = sum(nbits) if node.op == "python::mul" else max(nbits, default=0) + len(nbits).bit_length()
-        if total > self._most_nbits:
-            raise self._fault(f"may give numbers of more than {self._most_nbits} bits", "operator-arguments/bits")
-        self._nbits[node.name] = total
-        self._are_floats[node.name] = gives_float = self._gives_float(operands)
-        if node.op == "python::pow" or (node.op in _ONE_OF_THEM and not gives_float):
-            self._check_result("a float", "an integer")
+        node, name = self._node, self._node.op.removeprefix("python::")
+        given = node.args[0] if isinstance(node.args[0], list) else node.args[name == "sym_ite" :]
+        operands = [self._number_nbits(operand) for operand in given]
+        whole = [nbits for nbits in operands if nbits is not None]
+        if name in _ONE_OF_THEM:
+            is_float = not whole  # Where that depends on values it is no float, which has the stricter rules.
         else:
-            self._check_result("a float" if gives_float else "an integer")
+            is_float = name in _TO_FLOAT or (name not in _TO_INTEGER and len(whole) < len(operands))
+        if is_float:
+            nbits = None
+        elif name in ("pow", "lshift"):
+            nbits = self._raised(_NUMBER_NBITS if operands[0] is None else operands[0], node.args[1])
+        elif name == "mul":
+            nbits = sum(whole)
+        else:
+            nbits = max(whole, default=_NUMBER_NBITS) + len(operands).bit_length()
+        if nbits is not None and nbits > self._most_nbits:
+            raise self._fault(f"may give numbers of more than {self._most_nbits} bits", "operator-arguments/bits")
+        self._nbits[node.name] = nbits
+        is_open = name == "pow" or (name in _ONE_OF_THEM and not is_float)
+        self._check_result(*("a float", "an integer") if is_open else ["a float" if is_float else "an integer"])
 
-    def _gives_float(self, operands: Sequence[Argument]) -> bool:
-        """Return whether the result is a float; where that depends on values, False, which has the stricter rules."""
-        op = self._node.op
-        if op in _TO_FLOAT or op in _TO_INTEGER:
-            return op in _TO_FLOAT
-        are_floats = map(self._is_float, operands[1:] if op == "python::sym_ite" else operands)
-        return all(are_floats) if op in _ONE_OF_THEM else any(are_floats)
-
-    def _exponent(self, exponent: Argument) -> int:
+    def _raised(self, nbits: int, exponent: Argument) -> int:
+        """Return the most bits of an integer of so many bits that is shifted, or raised to a power."""
+        if self._node.op == "python::lshift":
+            if isinstance(exponent, int) and 0 <= exponent <= MAX_EXPONENT:
+                return nbits + exponent
+            raise self._fault(f"shifts by what is no integer from 0 to {MAX_EXPONENT}", "operator-arguments/shift")
         if isinstance(exponent, int) and abs(exponent) <= MAX_EXPONENT:
-            return abs(exponent)
-        if self._is_float(exponent):
-            return 1
+            return nbits * abs(exponent)
         reason = f"raises an integer to a power that is no integer from -{MAX_EXPONENT} to {MAX_EXPONENT}"
         raise self._fault(reason, "operator-arguments/exponent")
 
-    def _is_float(self, operand: Argument) -> bool:
-        known = self._are_floats.get(operand) if isinstance(operand, str) else None
-        return kind_of(operand, self._values) == "float" if known is None else known
-
-    def _number_nbits(self, operand: Argument) -> int:
-        """Return the most bits that a number may have."""
+    def _number_nbits(self, operand: Argument) -> int | None:
+        """Return the most bits that an integer may have; None: a float."""
         if isinstance(operand, int):
             return operand.bit_length()
-        return self._nbits.get(operand, _NUMBER_NBITS) if isinstance(operand, str) else _NUMBER_NBITS
+        if isinstance(operand, str) and operand in self._nbits:
+            return self._nbits[operand]
+        return None if kind_of(operand, self._values) == "float" else _NUMBER_NBITS
 
     def _check_effect(self) -> None:
         node = self._node
@@ -204,23 +180,23 @@ def _items(operand: Argument) -> list[Argument]:
 
 
 _CONSTANTS: dict[str, tuple[type, ...]] = {
-    "a number": (bool, int, float, SizeArgument, FloatArgument),
+    "a number": (bool, int, float, records.SizeArgument, records.FloatArgument),
     "a grad mode": (bool,),
     "a truth value": (bool,),
-    "an integer or a slice": (int, SliceArgument),
+    "an integer or a slice": (int, records.SliceArgument),
     "a count": (int,),
     "the index of a structure": (int,),
     "a body": (SubgraphArgument,),
     "a body or null": (SubgraphArgument, NoneType),
     "an array": (list,),
-    "a string": (StringArgument,),
-    "a placement": (StringArgument,),
-    "a device": (DeviceArgument,),
-    "a dtype or null": (DTypeArgument, NoneType),
+    "a string": (records.StringArgument,),
+    "a placement": (records.StringArgument,),
+    "a device": (records.DeviceArgument,),
+    "a dtype or null": (records.DTypeArgument, NoneType),
 }
 """Types of constants that an operand of a kind may be; a truth value is no integer."""
 
-_VALUES = {"a number": NUMBERS, "a grad mode": NUMBERS, "a tensor": ("Tensor",), "a sequence": ("sequence",)}
+_VALUES = {"a number": NUMBERS, "a grad mode": NUMBERS, "a tensor": ("tensor",), "a sequence": ("sequence",)}
 """Kinds of values that it may be."""
 
 _ITEMS = {
@@ -315,8 +291,8 @@ def _check_taken(node: Node, body: Graph, count: int, where: Place) -> None:
 def _check_truth(node: Node, argument: Argument, values: Values, where: Place) -> None:
     """Refuse what has no truth value."""
     meta = values.get(argument) if isinstance(argument, str) else None
-    is_number = isinstance(argument, int | SizeArgument) or isinstance(meta, SizeMeta | ScalarMeta)
-    is_one = isinstance(meta, TensorMeta) and all(size == 1 for size in meta.shape if isinstance(size, int))
+    is_number = isinstance(argument, int | records.SizeArgument) or kind_of(meta) in NUMBERS
+    is_one = isinstance(meta, records.TensorMeta) and all(size == 1 for size in meta.shape if isinstance(size, int))
     if not is_number and not is_one:
         message = f"`{node.op}` decides by what is no truth value, and no tensor of one element"
         raise where.invalid(message, "operator-arguments/predicate")

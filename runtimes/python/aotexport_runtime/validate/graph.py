@@ -38,8 +38,7 @@ def check_graph(
 
     Args:
         graph: as decoded.
-        symbols: symbols of its program. Values may introduce others for sizes that depend on data; nothing is computed
-            from these.
+        symbols: symbols of its program. Values may introduce others for sizes that depend on data.
         namespaces: namespaces of custom operators that the manifest declares; the caller decides whether they may run.
         where: its file, for errors.
         limits: the most that it may ask for.
@@ -55,7 +54,7 @@ def check_graph(
 
 @dataclass
 class _Check:
-    """The check of one graph: the arguments of `check_graph`, and what the nodes so far have defined."""
+    """The arguments of `check_graph`, and what the nodes so far have defined."""
 
     graph: Graph
     symbols: set[str]
@@ -80,8 +79,8 @@ class _Check:
         self._check_nodes()
         with where:
             self.builtins.check_closed()
-        with where:
-            _check_calls(graph, self.symbols, where)
+        with where.at("calls") as here:
+            _check_calls(graph, self.symbols, here)
         for index, output in enumerate(graph.outputs):
             with where.at("outputs", index) as here:
                 check_argument(output, self.values, graph.subgraphs, self.symbols, here)
@@ -169,9 +168,8 @@ def check_allowed(op: str, namespaces: set[str], *, where: Place) -> None:
         raise where.invalid(message, "operator-undeclared/namespace")
 
 
-def _check_calls(graph: Graph, symbols: set[str], where: Place) -> None:
+def _check_calls(graph: Graph, symbols: set[str], place: Place) -> None:
     """Refuse calls of submodules that are no nested runs of a graph's nodes, or use other values than the graph's."""
-    place = where.at("calls")
     message = f"{len(graph.calls)} calls of submodules; at most {MAX_NODES} are read"
     place.require(len(graph.calls) <= MAX_NODES, message, "bundle-limit/calls")
     places = {value.name: -1 for value in graph.inputs}

@@ -24,7 +24,7 @@ from aotexport_runtime.schema.values import NothingMeta, SizeArgument, TensorMet
 from aotexport_runtime.validate.arguments import Values, check_form, check_unique, metas_of
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.graph import check_graph
-from aotexport_runtime.validate.interface import returned_count
+from aotexport_runtime.validate.program import returned_count
 from aotexport_runtime.validate.trees import taken_apart
 from aotexport_runtime.values.sizes import check_size
 

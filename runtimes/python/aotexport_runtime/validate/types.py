@@ -21,17 +21,20 @@ from aotexport_runtime.validate.arguments import NUMBERS, Values, elements, kind
 _WHOLE = ("bool", "int")
 _TAKEN: dict[str, tuple[str, ...]] = {
     # torch makes a tensor of a number.
-    "Tensor": (*NUMBERS, "complex", "Tensor"),
+    "Tensor": (*NUMBERS, "complex", "tensor"),
     "Scalar": (*NUMBERS, "complex"),
     "complex": (*NUMBERS, "complex"),
     "float": NUMBERS,
     **dict.fromkeys(("int", "SymInt", "bool", "SymBool"), _WHOLE),
-    **{name: (name,) for name in ("str", "ScalarType", "Layout", "MemoryFormat", "Device")},
+    "str": ("string",),
+    "ScalarType": ("dtype",),
+    "MemoryFormat": ("memory_format",),
+    **{name: (name.lower(),) for name in ("Layout", "Device")},
     "Generator": (),
 }
 """Kinds that an argument of a type may be; other types are of custom operators, and for them to say."""
 
-_GIVEN = {"Tensor": ("Tensor",), "float": ("float",), **dict.fromkeys(("int", "SymInt", "bool", "SymBool"), _WHOLE)}
+_GIVEN = {"Tensor": ("tensor",), "float": ("float",), **dict.fromkeys(("int", "SymInt", "bool", "SymBool"), _WHOLE)}
 """Kinds that a result of a type may be; those of other types are no tensors and no sequences."""
 
 _UNDEFINED = {
@@ -76,8 +79,13 @@ def check_types(node: Node, schema: str | None, values: Values, here: Place, *, 
     if not _is_result(signature.returns, node.meta) or not _is_item(node, values):
         given = ", ".join(signature.returns) or "nothing"
         raise here.at("meta").invalid(f"{subject} gives {given}, and the graph says otherwise", "result-type/signature")
-    if infers_dtypes and (lie := wrong_dtype(node, schema, values)) is not None:
-        raise here.at("meta").invalid(f"{subject} gives {lie}", "result-type/dtype")
+    found = result_dtypes(node, schema, values) if infers_dtypes else None
+    metas = node.meta.items if isinstance(node.meta, SequenceMeta) else (node.meta,)
+    # A sequence may be one result, a list of tensors.
+    for dtype, meta in zip(found if isinstance(found, tuple) else [found] * len(metas), metas, strict=True):
+        if dtype is not None and isinstance(meta, TensorMeta) and meta.dtype != dtype:
+            message = f"{subject} gives {dtype}, and the graph says {meta.dtype}"
+            raise here.at("meta").invalid(message, "result-type/dtype")
 
 
 def _check_arguments(node: Node, signature: Signature, values: Values, here: Place) -> None:
@@ -131,7 +139,7 @@ def _is_one(type_: str, meta: ValueMeta) -> bool:
     if type_.endswith("]"):
         inner = type_.rpartition("[")[0]
         return isinstance(meta, SequenceMeta) and all(_is_one(inner, item) for item in meta.items)
-    return kind in _GIVEN[type_] if type_ in _GIVEN else kind not in ("Tensor", "sequence")
+    return kind in _GIVEN[type_] if type_ in _GIVEN else kind not in ("tensor", "sequence")
 
 
 def _is_item(node: Node, values: Values) -> bool:
@@ -208,20 +216,6 @@ def result_dtypes(node: Node, schema: str | None, values: Values) -> str | tuple
         # `all` and `any` of bytes give bytes.
         return None if first == "uint8" else "bool"
     return _computed(rule, arguments, values)
-
-
-def wrong_dtype(node: Node, schema: str | None, values: Values) -> str | None:
-    """Return which dtype an operator gives and which one its metadata say, where a rule tells them apart; else None."""
-    found = result_dtypes(node, schema, values)
-    if found is None:
-        return None
-    metas = node.meta.items if isinstance(node.meta, SequenceMeta) else (node.meta,)
-    # A sequence may be one result, a list of tensors.
-    expected = found if isinstance(found, tuple) else (found,) * len(metas)
-    for dtype, meta in zip(expected, metas, strict=True):
-        if isinstance(meta, TensorMeta) and meta.dtype != dtype:
-            return f"{dtype}, and the graph says {meta.dtype}"
-    return None
 
 
 def _computed(rule: Rule, arguments: dict[str, Argument], values: Values) -> str | tuple[str, ...] | None:
