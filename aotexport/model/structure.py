@@ -21,14 +21,7 @@ from aotexport.model.array_proxies import is_proxy, is_scalar
 from aotexport.process.objects import is_a, namespace_of
 from aotexport.torch_internals.calls import SUPPORTED_NODES
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Sequence, Tree
-from aotexport_runtime.values.structure import (
-    encode_constant,
-    encode_key,
-    encode_python_value,
-    is_constant,
-    is_key,
-    is_python_value,
-)
+from aotexport_runtime.values.structure import encode_constant, encode_key, encode_python_value, is_constant, is_key
 from aotexport_runtime.values.trees import FACTORIES, SETS, ModelOutput
 
 LeafIndex = Callable[[Any, str], int | None]
@@ -99,8 +92,8 @@ class _TreeMaker:
             return Leaf(index=index, array=True)
         if is_constant(value):
             return Constant(value=encode_constant(value))
-        if is_python_value(value):
-            return Constant(value=encode_python_value(value))
+        if (constant := encode_python_value(value)) is not None:
+            return Constant(value=constant)
         if isinstance(value, torch.Size):
             # Sizes in a `torch.Size` argument are constants: `dynamic_shapes` has no place for their dimensions.
             sizes = (

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from io import BufferedReader
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -84,10 +83,7 @@ def read_tensors(data: bytes, *, where: str) -> dict[str, torch.Tensor]:
         BundleInvalid: no safetensors file.
         NotSupported: this torch lacks a dtype.
     """
-    try:
-        stored = deserialize(data)
-    except SafetensorError as error:
-        raise _malformed(error, where) from None
+    stored = _opened(deserialize, data, where)
     return {key: _tensor(key, each["data"], each["dtype"], each["shape"], where) for key, each in stored}
 
 
@@ -98,19 +94,19 @@ def _reader(bundle: Bundle, mapped: bool | None, file: str) -> Callable[[str], t
             return _copy(bundle, file, stream)
         if file in bundle.compared_by_readers:
             bundle.compare(file, stream)
-        return _opened(at_descriptor(stream.fileno(), bundle.directory.files / file), file).get_tensor
+        return _opened(_mapped, at_descriptor(stream.fileno(), bundle.directory.files / file), file).get_tensor
 
 
-def _opened(path: Path, where: str) -> Any:
-    """Return a safetensors file, mapped; the library has checked its header."""
+def _opened(open_: Callable[[Any], Any], source: Any, where: str) -> Any:
+    """Return what the library opens, whose header it has checked."""
     try:
-        return safe_open(path, framework="pt")
+        return open_(source)
     except SafetensorError as error:
-        raise _malformed(error, where) from None
+        message = f"not a safetensors file: {error}"
+        raise BundleInvalid(message, where=where, check="tensor-stored/safetensors") from None
 
 
-def _malformed(error: SafetensorError, where: str) -> BundleInvalid:
-    return BundleInvalid(f"not a safetensors file: {error}", where=where, check="tensor-stored/safetensors")
+_mapped = functools.partial(safe_open, framework="pt")
 
 
 def _copy(bundle: Bundle, file: str, stream: BufferedReader) -> Callable[[str], torch.Tensor]:
@@ -133,7 +129,7 @@ def _copy(bundle: Bundle, file: str, stream: BufferedReader) -> Callable[[str], 
         bundle.compare_digest(file, digest.hexdigest())
     # Another file could be truncated under the library's mapping.
     with private_file(header, nbytes) as path:
-        _opened(path, file)
+        _opened(_mapped, path, file)
     tensors: dict[str, Any] = msgspec.json.decode(header[8:])
     tensors.pop("__metadata__", None)
 
@@ -170,20 +166,11 @@ def _is_immutable(stream: BufferedReader) -> bool:
 _GET_FLAGS, _VERITY, _IMMUTABLE = 0x80086601, 0x00100000, 0x00000010
 """`FS_IOC_GETFLAGS`, `FS_VERITY_FL` and `FS_IMMUTABLE_FL` of Linux."""
 
-_DTYPES: dict[str, str] = {
+_WORDS = {"I": "int", "U": "uint", "F": "float"}
+_DTYPES = {
+    **{f"{letter}{nbits}": f"{word}{nbits}" for letter, word in _WORDS.items() for nbits in (8, 16, 32, 64)},
     "BOOL": "bool",
-    "U8": "uint8",
-    "U16": "uint16",
-    "U32": "uint32",
-    "U64": "uint64",
-    "I8": "int8",
-    "I16": "int16",
-    "I32": "int32",
-    "I64": "int64",
-    "F16": "float16",
     "BF16": "bfloat16",
-    "F32": "float32",
-    "F64": "float64",
     "F8_E4M3": "float8_e4m3fn",
     "F8_E5M2": "float8_e5m2",
     "F8_E4M3FNUZ": "float8_e4m3fnuz",

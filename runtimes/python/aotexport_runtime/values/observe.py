@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
@@ -125,22 +123,13 @@ def _views_made_differentiable(
     return roots
 
 
-@dataclass
-class Inputs:
+class Inputs(NamedTuple):
     """Arguments of a call; `leaves` has the tensor that the gradient of each accumulates in, None: it has none."""
 
     values: list[Any]
     leaves: list[Any]
 
 
-@contextlib.contextmanager
-def _random_state_kept() -> Generator[None, None, None]:
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices):
-        yield
-
-
-@_random_state_kept()
 def observe(
     call: Callable[[list[Any]], Any],
     make: Callable[[], Inputs],
@@ -173,41 +162,39 @@ def observe(
         sparing: look at each gradient that is dropped when the backward pass, which gives whole ones, has it.
     """
     seen = Observation(sample=sample)
-    torch.manual_seed(seed)
-    before = {name: _snapshot(tensor) for name, tensor in state().items()}
-    for number in range(calls):
-        inputs = make()
-        with torch.set_grad_enabled(backward):
-            result = call(inputs.values)
-        outputs = flatten(result)
-        where = f"call {number}: "
-        early = [_drop_when_seen(seen, where, name, state()[name]) for name in dropped if sparing and backward]
-        _look_at_outputs(seen, where, outputs, inputs.values, paths, state())
-        if backward:
-            _backward(seen, where, outputs, loss)
-        for hook in early:
-            hook.remove()
-        for path, value, leaf in zip(paths, inputs.values, inputs.leaves, strict=True):
-            if isinstance(value, torch.Tensor):
-                seen.tensor(f"{where}{path} afterwards", value)
-                seen.facts[f"{where}{path} afterwards requires_grad"] = str(value.requires_grad)
-            if leaf is not None and backward:
-                seen.tensor(f"{where}gradient of {path}", leaf.grad)
-        for name, tensor in state().items():
-            if tensor.requires_grad and tensor.is_leaf and backward:
-                gradient = f"{where}gradient of {name}"
-                _look_at_gradient(seen, gradient, tensor, early=bool(early), dropped=name in dropped)
-            # Kernels write running statistics without a new version, so buffers are always observed.
-            if not tensor.requires_grad or before[name][0] != _snapshot(tensor)[0]:
-                seen.tensor(f"{where}state {name}", tensor)
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(seed)
+        before = {name: _snapshot(tensor) for name, tensor in state().items()}
+        for number in range(calls):
+            inputs = make()
+            with torch.set_grad_enabled(backward):
+                result = call(inputs.values)
+            outputs = flatten(result)
+            where = f"call {number}: "
+            early = [_drop_when_seen(seen, where, name, state()[name]) for name in dropped if sparing and backward]
+            _look_at_outputs(seen, where, outputs, inputs.values, paths, state())
+            if backward:
+                _backward(seen, where, outputs, loss)
+            for hook in early:
+                hook.remove()
+            for path, value, leaf in zip(paths, inputs.values, inputs.leaves, strict=True):
+                if isinstance(value, torch.Tensor):
+                    seen.tensor(f"{where}{path} afterwards", value)
+                    seen.facts[f"{where}{path} afterwards requires_grad"] = str(value.requires_grad)
+                if leaf is not None and backward:
+                    seen.tensor(f"{where}gradient of {path}", leaf.grad)
+            for name, tensor in state().items():
+                if tensor.requires_grad and tensor.is_leaf and backward:
+                    gradient = f"{where}gradient of {name}"
+                    if not (early and gradient in seen.facts):
+                        seen.tensor(gradient, tensor.grad)
+                    if name in dropped:
+                        tensor.grad = None
+                # Kernels write running statistics without a new version, so buffers are always observed.
+                if not tensor.requires_grad or before[name][0] != _snapshot(tensor)[0]:
+                    seen.tensor(f"{where}state {name}", tensor)
     return seen
-
-
-def _look_at_gradient(seen: Observation, name: str, tensor: torch.Tensor, *, early: bool, dropped: bool) -> None:
-    if not (early and name in seen.facts):
-        seen.tensor(name, tensor.grad)
-    if dropped:
-        tensor.grad = None
 
 
 def _drop_when_seen(seen: Observation, where: str, name: str, tensor: torch.Tensor) -> Any:

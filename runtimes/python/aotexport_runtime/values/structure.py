@@ -16,7 +16,6 @@ from aotexport_runtime.schema import trees, values
 from aotexport_runtime.values.trees import FACTORIES, SETS, ModelOutput
 
 _NUMPY_TYPES = frozenset(get_args(trees.NumpyType))
-_CONSTANT_TYPES = (bool, int, float, complex, str, torch.device, torch.memory_format)
 _DTYPES = frozenset(f"torch.{name}" for name in get_args(values.AnyDType))
 
 
@@ -30,29 +29,29 @@ def is_constant(value: Any) -> bool:
         return not any("\ud800" <= letter <= "\udfff" for letter in value)
     if type(value) is torch.dtype:
         return str(value) in _DTYPES
-    return value is None or value is torch.strided or type(value) in _CONSTANT_TYPES
+    return value is torch.strided if isinstance(value, torch.layout) else type(value) in _ENCODERS
+
+
+def _name(value: Any) -> Any:
+    return str(value).removeprefix("torch.")
+
+
+_ENCODERS: dict[type, Callable[[Any], values.Argument]] = {
+    **dict.fromkeys((type(None), bool, int), lambda value: value),
+    float: lambda value: _float(value),
+    complex: lambda value: values.ComplexArgument(real=_float(value.real), imag=_float(value.imag)),
+    str: lambda value: values.StringArgument(value=value),
+    slice: lambda value: values.SliceArgument(start=value.start, stop=value.stop, step=value.step),
+    torch.dtype: lambda value: values.DTypeArgument(value=_name(value)),
+    torch.layout: lambda value: values.LayoutArgument(value=_name(value)),
+    torch.memory_format: lambda value: values.MemoryFormatArgument(value=_name(value)),
+    torch.device: lambda value: values.DeviceArgument(type=value.type),
+}
 
 
 def encode_constant(value: Any) -> values.Argument:
     """Return the argument record of a constant, for which `is_constant` holds."""
-    if value is None or isinstance(value, bool | int):
-        return value
-    if isinstance(value, float):
-        return _float(value)
-    if isinstance(value, complex):
-        return values.ComplexArgument(real=_float(value.real), imag=_float(value.imag))
-    if isinstance(value, str):
-        return values.StringArgument(value=value)
-    if isinstance(value, slice):
-        return values.SliceArgument(start=value.start, stop=value.stop, step=value.step)
-    name = str(value).removeprefix("torch.")
-    if isinstance(value, torch.dtype):
-        return values.DTypeArgument(value=name)  # type: ignore[arg-type]
-    if isinstance(value, torch.layout):
-        return values.LayoutArgument(value="strided")
-    if isinstance(value, torch.memory_format):
-        return values.MemoryFormatArgument(value=name)  # type: ignore[arg-type]
-    return values.DeviceArgument(type=value.type)
+    return _ENCODERS[type(value)](value)
 
 
 def _float(value: float) -> float | values.FloatArgument:
@@ -80,23 +79,16 @@ def encode_key(value: Any) -> Any:
     return trees.Bytes(hex=value.hex()) if type(value) is bytes else value
 
 
-def is_python_value(value: Any) -> bool:
-    """Return whether `value` is a Python value that the format holds as it is, and that no operator takes."""
-    if type(value) is range:
-        return all(abs(part) < 1 << 63 for part in (value.start, value.stop, value.step))
-    return value is ... or type(value) is bytes or (isinstance(value, np.generic) and value.dtype.name in _NUMPY_TYPES)
-
-
-def encode_python_value(value: Any) -> trees.PythonValue:
-    """Return the record of a value for which `is_python_value` holds."""
-    if isinstance(value, bytes):
+def encode_python_value(value: Any) -> trees.PythonValue | None:
+    """Return the record of a Python value that the format holds, and that no operator takes; None: it is none."""
+    if type(value) is bytes:
         return trees.Bytes(hex=value.hex())
-    if isinstance(value, range):
+    if type(value) is range and all(abs(part) < 1 << 63 for part in (value.start, value.stop, value.step)):
         return trees.Range(start=value.start, stop=value.stop, step=value.step)
-    if isinstance(value, np.generic):
+    if isinstance(value, np.generic) and value.dtype.name in _NUMPY_TYPES:
         number = value.item()
         return trees.NumpyNumber(dtype=value.dtype.name, value=_float(number) if isinstance(number, float) else number)  # type: ignore[arg-type]
-    return trees.EllipsisLiteral()
+    return trees.EllipsisLiteral() if value is ... else None
 
 
 IndexOf = Callable[[torch.Tensor, str], int]
@@ -126,8 +118,8 @@ def take_apart(value: Any, path: str, index_of: IndexOf, above: tuple[int, ...] 
         return trees.Leaf(index=index_of(value, path))
     if is_constant(value):
         return trees.Constant(value=encode_constant(value))
-    if is_python_value(value):
-        return trees.Constant(value=encode_python_value(value))
+    if (constant := encode_python_value(value)) is not None:
+        return trees.Constant(value=constant)
     if id(value) in above:
         raise NotSupported(f"`{path}` holds itself; a bundle holds trees of values")
 

@@ -113,44 +113,37 @@ def builder(tree: trees.Tree, constant: Callable[[trees.Constant], Any]) -> Buil
     if isinstance(tree, trees.Constant):
         value = constant(tree)
         return lambda values: value
-    items = [builder(item, constant) for item in tree.items]
-    if isinstance(tree, trees.Sequence):
-        return _sequence_builder(tree, items)
+    items, make = [builder(item, constant) for item in tree.items], _maker(tree)
+    return lambda values: make([item(values) for item in items])
+
+
+def _maker(tree: trees.Sequence | trees.Mapping | trees.NamedFields | trees.Instance) -> Callable[[list[Any]], Any]:
+    """Return a function from the items of a container to the container."""
+    with_torch = "torch" in sys.modules
     if isinstance(tree, trees.Mapping):
-        make, keys = _mapping_type(tree), keys_of(tree)
-        return lambda values: make((key, item(values)) for key, item in zip(keys, items, strict=True))
-    assert not isinstance(tree, trees.Instance)
-    make = _named_fields_type(tree)
-    return lambda values: make([item(values) for item in items])
+        makers: dict[str, Callable[[Any], Any]] = {
+            "dict": dict,
+            "ordered_dict": collections.OrderedDict,
+            "default_dict": functools.partial(collections.defaultdict, tree.factory and FACTORIES[tree.factory]),
+            "counter": lambda pairs: collections.Counter(dict(pairs)),
+        }
+        make, keys = makers[tree.type], keys_of(tree)
+        return lambda items: make(zip(keys, items, strict=True))
+    if isinstance(tree, trees.Sequence):
+        if tree.name is not None:
+            return _class(tree.type, tree.name, (), with_torch)
+        if tree.type == "size":
+            import torch
 
-
-def _sequence_builder(tree: trees.Sequence, items: list[Builder]) -> Builder:
-    if tree.name is not None:
-        make: Any = _class(tree.type, tree.name, (), "torch" in sys.modules)
-    elif tree.type == "size":
-        import torch
-
-        make = torch.Size
-    elif tree.type == "deque":
-        make = functools.partial(collections.deque[Any], maxlen=tree.max_items)
-    else:
-        make = {"list": list, "tuple": tuple, **SETS}[tree.type]
-    return lambda values: make([item(values) for item in items])
-
-
-def _mapping_type(tree: trees.Mapping) -> Callable[[Iterable[tuple[Any, Any]]], Any]:
-    if tree.type == "default_dict":
-        return functools.partial(collections.defaultdict, tree.factory and FACTORIES[tree.factory])
-    if tree.type == "counter":
-        return lambda items: collections.Counter(dict(items))
-    return dict if tree.type == "dict" else collections.OrderedDict
-
-
-def _named_fields_type(tree: trees.NamedFields) -> Callable[[list[Any]], Any]:
+            return torch.Size
+        if tree.type == "deque":
+            return functools.partial(collections.deque[Any], maxlen=tree.max_items)
+        return {"list": list, "tuple": tuple, **SETS}[tree.type]
+    assert isinstance(tree, trees.NamedFields)
     if tree.type == "return_type":
         return _return_type(tree.name, len(tree.fields))
     is_output, fields = tree.type == "model_output", tree.fields
-    class_ = _class(tree.type, tree.name, () if is_output else fields, "torch" in sys.modules)
+    class_ = _class(tree.type, tree.name, () if is_output else fields, with_torch)
     if is_output:
         return lambda items: class_(pair for pair in zip(fields, items, strict=True) if pair[1] is not None)
     return lambda items: class_(*items)
