@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 
 from aotexport_runtime import ArgumentInvalid, NotSupported, sandbox
-from aotexport_runtime.sandbox import landlock, seccomp
 from tests.hostile.attempts import ATTEMPTS, FILES
 from tests.hostile.crafted import Crafted
 
 try:
-    version = landlock.check()
+    version = sandbox._landlock_version()
 except NotSupported:
     version = 0
 pytestmark = pytest.mark.skipif(not version, reason="the kernel has no Landlock")
 
+SECCOMP = 317
 SCOPES_SINCE = 6
 """The version of Landlock that refuses signals to processes outside."""
 
@@ -125,10 +125,14 @@ def test_path_that_does_not_exist_is_refused_before_anything_changes(monkeypatch
 
 
 def test_kernel_without_filters_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacks(*arguments: object) -> int:
-        raise OSError(22, "Invalid argument")
+    call = sandbox.call
 
-    monkeypatch.setattr(seccomp, "call", lacks)
+    def lacks(number: int, *arguments: bytes | int | None) -> int:
+        if number == SECCOMP:
+            raise OSError(22, "Invalid argument")
+        return call(number, *arguments)
+
+    monkeypatch.setattr(sandbox, "call", lacks)
     with pytest.raises(NotSupported) as caught:
         sandbox.enter()
     assert str(caught.value) == (
@@ -141,7 +145,7 @@ def test_kernel_without_landlock_is_named(monkeypatch: pytest.MonkeyPatch) -> No
     def lacks(*arguments: object) -> int:
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(landlock, "call", lacks)
+    monkeypatch.setattr(sandbox, "call", lacks)
     with pytest.raises(NotSupported) as caught:
         sandbox.enter()
     assert str(caught.value) == (
