@@ -34,7 +34,7 @@ from aotexport.torch_internals.names import (
 )
 from aotexport.torch_internals.subclasses import is_wrap
 from aotexport.values.subclasses import encode_subclass
-from aotexport_runtime.allowed.operators import BODY_OPERANDS, FLOAT_FUNCTIONS, allowed_aten_operators
+from aotexport_runtime.allowed.operators import FLOAT_FUNCTIONS, OPERANDS, allowed_aten_operators
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.schema.graph import Graph, GraphInput, ModuleCall, Node, SourceLine
 from aotexport_runtime.schema.subclasses import Subclass
@@ -205,7 +205,7 @@ class GraphEncoder:
             return _FUNCTIONS[target], node.args
         if is_launch(target):
             return _FUNCTIONS[launched], launch_arguments(node)
-        if isinstance(target, HigherOrderOperator) and f"higher_order::{target.name()}" in BODY_OPERANDS:
+        if isinstance(target, HigherOrderOperator) and f"higher_order::{target.name()}" in OPERANDS:
             return f"higher_order::{target.name()}", node.args
         if is_wrap(target):
             return "subclass::wrap", (node.args[0], self._structure(node))

@@ -26,7 +26,7 @@ from aotexport.model.call import ExampleCall, with_leaves
 from aotexport.model.programs import ProgramSpec
 from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport.values.subclasses import encode_subclass
-from aotexport_runtime.allowed.operators import LAUNCH_OPERANDS
+from aotexport_runtime.allowed.operators import LAUNCH
 from aotexport_runtime.rewrite.names import names_in, operands
 from aotexport_runtime.schema.gradients import Gradients
 from aotexport_runtime.schema.graph import Graph, Node, SourceLine
@@ -92,7 +92,7 @@ class EncodedProgram:
 
 def _launched(graph: Graph) -> Iterator[str]:
     for node in graph.nodes:
-        if node.op in LAUNCH_OPERANDS:
+        if node.op == LAUNCH:
             assert isinstance(node.args[0], StringArgument)
             yield node.args[0].value
     for subgraph in graph.subgraphs.values():

@@ -57,16 +57,20 @@ def test_metadata_table_says_one_of_three_things_of_each_field():
     assert {re.split(r"[ :]", decision)[0] for decision in FIELDS.values()} == {"encoded", "derived", "refused"}
 
 
+def operands(*namespaces: str) -> set[str]:
+    return {name for name in operators.OPERANDS if name.startswith(namespaces)}
+
+
 def test_builtins_table_has_every_builtin():
     rows = table("builtin | arguments | result")
 
-    assert names([row[0] for row in rows], "python::") == set(operators.BUILTIN_OPERANDS)
+    assert names([row[0] for row in rows], "python::") == operands("python::")
 
 
 def test_effects_table_has_every_effect():
     rows = table("effect | arguments | what it does; result")
 
-    assert names([row[0] for row in rows]) == set(operators.EFFECT_OPERANDS)
+    assert names([row[0] for row in rows]) == operands("torch::")
 
 
 def test_table_of_dtypes_has_every_word():
@@ -78,7 +82,7 @@ def test_table_of_dtypes_has_every_word():
 def test_table_has_every_operator_with_bodies_and_launches():
     rows = table("operator | arguments | result")
 
-    assert {name for row in rows for name in names([row[0]])} == {*operators.BODY_OPERANDS, *operators.LAUNCH_OPERANDS}
+    assert {name for row in rows for name in names([row[0]])} == operands("higher_order::")
 
 
 def test_size_operators_table_has_every_operator():
@@ -197,7 +201,4 @@ def test_every_rule_of_sections_7_8_and_10_can_be_taken_from_the_second_reader_o
 def test_tables_of_tensor_subclasses_have_every_operator():
     rows = table("subclass operator | arguments | result")
 
-    assert {name for row in rows for name in names([row[0]])} == {
-        *operators.SUBCLASS_OPERANDS,
-        *operators.DISTRIBUTED_OPERANDS,
-    }
+    assert {name for row in rows for name in names([row[0]])} == operands("subclass::", "distributed::")

@@ -9,7 +9,6 @@ import msgspec
 import torch
 
 from aotexport.errors import ExportFailed
-from aotexport_runtime.allowed.operators import DISTRIBUTED_OPERANDS, SUBCLASS_OPERANDS
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_parts, parts_of
 from aotexport_runtime.schema.graph import Graph
@@ -50,7 +49,7 @@ def plain(bundle: Bundle, program: Program) -> Plain:
     tensors = dict(zip(state, load_parts(bundle, state.values()), strict=True))
     forward = bundle.graph(program.name, program.forward.file)
     wraps = any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in program.inputs)
-    if not wraps and not any(node.op in {**SUBCLASS_OPERANDS, **DISTRIBUTED_OPERANDS} for node in forward.nodes):
+    if not wraps and not any(node.op.startswith(("subclass::", "distributed::")) for node in forward.nodes):
         return Plain(program, forward, tensors)
     functional = program.functional
     reason = _why_not(program)

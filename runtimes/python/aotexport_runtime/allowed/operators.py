@@ -21,14 +21,24 @@ SET_HEAD = "# set "
 """What begins the line of an operator set in `allowed/aten.txt`."""
 
 
+def _text_of(file: str) -> str:
+    # Not at import: it takes milliseconds, and ONNX models do not need the lists.
+    from importlib import resources
+
+    return resources.files("aotexport_runtime").joinpath(file).read_text(encoding="ascii")
+
+
+@cache
+def kinds_in(file: str) -> dict[str, str]:
+    """Return the kind of each base name of an operator, or name with overload, in a table `kind: name name ...`."""
+    rows = (line.partition(": ") for line in _text_of(file).splitlines() if not line.startswith("#"))
+    return {name: kind for kind, _, names in rows for name in names.split()}
+
+
 @cache
 def operator_sets() -> dict[str, dict[str, str]]:
     """Return the signatures that each operator set adds to the one before it, by `base.overload`; oldest set first."""
-    # Not at import: reading takes milliseconds, and ONNX models do not need the list.
-    from importlib import resources
-
-    text = resources.files("aotexport_runtime").joinpath("allowed/aten.txt").read_text(encoding="ascii")
-    return read_sets(text)
+    return read_sets(_text_of("allowed/aten.txt"))
 
 
 def read_sets(text: str) -> dict[str, dict[str, str]]:
@@ -136,43 +146,22 @@ BUILTINS: dict[str, Callable[..., Any]] = {
 }
 """Builtins that generated code calls."""
 
-Operands = dict[str, tuple[str, ...]]
-"""By operator what each of its operands is, in words: `validate/builtins.py` has a rule for each."""
+LAUNCH = "higher_order::triton_kernel"
+"""The launch of a kernel of the model."""
 
-SUBCLASS_OPERANDS: Operands = {
-    "subclass::inner": ("a tensor", "a string"),
-    "subclass::wrap": ("an array of tensors", "the index of a structure"),
-}
-"""What each operator on tensors of wrapper subclasses takes."""
-
-DISTRIBUTED_OPERANDS: Operands = {
-    "distributed::from_local": ("a tensor", "the index of a structure", "an array of placements or null"),
-    "distributed::to_local": ("a tensor", "an array of placements or null"),
-    "distributed::redistribute": ("a tensor", "an array of placements", "a dtype or null", "a dtype or null"),
-}
-"""What each step into distributed tensors, out of them, and to other placements takes."""
-
-BUILTIN_OPERANDS: Operands = {
+_LOOP = ("a body", "a body", "an array", "an array")
+OPERANDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys((*BUILTINS,), ("a number",)),
     **dict.fromkeys((*INFIX, "python::sym_max", "python::sym_min", "python::round_digits"), ("a number", "a number")),
     "python::getitem": ("a sequence", "an integer or a slice"),
     "python::sym_sum": ("an array of numbers",),
     "python::sym_ite": ("a number", "a number", "a number"),
-}
-"""What each builtin takes."""
-
-EFFECT_OPERANDS: Operands = {
     "torch::is_grad_enabled": (),
     "torch::set_grad_enabled": ("a grad mode",),
     "torch::enter_autocast": ("a device", "a dtype or null", "a truth value", "a truth value"),
     "torch::exit_autocast": ("a region",),
     "torch::enter_checkpoint": ("an array of tensors", "a truth value"),
     "torch::exit_checkpoint": ("a region",),
-}
-"""What each change of interpreter state takes."""
-
-_LOOP = ("a body", "a body", "an array", "an array")
-BODY_OPERANDS: Operands = {
     "higher_order::cond": ("a predicate", "a body", "a body", "an array"),
     "higher_order::while_loop": _LOOP,
     "higher_order::while_loop_stack_output": _LOOP,
@@ -184,21 +173,14 @@ BODY_OPERANDS: Operands = {
         *("a body", "an array of bodies and null", "an array", "an array", "a count", "a count"),
         *("an array of indices", "an array of indices", "a truth value", "a truth value"),
     ),
+    LAUNCH: ("a string", "an array of tensors"),
+    "subclass::inner": ("a tensor", "a string"),
+    "subclass::wrap": ("an array of tensors", "the index of a structure"),
+    "distributed::from_local": ("a tensor", "the index of a structure", "an array of placements or null"),
+    "distributed::to_local": ("a tensor", "an array of placements or null"),
+    "distributed::redistribute": ("a tensor", "an array of placements", "a dtype or null", "a dtype or null"),
 }
-"""What each higher-order operator takes."""
-
-LAUNCH_OPERANDS: Operands = {"higher_order::triton_kernel": ("a string", "an array of tensors")}
-"""What the launch of a kernel of the model takes."""
-
-OPERANDS: Operands = {
-    **BUILTIN_OPERANDS,
-    **EFFECT_OPERANDS,
-    **BODY_OPERANDS,
-    **LAUNCH_OPERANDS,
-    **SUBCLASS_OPERANDS,
-    **DISTRIBUTED_OPERANDS,
-}
-"""Operands of all operators that are not torch's."""
+"""What each operand is of the operators that are not torch's, in words: `validate/builtins.py` has a rule for each."""
 
 KERNEL = "kernel::"
 """What begins the names of kernels in lowered graphs."""

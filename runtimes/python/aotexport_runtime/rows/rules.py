@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Any, NamedTuple
 
+from aotexport_runtime.allowed.operators import kinds_in
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.values.sizes import symbols_of
 
@@ -280,10 +280,5 @@ RULES: dict[str, Callable[[Call, int], None]] = {
 @cache
 def kinds() -> dict[str, tuple[str, int]]:
     """Return the kinds of operators, each with its number, by base name, or by `base.overload` where others differ."""
-    found: dict[str, tuple[str, int]] = {}
-    for line in resources.files("aotexport_runtime").joinpath("rows/operators.txt").read_text("ascii").splitlines():
-        kind, colon, names = line.partition(": ")
-        if colon and not line.startswith("#"):
-            name, _, trailing = kind.partition(" ")
-            found |= dict.fromkeys(names.split(), (name, int(trailing or 0)))
-    return found
+    parts = {name: kind.partition(" ") for name, kind in kinds_in("rows/operators.txt").items()}
+    return {name: (kind, int(trailing or 0)) for name, (kind, _, trailing) in parts.items()}

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import NoneType
 
-from aotexport_runtime.allowed.operators import EFFECT_OPERANDS, FLOAT_FUNCTIONS, OPERANDS
+from aotexport_runtime.allowed.operators import FLOAT_FUNCTIONS, OPERANDS
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema import values as records
 from aotexport_runtime.schema.graph import Graph, Node
@@ -63,7 +63,7 @@ class Builtins:
             self._check_function()
         elif node.op in ("subclass::wrap", "distributed::from_local"):
             self._check_structure()
-        elif node.op in EFFECT_OPERANDS:
+        elif node.op.startswith("torch::"):
             self._check_effect()
 
     def check_closed(self) -> None:

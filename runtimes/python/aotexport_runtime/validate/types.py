@@ -6,12 +6,12 @@ The loader compares signatures with the running torch's. Engines take no dtype t
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
 import msgspec
 
-from aotexport_runtime.allowed.operators import NAMESPACES, aten_signatures
+from aotexport_runtime.allowed.operators import NAMESPACES, aten_signatures, kinds_in
 from aotexport_runtime.allowed.signatures import Parameter, Signature, is_compatible, signature_of
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.graph import Node
@@ -165,14 +165,9 @@ class Rule(NamedTuple):
     gives: Parameter | None
 
 
-@cache
 def kinds() -> dict[str, str]:
     """Return the word of `allowed/dtypes.txt` for each base name there."""
-    from importlib import resources
-
-    text = resources.files("aotexport_runtime").joinpath("allowed/dtypes.txt").read_text(encoding="ascii")
-    lines = (line.partition(": ") for line in text.splitlines() if not line.startswith("#"))
-    return {name: kind for kind, _, names in lines for name in names.split()}
+    return kinds_in("allowed/dtypes.txt")
 
 
 @lru_cache(maxsize=4096)

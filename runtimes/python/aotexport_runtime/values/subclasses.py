@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported
-from aotexport_runtime.schema import trees
 from aotexport_runtime.schema.subclasses import DTENSOR, Subclass
-from aotexport_runtime.schema.trees import Constant, Instance, Tree
+from aotexport_runtime.schema.trees import Constant, Instance
 from aotexport_runtime.values import sizes
 from aotexport_runtime.values.arguments import check_type
 from aotexport_runtime.values.tensors import is_torch_tensor
+from aotexport_runtime.values.trees import builder
 
 if TYPE_CHECKING:
     import torch
@@ -136,7 +137,7 @@ class Form:
             raise NotSupported(f"`{record.type}` is here no class that wraps tensors (`__tensor_unflatten__`)")
         self._record = record
         self._protocol = _protocol(self.type)
-        self._context = _object(record.context, types, constant)
+        self._context = builder(record.context, constant, functools.partial(_instance, types))([])
         self._live = self._protocol.live(self._context)
         self._inner = [None if inner is None else Form(inner, types, constant) for inner in record.inner]
 
@@ -178,24 +179,10 @@ def _shown(context: Any) -> str:
     return text if len(text) <= 200 else f"{text[:200]}..."
 
 
-def _object(tree: Tree, types: TensorTypes, constant: Callable[[Constant], Any]) -> Any:
-    """Return the object that the tree of a context describes."""
-    if isinstance(tree, Constant):
-        return constant(tree)
-    if isinstance(tree, Instance):
-        return _instance(tree, types, constant)
-    if isinstance(tree, trees.Sequence):
-        import torch
-
-        items = [_object(item, types, constant) for item in tree.items]
-        return {"list": list, "tuple": tuple, "size": torch.Size}[tree.type](items)
-    assert isinstance(tree, trees.Mapping)
-    return {key: _object(item, types, constant) for key, item in zip(tree.keys, tree.items, strict=True)}
-
-
-def _instance(tree: Instance, types: TensorTypes, constant: Callable[[Constant], Any]) -> Any:
+def _instance(types: TensorTypes, tree: Instance, items: list[Any]) -> Any:
+    """Return the object of a context that a tree describes."""
     type_: Any = types.get(tree.type)
-    fields = {name: _object(item, types, constant) for name, item in zip(tree.fields, tree.items, strict=True)}
+    fields = dict(zip(tree.fields, items, strict=True))
     if tree.form == "enum" and issubclass(type_, enum.Enum):
         (name,) = fields.values()
         if isinstance(name, str) and name in type_.__members__:

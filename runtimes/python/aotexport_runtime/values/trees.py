@@ -96,12 +96,17 @@ def _model_output(name: str, items: list[tuple[str, Any]]) -> ModelOutput:
 Builder = Callable[[list[Any]], Any]
 
 
-def builder(tree: trees.Tree, constant: Callable[[trees.Constant], Any]) -> Builder:
+def builder(
+    tree: trees.Tree,
+    constant: Callable[[trees.Constant], Any],
+    instance: Callable[[trees.Instance, list[Any]], Any] | None = None,
+) -> Builder:
     """Return a function from the list of leaf values to the value that `tree` describes.
 
     Args:
         tree: a tree that `check_tree` accepted.
         constant: value of a constant leaf.
+        instance: of a context: the object of a class of the caller's, of its items.
     """
     if isinstance(tree, trees.Leaf):
         index = tree.index
@@ -113,7 +118,8 @@ def builder(tree: trees.Tree, constant: Callable[[trees.Constant], Any]) -> Buil
     if isinstance(tree, trees.Constant):
         value = constant(tree)
         return lambda values: value
-    items, make = [builder(item, constant) for item in tree.items], _maker(tree)
+    items = [builder(item, constant, instance) for item in tree.items]
+    make = functools.partial(instance, tree) if instance and isinstance(tree, trees.Instance) else _maker(tree)
     return lambda values: make([item(values) for item in items])
 
 
