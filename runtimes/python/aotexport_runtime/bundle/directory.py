@@ -154,11 +154,6 @@ def temporary_prefix(output: Path) -> str:
     return f".{output.name}.export-"
 
 
-def lock_shared(descriptor: int) -> bool:
-    """Mark a directory as used until its descriptor is closed; return whether nobody removes it now."""
-    return _lock(descriptor, exclusive=False, else_=True)
-
-
 def remove_unused(directory: Path, *, without_locks: bool = False) -> None:
     """Remove a temporary directory that nobody reads or writes; `without_locks`: also where no file system tells."""
     # What cannot be removed stays: the bundle is well, and the next writer tries again.
@@ -168,7 +163,7 @@ def remove_unused(directory: Path, *, without_locks: bool = False) -> None:
             return
         descriptor = os.open(directory, _FLAGS | os.O_DIRECTORY)
         try:
-            if _lock(descriptor, exclusive=True, else_=without_locks):
+            if lock(descriptor, exclusive=True, else_=without_locks):
                 remove_tree(directory)
         finally:
             os.close(descriptor)
@@ -186,7 +181,7 @@ def _open_shared(path: Path) -> int:
     for _ in range(_ATTEMPTS):
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         # No writer removes what is at the path: whoever else has locked it does not keep anybody from reading.
-        lock_shared(descriptor)
+        lock(descriptor)
         if leads_to(path, descriptor):
             return descriptor
         # It was replaced, and may be gone by now.
@@ -211,8 +206,8 @@ def _close(descriptor: int, opened: Path) -> None:
         remove_unused(place)
 
 
-def _lock(descriptor: int, *, exclusive: bool, else_: bool = False) -> bool:
-    """Lock a directory; return whether it is locked, `else_` where there are no locks."""
+def lock(descriptor: int, *, exclusive: bool = False, else_: bool = True) -> bool:
+    """Mark an open directory as used until it is closed; return whether it is, `else_` where there are no locks."""
     import fcntl
 
     try:

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from aotexport_runtime.bundle.directory import (
     MANIFEST_NAME,
     leads_to,
-    lock_shared,
+    lock,
     remove_tree,
     remove_unused,
     temporary_prefix,
@@ -109,7 +109,7 @@ def _new_stage(output: Path) -> tuple[Path, int]:
         # Until it is marked, another writer may take it for one that was left.
         with contextlib.suppress(FileNotFoundError):
             used = os.open(stage, os.O_RDONLY)
-            if lock_shared(used) and leads_to(stage, used):
+            if lock(used) and leads_to(stage, used):
                 return stage, used
             os.close(used)
     raise OSError(errno.EBUSY, "temporary directories are removed again and again", str(output))

@@ -33,13 +33,12 @@ def load(
         path: directory of the bundle; may differ from rank to rank.
         group: the ranks, all of which call this; None: all of the job. Where no group was made, as in a script that
             runs without `torchrun`, this is `aotexport_runtime.load`.
-        target: see `aotexport_runtime.load`; not `onnx`, which does not train.
-        options: other options of `aotexport_runtime.load`.
+        target: see `aotexport_runtime.load`, as for other options; not `onnx`, which does not train.
+        options: other options.
 
     Raises:
         NotSupported: a rank could not load its bundle, or ranks loaded different ones; on every rank, with what each
             found.
-        AotExportError: no group was made, and the bundle could not be loaded.
     """
     if not dist.is_initialized():
         return load_alone(path, target=target, **options)
@@ -68,11 +67,8 @@ def part(rows: torch.Tensor, *, group: dist.ProcessGroup | None = None) -> torch
     The mean over ranks of the means over their rows is then the mean over the batch.
 
     Args:
-        rows: the batch, the same on every rank; its first axis is parted.
+        rows: the batch, the same on every rank; its first axis is parted into views.
         group: the ranks; None: all of the job, or this process where no group was made.
-
-    Returns:
-        A view of `rows`.
 
     Raises:
         ArgumentInvalid: the number of rows is no multiple of the number of ranks; on every rank.
@@ -143,11 +139,7 @@ class TrainingState:
         self._writing = getattr(saving, "upload_completion", saving)
 
     def wait(self) -> None:
-        """Return when the last checkpoint is written.
-
-        Raises:
-            Exception: it could not be written.
-        """
+        """Return when the last checkpoint is written, or raise why it could not be."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
@@ -156,9 +148,6 @@ class TrainingState:
         """Take on the newest checkpoint of `directory`, if there is one; every rank calls this.
 
         Random numbers go on as they would have, on ranks that were there; others begin anew.
-
-        Args:
-            directory: as for `save`.
 
         Returns:
             The number of steps that were made; 0: there is no checkpoint.
