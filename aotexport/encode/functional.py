@@ -39,7 +39,7 @@ from aotexport_runtime.schema.program import (
     ViewStep,
 )
 from aotexport_runtime.schema.values import SequenceMeta, SizeMeta
-from aotexport_runtime.validate import descendants
+from aotexport_runtime.validate.arguments import descendants
 from aotexport_runtime.values.structure import encode_constant, is_constant
 
 

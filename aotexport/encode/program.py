@@ -45,7 +45,7 @@ from aotexport_runtime.schema.program import (
 )
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import StringArgument, TensorMeta
-from aotexport_runtime.validate import descendants
+from aotexport_runtime.validate.arguments import descendants
 from aotexport_runtime.validate.trees import count_parts
 from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper, parts
 

@@ -15,7 +15,7 @@ from aotexport.encode.program import EncodedProgram
 from aotexport.lower.targets import Targets
 from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport_runtime.allowed.operators import VIEWS
-from aotexport_runtime.schema import encode_record
+from aotexport_runtime.schema.codec import encode_record
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
 from aotexport_runtime.schema.sizes import SizeExpression

@@ -23,7 +23,6 @@ from aotexport.vectors.record import RecordedCall
 from aotexport.verify.report import Comparison
 from aotexport.write import weights
 from aotexport.write.files import write_manifest, write_programs, write_readme
-from aotexport_runtime.schema import CALLING_CONVENTION, FORMAT_VERSION
 from aotexport_runtime.schema.manifest import (
     Ancestor,
     FileEntry,
@@ -36,7 +35,7 @@ from aotexport_runtime.schema.manifest import (
     VectorEntry,
 )
 from aotexport_runtime.schema.trees import Tree
-from aotexport_runtime.schema.versions import format_version
+from aotexport_runtime.schema.versions import CALLING_CONVENTION, FORMAT_VERSION, format_version
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from aotexport_runtime import open_bundle
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.staging import staged
-from aotexport_runtime.schema import encode_record
+from aotexport_runtime.schema.codec import encode_record
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values.trees import arrays_in

@@ -26,7 +26,7 @@ from aotexport.state.mode import in_mode
 from aotexport.state.tensors import restored
 from aotexport.state.world import attributes_restored
 from aotexport.vectors.record import RecordedCall, record_path
-from aotexport_runtime.schema import encode_record
+from aotexport_runtime.schema.codec import encode_record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.values import TensorMeta

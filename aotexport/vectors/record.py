@@ -38,7 +38,7 @@ from aotexport_runtime.errors import CheckFailed, first_line
 from aotexport_runtime.module.loading import LoadOptions
 from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.rewrite.names import CHECK
-from aotexport_runtime.schema import encode_record
+from aotexport_runtime.schema.codec import encode_record
 from aotexport_runtime.schema.manifest import VectorEntry, Verification
 from aotexport_runtime.schema.program import Program, SizeInput
 from aotexport_runtime.schema.vectors import Vector as VectorRecord

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from aotexport.eager.recorded_arguments import EXAMPLE, OTHER_SIZES, OTHER_VALUES, mostly_differ
 from aotexport_runtime.bundle.weights import read_tensors
-from aotexport_runtime.schema import decode_record, encode_record
+from aotexport_runtime.schema.codec import decode_record, encode_record
 from aotexport_runtime.schema.manifest import Manifest, VectorEntry
 from aotexport_runtime.schema.vectors import Vector, VectorInput, VectorPart
 from aotexport_runtime.values.compare import NORMS, SAMPLE, kept

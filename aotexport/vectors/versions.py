@@ -28,7 +28,7 @@ from aotexport_runtime.schema.gradients import Gradients, Tangent, VersionCheck
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph, IntermediateAlias, Program, VersionRise
 from aotexport_runtime.schema.trees import Leaf
-from aotexport_runtime.validate import references
+from aotexport_runtime.validate.arguments import references
 from aotexport_runtime.values.subclasses import is_wrapper
 from aotexport_runtime.values.trees import leaves
 

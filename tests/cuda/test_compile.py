@@ -11,7 +11,7 @@ import pytest
 from aotexport.lower.cuda import compile as compilation
 from aotexport.lower.cuda.compile import Job, compile_kernels, library_files
 from aotexport.lower.cuda.sources import Candidate, KernelSource
-from aotexport_runtime.schema import decode_record
+from aotexport_runtime.schema.codec import decode_record
 from aotexport_runtime.schema.targets import KernelLibrary
 
 TEXT = """import triton

@@ -27,7 +27,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 import aotexport_runtime
 from aotexport.finetune import checkpoint
 from aotexport.finetune.settings import Settings
-from aotexport_runtime import schema
 from aotexport_runtime.adapters import add_lora, delete_adapter, load_adapter, save_adapter
 from aotexport_runtime.adapters.config import CONFIG_FILE, read_config
 from aotexport_runtime.adapters.lora import adapters_of
@@ -39,6 +38,7 @@ from aotexport_runtime.bundle.weights import load_tensors, read_tensors
 from aotexport_runtime.errors import AotExportError, BundleInvalid, Place
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.schema.bounded import Record
+from aotexport_runtime.schema.codec import decode_record, encode_record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import FileEntry, Manifest
 from aotexport_runtime.schema.trees import Tree
@@ -94,14 +94,14 @@ def _plain(data: bytes) -> dict[str, Any]:
 
 def _manifest(data: bytes) -> None:
     manifest = read_manifest(data)
-    assert read_manifest(schema.encode_record(manifest)) == manifest, "another manifest, when it is written"
+    assert read_manifest(encode_record(manifest)) == manifest, "another manifest, when it is written"
 
 
 def _graph(data: bytes) -> None:
     where = Place("graph.json")
-    graph = schema.decode_record(data, Graph, where=where)
+    graph = decode_record(data, Graph, where=where)
     check_graph(graph, _symbols(), set(), where=where)
-    again = schema.decode_record(schema.encode_record(graph), Graph, where=where)
+    again = decode_record(encode_record(graph), Graph, where=where)
     assert again == graph, "another graph, when it is written"
 
 
@@ -118,14 +118,14 @@ class _Held(Record, kw_only=True):
 
 
 def _tree(data: bytes) -> None:
-    held, where = schema.decode_record(data, _Held, where="tree.json"), Place("tree.json")
+    held, where = decode_record(data, _Held, where="tree.json"), Place("tree.json")
     check_declared(held, where)
     check_tree(held.tree, 8, where)
     assert all(isinstance(path, str) for path, _ in leaves(held.tree))
     # Sizes are made of them too.
     tensors = [*torch.arange(8).unbind()]
     value = builder(held.tree, lambda leaf: constant_value(leaf.value, _ENVIRONMENT))(tensors)
-    schema.encode_record(_Held(tree=take_apart(value, "x", lambda tensor, _: int(tensor))))
+    encode_record(_Held(tree=take_apart(value, "x", lambda tensor, _: int(tensor))))
 
 
 def _trees() -> Iterator[bytes]:

@@ -18,8 +18,11 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.results import describe_failures
 from aotexport_runtime.commands.self_test import run_vectors
 from aotexport_runtime.errors import BundleTooNew
-from aotexport_runtime.schema import Graph, Manifest, Program, decode_record, encode_record
 from aotexport_runtime.schema.bounded import Record
+from aotexport_runtime.schema.codec import decode_record, encode_record
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.manifest import Manifest
+from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import KernelLibrary, LoweredProgram, Target
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.schema.versions import FORMAT_VERSION, format_version, parse_version

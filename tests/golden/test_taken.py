@@ -11,7 +11,8 @@ from aotexport.cli.app import app
 from aotexport_runtime.bundle.check import faults_of
 from aotexport_runtime.commands.results import describe_failures
 from aotexport_runtime.commands.self_test import run_vectors
-from aotexport_runtime.schema import Manifest, decode_record, encode_record
+from aotexport_runtime.schema.codec import decode_record, encode_record
+from aotexport_runtime.schema.manifest import Manifest
 from tests.golden.refuse import TAKEN, edited_bundle
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from aotexport_runtime.execution.codegen import Environment, constant_value
-from aotexport_runtime.schema import Graph, decode_record, encode_record
-from aotexport_runtime.schema.codec import nesting
+from aotexport_runtime.schema.codec import decode_record, encode_record, nesting
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.values import (
     ComplexArgument,

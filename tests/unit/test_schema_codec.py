@@ -10,10 +10,10 @@ import pytest
 from aotexport.write.files import min_reader
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.execution.codegen import Environment, constant_value
-from aotexport_runtime.schema import Graph, GraphInput, Manifest, Node, Program, decode_record, encode_record
-from aotexport_runtime.schema.codec import as_written
-from aotexport_runtime.schema.manifest import Producer, ProgramEntry
-from aotexport_runtime.schema.program import ForwardGraph
+from aotexport_runtime.schema.codec import as_written, decode_record, encode_record
+from aotexport_runtime.schema.graph import Graph, GraphInput, Node
+from aotexport_runtime.schema.manifest import Manifest, Producer, ProgramEntry
+from aotexport_runtime.schema.program import ForwardGraph, Program
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping
 from aotexport_runtime.schema.values import (

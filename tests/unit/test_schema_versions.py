@@ -10,7 +10,8 @@ from lock import LOCK, lock_of_records, read_lock
 from aotexport.write.files import min_reader
 from aotexport_runtime.bundle import read as bundle
 from aotexport_runtime.errors import BundleInvalid, BundleTooNew
-from aotexport_runtime.schema import decode_record, versions
+from aotexport_runtime.schema import versions
+from aotexport_runtime.schema.codec import decode_record
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Rebind
 from aotexport_runtime.schema.versions import Envelope, check_readable, parse_version

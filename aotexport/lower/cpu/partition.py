@@ -25,7 +25,7 @@ from aotexport_runtime.schema.program import Program, SizeInput
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.targets import CompiledHalf
 from aotexport_runtime.schema.values import NothingMeta, SizeMeta, TensorMeta, ValueMeta
-from aotexport_runtime.validate import references
+from aotexport_runtime.validate.arguments import references
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.sizes import evaluate
 

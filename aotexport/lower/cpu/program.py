@@ -21,7 +21,7 @@ from aotexport.write.files import custom_operators
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.rewrite.names import impure_nodes
 from aotexport_runtime.rewrite.partition import Subgraph, partition_graph, views_recomputed, with_tangents
-from aotexport_runtime.schema import encode_record
+from aotexport_runtime.schema.codec import encode_record
 from aotexport_runtime.schema.gradients import Tangent
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph, SizeInput

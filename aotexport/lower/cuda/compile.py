@@ -22,7 +22,7 @@ from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.lower.cuda.sources import KernelSource
 from aotexport.model.refusals import internal_error
 from aotexport.model.source_lines import source_of
-from aotexport_runtime.schema import encode_record
+from aotexport_runtime.schema.codec import encode_record
 from aotexport_runtime.schema.targets import (
     Kernel,
     KernelBinary,

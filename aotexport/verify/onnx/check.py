@@ -32,7 +32,7 @@ from aotexport_runtime.commands.onnx_calls import ORDERS, Calls, calling, observ
 from aotexport_runtime.commands.results import rounding
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.onnx_module import compose_onnx
-from aotexport_runtime.schema import encode_record
+from aotexport_runtime.schema.codec import encode_record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import Program

@@ -15,12 +15,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from aotexport_runtime import schema
 from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory, read_most
 from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, Place
 from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.bounded import Record
-from aotexport_runtime.schema.codec import check_size_of, refused
+from aotexport_runtime.schema.codec import check_size_of, decode_record, refused
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import FileEntry, Manifest, VectorEntry
@@ -91,7 +90,7 @@ def _check_nbytes(path: str, nbytes: int, limits: Limits) -> None:
 def read_manifest(data: bytes, limits: Limits = DEFAULT) -> Manifest:
     """Return the manifest in `data`: envelope, version gate, strict decode, then consistency; see `open_bundle`."""
     check_envelope(data, limits)
-    manifest = schema.decode_record(data, Manifest, where=MANIFEST_NAME, limits=limits)
+    manifest = decode_record(data, Manifest, where=MANIFEST_NAME, limits=limits)
     check_manifest(manifest, limits=limits)
     return manifest
 
@@ -221,7 +220,7 @@ class Bundle:
     def checked(self, path: str, type_: type[T], check: Callable[..., None]) -> T:
         """Return the record in a listed JSON file, which is read and checked once."""
         if path not in self._checked:
-            record = schema.decode_record(self.read(path), type_, where=path, limits=self.limits)
+            record = decode_record(self.read(path), type_, where=path, limits=self.limits)
             check(record, where=self.place(path))
             self._checked[path] = record
         return self._checked[path]

@@ -19,7 +19,6 @@ import msgspec
 import torch
 from safetensors.torch import save_file
 
-from aotexport_runtime import schema
 from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
@@ -30,6 +29,7 @@ from aotexport_runtime.commands.self_test import record_again
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle, in_dtype
+from aotexport_runtime.schema.codec import encode_record
 from aotexport_runtime.schema.manifest import FileEntry, StateTensor, StoredPart
 from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.submodules.tables import is_sharded, named, slot_of
@@ -203,7 +203,7 @@ def _write(
         again += [(cast, vector) for vector in vectors]
     for called, vector in again:
         record, values = record_again(called, vector, None if whole or called is not reloaded else over)
-        stage.joinpath(*vector.record.split("/")).write_bytes(schema.encode_record(record))
+        stage.joinpath(*vector.record.split("/")).write_bytes(encode_record(record))
         save_file(values, stage.joinpath(*vector.tensors.split("/")))
     files = [_entry(e.path, stage) if e.path in rewritten else e for e in remaining]
     if attributes.stored:
@@ -211,7 +211,7 @@ def _write(
         save_file(attributes.stored, stage.joinpath(*FILE.split("/")), metadata={"format": "pt"})
         files.append(_entry(FILE, stage))
     manifest = replaced(manifest, files=tuple(sorted(files, key=lambda entry: entry.path)))
-    (stage / MANIFEST_NAME).write_bytes(schema.encode_record(manifest))
+    (stage / MANIFEST_NAME).write_bytes(encode_record(manifest))
 
 
 def _copy_files(

@@ -18,7 +18,7 @@ from aotexport_runtime.execution.autocast import autocast_of_now, draws_of_now
 from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, EXIT_CHECKPOINT, names_in, operands
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import Argument, SequenceMeta, SubgraphArgument, ValueMeta
-from aotexport_runtime.validate import references
+from aotexport_runtime.validate.arguments import references
 
 # --- parts as higher-order operators -----------------------------------------------------------------------
 

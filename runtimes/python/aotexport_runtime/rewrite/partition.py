@@ -21,7 +21,7 @@ from aotexport_runtime.schema.values import (
     TensorMeta,
     ValueMeta,
 )
-from aotexport_runtime.validate import descendants, references
+from aotexport_runtime.validate.arguments import descendants, references
 from aotexport_runtime.validate.program import returned_count as forward_returns
 
 

@@ -16,7 +16,7 @@ from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import FunctionalGraph
 from aotexport_runtime.schema.values import NothingMeta, SequenceMeta, TensorMeta, ValueMeta
-from aotexport_runtime.validate import descendants
+from aotexport_runtime.validate.arguments import descendants
 from aotexport_runtime.values import dtypes, sizes
 
 _MATMULS = frozenset(

@@ -2,7 +2,3 @@
 
 No record is used before it has passed here. A `check_*` raises the first fault, or notes all if `Place` collects them.
 """
-
-from aotexport_runtime.validate.arguments import descendants, references
-
-__all__ = ["descendants", "references"]

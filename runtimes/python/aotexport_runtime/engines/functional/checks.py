@@ -20,7 +20,7 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph, InputItself, Program
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import Argument
-from aotexport_runtime.validate import references
+from aotexport_runtime.validate.arguments import references
 from aotexport_runtime.values.trees import leaves
 
 

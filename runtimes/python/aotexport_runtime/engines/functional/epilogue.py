@@ -33,7 +33,7 @@ from aotexport_runtime.schema.program import (
     SizeInput,
     ViewStep,
 )
-from aotexport_runtime.validate import references
+from aotexport_runtime.validate.arguments import references
 
 
 class OpaqueTensor(NamedTuple):
