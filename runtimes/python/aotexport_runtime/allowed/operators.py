@@ -92,13 +92,13 @@ FLOAT_FUNCTIONS = ("sqrt", "log2", "cos", "cosh", "sin", "sinh", "tan", "tanh", 
 """Functions of `math` from a number to a float."""
 
 
-def _whole(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function to integers that refuses more than 64 bits, which a float may have."""
+def whole(function: Callable[[Any], Any], error: Callable[[str], Exception]) -> Callable[[Any], Any]:
+    """Return a function from a float to an integer of at most 64 bits; others are refused by an error."""
 
     def call(value: Any) -> Any:
         result = function(value)
         if type(result) is int and abs(result) > INT64_MAX:
-            raise CheckFailed("a number of the graph has more than 64 bits")
+            raise error("a number of the graph has more than 64 bits")
         return result
 
     return call
@@ -134,13 +134,13 @@ BUILTINS: dict[str, Callable[..., Any]] = {
     "python::sym_sum": sum,
     "python::sym_max": sym_max,
     "python::sym_min": sym_min,
-    "python::sym_int": _whole(int),
+    "python::sym_int": whole(int, CheckFailed),
     "python::sym_float": float,
     "python::sym_ite": lambda condition, yes, no: yes if condition else no,
     "python::abs": abs,
-    "python::floor": _whole(math.floor),
-    "python::ceil": _whole(math.ceil),
-    "python::round": _whole(round),
+    "python::floor": whole(math.floor, CheckFailed),
+    "python::ceil": whole(math.ceil, CheckFailed),
+    "python::round": whole(round, CheckFailed),
     "python::round_digits": _round_digits,
     **{f"python::{name}": getattr(math, name) for name in FLOAT_FUNCTIONS},
 }

@@ -380,7 +380,7 @@ def constant_value(argument: Argument | PythonValue, environment: Environment) -
     if isinstance(argument, DeviceArgument):
         return environment.place(argument.type)
     if isinstance(argument, LayoutArgument | MemoryFormatArgument):
-        return dtypes.named(argument.value)
+        return getattr(torch, argument.value)
     if isinstance(argument, list):
         return [constant_value(item, environment) for item in argument]
     if isinstance(argument, SliceArgument):

@@ -11,20 +11,12 @@ from typing import Any
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.allowed.signatures import Parameter, signature_of
 from aotexport_runtime.rows.rules import RULES, Call, Dependent, Operand, Rows, kinds, number_of, reshaped
+from aotexport_runtime.schema import values as records
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput
 from aotexport_runtime.schema.sizes import Dimension
 from aotexport_runtime.schema.trees import Leaf
-from aotexport_runtime.schema.values import (
-    Argument,
-    NothingMeta,
-    SequenceMeta,
-    SizeArgument,
-    SizeMeta,
-    SubgraphArgument,
-    TensorMeta,
-    ValueMeta,
-)
+from aotexport_runtime.schema.values import Argument, SequenceMeta, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import elements
 from aotexport_runtime.values.sizes import symbols_of
 from aotexport_runtime.values.trees import leaves
@@ -137,7 +129,7 @@ class _Reading:
             return items[node.args[1]] if isinstance(items, tuple) else None
         if isinstance(node.meta, SizeMeta) and node.meta.value is not None:
             return None  # Its own expression tells whether it depends on the number of rows.
-        if isinstance(node.meta, NothingMeta) and node.op.startswith("aten::") and not _written(node.op):
+        if isinstance(node.meta, records.NothingMeta) and node.op.startswith("aten::") and not _written(node.op):
             return None  # An assertion: where it fails, every call of the batch runs again, alone.
         if node.op in _BODIES:
             return self._of_body(node)
@@ -162,7 +154,7 @@ class _Reading:
     def _of_body(self, node: Node) -> State:
         """Return where the results of a body have rows, of those that the call gives to its graph."""
         body, operands = node.args[0], node.args[_BODIES[node.op]]
-        assert isinstance(body, SubgraphArgument)
+        assert isinstance(body, records.SubgraphArgument)
         assert isinstance(operands, list)
         states = [self._states.get(each) if isinstance(each, str) else None for each in operands]
         try:
@@ -187,7 +179,7 @@ class _Reading:
         if isinstance(value, str) and isinstance(self._states.get(value), tuple):
             return True
         meta = self._metas.get(value) if isinstance(value, str) else value
-        size = meta.value if isinstance(meta, SizeMeta | SizeArgument) else None
+        size = meta.value if isinstance(meta, SizeMeta | records.SizeArgument) else None
         return size is not None and self._symbol in symbols_of(size)
 
     def _shape(self, meta: TensorMeta) -> tuple[int, ...]:

@@ -6,20 +6,13 @@ from collections.abc import Collection, Mapping
 
 from aotexport_runtime.allowed.operators import KERNEL
 from aotexport_runtime.errors import Place
+from aotexport_runtime.schema import targets as records
 from aotexport_runtime.schema.bounded import INT64_MAX, Line
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import Program
-from aotexport_runtime.schema.targets import (
-    CompiledHalf,
-    CompiledProgram,
-    Kernel,
-    KernelLibrary,
-    LoweredProgram,
-    NumberParameter,
-    Target,
-)
+from aotexport_runtime.schema.targets import CompiledProgram, Kernel, KernelLibrary, LoweredProgram, Target
 from aotexport_runtime.schema.values import NothingMeta, SizeArgument, TensorMeta
 from aotexport_runtime.validate.arguments import Values, check_form, check_unique, metas_of
 from aotexport_runtime.validate.declared import check_declared
@@ -44,9 +37,9 @@ def _check_kernel(kernel: Kernel, packs: dict[str, int], where: Place) -> None:
     check_unique(names, f"argument of `{kernel.name}`", "name-twice/kernel-argument", where)
     integers = set(kernel.grid_arguments)
     for parameter in kernel.parameters:
-        multiple = parameter.multiple_of if isinstance(parameter, NumberParameter) else parameter.alignment
+        multiple = parameter.multiple_of if isinstance(parameter, records.NumberParameter) else parameter.alignment
         _check_power_of_two(multiple, f"alignment of `{parameter.name}` of `{kernel.name}`", where)
-        if isinstance(parameter, NumberParameter) and parameter.type[0] in "iu":
+        if isinstance(parameter, records.NumberParameter) and parameter.type[0] in "iu":
             integers.add(parameter.name)
     for text in (text for line in kernel.lines for text in (line.file, line.function)):
         check_form(text, Line, f"origin of `{kernel.name}`", "text-malformed/kernel-line", where)
@@ -145,7 +138,7 @@ def _check_launch(node: Node, kernels: Mapping[str, Kernel], values: Values, whe
     where.require(fits, f"a launch of `{name[:80]}` has other arguments than the kernel", "operator-arguments/launch")
     for parameter in kernel.parameters:
         subject, argument = f"argument `{parameter.name}` of `{name[:80]}`", node.kwargs[parameter.name]
-        if isinstance(parameter, NumberParameter):
+        if isinstance(parameter, records.NumberParameter):
             is_number = isinstance(argument, bool | int | float | SizeArgument)
             where.require(is_number, f"{subject} is no number", "argument-type/launch-number")
         else:
@@ -212,5 +205,5 @@ def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | N
             where.require(fits, message, "target-malformed/library-result")
 
 
-def _libraries(program: CompiledProgram) -> list[CompiledHalf]:
+def _libraries(program: CompiledProgram) -> list[records.CompiledHalf]:
     return [program.forward] if program.backward is None else [program.forward, program.backward]

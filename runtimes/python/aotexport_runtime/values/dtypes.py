@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from aotexport_runtime.errors import NotSupported
@@ -15,11 +13,6 @@ def dtype(name: str) -> torch.dtype:
     if not isinstance(value, torch.dtype):
         raise NotSupported(f"this torch ({torch.__version__}) has no dtype `{name}`; install a newer one")
     return value
-
-
-def named(name: str) -> Any:
-    """Return the layout or memory format called `name`, one of those of the format."""
-    return getattr(torch, name)
 
 
 def name_of(value: torch.dtype | torch.layout | torch.memory_format) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from aotexport_runtime.allowed.operators import sym_max, sym_min
+from aotexport_runtime.allowed.operators import sym_max, sym_min, whole
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema.bounded import INT64_MAX, MAX_TERMS
 from aotexport_runtime.schema.sizes import Size, SizeExpression
@@ -65,10 +65,7 @@ def _function(size: bytes) -> Callable[[Mapping[str, int]], int]:
 
 
 def check_size(size: Size, known: frozenset[str] | set[str], *, where: Place) -> None:
-    """Refuse an expression with unknown symbols, wrong operands, absurd length, or values unbounded or not whole.
-
-    The depth of the JSON around it bounds its nesting (`Limits.json_depth`).
-    """
+    """Refuse an expression with unknown symbols, wrong operands, absurd length, or values unbounded or not whole."""
     nbits, terms = _check(size, known, where)
     if nbits is None:
         raise where.invalid("a size expression is a float, and a size an integer", "size-malformed/float")
@@ -89,21 +86,17 @@ def _check(size: Size | float, known: frozenset[str] | set[str], where: Place) -
         if size not in known:
             raise where.invalid(f"unknown symbol {size[:40]!r} in a size", "symbol-undefined/size")
         return SYMBOL_NBITS, 1
-    _check_operands(size, where)
-    checked = [_check(arg, known, where) for arg in size.args]
-    nbits = _nbits(size, [nbits for nbits, _ in checked], where)
-    if nbits is not None and nbits > MAX_NBITS:
-        raise where.invalid(f"a size expression may have values of more than {MAX_NBITS} bits", "size-malformed/bits")
-    return nbits, 1 + sum(terms for _, terms in checked)
-
-
-def _check_operands(size: SizeExpression, where: Place) -> None:
     count, expected = len(size.args), _ARITY.get(size.op)
     if count < 2 if expected is None else count != expected:
         message = f"size operator `{size.op}` takes {expected or 'two or more'} operands, got {count}"
         raise where.invalid(message, "size-malformed/operands")
     if size.op in _DIVISIONS and size.args[1] == 0:
         raise where.invalid(f"size operator `{size.op}` divides by zero", "size-malformed/zero")
+    checked = [_check(arg, known, where) for arg in size.args]
+    nbits = _nbits(size, [nbits for nbits, _ in checked], where)
+    if nbits is not None and nbits > MAX_NBITS:
+        raise where.invalid(f"a size expression may have values of more than {MAX_NBITS} bits", "size-malformed/bits")
+    return nbits, 1 + sum(terms for _, terms in checked)
 
 
 def _nbits(size: SizeExpression, operands: list[int | None], where: Place) -> int | None:
@@ -211,20 +204,8 @@ def _connective(combine: Callable[[Any, Any], Any], *, stop: bool) -> Callable[.
     return connected
 
 
-def _whole(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return a function from a float to an integer of at most 64 bits; others are refused (`OverflowError`)."""
-
-    def call(value: Any) -> Any:
-        result = function(value)
-        if isinstance(result, int) and abs(result) > INT64_MAX:
-            raise OverflowError("an integer of more than 64 bits")
-        return result
-
-    return call
-
-
 SCOPE: dict[str, Any] = {
-    **{function.__name__: _whole(function) for function in (math.trunc, math.floor, math.ceil, round)},
+    **{each.__name__: whole(each, OverflowError) for each in (math.trunc, math.floor, math.ceil, round)},
     "sqrt": math.sqrt,
     "max": sym_max,
     "min": sym_min,

@@ -18,7 +18,7 @@ def layout(spec: Tangent) -> LayOut:
     """Return a function that converts a tangent to the layout and dtype that the joint graph was traced with."""
     dtype, memory_format = dtypes.dtype(spec.meta.dtype), spec.memory_format
     if memory_format is not None:
-        format_ = dtypes.named(memory_format)
+        format_ = getattr(torch, memory_format)
         contiguous = format_ is torch.contiguous_format
 
         def formatted(tangent: torch.Tensor, symbols: dict[str, int]) -> torch.Tensor:
