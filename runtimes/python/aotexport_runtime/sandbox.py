@@ -138,10 +138,7 @@ def _landlock_version() -> int:
 def _restrict_files(paths: Iterable[tuple[str, bool]], *, reads: bool, version: int) -> None:
     """Refuse this thread, and those that it begins, to change files, and the rights of root but those to files.
 
-    Args:
-        paths: what may be read, with all below it, and whether it may be changed as well.
-        reads: whether to refuse to read other files.
-        version: of Landlock.
+    `paths`: what may be read, with all below it, and whether it may be changed; `reads`: refuse to read other files.
     """
     files = _EXECUTE | _WRITE | _IOCTL | (_READ if reads else 0)
     handled = sum(1 << bit for bit in range(16) if files >> bit & 1 and _ADDED_BY.get(1 << bit, 1) <= version)

@@ -11,7 +11,6 @@ class Parameter(NamedTuple):
     """An argument of an operator.
 
     Attributes:
-        name: its keyword.
         type: `Tensor`, `int[2]`, `ScalarType?`, without alias annotations.
         alias: its annotation: `a` where a result may be a view of it, `a!` where the operator writes to it.
         default: as text; None: it is required.
@@ -24,14 +23,7 @@ class Parameter(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """A signature.
-
-    Attributes:
-        positional: arguments that may be passed by position.
-        keyword_only: those that may not.
-        returns: type per result.
-        results: what is behind the arrow, with annotations and names.
-    """
+    """A signature: arguments that may be passed by position, others, type per result, the text behind the arrow."""
 
     positional: tuple[Parameter, ...]
     keyword_only: tuple[Parameter, ...]
@@ -87,11 +79,7 @@ def _uniform(schema: str) -> str:
 
 
 def _split(text: str) -> tuple[list[str], int]:
-    """Return what commas separate up to the bracket that closes `text`, and the index behind it.
-
-    Raises:
-        ValueError: no bracket does.
-    """
+    """Return what commas separate up to the bracket that closes `text`, and the index behind it; none: `ValueError`."""
     depth, begin, items, is_quoted = 1, 0, list[str](), False
     for index, character in enumerate(text):
         is_quoted ^= character == '"'

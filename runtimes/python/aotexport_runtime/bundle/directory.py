@@ -45,12 +45,10 @@ class BundleDirectory:
         weakref.finalize(self, _close, self._descriptor, self.path)
 
     def open(self, file: str) -> BufferedReader:
-        """Return the regular file at a plain relative path, open to be read, without waiting; see `open_regular`.
+        """Return the regular file at a plain relative path, open to be read; see `open_regular`.
 
-        Where the system lacks `openat2`, links are refused.
-
-        Raises:
-            BundleInvalid: there is none, it leads outside, or the files have large holes in the place of data.
+        Refused (`BundleInvalid`): there is none, it leads outside (without `openat2`: it is a link), or files have
+        large holes in the place of data.
         """
         try:
             stream = _regular(_open_beneath(self._descriptor, file))

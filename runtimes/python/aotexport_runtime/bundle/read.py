@@ -37,15 +37,12 @@ T = TypeVar("T", bound=Record)
 
 
 def open_bundle(path: str | os.PathLike[str], *, check_digests: bool = True, limits: Limits = DEFAULT) -> Bundle:
-    """Open the bundle in directory `path` without torch.
+    """Return the bundle in directory `path`, without torch; its programs and graphs are read when asked for.
 
     Args:
         path: directory that holds `bundle.json`.
         check_digests: compare the SHA-256 of every file with the manifest now. Sizes are always compared.
         limits: the most that the bundle may ask for.
-
-    Returns:
-        The opened bundle; its programs and graphs are read when asked for.
 
     Raises:
         ArgumentInvalid: `path` is no path.
@@ -113,9 +110,6 @@ class Bundle:
     are decoded and checked once; those that a record refers to are checked before it.
 
     Attributes:
-        directory: where it is, held open.
-        manifest: its manifest, checked.
-        limits: the most that it may ask for.
         manifest_sha256: digest of the file that the manifest was read from.
         compared_by_readers: files whose digest was left to who reads them, since their bytes are then at hand.
     """

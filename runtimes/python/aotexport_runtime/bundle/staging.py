@@ -30,16 +30,14 @@ from aotexport_runtime.errors import AotExportError, NotWritten, OutputExists
 
 @contextlib.contextmanager
 def staged(output: Path, *, force: bool, marker: str = MANIFEST_NAME) -> Generator[Path]:
-    """Yield a temporary directory beside `output`, and move it there if the block succeeds.
+    """Yield a temporary directory beside `output`, and move it there if the block succeeds; else remove it.
+
+    A writer that is killed leaves it, and the next one to the same output removes it.
 
     Args:
         output: directory of the future bundle.
         force: replace an existing bundle. Those who have it open read it on; the last one removes it.
         marker: name of the file that a directory which may be replaced has.
-
-    Yields:
-        The temporary directory; removed when the block raises. A writer that is killed leaves it, and the next one to
-        the same output removes it.
 
     Raises:
         OutputExists: something is at `output` that may not be replaced, or nothing can be made there.

@@ -77,12 +77,7 @@ def load_parts(
 
 
 def read_tensors(data: bytes, *, where: str) -> dict[str, torch.Tensor]:
-    """Return every tensor of a safetensors file; `where`: its name, for errors.
-
-    Raises:
-        BundleInvalid: no safetensors file.
-        NotSupported: this torch lacks a dtype.
-    """
+    """Return every tensor of a safetensors file; what is none is refused (`BundleInvalid`), `where` it is."""
     stored = _opened(deserialize, data, where)
     return {key: _tensor(key, each["data"], each["dtype"], each["shape"], where) for key, each in stored}
 

@@ -80,12 +80,7 @@ class Operand(NamedTuple):
 
 
 class Call(NamedTuple):
-    """A call of an operator.
-
-    Attributes:
-        arguments: every argument by its parameter's name, defaults too; a tensor is an `Operand`.
-        operands: all tensors, in order.
-    """
+    """A call of an operator: all arguments by their parameters' names, tensors as `Operand`; all tensors, in order."""
 
     arguments: Mapping[str, Any]
     operands: Sequence[Operand]

@@ -205,10 +205,7 @@ class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 def keep_default(record: Record, field: str) -> None:
-    """Put the default itself in place of a value that equals it: the encoder leaves out by identity.
-
-    Called from `__post_init__` of records with a default that is neither a number, a literal nor empty.
-    """
+    """Put the default, no number nor literal, in place of a value that equals it: encoders leave out by identity."""
     value = defaults_of(type(record))[field]
     if getattr(record, field) == value:
         msgspec.structs.force_setattr(record, field, value)

@@ -69,11 +69,7 @@ def decode_record(data: bytes, type_: type[T], *, where: str, limits: Limits = D
 
 
 def decode_plain(data: bytes, *, where: str, limits: Limits) -> Any:
-    """Return JSON that is no record, decoded.
-
-    Raises:
-        BundleInvalid: not JSON, larger than the limits, or with a key twice in one object.
-    """
+    """Return JSON that is no record, decoded; refuse others, beyond limits, or with a key twice (`BundleInvalid`)."""
     try:
         return _keys_once(data, where, check_size_of(data, where, limits))[0]
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -109,11 +105,7 @@ def steps_of(path: str) -> list[str | int]:
 
 
 def check_size_of(data: bytes, where: str, limits: Limits = DEFAULT) -> int:
-    """Return how many keys the objects of `data` have together.
-
-    Raises:
-        BundleInvalid: it is larger, nested deeper, or of more values than the limits.
-    """
+    """Return how many keys the objects of `data` have together; refuse it beyond the limits (`BundleInvalid`)."""
     place = Place(where)
     if len(data) > limits.json_nbytes:
         raise place.invalid(f"{len(data)} bytes of JSON; at most {limits.json_nbytes} are read", "json-limit/bytes")

@@ -41,11 +41,7 @@ class Envelope(msgspec.Struct, frozen=True):
 
 
 def parse_version(text: str) -> Version:
-    """Return `(major, minor)` of `"1.0"`.
-
-    Raises:
-        BundleInvalid: `text` is not of that form.
-    """
+    """Return `(major, minor)` of `"1.0"`; refuse what is not of that form (`BundleInvalid`)."""
     if not bounds_of(VersionText).takes(text):
         message = f"expected a version `MAJOR.MINOR`, got {text[:20]!r}"
         raise BundleInvalid(message, where="bundle.json", check="version-malformed/version")

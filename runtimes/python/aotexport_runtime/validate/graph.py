@@ -36,14 +36,9 @@ def check_graph(
 ) -> None:
     """Refuse a graph that is no single static assignment, has dangling references, or calls forbidden operators.
 
-    Args:
-        graph: as decoded.
-        symbols: symbols of its program. Values may introduce others for sizes that depend on data.
-        namespaces: namespaces of custom operators that the manifest declares; the caller decides whether they may run.
-        where: its file, for errors.
-        limits: the most that it may ask for.
-        has_signatures: whether it must have the signature of every operator that it calls.
-        is_cast: whether its program runs under autocast.
+    `symbols` are its program's, values may introduce others for sizes that depend on data; `namespaces` those of custom
+    operators that the manifest declares; `has_signatures`: it must have the signature of every operator that it calls;
+    `is_cast`: its program runs under autocast.
     """
     count = _count_nodes(graph)
     if count > limits.nodes:

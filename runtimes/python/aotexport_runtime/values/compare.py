@@ -31,7 +31,6 @@ class Observed:
     """Observed facts and values.
 
     Attributes:
-        facts: by name, as text.
         values: by name, as flat tensors or arrays of at most `sample` elements, and `... norms` of those that had more.
         sample: most elements of a tensor to keep; None: as records without a number do, see `Vector.sample`.
     """
@@ -64,13 +63,11 @@ class Difference:
     """A compared quantity.
 
     Attributes:
-        name: name of the fact or value.
         error: largest absolute difference over the largest expected magnitude (for gradients at least a tenth of the
             call's largest gradient); infinite for facts that differ, and where one side alone is no number (NaN).
         absolute: largest absolute difference; infinite where `error` is.
         agrees: whether it is within tolerance.
-        expected: for facts, that of eager.
-        got: for facts, that of the bundle.
+        expected: for facts, that of eager; `got`: that of the bundle.
     """
 
     name: str

@@ -105,14 +105,8 @@ _MAPPINGS: dict[type, Any] = {
 def take_apart(value: Any, path: str, index_of: IndexOf, above: tuple[int, ...] = ()) -> trees.Tree:
     """Return the tree of `value`, from which `trees.builder` makes an equal value.
 
-    Args:
-        value: nested containers of tensors and constants.
-        path: its path, for errors and for `index_of`.
-        index_of: called for every tensor.
-        above: `id` of each container that `value` is in.
-
-    Raises:
-        NotSupported: a value of another kind, or a container that holds itself.
+    `index_of` is called for every tensor; `above`: `id` of each container that `value` is in. Values of other kinds,
+    and containers that hold themselves, are refused (`NotSupported`).
     """
     if isinstance(value, torch.Tensor):
         return trees.Leaf(index=index_of(value, path))

@@ -129,8 +129,7 @@ class Form:
     def __init__(self, record: Subclass, types: TensorTypes, constant: Callable[[Constant], Any]) -> None:
         """Prepare for a checked record; `constant` returns the value of a constant of its context.
 
-        Raises:
-            NotSupported: a class is missing, is no wrapper here, or does not fit the context.
+        A class that is missing, is no wrapper here, or does not fit the context is refused (`NotSupported`).
         """
         self.type = types.get(record.type)
         if not hasattr(self.type, "__tensor_unflatten__"):
