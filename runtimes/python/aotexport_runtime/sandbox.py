@@ -105,10 +105,10 @@ _EXECUTE = 1 << 0
 _WRITE_FILE = 1 << 1
 _READ = 1 << 2 | 1 << 3
 _WRITE_DIRECTORY = sum(1 << bit for bit in range(4, 13))
-_REFER, _TRUNCATE, _IOCTL = 1 << 13, 1 << 14, 1 << 15
+_REFER, _TRUNCATE, _DEVICE_IOCTL = 1 << 13, 1 << 14, 1 << 15
 _WRITE = _WRITE_FILE | _WRITE_DIRECTORY | _REFER | _TRUNCATE
-_OF_FILES = _EXECUTE | _WRITE_FILE | 1 << 2 | _TRUNCATE | _IOCTL
-_ADDED_BY = {_REFER: 2, _TRUNCATE: 3, _IOCTL: 5}
+_OF_FILES = _EXECUTE | _WRITE_FILE | 1 << 2 | _TRUNCATE | _DEVICE_IOCTL
+_ADDED_BY = {_REFER: 2, _TRUNCATE: 3, _DEVICE_IOCTL: 5}
 """Rights that later versions of Landlock know."""
 
 _TCP, _TCP_SINCE = 1 << 0 | 1 << 1, 4
@@ -140,7 +140,7 @@ def _restrict_files(paths: Iterable[tuple[str, bool]], *, reads: bool, version: 
 
     `paths`: what may be read, with all below it, and whether it may be changed; `reads`: refuse to read other files.
     """
-    files = _EXECUTE | _WRITE | _IOCTL | (_READ if reads else 0)
+    files = _EXECUTE | _WRITE | _DEVICE_IOCTL | (_READ if reads else 0)
     handled = sum(1 << bit for bit in range(16) if files >> bit & 1 and _ADDED_BY.get(1 << bit, 1) <= version)
     tcp, scopes = _TCP * (version >= _TCP_SINCE), _SCOPES * (version >= _SCOPES_SINCE)
     attributes = struct.pack("QQQ", handled, tcp, scopes)
