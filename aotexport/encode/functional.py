@@ -25,17 +25,19 @@ from aotexport.torch_internals.releases import release
 from aotexport.torch_internals.tracing import UNCHECKED, is_of_forward
 from aotexport.values.sizes import encode_size
 from aotexport_runtime.rewrite.names import CHECK, names_in, operands
-from aotexport_runtime.schema.gradients import Gradients, Partition, Tangent
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     FreshOutput,
     FunctionalGraph,
+    Gradients,
     InputAlias,
     InputItself,
     InputMutation,
     IntermediateAlias,
     OutputAlias,
     OutputSpec,
+    Partition,
+    Tangent,
     ViewStep,
 )
 from aotexport_runtime.schema.values import SequenceMeta, SizeMeta

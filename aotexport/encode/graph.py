@@ -36,8 +36,7 @@ from aotexport.torch_internals.subclasses import is_wrap
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.allowed.operators import FLOAT_FUNCTIONS, OPERANDS, allowed_aten_operators
 from aotexport_runtime.errors import first_line
-from aotexport_runtime.schema.graph import Graph, GraphInput, ModuleCall, Node, SourceLine
-from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.graph import Graph, GraphInput, ModuleCall, Node, SourceLine, Subclass
 from aotexport_runtime.schema.values import Argument, DeviceArgument, SubgraphArgument
 from aotexport_runtime.values import meshes
 from aotexport_runtime.values.subclasses import inner_tensor

@@ -28,12 +28,12 @@ from aotexport.torch_internals.functional import FunctionalCapture
 from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.allowed.operators import LAUNCH
 from aotexport_runtime.rewrite.names import names_in, operands
-from aotexport_runtime.schema.gradients import Gradients
 from aotexport_runtime.schema.graph import Graph, Node, SourceLine
 from aotexport_runtime.schema.program import (
     ArgumentInput,
     ForwardGraph,
     FunctionalGraph,
+    Gradients,
     InputMutation,
     InputSpec,
     Program,

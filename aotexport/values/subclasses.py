@@ -11,7 +11,7 @@ import torch
 from aotexport.errors import ExportFailed
 from aotexport.values.sizes import encode_size
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.graph import Subclass
 from aotexport_runtime.schema.trees import Constant, Instance, Mapping, Sequence, Tree
 from aotexport_runtime.values.structure import encode_constant, is_constant
 from aotexport_runtime.values.subclasses import flatten, is_wrapper, type_name

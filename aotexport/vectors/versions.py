@@ -24,9 +24,16 @@ from aotexport.vectors.record import shorter_on_path
 from aotexport_runtime.allowed.operators import VIEWS
 from aotexport_runtime.call.flat_call import flat_outputs, whole_result_tree
 from aotexport_runtime.rewrite.names import operands
-from aotexport_runtime.schema.gradients import Gradients, Tangent, VersionCheck
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import FunctionalGraph, IntermediateAlias, Program, VersionRise
+from aotexport_runtime.schema.program import (
+    FunctionalGraph,
+    Gradients,
+    IntermediateAlias,
+    Program,
+    Tangent,
+    VersionCheck,
+    VersionRise,
+)
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.validate.arguments import references
 from aotexport_runtime.values.subclasses import is_wrapper

@@ -18,7 +18,7 @@ from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.commands.describe import describe_inputs, describe_outputs
 from aotexport_runtime.schema.bounded import Record, defaults_of
 from aotexport_runtime.schema.codec import as_written, decode_record, encode_record
-from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.graph import Graph, Subclass
 from aotexport_runtime.schema.manifest import (
     FileEntry,
     Manifest,
@@ -27,7 +27,6 @@ from aotexport_runtime.schema.manifest import (
     VectorEntry,
 )
 from aotexport_runtime.schema.program import ArgumentInput, Program
-from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.schema.versions import FEATURES, Version, format_version
 

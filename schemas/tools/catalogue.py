@@ -41,12 +41,10 @@ DOCUMENTS: dict[str, type[Record]] = {
 
 CHAPTERS: dict[str, str] = {
     "manifest": "The manifest",
-    "subclasses": "Tensor subclasses",
     "sizes": "Sizes",
     "values": "Values and arguments",
     "graph": "Graphs",
     "program": "Programs",
-    "gradients": "Gradients",
     "trees": "Trees",
     "vectors": "Test vectors",
     "targets": "Targets and kernels",

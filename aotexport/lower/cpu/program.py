@@ -22,9 +22,8 @@ from aotexport_runtime.errors import first_line
 from aotexport_runtime.rewrite.names import impure_nodes
 from aotexport_runtime.rewrite.partition import Subgraph, partition_graph, views_recomputed, with_tangents
 from aotexport_runtime.schema.codec import encode_record
-from aotexport_runtime.schema.gradients import Tangent
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import FunctionalGraph, SizeInput
+from aotexport_runtime.schema.program import FunctionalGraph, SizeInput, Tangent
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.targets import CompiledProgram, CpuRequirements, Target, TargetRefusal
 

@@ -11,10 +11,9 @@ import torch
 from aotexport.errors import ExportFailed
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_parts, parts_of
-from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.graph import Graph, Subclass
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
 from aotexport_runtime.schema.program import ArgumentInput, FreshOutput, InputSpec, Program, SizeInput, StateInput
-from aotexport_runtime.schema.subclasses import Subclass
 
 
 @dataclass(frozen=True)

@@ -118,7 +118,7 @@ def _selftest(options: Any) -> int:
     from aotexport_runtime.bundle.read import open_bundle
     from aotexport_runtime.commands.results import describe_graphs
     from aotexport_runtime.commands.self_test import run_vectors
-    from aotexport_runtime.schema.subclasses import DTENSOR
+    from aotexport_runtime.schema.graph import DTENSOR
     from aotexport_runtime.values import meshes
 
     types = {name: class_named(name) for name in options.tensor_type}

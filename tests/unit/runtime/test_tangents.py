@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aotexport_runtime.engines.functional.tangents import layout, zeros
-from aotexport_runtime.schema.gradients import Tangent
+from aotexport_runtime.schema.program import Tangent
 from aotexport_runtime.schema.values import TensorMeta
 
 GIVEN = {

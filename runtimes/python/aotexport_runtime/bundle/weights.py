@@ -21,8 +21,8 @@ from safetensors import SafetensorError, deserialize, safe_open
 from aotexport_runtime.bundle.directory import at_descriptor, private_file
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.schema.graph import Subclass
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
-from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.validate.arguments import span_end
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import Form

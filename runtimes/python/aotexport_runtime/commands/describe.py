@@ -13,7 +13,7 @@ from aotexport_runtime.engines.candidates import PORTABLE, Request
 from aotexport_runtime.engines.select import select_engine
 from aotexport_runtime.errors import printable
 from aotexport_runtime.rows.analysis import dependence, row_axes
-from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.graph import Graph, Node, Subclass
 from aotexport_runtime.schema.program import (
     ArgumentInput,
     FreshOutput,
@@ -26,7 +26,6 @@ from aotexport_runtime.schema.program import (
     Program,
     StateInput,
 )
-from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import Constant, NumpyNumber, PythonValue
 from aotexport_runtime.schema.values import (
     Argument,

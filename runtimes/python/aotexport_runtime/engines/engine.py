@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aotexport_runtime.guards.rule import GuardSource, Row
-from aotexport_runtime.schema.gradients import Partition
+from aotexport_runtime.schema.program import Partition
 
 if TYPE_CHECKING:
     from aotexport_runtime.execution.codegen import Function

@@ -23,9 +23,8 @@ from aotexport_runtime.execution.matmul.sizes import Mode
 from aotexport_runtime.execution.source import define
 from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, draws, last_uses
 from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
-from aotexport_runtime.schema.graph import Graph, Node, SourceLine
+from aotexport_runtime.schema.graph import Graph, Node, SourceLine, Subclass
 from aotexport_runtime.schema.limits import DEFAULT, Limits
-from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.trees import PythonValue
 from aotexport_runtime.schema.values import (
     Argument,

@@ -20,8 +20,8 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.module.compose import compose, program_of
 from aotexport_runtime.module.module_class import class_of, methods_of
+from aotexport_runtime.schema.graph import Subclass
 from aotexport_runtime.schema.manifest import TRANSFORMERS, Manifest
-from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.submodules.changes import SubmoduleChange, changes_of, check_peft_targets
 from aotexport_runtime.submodules.python_state import PythonState
 from aotexport_runtime.submodules.submodule import Loaded, at, build, copied, switch

@@ -18,10 +18,9 @@ from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.execution.checks import place
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.rewrite.names import operands
-from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.graph import Graph, Node, Subclass
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import ArgumentInput, Program, Refusal, SizeInput, StateInput
-from aotexport_runtime.schema.subclasses import Subclass
 from aotexport_runtime.schema.values import DTypeArgument, SequenceMeta, SubgraphArgument, TensorMeta
 from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.values import dtypes

@@ -10,9 +10,8 @@ from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from aotexport_runtime.rewrite.names import CHECK, names_in, operands, rename, renamed
-from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.program import FunctionalGraph
+from aotexport_runtime.schema.program import FunctionalGraph, Partition
 from aotexport_runtime.schema.values import (
     Argument,
     DeviceArgument,

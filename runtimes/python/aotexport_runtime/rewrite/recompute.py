@@ -12,9 +12,8 @@ from collections.abc import Mapping, Set
 
 from aotexport_runtime.rewrite.names import operands
 from aotexport_runtime.rewrite.partition import VIEWS, PartitionedGraph, Subgraph
-from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.program import FunctionalGraph
+from aotexport_runtime.schema.program import FunctionalGraph, Partition
 from aotexport_runtime.schema.values import NothingMeta, SequenceMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import descendants
 from aotexport_runtime.values import dtypes, sizes

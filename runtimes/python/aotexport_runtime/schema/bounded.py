@@ -131,64 +131,56 @@ KernelName = Annotated[
 Architecture = Annotated[str, _text("kernel-malformed", "no architecture", "^(sm_[1-9][0-9]{1,2}|ptx)$")]
 
 
-@dataclass(frozen=True)
-class IndexOf:
+class IndexOf(msgspec.Struct, frozen=True):
     """An index into an array, or below a count; of a tree: the indices of its leaves, without `of` it has none."""
 
     of: str = ""
     code: str = "index-range"
 
 
-@dataclass(frozen=True)
-class TensorOf:
+class TensorOf(msgspec.Struct, frozen=True):
     """An index that leads to a tensor, not to a number."""
 
     of: str
     code: str = "program-malformed"
 
 
-@dataclass(frozen=True)
-class NameOf:
+class NameOf(msgspec.Struct, frozen=True):
     """A key of a map, an item of an array, or what a record of an array has in a field: `Manifest.programs.name`."""
 
     of: str
     code: str = "reference-missing"
 
 
-@dataclass(frozen=True)
-class Over:
+class Over(msgspec.Struct, frozen=True):
     """A size, or a condition, over symbols, which are named as in `NameOf`."""
 
     of: str
     code: str = "symbol-undefined"
 
 
-@dataclass(frozen=True)
-class Length:
+class Length(msgspec.Struct, frozen=True):
     """An array that is as long as another one."""
 
     of: str
     code: str
 
 
-@dataclass(frozen=True)
-class Unique:
+class Unique(msgspec.Struct, frozen=True):
     """An array without anything twice: items, or what records have in fields, which are separated by spaces."""
 
     by: str = ""
     code: str = "name-twice"
 
 
-@dataclass(frozen=True)
-class AtMost:
+class AtMost(msgspec.Struct, frozen=True):
     """A number with a greatest value for this reader, which the format leaves open."""
 
     most: int
     code: str = "index-range"
 
 
-@dataclass(frozen=True)
-class Code:
+class Code(msgspec.Struct, frozen=True):
     """The code of a refusal of a number or text outside of its type's bounds, in place of the type's."""
 
     code: str

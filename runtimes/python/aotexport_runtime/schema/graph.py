@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
+from aotexport_runtime.schema import bounded
 from aotexport_runtime.schema.bounded import Bounds, Code, Count, IndexOf, Line, OperatorName, Record, TableIndex
-from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.trees import Tree
 from aotexport_runtime.schema.values import Argument, ValueMeta
 
@@ -16,6 +17,30 @@ else:
     # Indexes stand in files alone: `codec.py`.
     SharedMeta = ValueMeta | TableIndex
     SharedOperator = OperatorName | TableIndex
+
+
+DTENSOR = "torch.distributed.tensor:DTensor"
+"""`Subclass.type` of distributed tensors."""
+
+
+class Subclass(Record, kw_only=True):
+    """The structure of one tensor of a wrapper subclass; its parts, depth first, are listed where the record is used.
+
+    Attributes:
+        type: its class, `module:qualified.name`.
+        attributes: names of the inner tensors, in the order of `__tensor_flatten__`.
+        inner: structure per inner tensor; None: a plain tensor, one part.
+        context: the second result of `__tensor_flatten__`; a tree without leaves.
+        shape: size per axis of the whole.
+        stride: step per axis of the whole, in elements.
+    """
+
+    type: bounded.ClassName
+    attributes: Annotated[tuple[str, ...], bounded.Unique()]
+    inner: Annotated[tuple[Subclass | None, ...], bounded.Length("Subclass.attributes", "structure-malformed")]
+    context: Tree
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
 
 
 class SourceLine(Record, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from aotexport_runtime.schema import bounded
 from aotexport_runtime.schema.bounded import Record, keep_default
-from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.graph import Subclass
 from aotexport_runtime.schema.trees import Constant, Tree
 from aotexport_runtime.schema.values import DType
 

@@ -10,15 +10,15 @@ from typing import Annotated, Literal
 
 from aotexport_runtime.schema import bounded
 from aotexport_runtime.schema.bounded import Record, keep_default
-from aotexport_runtime.schema.gradients import Gradients, TensorIndex
-from aotexport_runtime.schema.graph import SourceLine
-from aotexport_runtime.schema.sizes import Condition, Dimension
-from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.graph import SourceLine, Subclass
+from aotexport_runtime.schema.sizes import Condition, Dimension, Size
 from aotexport_runtime.schema.trees import Constant, Key, Tree
-from aotexport_runtime.schema.values import Argument, TensorMeta
+from aotexport_runtime.schema.values import Argument, MemoryFormat, TensorMeta
 
 TensorInput = Annotated[bounded.Count, bounded.IndexOf("Program.inputs"), bounded.TensorOf("Program.inputs")]
 TensorOutput = Annotated[bounded.Count, bounded.IndexOf("Program.outputs"), bounded.TensorOf("Program.outputs")]
+TensorIndex = Annotated[bounded.Count, bounded.IndexOf("Plain.inputs"), bounded.TensorOf("Plain.inputs")]
+"""An index of a tensor among the inputs of a functional graph."""
 
 
 class _TensorInput(Record, kw_only=True):
@@ -173,6 +173,67 @@ class VersionRise(Record, kw_only=True):
 
     input_index: TensorIndex
     by: Annotated[bounded.Count, bounded.AtMost(bounded.MAX_NODES)]
+
+
+class Tangent(Record, kw_only=True):
+    """An incoming gradient of the joint graph.
+
+    Attributes:
+        index: index into `FunctionalGraph.mutations`, `Program.outputs` or the intermediate bases, by `of`.
+        stride: layout that the graph assumes, a step per axis in elements; None: see `memory_format`.
+        memory_format: layout that the graph assumes where `stride` is None.
+    """
+
+    of: Literal["mutation", "output", "intermediate_base"]
+    index: bounded.Count
+    meta: TensorMeta
+    stride: tuple[Size, ...] | None = None
+    memory_format: MemoryFormat | None = None
+
+
+class Partition(Record, kw_only=True):
+    """A partition of the joint graph into forward and backward: the values that are saved in between.
+
+    Attributes:
+        name: `default`: everything that backward needs is saved.
+        saved: names of values of the joint graph, in its order: inputs, then nodes.
+        unchecked: names among `saved` whose version is not checked in backward.
+    """
+
+    name: str
+    saved: Annotated[tuple[str, ...], bounded.Unique()]
+    unchecked: tuple[Annotated[str, bounded.NameOf("Partition.saved", "partition-malformed")], ...] = ()
+
+
+class VersionCheck(Record, kw_only=True):
+    """A tensor whose memory eager reads in backward, and which the caller can change: an input or output by its index.
+
+    One of its tangents is defined in the passes that check it (10.20).
+    """
+
+    of: Literal["input", "output"]
+    index: bounded.Count
+    tangents: Annotated[tuple[Annotated[bounded.Count, bounded.IndexOf("Gradients.tangents")], ...], bounded.Unique()]
+
+
+class Gradients(Record, kw_only=True):
+    """The backward of a joint graph.
+
+    Attributes:
+        tangents: graph inputs after `Program.inputs`, in order.
+        of_inputs: per entry of `Program.inputs`, index of its gradient among the graph's outputs; None: it has none.
+        detached_inputs: inputs without a gradient whose producers and hooks autograd must not visit.
+        checks: version checks of eager's backward that differ from those of the graph's saved values (10.20).
+        saves_nothing: whether eager saves no tensor for backward (10.20).
+        partitions: the first is the default.
+    """
+
+    tangents: Annotated[tuple[Tangent, ...], bounded.Unique("of index")]
+    of_inputs: Annotated[tuple[bounded.Count | None, ...], bounded.Length("Plain.inputs", "program-malformed")]
+    detached_inputs: tuple[TensorIndex, ...] = ()
+    checks: Annotated[tuple[VersionCheck, ...], bounded.Unique("of index")] = ()
+    saves_nothing: bool = False
+    partitions: Annotated[tuple[Partition, ...], bounded.Bounds(minItems=1, code="program-malformed")]
 
 
 class FunctionalGraph(Record, kw_only=True):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from aotexport_runtime.schema import bounded
 from aotexport_runtime.schema.bounded import Record
-from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.graph import Subclass
 
 MAX_CALLS = 100
 

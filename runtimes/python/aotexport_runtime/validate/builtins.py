@@ -11,9 +11,8 @@ from types import NoneType
 from aotexport_runtime.allowed.operators import FLOAT_FUNCTIONS, OPERANDS
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema import values as records
-from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.graph import DTENSOR, Graph, Node, Subclass
 from aotexport_runtime.schema.limits import DEFAULT, Limits
-from aotexport_runtime.schema.subclasses import DTENSOR, Subclass
 from aotexport_runtime.schema.values import Argument, SequenceMeta, SubgraphArgument, ValueMeta
 from aotexport_runtime.validate.arguments import NUMBERS, Values, described, described_argument, kind_of, metas_of
 from aotexport_runtime.validate.trees import count_parts, is_placement

@@ -12,9 +12,9 @@ import numpy as np
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema import trees
 from aotexport_runtime.schema.bounded import INT64_MAX, ClassName, Hexadecimal, bounds_of, is_identifier
+from aotexport_runtime.schema.graph import DTENSOR, Subclass
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import ArgumentInput, InputSpec, Program, SizeInput, StateInput
-from aotexport_runtime.schema.subclasses import DTENSOR, Subclass
 from aotexport_runtime.schema.trees import Constant, Mapping, Sequence, Tree
 from aotexport_runtime.schema.values import FloatArgument, SliceArgument, StringArgument, TensorMeta
 from aotexport_runtime.validate.arguments import check_constant, check_form, check_ranks

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aotexport_runtime.errors import CheckFailed
-from aotexport_runtime.schema.subclasses import Subclass
+from aotexport_runtime.schema.graph import Subclass
 from aotexport_runtime.schema.vectors import VectorInput, spans
 from aotexport_runtime.values.compare import NORM, NORMS, SAMPLE, Observed, kept
 from aotexport_runtime.values.subclasses import Form, inner_tensors, is_wrapper, parts, with_inner

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aotexport_runtime.errors import BundleInvalid, NotSupported
-from aotexport_runtime.schema.subclasses import DTENSOR, Subclass
+from aotexport_runtime.schema.graph import DTENSOR, Subclass
 from aotexport_runtime.schema.trees import Constant, Instance
 from aotexport_runtime.values import sizes
 from aotexport_runtime.values.arguments import check_type

@@ -32,9 +32,8 @@ from aotexport_runtime.execution.codegen import (
 from aotexport_runtime.execution.matmul.onednn import prefers_onednn
 from aotexport_runtime.execution.matmul.sizes import Mode
 from aotexport_runtime.rewrite.partition import Subgraph
-from aotexport_runtime.schema.gradients import Partition
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.program import Partition, Program
 from aotexport_runtime.schema.values import Argument, SizeArgument, SizeMeta
 from aotexport_runtime.values import sizes
 

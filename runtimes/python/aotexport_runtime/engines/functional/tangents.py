@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from aotexport_runtime.schema.gradients import Tangent
-from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, Tangent
 from aotexport_runtime.values import dtypes, sizes
 
 LayOut = Callable[[torch.Tensor, dict[str, int]], torch.Tensor]
