@@ -20,7 +20,7 @@ from safetensors import SafetensorError, deserialize, safe_open
 
 from aotexport_runtime.bundle.directory import at_descriptor, private_file
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.errors import BundleInvalid
+from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.graph import Subclass
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
 from aotexport_runtime.validate.arguments import span_end
@@ -177,12 +177,7 @@ _DTYPES = {
 
 
 def _restore(entry: StateTensor | StoredPart, stored: torch.Tensor) -> torch.Tensor:
-    key, dtype = f"{entry.key[:80]!r}", dtypes.dtype(entry.dtype)
-
-    def check(fits: bool, message: str, name: str) -> None:
-        if not fits:
-            raise BundleInvalid(message, where=entry.file, check=name)
-
+    key, dtype, check = f"{entry.key[:80]!r}", dtypes.dtype(entry.dtype), Place(entry.file).require
     # Kernels may load whole vectors from addresses that they assume to be aligned.
     is_aligned = stored.data_ptr() % stored.element_size() == 0
     check(is_aligned, f"{key} does not begin at a multiple of its element size", "tensor-stored/alignment")
