@@ -85,6 +85,11 @@ class Place(str):
         if not fits:
             raise self.invalid(message, check)
 
+    def expect(self, fits: object, message: str, check: str) -> None:
+        """Note that a check fails here, or raise it where faults are not collected, if it does."""
+        if not fits:
+            self.refuse(message, check)
+
     def refuse(self, message: str, check: str) -> None:
         """Note that a check fails here, or raise it where faults are not collected."""
         with self:

@@ -110,12 +110,10 @@ def check_size_of(data: bytes, where: str, limits: Limits = DEFAULT) -> int:
     if len(data) > limits.json_nbytes:
         raise place.invalid(f"{len(data)} bytes of JSON; at most {limits.json_nbytes} are read", "json-limit/bytes")
     depth, containers, values, keys = nesting(data, limits)
-    if depth > limits.json_depth:
-        raise place.invalid(f"nested deeper than {limits.json_depth} levels", "json-limit/depth")
+    place.require(depth <= limits.json_depth, f"nested deeper than {limits.json_depth} levels", "json-limit/depth")
     counts = (containers, limits.json_containers, "lists and objects"), (values, limits.json_values, "values")
     for count, most, subject in counts:
-        if count > most:
-            raise place.invalid(f"more than the {most} {subject} that are read of a file", "json-limit/containers")
+        place.require(count <= most, f"more than the {most} {subject} that are read of a file", "json-limit/containers")
     return keys
 
 

@@ -100,9 +100,8 @@ def check_argument(
     """Refuse an argument, `steps` below a place, with a dangling reference or a number too large."""
     for each in elements(argument):
         if isinstance(each, str):
-            if each not in defined:
-                message = f"value {each[:80]!r} is used before it is defined"
-                raise where.at(*steps).invalid(message, "value-undefined/reference")
+            message = f"value {each[:80]!r} is used before it is defined"
+            where.at(*steps).require(each in defined, message, "value-undefined/reference")
         elif isinstance(each, int):
             if not -_MAX_INTEGER < each < _MAX_INTEGER:
                 raise where.at(*steps).invalid("an integer argument has more than 64 bits", "number-limit/argument")

@@ -282,9 +282,8 @@ def _body(argument: Argument, subgraphs: Mapping[str, Graph]) -> Graph:
 
 
 def _check_taken(node: Node, body: Graph, count: int, where: Place) -> None:
-    if len(body.inputs) != count:
-        message = f"a body of `{node.op}` takes {len(body.inputs)} values, and gets {count}"
-        raise where.invalid(message, "operator-arguments/body-count")
+    message = f"a body of `{node.op}` takes {len(body.inputs)} values, and gets {count}"
+    where.require(len(body.inputs) == count, message, "operator-arguments/body-count")
 
 
 def _check_truth(node: Node, argument: Argument, values: Values, where: Place) -> None:
@@ -292,9 +291,8 @@ def _check_truth(node: Node, argument: Argument, values: Values, where: Place) -
     meta = values.get(argument) if isinstance(argument, str) else None
     is_number = isinstance(argument, int | records.SizeArgument) or kind_of(meta) in NUMBERS
     is_one = isinstance(meta, records.TensorMeta) and all(size == 1 for size in meta.shape if isinstance(size, int))
-    if not is_number and not is_one:
-        message = f"`{node.op}` decides by what is no truth value, and no tensor of one element"
-        raise where.invalid(message, "operator-arguments/predicate")
+    message = f"`{node.op}` decides by what is no truth value, and no tensor of one element"
+    where.require(is_number or is_one, message, "operator-arguments/predicate")
 
 
 def _check_results(node: Node, items: Sequence[ValueMeta], body: Graph, where: Place) -> None:

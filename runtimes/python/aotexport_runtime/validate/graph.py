@@ -136,12 +136,10 @@ def check_allowed(op: str, namespaces: set[str], *, where: Place) -> None:
     """Refuse an operator that no bundle may call, or whose namespace the manifest does not declare."""
     namespace, _, name = op.partition("::")
     if namespace == "aten":
-        if name not in allowed_aten_operators():
-            message = f"operator `{op[:80]}` is not on the list of operators that a bundle may call"
-            raise where.invalid(message, "operator-unlisted/aten")
+        message = f"operator `{op[:80]}` is not on the list of operators that a bundle may call"
+        where.require(name in allowed_aten_operators(), message, "operator-unlisted/aten")
     elif namespace in NAMESPACES:
-        if op not in OPERANDS:
-            raise where.invalid(f"unknown builtin `{op[:80]}`", "operator-unlisted/builtin")
+        where.require(op in OPERANDS, f"unknown builtin `{op[:80]}`", "operator-unlisted/builtin")
     elif namespace not in namespaces:
         message = f"operator `{op[:80]}` is in namespace `{namespace[:40]}`, which the manifest does not declare"
         raise where.invalid(message, "operator-undeclared/namespace")

@@ -30,17 +30,15 @@ def check_manifest(manifest: Manifest, where: Place = WHERE, *, limits: Limits =
     if where.found > faults or not check_declared(manifest, where):
         return
     nbytes = sum(entry.nbytes for entry in manifest.files)
-    if nbytes > limits.bundle_nbytes:
-        message = f"the files have {nbytes} bytes; at most {limits.bundle_nbytes} are read"
-        where.refuse(message, "bundle-limit/bytes")
+    message = f"the files have {nbytes} bytes; at most {limits.bundle_nbytes} are read"
+    where.expect(nbytes <= limits.bundle_nbytes, message, "bundle-limit/bytes")
     for index, name in enumerate(manifest.must_understand):
         message = f"extension `{name}` is not known to this runtime, and the bundle says that no reader may skip it"
         where.at("must_understand", index).refuse(message, "extension-unknown/extension")
     mains: set[str | None] = {None}
     for index, program in enumerate(manifest.programs):
-        if program.variant_of not in mains:
-            message = f"program `{program.name}` is a variant of no program before it"
-            where.at("programs", index).refuse(message, "reference-missing/variant")
+        message = f"program `{program.name}` is a variant of no program before it"
+        where.at("programs", index).expect(program.variant_of in mains, message, "reference-missing/variant")
         if program.variant_of is None:
             mains.add(program.name)
     listed = {entry.path for entry in manifest.files}
@@ -128,9 +126,8 @@ def _check_submodules(manifest: Manifest, where: Place) -> None:
     state = {name for entry in manifest.state for name in (entry.name, *entry.tied)}
     others = state.union(each.name for each in (*manifest.modules, *manifest.attributes))
     for name in manifest.settings:
-        if name in others:
-            message = f"attribute {name[:80]!r} is listed as something else as well"
-            where.at("settings", name).refuse(message, "name-twice/setting")
+        message = f"attribute {name[:80]!r} is listed as something else as well"
+        where.at("settings", name).expect(name not in others, message, "name-twice/setting")
     with where.at("modules") as here:
         _check_order(manifest, state, here)
 

@@ -94,8 +94,7 @@ def _check_state_input(spec: StateInput, stored: StateTensor | None, where: Plac
 def _check_parameters(program: Program, where: Place) -> None:
     kinds = [parameter.kind for parameter in program.parameters]
     for kind in ("var_positional", "var_keyword"):
-        if kinds.count(kind) > 1:
-            where.refuse(f"several parameters are {kind}", "program-malformed/parameter-kind")
+        where.expect(kinds.count(kind) <= 1, f"several parameters are {kind}", "program-malformed/parameter-kind")
     for index, parameter in enumerate(program.parameters):
         subject, here = f"parameter `{parameter.name[:80]}`", where.at(index)
         if parameter.kind == "var_positional" and not isinstance(parameter.tree, trees.Sequence):
@@ -244,9 +243,8 @@ def _check_tangent(tangent: Tangent, symbols: set[str], where: Place) -> None:
 def check_forward_graph(graph: Graph, program: Program, *, where: Place) -> None:
     """Refuse a forward graph that does not take the program's inputs and return its outputs."""
     _check_graph_inputs(graph, program, [], where)
-    if len(graph.outputs) != len(program.outputs):
-        message = f"{len(graph.outputs)} outputs for the program's {len(program.outputs)}"
-        where.at("outputs").refuse(message, "graph-interface/outputs")
+    message = f"{len(graph.outputs)} outputs for the program's {len(program.outputs)}"
+    where.at("outputs").expect(len(graph.outputs) == len(program.outputs), message, "graph-interface/outputs")
     _check_results(graph, graph.outputs, program.outputs, where, ())
 
 
@@ -299,9 +297,8 @@ def _check_tangents(graph: Graph, functional: FunctionalGraph, gradients: Gradie
         of = described(metas.get(value) if isinstance(value, str) else None)
         if tangent.of == "output" and not isinstance(functional.outputs[tangent.index], FreshOutput):
             of = "what is no new tensor"
-        if described(tangent.meta) != of:
-            message = f"a tangent is {described(tangent.meta)}, and belongs to {of}"
-            said.at("tangents", index).refuse(message, "program-malformed/tangent-value")
+        message = f"a tangent is {described(tangent.meta)}, and belongs to {of}"
+        said.at("tangents", index).expect(described(tangent.meta) == of, message, "program-malformed/tangent-value")
 
 
 def _check_graph_gradients(
@@ -312,9 +309,8 @@ def _check_graph_gradients(
     for index, gradient in enumerate(gradients.of_inputs):
         if gradient is None:
             continue
-        if not returned <= gradient < len(graph.outputs):
-            message = f"gradient {gradient} is not among the outputs {returned} to {len(graph.outputs) - 1}"
-            said.at("of_inputs", index).refuse(message, "index-range/gradient")
+        message = f"gradient {gradient} is not among the outputs {returned} to {len(graph.outputs) - 1}"
+        said.at("of_inputs", index).expect(returned <= gradient < len(graph.outputs), message, "index-range/gradient")
         output = graph.outputs[gradient] if gradient < len(graph.outputs) else None
         found = metas.get(output) if isinstance(output, str) else None
         of = described(_meta_of(program.inputs[index]))
@@ -323,9 +319,8 @@ def _check_graph_gradients(
             where.at("outputs", gradient).refuse(message, "result-type/gradient")
     late = arguments.descendants(graph.nodes, {each.name for each in graph.inputs[len(program.inputs) :]})
     for index, argument in enumerate(graph.outputs[:returned]):
-        if not late.isdisjoint(references(argument)):
-            message = "an output of the forward needs an incoming gradient"
-            where.at("outputs", index).refuse(message, "partition-malformed/forward")
+        message = "an output of the forward needs an incoming gradient"
+        where.at("outputs", index).expect(late.isdisjoint(references(argument)), message, "partition-malformed/forward")
     for index, partition in enumerate(gradients.partitions):
         for position, name in enumerate(partition.saved):
             if name not in metas or name in late:
@@ -344,24 +339,21 @@ def _check_results(
         found = "a number" if found in ("an integer", "a float") else found
         required = "a number" if expected is None else described(expected)
         is_free = found is None or (index in anew and found.startswith("a tensor"))
-        if found != required and not is_free:
-            message = f"output {index} of the graph is {found}, and the program says {required}"
-            where.at("outputs", index).refuse(message, "result-type/output")
+        message = f"output {index} of the graph is {found}, and the program says {required}"
+        where.at("outputs", index).expect(found == required or is_free, message, "result-type/output")
 
 
 def _check_graph_inputs(graph: Graph, program: Program, tangents: Sequence[TensorMeta], where: Place) -> None:
     metas = [*map(_meta_of, program.inputs), *tangents]
-    if len(graph.inputs) != len(metas):
-        message = f"{len(graph.inputs)} inputs; the program passes {len(metas)}"
-        where.at("inputs").refuse(message, "graph-interface/inputs")
+    message = f"{len(graph.inputs)} inputs; the program passes {len(metas)}"
+    where.at("inputs").expect(len(graph.inputs) == len(metas), message, "graph-interface/inputs")
     for index, (graph_input, meta) in enumerate(zip(graph.inputs, metas, strict=False)):
         found = graph_input.meta
         is_same = isinstance(meta, SizeMeta) and isinstance(found, SizeMeta)
         if isinstance(meta, TensorMeta) and isinstance(found, TensorMeta):
             is_same = (found.dtype, found.shape) == (meta.dtype, meta.shape)
-        if not is_same:
-            message = f"input {index} of the graph is not what the program passes"
-            where.at("inputs", index).refuse(message, "graph-interface/input")
+        message = f"input {index} of the graph is not what the program passes"
+        where.at("inputs", index).expect(is_same, message, "graph-interface/input")
 
 
 def _meta_of(spec: specs.InputSpec) -> ValueMeta:

@@ -81,9 +81,8 @@ def _check_sequence(tree: trees.Sequence, where: Place) -> None:
         raise where.invalid(message, "structure-malformed/max-items")
     if tree.name is not None:
         _check_identifier(tree.name, "__", where)
-        if tree.type not in ("list", "tuple"):
-            message = "a sequence of a tree is of a class of its own, and no list or tuple"
-            raise where.invalid(message, "structure-malformed/sequence-name")
+        message = "a sequence of a tree is of a class of its own, and no list or tuple"
+        where.require(tree.type in ("list", "tuple"), message, "structure-malformed/sequence-name")
 
 
 def _check_identifier(name: str, reserved: str, where: Place) -> None:

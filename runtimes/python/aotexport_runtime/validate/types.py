@@ -73,9 +73,8 @@ def check_types(node: Node, schema: str | None, values: Values, here: Place, *, 
 
 def _check_arguments(node: Node, signature: Signature, values: Values, here: Place) -> None:
     subject, positional = f"operator `{node.op}`", signature.positional
-    if len(node.args) > len(positional):
-        message = f"{subject} takes {len(positional)} positional arguments, got {len(node.args)}"
-        raise here.at("args").invalid(message, "operator-arguments/positional")
+    message = f"{subject} takes {len(positional)} positional arguments, got {len(node.args)}"
+    here.at("args").require(len(node.args) <= len(positional), message, "operator-arguments/positional")
     rest = {each.name: each for each in (*positional[len(node.args) :], *signature.keyword_only)}
     unknown = next((keyword for keyword in node.kwargs if keyword not in rest), None)
     if unknown is not None:
@@ -89,8 +88,7 @@ def _check_arguments(node: Node, signature: Signature, values: Values, here: Pla
             message = f"argument `{parameter.name}` of {subject} is no {parameter.type.removesuffix('?')}"
             raise here.at(kind, step).invalid(message, "argument-type/argument")
     lacking = next((each.name for each in rest.values() if each.default is None and each.name not in node.kwargs), None)
-    if lacking is not None:
-        raise here.invalid(f"{subject} lacks its argument `{lacking}`", "operator-arguments/missing")
+    here.require(lacking is None, f"{subject} lacks its argument `{lacking}`", "operator-arguments/missing")
 
 
 def takes(type_: str, argument: Argument, values: Values) -> bool:

@@ -23,15 +23,13 @@ GENERATED = ("bfloat16", "float16", "float32", "float64")
 
 def check_vector(vector: Vector, program: Program, *, where: Place) -> None:
     """Refuse a recorded call that does not fit its program, or never ends."""
-    if vector.program != program.name:
-        message = f"it is of program {vector.program[:80]!r}, not `{program.name}`"
-        where.at("program").refuse(message, "vector-malformed/program")
+    message = f"it is of program {vector.program[:80]!r}, not `{program.name}`"
+    where.at("program").expect(vector.program == program.name, message, "vector-malformed/program")
     if not check_declared(vector, where):
         return
     arguments = [spec for spec in program.inputs if not isinstance(spec, StateInput)]
-    if len(vector.inputs) != len(arguments):
-        message = f"{len(vector.inputs)} arguments; the program takes {len(arguments)}"
-        where.at("inputs").refuse(message, "vector-malformed/inputs")
+    message = f"{len(vector.inputs)} arguments; the program takes {len(arguments)}"
+    where.at("inputs").expect(len(vector.inputs) == len(arguments), message, "vector-malformed/inputs")
     keys = [part.key for spec in vector.inputs for part in (spec, *spec.parts)]
     for index, (spec, argument) in enumerate(zip(vector.inputs, arguments, strict=False)):
         with where.at("inputs", index) as here:
@@ -53,8 +51,7 @@ def check_stored(vector: Vector, shapes: Mapping[str, Sequence[int]], where: Pla
                 fits = math.prod(part.shape) <= max(MAX_REPEATED, count)
                 here.require(fits, f"{subject} repeats {part.key!r} too often", "bundle-limit/repeats")
     for index, name in enumerate(vector.values):
-        if f"v{index}" not in shapes:
-            where.at("values", index).refuse(f"no tensor of {name!r}", "tensor-stored/vector-value")
+        where.at("values", index).expect(f"v{index}" in shapes, f"no tensor of {name!r}", "tensor-stored/vector-value")
 
 
 def _check_generated(spec: VectorInput, argument: ArgumentInput | SizeInput, users: int, where: Place) -> None:

@@ -67,11 +67,9 @@ def _function(size: bytes) -> Callable[[Mapping[str, int]], int]:
 def check_size(size: Size, known: frozenset[str] | set[str], *, where: Place) -> None:
     """Refuse an expression with unknown symbols, wrong operands, absurd length, or values unbounded or not whole."""
     nbits, terms = _check(size, known, where)
-    if nbits is None:
-        raise where.invalid("a size expression is a float, and a size an integer", "size-malformed/float")
-    if terms > MAX_TERMS:
-        message = f"a size expression has {terms} terms; at most {MAX_TERMS} are read"
-        raise where.invalid(message, "size-malformed/terms")
+    where.require(nbits is not None, "a size expression is a float, and a size an integer", "size-malformed/float")
+    message = f"a size expression has {terms} terms; at most {MAX_TERMS} are read"
+    where.require(terms <= MAX_TERMS, message, "size-malformed/terms")
 
 
 def _check(size: Size | float, known: frozenset[str] | set[str], where: Place) -> tuple[int | None, int]:
@@ -79,17 +77,14 @@ def _check(size: Size | float, known: frozenset[str] | set[str], where: Place) -
     if isinstance(size, float):
         return None, 1
     if isinstance(size, int):
-        if abs(size) > INT64_MAX:
-            raise where.invalid("an integer of a size has more than 64 bits", "number-limit/size")
+        where.require(abs(size) <= INT64_MAX, "an integer of a size has more than 64 bits", "number-limit/size")
         return size.bit_length(), 1
     if isinstance(size, str):
-        if size not in known:
-            raise where.invalid(f"unknown symbol {size[:40]!r} in a size", "symbol-undefined/size")
+        where.require(size in known, f"unknown symbol {size[:40]!r} in a size", "symbol-undefined/size")
         return SYMBOL_NBITS, 1
     count, expected = len(size.args), _ARITY.get(size.op)
-    if count < 2 if expected is None else count != expected:
-        message = f"size operator `{size.op}` takes {expected or 'two or more'} operands, got {count}"
-        raise where.invalid(message, "size-malformed/operands")
+    message = f"size operator `{size.op}` takes {expected or 'two or more'} operands, got {count}"
+    where.require(count >= 2 if expected is None else count == expected, message, "size-malformed/operands")
     if size.op in _DIVISIONS and size.args[1] == 0:
         raise where.invalid(f"size operator `{size.op}` divides by zero", "size-malformed/zero")
     checked = [_check(arg, known, where) for arg in size.args]
