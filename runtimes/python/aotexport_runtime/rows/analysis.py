@@ -110,15 +110,11 @@ class _Reading:
             try:
                 self._states[node.name] = self._state(node)
             except Dependent as reason:
-                raise Dependent(f"operator `{node.op}`{self._where(node)} {reason}") from None
+                source = None if node.source is None else self._graph.sources[node.source]
+                line = "" if source is None else f" ({source.file}:{source.line})"
+                raise Dependent(f"operator `{node.op}`{line} {reason}") from None
             self._metas[node.name] = node.meta
         return [self._states.get(output) if isinstance(output, str) else None for output in self._graph.outputs]
-
-    def _where(self, node: Node) -> str:
-        if node.source is None:
-            return ""
-        source = self._graph.sources[node.source]
-        return f" ({source.file}:{source.line})"
 
     def _state(self, node: Node) -> State:
         arguments = {name: self._bound(name, value) for name, value in _named(node).items()}

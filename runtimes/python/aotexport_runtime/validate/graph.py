@@ -12,7 +12,7 @@ from aotexport_runtime.allowed.operators import NAMESPACES, OPERANDS, VIEWS, all
 from aotexport_runtime.errors import Place
 from aotexport_runtime.schema import trees
 from aotexport_runtime.schema.bounded import MAX_NODES
-from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
+from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.values import DTypeArgument, SequenceMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import check_argument, check_index, check_meta, introduced, references
@@ -162,25 +162,20 @@ def _check_calls(graph: Graph, symbols: set[str], place: Place) -> None:
         message = f"{subject} is no run of nodes after the one before it, in the one around it"
         where.require(is_run, message, "module-malformed/run")
         ends[call.parent] = call.end
-        _check_structures(call, places, graph, symbols, subject, where)
-
-
-def _check_structures(
-    call: ModuleCall, places: dict[str, int], graph: Graph, symbols: set[str], subject: str, where: Place
-) -> None:
-    check_argument(call.values, places, graph.subgraphs, symbols, where)
-    if call.arguments is None or call.result is None:
-        message = f"{subject} has no structure, and no reason why"
-        return where.require(call.refusal is not None, message, "module-malformed/call-structure")
-    pair = call.arguments.items if isinstance(call.arguments, trees.Sequence) else ()
-    is_pair = len(pair) == 2 and isinstance(pair[0], trees.Sequence) and isinstance(pair[1], trees.Mapping)
-    message = f"arguments of {subject} are no pair of positional and keyword arguments"
-    where.require(is_pair, message, "module-malformed/call-arguments")
-    for tree, end in ((call.arguments, call.begin), (call.result, call.end)):
-        used = [call.values[leaf.index] for _, leaf in leaves(tree) if isinstance(leaf, trees.Leaf)]
-        is_early = all(places[name] < end for value in used for name in references(value))
-        message = f"{subject} takes or returns a value that is computed after it"
-        where.require(is_early, message, "module-malformed/late-value")
+        check_argument(call.values, places, graph.subgraphs, symbols, where)
+        if call.arguments is None or call.result is None:
+            message = f"{subject} has no structure, and no reason why"
+            where.require(call.refusal is not None, message, "module-malformed/call-structure")
+            continue
+        pair = call.arguments.items if isinstance(call.arguments, trees.Sequence) else ()
+        is_pair = len(pair) == 2 and isinstance(pair[0], trees.Sequence) and isinstance(pair[1], trees.Mapping)
+        message = f"arguments of {subject} are no pair of positional and keyword arguments"
+        where.require(is_pair, message, "module-malformed/call-arguments")
+        for tree, end in ((call.arguments, call.begin), (call.result, call.end)):
+            used = [call.values[leaf.index] for _, leaf in leaves(tree) if isinstance(leaf, trees.Leaf)]
+            is_early = all(places[name] < end for value in used for name in references(value))
+            message = f"{subject} takes or returns a value that is computed after it"
+            where.require(is_early, message, "module-malformed/late-value")
 
 
 _SIZED = frozenset(

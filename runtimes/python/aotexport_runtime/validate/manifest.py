@@ -47,7 +47,8 @@ def check_manifest(manifest: Manifest, where: Place = WHERE, *, limits: Limits =
             _check_state(tensor, listed, here)
     with where.at("state") as here:
         _check_state_names([name for tensor in manifest.state for name in (tensor.name, *tensor.tied)], here)
-    _check_submodules(manifest, where)
+    with where:
+        _check_submodules(manifest, where)
     for index, model in enumerate(manifest.onnx):
         with where.at("onnx", index) as here:
             message = f"an ONNX model is no file at the top: {model.file[:80]!r}"
@@ -121,22 +122,17 @@ def _check_path(path: str, subject: str, where: Place) -> list[str]:
     return parts
 
 
-def _check_submodules(manifest: Manifest, where: Place) -> None:
+def _check_submodules(manifest: Manifest, place: Place) -> None:
     """Refuse submodules out of order, twice, or within themselves, and settings that are something else as well."""
     state = {name for entry in manifest.state for name in (entry.name, *entry.tied)}
     others = state.union(each.name for each in (*manifest.modules, *manifest.attributes))
     for name in manifest.settings:
         message = f"attribute {name[:80]!r} is listed as something else as well"
-        where.at("settings", name).expect(name not in others, message, "name-twice/setting")
-    with where.at("modules") as here:
-        _check_order(manifest, state, here)
-
-
-def _check_order(manifest: Manifest, state: set[str], place: Place) -> None:
+        place.at("settings", name).expect(name not in others, message, "name-twice/setting")
     ended: set[str] = set()
     around: list[str] = []
     for index, record in enumerate(manifest.modules):
-        where, subject = place.at(index), f"submodule {record.name[:80]!r}"
+        where, subject = place.at("modules", index), f"submodule {record.name[:80]!r}"
         parts = _check_path(record.name, "submodule", where) if record.name else []
         while around and around != parts[: len(around)]:
             ended.add(".".join(around))

@@ -13,7 +13,7 @@ from aotexport_runtime.errors import Place
 from aotexport_runtime.schema import program as specs
 from aotexport_runtime.schema import trees
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.manifest import Manifest, StateTensor
+from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.program import (
     FreshOutput,
     FunctionalGraph,
@@ -21,7 +21,6 @@ from aotexport_runtime.schema.program import (
     Program,
     SizeInput,
     StateInput,
-    Tangent,
 )
 from aotexport_runtime.schema.values import Argument, NothingMeta, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate import arguments
@@ -51,7 +50,14 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: Pla
     for index, spec in enumerate(program.inputs):
         with where.at("inputs", index) as here:
             if isinstance(spec, StateInput):
-                _check_state_input(spec, state.get(spec.name), here)
+                subject, stored = f"input {spec.name[:80]!r}", state.get(spec.name)
+                if stored is None:
+                    raise here.invalid(f"{subject} is not in the manifest's state", "reference-missing/state")
+                is_same = (spec.meta.dtype, spec.meta.shape) == (stored.dtype, stored.shape)
+                here.require(is_same, f"{subject} is not what the manifest's state says", "state-differs/tensor")
+                metas, own = ([(part.dtype, part.shape) for part in each.parts] for each in (stored, spec))
+                is_same = spec.subclass == stored.subclass and own == metas
+                here.require(is_same, f"{subject} is not made of what the manifest's state says", "state-differs/parts")
             if not isinstance(spec, SizeInput):
                 check_meta(spec.meta, symbols, here)
                 check_parts(spec, symbols, here)
@@ -78,17 +84,6 @@ def check_program(program: Program, manifest: Manifest, *, name: str, where: Pla
                 check(program, where)
     if program.functional is not None and where.found == faults:
         _check_functional(program, program.functional, symbols, where.at("functional"))
-
-
-def _check_state_input(spec: StateInput, stored: StateTensor | None, where: Place) -> None:
-    subject = f"input {spec.name[:80]!r}"
-    if stored is None:
-        raise where.invalid(f"{subject} is not in the manifest's state", "reference-missing/state")
-    is_same = (spec.meta.dtype, spec.meta.shape) == (stored.dtype, stored.shape)
-    where.require(is_same, f"{subject} is not what the manifest's state says", "state-differs/tensor")
-    metas, own = ([(part.dtype, part.shape) for part in each.parts] for each in (stored, spec))
-    is_same = spec.subclass == stored.subclass and own == metas
-    where.require(is_same, f"{subject} is not made of what the manifest's state says", "state-differs/parts")
 
 
 def _check_parameters(program: Program, where: Place) -> None:
@@ -217,7 +212,16 @@ def _check_gradients(
     for index, tangent in enumerate(gradients.tangents):
         with where.at("tangents", index) as here:
             check_index(tangent.index, limits[tangent.of], "index of a tangent", "index-range/tangent", here)
-            _check_tangent(tangent, symbols, here)
+            check_meta(tangent.meta, symbols | introduced(tangent.meta), here)
+            rank, layout = len(tangent.meta.shape), tangent.memory_format
+            if layout is not None:
+                fits = layout != "preserve_format" and _RANKS.get(layout, rank) == rank
+                message = f"a tangent of {rank} axes has memory format {layout}"
+                here.require(fits, message, "program-malformed/tangent-format")
+            elif tangent.stride is None or len(tangent.stride) != rank:
+                raise here.invalid(f"a tangent of {rank} axes has no layout", "program-malformed/tangent-stride")
+            else:
+                check_meta(msgspec.structs.replace(tangent.meta, stride=tangent.stride), symbols, here)
     for index, check in enumerate(gradients.checks):
         with where.at("checks", index) as here:
             checked = program.inputs if check.of == "input" else program.outputs
@@ -225,19 +229,6 @@ def _check_gradients(
             is_tensor = not isinstance(checked[check.index], SizeInput)
             message = f"checked input is {check.index}, which is no tensor"
             here.require(is_tensor, message, "program-malformed/checked-number")
-
-
-def _check_tangent(tangent: Tangent, symbols: set[str], where: Place) -> None:
-    check_meta(tangent.meta, symbols | introduced(tangent.meta), where)
-    rank, layout = len(tangent.meta.shape), tangent.memory_format
-    if layout is not None:
-        fits = layout != "preserve_format" and _RANKS.get(layout, rank) == rank
-        message = f"a tangent of {rank} axes has memory format {layout}"
-        where.require(fits, message, "program-malformed/tangent-format")
-    elif tangent.stride is None or len(tangent.stride) != rank:
-        raise where.invalid(f"a tangent of {rank} axes has no layout", "program-malformed/tangent-stride")
-    else:
-        check_meta(msgspec.structs.replace(tangent.meta, stride=tangent.stride), symbols, where)
 
 
 def check_forward_graph(graph: Graph, program: Program, *, where: Place) -> None:

@@ -97,7 +97,12 @@ def compare(
         a, b = expected.facts.get(name, missing), got.facts.get(name, missing)
         if a != b:
             differences.append(Difference(name, float("inf"), float("inf"), False, a, b))
-    floors = _gradient_floors(expected.values)
+    # The least scale of a call's gradients is a tenth of the largest, whose rounding the others carry.
+    floors: dict[str, float] = {}
+    for name, value in expected.values.items():
+        call = _call_of_gradient(name)
+        if call and _is_float(value) and not name.endswith((NORM, NORMS)):
+            floors[call] = max(floors.get(call, 0.0), 0.1 * _greatest(name, expected.values))
     for name, a in expected.values.items():
         b = got.values.get(name)
         if b is not None and b.shape == a.shape and b.dtype == a.dtype:
@@ -115,16 +120,6 @@ def _call_of_gradient(name: str) -> str:
     """Return the prefix of a gradient's name that identifies the call; empty: it is no gradient."""
     call, found, _ = name.partition(_GRADIENT)
     return call if found else ""
-
-
-def _gradient_floors(values: Mapping[str, Any]) -> dict[str, float]:
-    """Return, per call, the least scale of its gradients: a tenth of the largest, whose rounding the others carry."""
-    floors: dict[str, float] = {}
-    for name, tensor in values.items():
-        call = _call_of_gradient(name)
-        if call and _is_float(tensor) and not name.endswith((NORM, NORMS)):
-            floors[call] = max(floors.get(call, 0.0), 0.1 * _greatest(name, values))
-    return floors
 
 
 def _greatest(name: str, values: Mapping[str, Any]) -> float:
