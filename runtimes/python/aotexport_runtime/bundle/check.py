@@ -93,7 +93,6 @@ class _Check(Bundle):
                 read(*arguments)
 
     def sound(self, *paths: str) -> bool:
-        """Return whether no fault of these files was found."""
         return not any(fault.where in paths for fault in self.faults)
 
     def checked(self, path: str, type_: type[T], check: Callable[..., None]) -> T:
@@ -141,7 +140,6 @@ class _Check(Bundle):
                 self.look(f"targets/{target}/programs/{name}/{file}", read, needs=[kernels, record])
 
     def stored(self, index: int) -> None:
-        """Compare the stored tensors of a recorded call with its record."""
         entry = self.manifest.testvectors[index]
         with self.place("bundle.json").at("testvectors", index) as here:
             try:
@@ -152,7 +150,6 @@ class _Check(Bundle):
             check_stored(self.vector(entry), shapes, self.place(entry.record))
 
     def packs(self) -> None:
-        """Compare the compiled code of kernels with their record."""
         if KERNELS not in self._entries or not self.sound(KERNELS):
             return
         library, where = self.kernels(TARGET), self.place(str(KERNELS))

@@ -193,7 +193,6 @@ class _Found:
         return True
 
     def _names(self) -> Iterable[str]:
-        """Yield what is in the directory beside the signature."""
         root = str(self._bundle.directory.files)
         for directory, subdirectories, files in os.walk(root, onerror=self._unread):
             links = [name for name in subdirectories if os.path.islink(os.path.join(directory, name))]

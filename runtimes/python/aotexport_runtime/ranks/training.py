@@ -175,7 +175,6 @@ class TrainingState:
         return self.step
 
     def _check(self, path: Path, known: dict[str, Any]) -> None:
-        """Refuse a checkpoint of another bundle."""
         own = torch.zeros_like(self._digest)
         if "bundle" in known:
             state_dict_loader.load({"bundle": own}, checkpoint_id=path)

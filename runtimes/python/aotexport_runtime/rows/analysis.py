@@ -219,7 +219,6 @@ def _defaults(op: str) -> dict[str, Any]:
 
 
 def _written(op: str) -> set[str]:
-    """Return the parameters that an operator writes to."""
     return {each.name for each in _parameters(op) if "!" in each.alias}
 
 

@@ -88,7 +88,6 @@ def _is_object(value: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _wrong_names(value: Any, type_: Any) -> Iterator[str]:
-    """Yield what is wrong with the field names of a record."""
     if not (_is_record(type_) and _is_object(value)):
         return
     fields = msgspec.structs.fields(type_)
@@ -102,7 +101,6 @@ def _wrong_names(value: Any, type_: Any) -> Iterator[str]:
 
 
 def _children(value: Any, type_: Any) -> Iterator[tuple[str | int, Any, Any]]:
-    """Yield the values in a value, each with its step and its type."""
     origin, arguments = get_origin(type_), get_args(type_)
     if _is_record(type_) and _is_object(value):
         fields = msgspec.structs.fields(type_)

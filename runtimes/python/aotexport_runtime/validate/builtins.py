@@ -287,7 +287,6 @@ def _check_taken(node: Node, body: Graph, count: int, where: Place) -> None:
 
 
 def _check_truth(node: Node, argument: Argument, values: Values, where: Place) -> None:
-    """Refuse what has no truth value."""
     meta = values.get(argument) if isinstance(argument, str) else None
     is_number = isinstance(argument, int | records.SizeArgument) or kind_of(meta) in NUMBERS
     is_one = isinstance(meta, records.TensorMeta) and all(size == 1 for size in meta.shape if isinstance(size, int))

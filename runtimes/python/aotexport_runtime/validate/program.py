@@ -103,7 +103,6 @@ def _leaves(found: list[trees.Tree]) -> list[trees.Leaf]:
 
 
 def _check_passed(program: Program, where: Place) -> None:
-    """Refuse an argument that no parameter has."""
     passed = {leaf.index for leaf in _leaves([each.tree for each in program.parameters if not each.optional])}
     for index, spec in enumerate(program.inputs):
         if not isinstance(spec, StateInput) and index not in passed:
@@ -280,7 +279,6 @@ def returned_count(functional: FunctionalGraph) -> int:
 
 
 def _check_tangents(graph: Graph, functional: FunctionalGraph, gradients: Gradients, said: Place) -> None:
-    """Refuse tangents of another type than the value that they are gradients of."""
     metas, mutations = metas_of(graph), len(functional.mutations)
     first = {"mutation": 0, "output": mutations, "intermediate_base": mutations + len(functional.outputs)}
     for index, tangent in enumerate(gradients.tangents):

@@ -105,7 +105,6 @@ def takes(type_: str, argument: Argument, values: Values) -> bool:
 
 
 def _is_result(types: Sequence[str], meta: ValueMeta) -> bool:
-    """Return whether metadata may be of results of these types."""
     if len(types) == 1:
         return _is_one(types[0], meta)
     if not types:
@@ -245,7 +244,6 @@ def _greatest(categories: Iterable[str]) -> str:
 
 
 def _tensors(arguments: list[Argument], values: Values) -> Iterator[str]:
-    """Yield the dtypes of the tensors among arguments, in order."""
     for argument in arguments:
         for each in elements(argument):
             meta = values[each] if isinstance(each, str) else None

@@ -54,7 +54,6 @@ def sampled(name: str, flat: torch.Tensor, sample: int | None) -> dict[str, torc
 
 
 def _norms(flat: torch.Tensor) -> torch.Tensor:
-    """Return the 2-norm and the greatest finite magnitude in float64."""
     parts = flat.split(_PART)
     # One block for all parts: small results between freed large blocks keep an allocator from reusing these.
     wide = torch.empty(len(parts[0]), dtype=torch.float64, device=flat.device)

@@ -179,7 +179,6 @@ def _shown(context: Any) -> str:
 
 
 def _instance(types: TensorTypes, tree: Instance, items: list[Any]) -> Any:
-    """Return the object of a context that a tree describes."""
     type_: Any = types.get(tree.type)
     fields = dict(zip(tree.fields, items, strict=True))
     if tree.form == "enum" and issubclass(type_, enum.Enum):

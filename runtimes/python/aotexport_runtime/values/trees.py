@@ -124,7 +124,6 @@ def builder(
 
 
 def _maker(tree: trees.Sequence | trees.Mapping | trees.NamedFields | trees.Instance) -> Callable[[list[Any]], Any]:
-    """Return a function from the items of a container to the container."""
     with_torch = "torch" in sys.modules
     if isinstance(tree, trees.Mapping):
         makers: dict[str, Callable[[Any], Any]] = {
