@@ -40,7 +40,6 @@ FAULTS = [
     ("inputs/3/meta/device", "meta", "Invalid enum value 'meta' - at `$.inputs[3].meta.device`"),
     ("dimensions/-", {**DIMENSION, "symbol": "s33"}, "`Dimension.symbol` 's33' occurs twice"),
     ("dimensions/-", {**DIMENSION, "input_index": 4}, "`Dimension.input_index` is 4, out of range(4)"),
-    ("dimensions/-", {**DIMENSION, "input_index": -1}, "`Dimension.input_index` is -1, out of range(4)"),
     ("dimensions/-", {**DIMENSION, "input_index": 0}, "a dimension is read from a state tensor"),
     ("dimensions/-", {**DIMENSION, "axis": 2}, "axis of a dimension is 2, out of range(2)"),
     ("dimensions/-", {**DIMENSION, "axis": -1}, "`Dimension.axis` is -1; at least 0 is expected"),
@@ -50,11 +49,7 @@ FAULTS = [
         {**DIMENSION, "max": LONG},
         "`Dimension.max` is 1180591620717411303424; at most 9223372036854775807 is expected",
     ),
-    ("dimensions/-", {**DIMENSION, "name": "\a"}, r"`Dimension.name` '\x07' is too long or not printable"),
     # signature
-    ("parameters/-", {"name": "x", "kind": "keyword_only", "tree": LEAF}, "`Parameter.name` 'x' occurs twice"),
-    ("parameters/0/name", "x=print(1)", "`Parameter.name` 'x=print(1)' is not an identifier"),
-    ("parameters/0/name", "class", "`Parameter.name` 'class' is not an identifier"),
     ("parameters/0/default", {"kind": "constant", "value": "input:x"}, "a constant of a tree is no constant"),
     ("parameters/0/tree", {**LEAF, "array": True}, "input 0 is an array, and no plain argument without gradients"),
     (
@@ -73,27 +68,14 @@ FAULTS = [
     ("output_tree/items/0/index", 3, "leaf 3 of a tree is out of range"),
     ("container_changes", [{"path": "y", "keys": [], "items": []}], "every call must pass the changed container 'y'"),
     ("rebinds", [{"name": "secret", "output_index": 0}], "`Rebind.name` 'secret' is not in `Manifest.state.name`"),
-    ("rebinds", [{"name": "calls", "output_index": 3}], "`Rebind.output_index` is 3, out of range(3)"),
-    ("rebinds", [{"name": "calls", "output_index": 0}] * 2, "`Rebind.name` 'calls' occurs twice"),
     # epilogues
     ("functional/outputs", [{"kind": "fresh"}], "`FunctionalGraph.outputs` has 1 items, and `Program.outputs` 3"),
-    (
-        "functional/intermediate_bases",
-        -1,
-        "`FunctionalGraph.intermediate_bases` is -1; at least 0 is expected",
-    ),
     (
         "functional/intermediate_bases",
         LONG,
         f"`FunctionalGraph.intermediate_bases` is {LONG}; at most {2**63 - 1} is expected",
     ),
     ("functional/guards", [{"op": "eq", "args": ["s99", 1]}], "unknown symbol 's99' in a size"),
-    ("functional/mutations/0/input_index", 4, "`InputMutation.input_index` is 4, out of range(4)"),
-    ("functional/mutations/-", {"input_index": 2}, "`InputMutation.input_index` '2' occurs twice"),
-    (VIEW, {"kind": "input", "input_index": 4}, "`InputItself.input_index` is 4, out of range(4)"),
-    (VIEW, {"kind": "input_alias", "input_index": -1}, "`InputAlias.input_index` is -1, out of range(4)"),
-    (VIEW, {"kind": "intermediate_alias", "base_index": 0}, "`IntermediateAlias.base_index` is 0, out of range(0)"),
-    (VIEW, {"kind": "output_alias", "output_index": 3}, "`OutputAlias.output_index` is 3, out of range(3)"),
     (f"{VIEW}/steps/0/op", "aten::relu.default", "operator `aten::relu.default` of a view step is no view"),
     (
         f"{VIEW}/steps/0/op",
@@ -111,14 +93,8 @@ FAULTS = [
         {"op": "aten::view.dtype", "args": [100]},
         "argument `dtype` of operator `aten::view.dtype` is no ScalarType",
     ),
-    (f"{VIEW}/steps/0/item", -1, "`ViewStep.item` is -1; at least 0 is expected"),
     (f"{VIEW}/steps/0/item", 0, "`item` of a view step is set: no view has several results"),
-    ("differentiated", [4], "`Program.differentiated` is 4, out of range(4)"),
-    ("differentiated", [0, 0], "`Program.differentiated` '0' occurs twice"),
-    ("questions", [{"inputs": [4], "requires_grad": True}], "`Question.inputs` is 4, out of range(4)"),
-    ("questions", [{"inputs": [0, 0], "requires_grad": True}], "`Question.inputs` '0' occurs twice"),
     # gradients
-    (f"{GRADIENTS}/of_inputs", [None], "`Gradients.of_inputs` has 1 items, and `Plain.inputs` 4"),
     (f"{GRADIENTS}/partitions", [], "`Gradients.partitions` has 0 items; at least 1 must be there"),
     (f"{GRADIENTS}/tangents/0/index", 3, "index of a tangent is 3, out of range(3)"),
     (f"{GRADIENTS}/tangents/0/of", "intermediate_base", "index of a tangent is 0, out of range(0)"),
@@ -133,15 +109,9 @@ FAULTS = [
         "preserve_format",
         "a tangent of 1 axes has memory format preserve_format",
     ),
-    (f"{GRADIENTS}/detached_inputs", [4], "`Gradients.detached_inputs` is 4, out of range(4)"),
     (f"{GRADIENTS}/checks", [{**CHECK, "index": 4}], "checked input is 4, out of range(4)"),
     (f"{GRADIENTS}/checks", [{**CHECK, "of": "output", "index": 3}], "checked output is 3, out of range(3)"),
-    (f"{GRADIENTS}/checks", [{**CHECK, "tangents": [1]}], "`VersionCheck.tangents` is 1, out of range(1)"),
-    (f"{GRADIENTS}/checks", [{**CHECK, "tangents": [0, 0]}], "`VersionCheck.tangents` '0' occurs twice"),
     (f"{GRADIENTS}/checks", [CHECK, CHECK], "`VersionCheck.of` and `VersionCheck.index` 'input 0' occurs twice"),
-    ("functional/version_rises", [{"input_index": 4, "by": 1}], "`VersionRise.input_index` is 4, out of range(4)"),
-    ("functional/version_rises", [{"input_index": 0, "by": 1}] * 2, "`VersionRise.input_index` '0' occurs twice"),
-    ("functional/version_rises", [{"input_index": 0, "by": -1}], "`VersionRise.by` is -1; at least 0 is expected"),
 ]
 
 
@@ -165,9 +135,7 @@ def test_tangent_that_comes_twice_is_refused(crafted: Crafted):
     ("path", "value", "message"),
     [
         ("functional/mutations/0/input_index", 3, "`InputMutation.input_index` is 3, which is no tensor"),
-        (f"{VIEW}/input_index", 3, "`InputAlias.input_index` is 3, which is no tensor"),
         (f"{GRADIENTS}/of_inputs/3", 4, "input of a gradient is 3, which is no tensor"),
-        (f"{GRADIENTS}/detached_inputs", [3], "`Gradients.detached_inputs` is 3, which is no tensor"),
         ("inputs/3/symbol", "s99", "unknown symbol 's99' in a size"),
     ],
 )
@@ -207,10 +175,7 @@ def test_change_that_a_container_cannot_take_is_refused(crafted: Crafted, kind, 
 
 @pytest.mark.parametrize(
     ("path", "value", "message"),
-    [
-        (VIEW, {"kind": "output_alias", "output_index": 1}, "`OutputAlias.output_index` is 1, which is no tensor"),
-        ("rebinds", [{"name": "calls", "output_index": 1}], "`Rebind.output_index` is 1, which is no tensor"),
-    ],
+    [],
 )
 def test_size_in_place_of_a_tensor_is_refused(crafted: Crafted, path, value, message):
     crafted.put("program", "outputs/1", None)

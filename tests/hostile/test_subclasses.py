@@ -47,7 +47,6 @@ FAULTS = [
         ["os:system('x')"],
         "`Requirements.tensor_types` \"os:system('x')\" is not the name of a class",
     ),
-    (SUBCLASS + "type", "builtins.exec", "`Subclass.type` 'builtins.exec' is not the name of a class"),
     (SUBCLASS + "attributes", ["integers", "integers"], "`Subclass.attributes` 'integers' occurs twice"),
     (SUBCLASS + "attributes", ["integers", "a.b"], f"an inner tensor of `{NAME}` has a malformed name"),
     (SUBCLASS + "attributes", ["integers"], "`Subclass.inner` has 2 items, and `Subclass.attributes` 1"),
@@ -102,9 +101,7 @@ PROGRAM = "programs/train/program.json"
             "x",
             "input 'weight' is not made of what the manifest's state says",
         ),
-        ("program", "functional/gradients/of_inputs", [], "`Gradients.of_inputs` has 0 items, and `Plain.inputs` 5"),
         ("program", "output_tree", "instance", "an object of `a:B` is no input or output"),
-        ("forward", "subclasses/0/type", "x", "`Subclass.type` 'x' is not the name of a class"),
         ("forward", "subclasses", [], "builtin `subclass::wrap` takes no structure that the graph has"),
     ],
 )

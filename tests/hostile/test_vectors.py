@@ -13,7 +13,6 @@ FAULTS = [
     ("program", "infer", "it is of program 'infer', not `train`"),
     ("calls", 10**9, "`Vector.calls` is 1000000000; at most 100 is read"),
     ("calls", -1, "`Vector.calls` is -1; at least 0 is expected"),
-    ("seed", -1, "`Vector.seed` is -1; at least 0 is expected"),
     ("inputs", [], "0 arguments; the program takes 1"),
     ("inputs/0/path", "\x1b]", r"`VectorInput.path` '\x1b]' is too long or not printable"),
     ("inputs/0/stride", [1], "argument 'x' has 2 sizes and 1 strides; at most 64 are read"),
@@ -21,14 +20,8 @@ FAULTS = [
     ("inputs/0/offset", 1, "argument 'x' reaches past the end of 'input0'"),
     ("inputs/0/shape", [1 << 20, 4], "argument 'x' reaches past the end of 'input0'"),
     ("inputs/0/key", "nothing", "argument 'x' reaches past the end of 'nothing'"),
-    ("sample", 0, "`Vector.sample` is 0; at least 1 is expected"),
     ("values", ["a", "a"], "`Vector.values` 'a' occurs twice"),
     ("eager_errors", {"a": 1.0}, "`Vector.eager_errors` 'a' is not in `Vector.values`"),
-    (
-        "eager_errors",
-        {"call 0: x afterwards": -1.0},
-        "`Vector.eager_errors` is -1.0; at least 0 is expected",
-    ),
 ]
 
 
