@@ -1,7 +1,6 @@
 """Classes of `torch.nn` whose modules a bundle names by class and attributes. No torch at import.
 
-Class, attributes, parameters and buffers determine the behaviour of such a module; none of them runs code of
-others. A reader may so call it alone.
+These and its parameters and buffers determine the behaviour of a module, and none runs code of others.
 """
 
 CONTAINERS = frozenset({"Sequential", "ModuleList", "ModuleDict"})

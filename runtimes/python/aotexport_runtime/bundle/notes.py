@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from aotexport_runtime.bundle.read import Bundle
@@ -57,18 +57,13 @@ def listed(manifest: Manifest, programs: Iterable[Program]) -> list[BundleNote]:
         for note in program.notes:
             found.setdefault(note, []).append(program.name)
     notes = [BundleNote(n.kind, tuple(of), n.text, n.fixed, n.outside, n.source) for n, of in found.items()]
-    return sorted([*notes, *_packages(manifest)], key=lambda note: _ORDER.index(note.kind))
-
-
-def _packages(manifest: Manifest) -> Iterator[BundleNote]:
     needs = manifest.requirements
-    if needs.operator_namespaces:
-        names = ", ".join(f"`{name}`" for name in needs.operator_namespaces)
+    names, types = (", ".join(f"`{n}`" for n in each) for each in (needs.operator_namespaces, needs.tensor_types))
+    if names:
         text = (
             f"the bundle calls custom operators of {names}: import what registers them before `load`, and give their "
-            "names as operator_namespaces"
         )
-        yield BundleNote("package", (), text)
-    if needs.tensor_types:
-        names = ", ".join(f"`{name}`" for name in needs.tensor_types)
-        yield BundleNote("package", (), f"the bundle makes tensors of {names}: give `load` the tensor_types")
+        notes.append(BundleNote("package", (), f"{text}names as operator_namespaces"))
+    if types:
+        notes.append(BundleNote("package", (), f"the bundle makes tensors of {types}: give `load` the tensor_types"))
+    return sorted(notes, key=lambda note: _ORDER.index(note.kind))

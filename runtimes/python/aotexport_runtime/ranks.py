@@ -1,4 +1,7 @@
-"""What ranks that train together need: one bundle, their parts of a batch, checkpoints for any number of ranks."""
+"""What ranks that train together need: one bundle, their parts of a batch, checkpoints for any number of ranks.
+
+Collectives, sharding and the files of checkpoints are those of `torch.distributed`.
+"""
 
 from __future__ import annotations
 
