@@ -8,9 +8,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
-from aotexport_runtime import Limits, open_bundle
+from aotexport_runtime import BundleInvalid, Limits, open_bundle
 from aotexport_runtime.schema.limits import DEFAULT
 from tests.reader.bundle import without_tables
 
@@ -99,3 +100,9 @@ class Crafted:
     def read(self, limits: Limits = DEFAULT) -> None:
         """Seal, open the bundle and read every program and graph; nothing of it runs."""
         open_bundle(self.seal(), limits=limits).read_graphs()
+
+    def refusal(self, limits: Limits = DEFAULT) -> str:
+        """Return the message by which `read` refuses the bundle."""
+        with pytest.raises(BundleInvalid) as caught:
+            self.read(limits)
+        return str(caught.value)

@@ -12,12 +12,6 @@ RELU = "aten::relu.default"
 TENSOR = {"kind": "tensor", "dtype": "float32", "shape": [], "stride": []}
 
 
-def refusal(crafted: Crafted) -> str:
-    with pytest.raises(BundleInvalid) as caught:
-        crafted.read()
-    return str(caught.value)
-
-
 NODES = [
     ({"op": RELU, "args": ["crafted"]}, "value 'crafted' is used before it is defined"),
     ({"op": RELU, "args": ["nothing"]}, "value 'nothing' is used before it is defined"),
@@ -57,24 +51,24 @@ NODES = [
 @pytest.mark.parametrize(("node", "message"), NODES, ids=[message[:60] for _, message in NODES])
 def test_node_with_a_fault_is_refused(crafted: Crafted, node, message):
     crafted.node("forward", **node)
-    assert refusal(crafted) == f"{WHERE}: {message}"
+    assert crafted.refusal() == f"{WHERE}: {message}"
 
 
 def test_graph_input_that_is_named_twice_is_refused(crafted: Crafted):
     crafted.put("forward", "inputs/1/name", "parameter:linear.weight")
-    assert refusal(crafted) == f"{WHERE}: value 'parameter:linear.weight' is defined twice"
+    assert crafted.refusal() == f"{WHERE}: value 'parameter:linear.weight' is defined twice"
 
 
 @pytest.mark.parametrize("output", ["nothing", ["nothing"]])
 def test_output_that_is_not_defined_is_refused(crafted: Crafted, output):
     crafted.put("forward", "outputs/0", output)
-    assert refusal(crafted) == f"{WHERE}: value 'nothing' is used before it is defined"
+    assert crafted.refusal() == f"{WHERE}: value 'nothing' is used before it is defined"
 
 
 def test_argument_that_is_nested_deeper_than_any_operator_takes_is_refused(crafted: Crafted):
     crafted.node("forward", op=RELU, args=[[[[[1]]]]])
     message = "Expected `bool | int | float | str | object | null`, got `array` - at `$.nodes[7].args[0][0][0][0]`"
-    assert refusal(crafted) == f"{WHERE}: {message}"
+    assert crafted.refusal() == f"{WHERE}: {message}"
 
 
 def test_subgraph_is_checked_like_a_graph_and_sees_none_of_its_values(crafted: Crafted):

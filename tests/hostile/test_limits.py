@@ -28,12 +28,6 @@ def tensor(*shape: int) -> dict[str, Any]:
     return {"kind": "tensor", "dtype": "float32", "shape": list(shape), "stride": stride}
 
 
-def refusal(crafted: Crafted, limits: Limits | None = None) -> str:
-    with pytest.raises(BundleInvalid) as caught:
-        crafted.read(limits or Limits())
-    return str(caught.value)
-
-
 def failure(crafted: Crafted, **limits: int) -> str:
     """Return why a call by the forward graph is refused."""
     with pytest.raises((BundleInvalid, CheckFailed)) as caught:
@@ -52,7 +46,7 @@ def body(crafted: Crafted, name: str, inputs: dict[str, Any], nodes: list[dict[s
 def test_integer_that_says_to_be_a_float_is_refused(crafted: Crafted):
     crafted.node("forward", name="a", op="python::add", args=[7, 0], meta=FLOAT)
     crafted.node("forward", name="b", op="python::pow", args=["a", 10**8], meta=SIZE)
-    assert refusal(crafted) == f"{WHERE}: builtin `python::add` gives an integer, and the graph says a float"
+    assert crafted.refusal() == f"{WHERE}: builtin `python::add` gives an integer, and the graph says a float"
 
 
 @pytest.mark.parametrize("meta", [FLOAT, tensor(), {"kind": "sequence", "items": [SIZE]}])
@@ -80,7 +74,7 @@ def test_list_that_says_to_be_a_number_is_refused(crafted: Crafted):
 def test_item_that_is_taken_for_another_kind_is_refused(crafted: Crafted):
     crafted.node("forward", op="python::getitem", args=["max_1", 0], meta=SIZE)
     assert (
-        refusal(crafted)
+        crafted.refusal()
         == f"{WHERE}: builtin `python::getitem` gives a tensor of float32 with 1 axes, and the graph says an integer"
     )
 
@@ -132,7 +126,7 @@ def test_stricter_limit_of_bits_holds(crafted: Crafted):
     crafted.node("forward", name="n", op="aten::sym_size.int", args=["linear", 1], meta=SIZE)
     crafted.node("forward", name="m", op="python::mul", args=["n", "n"], meta=SIZE)
     message = "may give numbers of more than 64 bits"
-    assert refusal(crafted, Limits(number_nbits=64)) == f"{WHERE}: builtin `python::mul` {message}"
+    assert crafted.refusal(Limits(number_nbits=64)) == f"{WHERE}: builtin `python::mul` {message}"
 
 
 # --- loops and lists ----------------------------------------------------------------------------------------
@@ -224,7 +218,7 @@ def test_parts_are_counted_as_they_are_made(rows, chunks):
 def test_list_beyond_the_limit_is_refused(crafted: Crafted):
     crafted.node("forward", op="aten::unbind.int", args=["linear"], meta={"kind": "sequence", "items": [tensor(3)] * 9})
     expected = f"{WHERE}: 9 results of a node; at most 8 are read"
-    assert refusal(crafted, Limits(results=8)) == expected
+    assert crafted.refusal(Limits(results=8)) == expected
 
 
 # --- memory -------------------------------------------------------------------------------------------------
@@ -244,7 +238,7 @@ SIZED = [
 def test_memory_of_literal_sizes_beyond_the_limit_is_refused(crafted: Crafted, op, args, nbytes):
     crafted.node("forward", op=op, args=args, meta=tensor())
     message = f"`{op}` takes the graph's memory to {nbytes} bytes; at most 1073741824 are given"
-    assert refusal(crafted, Limits(allocation_nbytes=1 << 30)) == f"{WHERE}: {message}"
+    assert crafted.refusal(Limits(allocation_nbytes=1 << 30)) == f"{WHERE}: {message}"
 
 
 def test_bounds_of_random_integers_are_no_sizes(crafted: Crafted):
@@ -258,7 +252,7 @@ def test_memory_that_is_alive_at_once_counts_and_freed_memory_does_not(crafted: 
     crafted.read(Limits(allocation_nbytes=4096))
     crafted.put("forward", "outputs", [f"z{step}" for step in range(9)])
     message = "`aten::zeros.default` takes the graph's memory to 5120 bytes; at most 4096 are given"
-    assert refusal(crafted, Limits(allocation_nbytes=4096)) == f"{WHERE}: {message}"
+    assert crafted.refusal(Limits(allocation_nbytes=4096)) == f"{WHERE}: {message}"
 
 
 def test_files_beyond_the_limit_are_refused(crafted: Crafted):
@@ -292,7 +286,7 @@ def test_small_file_that_uses_a_large_entry_of_a_table_often_is_refused(crafted:
     for index in range(100):
         crafted.node("forward", name=f"n{index}", op="aten::relu.default", args=["linear"], meta=0)
     message = "with what its tables hold in the place of indexes it is larger than what is read of a file"
-    assert refusal(crafted, limits) == f"{WHERE}: {message}"
+    assert crafted.refusal(limits) == f"{WHERE}: {message}"
 
 
 LARGE = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from aotexport_runtime import BundleInvalid
 from tests.hostile.crafted import Crafted
 
 DIMENSION = {"symbol": "s1", "name": "n", "min": 0, "input_index": 3, "axis": 0}
@@ -118,17 +117,13 @@ FAULTS = [
 @pytest.mark.parametrize(("path", "value", "message"), FAULTS, ids=[f"{p}:{m[:40]}" for p, _, m in FAULTS])
 def test_program_with_a_fault_is_refused(crafted: Crafted, path, value, message):
     crafted.put("program", path, value)
-    with pytest.raises(BundleInvalid) as caught:
-        crafted.read()
-    assert str(caught.value) == f"programs/train/program.json: {message}"
+    assert crafted.refusal() == f"programs/train/program.json: {message}"
 
 
 def test_tangent_that_comes_twice_is_refused(crafted: Crafted):
     tangent = crafted.document("program")["functional"]["gradients"]["tangents"][0]
     crafted.put("program", f"{GRADIENTS}/tangents/-", tangent)
-    with pytest.raises(BundleInvalid) as caught:
-        crafted.read()
-    assert str(caught.value) == "programs/train/program.json: `Tangent.of` and `Tangent.index` 'output 0' occurs twice"
+    assert crafted.refusal() == "programs/train/program.json: `Tangent.of` and `Tangent.index` 'output 0' occurs twice"
 
 
 @pytest.mark.parametrize(
@@ -143,9 +138,7 @@ def test_number_in_place_of_a_tensor_is_refused(crafted: Crafted, path, value, m
     crafted.put("program", f"{VIEW}/input_index", 0)
     crafted.put("program", "inputs/3", {"kind": "size", "path": "x", "symbol": "s33"})
     crafted.put("program", path, value)
-    with pytest.raises(BundleInvalid) as caught:
-        crafted.read()
-    assert str(caught.value) == f"programs/train/program.json: {message}"
+    assert crafted.refusal() == f"programs/train/program.json: {message}"
 
 
 UNFIT, NO_CHANGE = "the keys of the changed container 'x' do not fit", "the container 'x' cannot be changed so"
@@ -168,9 +161,7 @@ def test_change_that_a_container_cannot_take_is_refused(crafted: Crafted, kind, 
     crafted.put("program", "parameters/0/tree", {"kind": "sequence", "type": kind, "items": [tree]})
     crafted.put("program", "inputs/3/path", "x[0]")
     crafted.put("program", "container_changes", [{"path": "x", "keys": keys, "items": items}])
-    with pytest.raises(BundleInvalid) as caught:
-        crafted.read()
-    assert str(caught.value) == f"programs/train/program.json: {message}"
+    assert crafted.refusal() == f"programs/train/program.json: {message}"
 
 
 @pytest.mark.parametrize(
@@ -180,9 +171,7 @@ def test_change_that_a_container_cannot_take_is_refused(crafted: Crafted, kind, 
 def test_size_in_place_of_a_tensor_is_refused(crafted: Crafted, path, value, message):
     crafted.put("program", "outputs/1", None)
     crafted.put("program", path, value)
-    with pytest.raises(BundleInvalid) as caught:
-        crafted.read()
-    assert str(caught.value) == f"programs/train/program.json: {message}"
+    assert crafted.refusal() == f"programs/train/program.json: {message}"
 
 
 def _fields(type_: str, name: str, fields: list[str]):
@@ -242,15 +231,11 @@ TREES = [
 @pytest.mark.parametrize(("tree", "message"), TREES, ids=[message for _, message in TREES])
 def test_output_tree_with_a_fault_is_refused(crafted: Crafted, tree, message):
     crafted.put("program", "output_tree", tree)
-    with pytest.raises(BundleInvalid) as caught:
-        crafted.read()
-    assert str(caught.value) == f"programs/train/program.json: {message}"
+    assert crafted.refusal() == f"programs/train/program.json: {message}"
 
 
 def test_array_of_an_element_type_that_numpy_has_not_is_refused(crafted: Crafted):
     crafted.put("program", "outputs/0/dtype", "bfloat16")
     crafted.put("program", "output_tree/items/0/array", True)
-    with pytest.raises(BundleInvalid) as caught:
-        crafted.read()
     message = "output 0 is an array, and NumPy has no such values"
-    assert str(caught.value) == f"programs/train/program.json: {message}"
+    assert crafted.refusal() == f"programs/train/program.json: {message}"
