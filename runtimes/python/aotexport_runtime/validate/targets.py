@@ -191,7 +191,7 @@ def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | N
             message = f"{value[:80]!r} is no tensor of the functional graph"
             where.require(value in tensors, message, "reference-missing/library-value")
     names = [each.name for each in graph.inputs]
-    given = {*names[: len(names) - (0 if gradients is None else len(gradients.tangents))]}
+    given = {*names[: len(taken_apart(program).inputs)]}  # Tangents follow.
     returned = returned_count(program.functional)
     # Libraries take what their half of the partition has, and return what it does.
     halves = [(given, graph.outputs[:returned]), ({*names, *partitions[compiled.partition]}, graph.outputs[returned:])]
