@@ -27,6 +27,8 @@ Examples:
     aotexport finetune net/ --data digits --lr 1e-2 --epochs 5 -o tuned/
   a language model, on text, by a LoRA adapter in peft's files
     aotexport finetune gpt2/ --data book.txt --loss causal-lm --tokenizer tokenizer.json --lora r=8 -o adapter/
+  a language model that answers, on conversations, cut at 1024 tokens
+    aotexport finetune chat/ --data chats.jsonl --loss completion --tokenizer tokenizer/ --length 1024 -o tuned/
   an encoder of sentences, on pairs that mean the same, merged into one bundle
     aotexport finetune minilm/ --data pairs.jsonl --loss pairs --tokenizer tokenizer.json --lora r=8 --merge -o tuned/
 \b
@@ -52,7 +54,7 @@ def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--data",
     required=True,
     metavar="DATA",
-    help="digits (of scikit-learn); a .parquet, .jsonl or .txt file; or a directory of the library datasets.",
+    help="digits (of scikit-learn); a .parquet, .jsonl, .csv or .txt file; or a directory of the library datasets.",
 )
 @click.option(
     "-o",
@@ -76,7 +78,12 @@ def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     help="Layers to train whole beside the adapter, as a new head; repeatable.",
 )
 @click.option("--merge", is_flag=True, help="Merge the adapter into the weights, and write a bundle.")
-@click.option("--tokenizer", metavar="FILE", help="tokenizer.json of the model, for text; bytes: its bytes.")
+@click.option(
+    "--tokenizer",
+    metavar="PATH",
+    help="The model's tokenizer, for text: the directory that transformers wrote, which has the chat template too, or "
+    "tokenizer.json; bytes: the bytes of the text.",
+)
 @click.option("--device", default="cpu", show_default=True, help="Where to train: cpu, cuda.")
 @click.option(
     "--run",
@@ -121,13 +128,13 @@ def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **option
             )
             _check_place(output, place, force=force, kind=kind)
             module, run, trained = _prepared(bundle, data, settings, place, options, progress)
-        if run.note and not quiet:
-            _say(f"note: {run.note}")
+        for note in () if quiet else run.notes:
+            _say(f"note: {note}")
         shown = TrainingProgress(quiet=quiet, steps=run.steps, epochs=settings.epochs, done=run.step)
         with shown, _interrupts() as stops:
             shown.begin(f"train {trained} on {run.examples:,} examples, {run.held_out:,} held out")
             run.train(shown.told, stops)
-        if run.step < run.steps:
+        if not run.finished:
             _say(f"interrupted after step {run.step} of {run.steps}; the same command with --resume goes on")
             ctx.exit(_INTERRUPTED)
         _write(module, output, settings, merges=merges, force=force)
@@ -226,6 +233,7 @@ def _summary(run: Run, output: Path, drawn: Path | None, place: Place, kind: str
         "kind": kind,
         "steps": run.steps,
         "epochs": run.history.epochs,
+        "best": run.best,
         "classes": list(run.classes),
         "run": str(place.directory),
         "curves": None if drawn is None else str(drawn),

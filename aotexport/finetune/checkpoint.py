@@ -19,7 +19,8 @@ from aotexport_runtime.bundle.directory import at_descriptor, open_regular
 from aotexport_runtime.errors import NotWritten
 from aotexport_runtime.module.bundle_module import BundleModule
 
-FILE = "checkpoint.safetensors"
+FILE, BEST = "checkpoint.safetensors", "best.safetensors"
+"""That of a run that goes on, and that of its best epoch."""
 _MODEL, _OPTIMIZER, _RANDOM, _CUDA = "model.", "optimizer.", "random.cpu", "random.cuda"
 _KEY = "aotexport_run"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,37 +10,43 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from aotexport.errors import DataInvalid
-from aotexport.finetune.losses import FIRST, IGNORED, SECOND, TARGET
+from aotexport.finetune.losses import FIRST, SECOND, TARGET
 from aotexport.finetune.model import OWN_TARGET, Batch, Model
 from aotexport.finetune.settings import Settings
 from aotexport.finetune.table import Columns, Table, listed
+from aotexport.finetune.targets import IGNORED, Classes, answers_of, first_leaf, of_first_tokens
+from aotexport.finetune.tokenizer import Encoded, Tokenizer
 from aotexport_runtime.serving.interface import TensorSpec
 from aotexport_runtime.values import dtypes
 
 _TARGETS = ("label", "labels", "target", "class")
 _TEXT = "text"
 """What `--column` calls the text, and the column of it by default."""
+_BESIDE_TOKENS = ("causal-lm", "completion", "token-classification")
+"""Losses that have a target for each token that the bundle reads."""
 _PAIRS = (("anchor", "positive"), ("sentence1", "sentence2"), ("query", "answer"))
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Rows as tensors, by the name of the input; rows may differ in the size of their first axis.
+    """Rows as tensors.
 
     Attributes:
+        columns: tensors per row, by the name of the input; rows may differ in the size of their first axis.
         padding: what fills up short ones, by name; 0 where it says none.
         classes: names of the classes, where the data names them.
         rows: rows of the data that they were made of, from 1; empty where they are pieces of several.
-        note: what differs from what was asked for, for people.
+        notes: what differs from what was asked for, for people.
     """
 
     columns: Mapping[str, Sequence[torch.Tensor]]
     padding: Mapping[str, int]
     classes: tuple[str, ...] = ()
     rows: Sequence[int] = ()
-    note: str | None = None
+    notes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
+        """Return the number of rows."""
         return len(next(iter(self.columns.values())))
 
     def batch(self, rows: Sequence[int], device: torch.device) -> Batch:
@@ -91,66 +97,142 @@ class _Maker:
         self._table = table
         self._inputs = {name: spec for name, spec in model.inputs.items() if name != OWN_TARGET}
         self._model, self._own_target = model, model.inputs.get(OWN_TARGET)
-        self._note: str | None = None
-        self._settings = settings
+        self._notes: dict[str, None] = {}
+        self._settings, self._columns = settings, dict(settings.columns)
         self._source = tokenizer
         self._tokenizer: Tokenizer | None = None
         self._padding = {TARGET: IGNORED, OWN_TARGET: IGNORED}
+        self._classes: tuple[str, ...] = ()
 
     def examples(self, columns: Columns) -> Examples:
         table = Table(self._table.source, columns)
-        absent = [column for column in dict(self._settings.columns).values() if column not in columns]
+        absent = [column for column in self._columns.values() if column not in columns]
         if absent:
             raise DataInvalid(f"--column: {table.source} has no column {listed(absent)}; it has {listed(columns)}")
-        self._check_own_target()
-        make = {"classification": self._classification, "causal-lm": self._pieces, "pairs": self._pairs}
-        made, classes = make[self._settings.loss](table)
-        rows = () if self._settings.loss == "causal-lm" else range(1, len(next(iter(made.values()))) + 1)
-        return Examples(made, self._padding, classes, rows, self._note)
+        make = {
+            "classification": self._classified,
+            "multi-label": self._classified,
+            "regression": self._numbered,
+            "token-classification": self._tagged,
+            "causal-lm": self._pieces,
+            "completion": self._completions,
+            "seq2seq": self._answered,
+            "pairs": self._pairs,
+        }
+        made, rows = make[self._settings.loss](table)
+        if self._own_target is not None and TARGET in made:
+            made[OWN_TARGET] = self._checked_own(self._own_target, made[TARGET])
+        return Examples(made, self._padding, self._classes, rows, tuple(self._notes))
 
-    def _check_own_target(self) -> None:
+    def _checked_own(self, spec: TensorSpec, target: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Refuse a loss of the bundle's own that takes other labels than those that the data gives."""
-        spec, classes = self._own_target, self._settings.loss == "classification"
-        if spec is None or self._settings.loss == "pairs":
-            return
-        alike = len(spec.shape) == (1 if classes else 2) and dtypes.dtype(spec.dtype) == torch.int64
-        if not alike or not (classes or self._model.size(spec, 1) == self._model.size(self._ids(), 1)):
-            given = "a class per example" if classes else "the tokens that it reads"
-            shape = ["examples", *(size if size >= 0 else "any" for size in spec.shape[1:])]
+        first, dtype, aligned = target[0], dtypes.dtype(spec.dtype), self._settings.loss in _BESIDE_TOKENS
+        alike = len(spec.shape) == first.dim() + 1 and dtype.is_floating_point == first.is_floating_point()
+        if not alike or (aligned and self._model.size(spec, 1) != self._model.size(self._ids(), 1)):
+            takes = ", ".join(["examples", *("any" if size < 0 else str(size) for size in spec.shape[1:])])
+            kind = "a class" if not first.is_floating_point() else "a number" if first.dim() == 0 else "numbers"
             raise DataInvalid(
-                f"the bundle's own loss takes `{OWN_TARGET}` of {spec.dtype} [{', '.join(map(str, shape))}], and "
-                f"--loss {self._settings.loss} gives it {given}. Classes of tokens, answers to texts "
-                "and numbers need a loop of your own: `aotexport_runtime.load`"
+                f"the bundle's own loss takes `{OWN_TARGET}` of {spec.dtype} [{takes}], and --loss "
+                f"{self._settings.loss} gives {kind} for each {'token that is read' if aligned else 'example'}"
             )
+        return [each.to(dtype) for each in target]
 
     # --- kinds of examples --------------------------------------------------------------------------------
 
-    def _classification(self, table: Table) -> tuple[dict[str, Sequence[torch.Tensor]], tuple[str, ...]]:
+    def _target(self, table: Table) -> tuple[str, Table]:
+        """Return the column of what an example shall give, and the table without it."""
         target = self._settings.target or next((name for name in _TARGETS if name in table.columns), None)
         if target is None:
             raise DataInvalid(
-                f"{table.source} has no column of classes; choose one: --target of {listed(table.columns)}"
+                f"{table.source} has no column of targets; choose one: --target of {listed(table.columns)}"
             )
-        labels, classes = _classes(self._table.column(target), table.column(target), target)
-        others = Table(table.source, {name: values for name, values in table.columns.items() if name != target})
-        made = self._values(others)
-        made[TARGET] = labels
-        if self._own_target is not None:
-            made[OWN_TARGET] = labels
-        return made, classes
+        table.column(target)
+        return target, Table(table.source, {name: each for name, each in table.columns.items() if name != target})
 
-    def _pieces(self, table: Table) -> tuple[dict[str, Sequence[torch.Tensor]], tuple[str, ...]]:
+    def _classified(self, table: Table) -> _Made:
+        target, others = self._target(table)
+        classes = Classes(self._table.column(target), target)
+        if self._settings.loss == "multi-label" and not classes.names:
+            return self._numbered(table)
+        made, self._classes = self._values(others), classes.names
+        rows = [classes.numbers(value, row) for row, value in enumerate(table.column(target), 1)]
+        if self._settings.loss == "multi-label":
+            none = torch.zeros(len(classes.names))
+            made[TARGET] = [none.index_fill(0, torch.tensor(each, dtype=torch.int64), 1.0) for each in rows]
+        else:
+            made[TARGET] = [torch.tensor(each[0]) for each in rows]
+        return made, _all_rows(rows)
+
+    def _numbered(self, table: Table) -> _Made:
+        target, others = self._target(table)
+        made = self._values(others)
+        made[TARGET] = [_tensor(value, torch.float32, target, row) for row, value in enumerate(table.column(target), 1)]
+        row = next((row for row, each in enumerate(made[TARGET], 1) if each.shape != made[TARGET][0].shape), None)
+        if row is not None:
+            raise DataInvalid(f"column `{target}`, row {row}: expected as many numbers as in row 1")
+        return made, _all_rows(made[TARGET])
+
+    def _tagged(self, table: Table) -> _Made:
+        """Give each word's class to its first token; the other tokens have none."""
+        target, others = self._target(table)
+        classes = Classes(self._table.column(target), target, least=IGNORED)
+        self._classes = classes.names
+        tags = [classes.numbers(value, row) for row, value in enumerate(table.column(target), 1)]
+        lists = (name for name, values in others.columns.items() if isinstance(first_leaf(values), str))
+        words = self._columns.get(_TEXT) or next(lists, None)
+        if words is None:
+            made = self._values(others)
+            counted: list[Any] = list(made[self._ids().name])
+        else:
+            counted = list(table.column(words))
+        row = next((row for row, (a, b) in enumerate(zip(tags, counted, strict=True), 1) if len(a) != len(b)), None)
+        if row is not None:
+            of = f"{len(counted[row - 1])} {'tokens' if words is None else 'words'}"
+            raise DataInvalid(f"column `{target}`, row {row}: {len(tags[row - 1])} classes for {of}")
+        if words is not None:
+            encoded = self._encode(counted, words, marked=True, in_words=True)
+            tags = [of_first_tokens(each, own) for each, own in zip(encoded, tags, strict=True)]
+            made = self._of_tokens(self._cut([each.ids for each in encoded]))
+        return self._with_targets_of_tokens(made, tags), _all_rows(tags)
+
+    def _pieces(self, table: Table) -> _Made:
+        """Join all texts, and cut them to pieces of one length."""
         text = self._text_column(table)
-        tokens = torch.tensor([t for each in self._tokens(table.column(text), text, marked=False) for t in each])
+        tokens = torch.tensor([t for each in self._encode(table.column(text), text, marked=False) for t in each.ids])
         length = self._length()
         pieces = list(tokens[: len(tokens) // length * length].view(-1, length))
         if not pieces:
             raise DataInvalid(f"{table.source} has {len(tokens)} tokens, less than one piece of {length}: --length")
-        made = self._of_tokens(pieces)
-        made[TARGET if self._own_target is None else OWN_TARGET] = pieces
-        return made, ()
+        return {**self._of_tokens(pieces), TARGET: pieces}, ()
 
-    def _pairs(self, table: Table) -> tuple[dict[str, Sequence[torch.Tensor]], tuple[str, ...]]:
+    def _completions(self, table: Table) -> _Made:
+        """Count the tokens of answers alone; leave out texts of which none is within the greatest length."""
+        tokenizer, length = self._of_text("completion"), self._length()
+        answers, marked = answers_of(table, self._columns, tokenizer)
+        encoded = tokenizer.encode([each.text for each in answers], marked=marked)
+        cut = self._cut([each.ids for each in encoded])
+        targets = [each.targets(own)[: len(ids)] for each, own, ids in zip(answers, encoded, cut, strict=True)]
+        kept = [number for number, each in enumerate(targets) if any(token != IGNORED for token in each)]
+        if not kept:
+            raise DataInvalid(f"{table.source} has no answer within --length {length} tokens")
+        if len(kept) < len(targets):
+            self._notes[
+                f"{len(targets) - len(kept)} of {len(targets)} texts are left out: no answer in {length} tokens"
+            ] = None
+        made = self._of_tokens([cut[number] for number in kept])
+        rows = [answers[number].row for number in kept]
+        return self._with_targets_of_tokens(made, [targets[number] for number in kept]), rows
+
+    def _answered(self, table: Table) -> _Made:
+        if self._own_target is None:
+            raise DataInvalid("--loss seq2seq wants a bundle that takes `labels`: export it with --recipe seq2seq")
+        target, others = self._target(table)
+        text = self._text_column(others)
+        made = self._of_tokens(self._cut_texts(table.column(text), text))
+        made[TARGET] = self._cut_texts(table.column(target), target)
+        return made, _all_rows(made[TARGET])
+
+    def _pairs(self, table: Table) -> _Made:
         known = next((pair for pair in _PAIRS if set(pair) <= table.columns.keys()), None)
         names = known or tuple(table.texts()[:2])
         if len(names) < 2:
@@ -159,16 +241,24 @@ class _Maker:
             )
         made: dict[str, Sequence[torch.Tensor]] = {}
         for prefix, name in zip((FIRST, SECOND), names, strict=True):
-            side = self._of_tokens(self._cut(table.column(name), name))
+            side = self._of_tokens(self._cut_texts(table.column(name), name))
             made.update({prefix + key: values for key, values in side.items()})
             self._padding.update({prefix + key: self._padding.get(key, 0) for key in side})
-        return made, ()
+        return made, _all_rows(table.column(names[0]))
+
+    def _with_targets_of_tokens(
+        self, made: dict[str, Sequence[torch.Tensor]], targets: Sequence[list[int]]
+    ) -> dict[str, Sequence[torch.Tensor]]:
+        """Add the targets, cut and filled up to the tokens."""
+        sizes = [len(each) for each in made[self._ids().name]]
+        filled = [[*own, *[IGNORED] * size][:size] for own, size in zip(targets, sizes, strict=True)]
+        return {**made, TARGET: [torch.tensor(each) for each in filled]}
 
     # --- inputs -------------------------------------------------------------------------------------------
 
     def _values(self, table: Table) -> dict[str, Sequence[torch.Tensor]]:
         """Return each input's values: of the column of its name, of the only column, or of text."""
-        columns, texts = dict(self._settings.columns), table.texts()
+        columns, texts = self._columns, table.texts()
         unknown = columns.keys() - self._inputs.keys() - {_TEXT}
         if unknown:
             raise DataInvalid(f"--column: the bundle has no input {listed(unknown)}; it has {listed(self._inputs)}")
@@ -180,7 +270,7 @@ class _Maker:
         if _TEXT in columns or (text is None and missing and texts):
             text = self._text_column(table)
         if text is not None:
-            return self._of_tokens(self._cut(table.column(text), text))
+            return self._of_tokens(self._cut_texts(table.column(text), text))
         if missing:
             raise DataInvalid(
                 f"{table.source} has no column for input {listed(missing)}; name one: "
@@ -192,7 +282,7 @@ class _Maker:
         }
 
     def _text_column(self, table: Table) -> str:
-        texts, columns = table.texts(), dict(self._settings.columns)
+        texts, columns = table.texts(), self._columns
         wanted = columns.get(_TEXT, _TEXT)
         if wanted in texts or (len(texts) == 1 and _TEXT not in columns):
             return wanted if wanted in texts else texts[0]
@@ -200,27 +290,33 @@ class _Maker:
 
     # --- tokens -------------------------------------------------------------------------------------------
 
-    def _tokens(self, texts: Sequence[str], column: str, *, marked: bool) -> list[list[int]]:
+    def _of_text(self, column: str) -> Tokenizer:
         if self._tokenizer is None:
-            self._tokenizer = tokenizer_of(self._source, f"column `{column}` of {self._table.source}")
-            self._padding["input_ids"] = self._tokenizer.padding
-        return self._tokenizer.tokens(texts, marked=marked)
+            self._tokenizer = Tokenizer(self._source, f"column `{column}` of {self._table.source}")
+        return self._tokenizer
 
-    def _cut(self, texts: Sequence[str], column: str) -> list[torch.Tensor]:
-        """Return the tokens of each text, cut at the greatest length."""
+    def _encode(self, texts: Sequence[Any], column: str, *, marked: bool, in_words: bool = False) -> list[Encoded]:
+        return self._of_text(column).encode(texts, marked=marked, in_words=in_words)
+
+    def _cut_texts(self, texts: Sequence[str], column: str) -> list[torch.Tensor]:
+        """Return the tokens of each text, cut at the greatest length; the mark at the end stays."""
+        ids, most = [each.ids for each in self._encode(texts, column, marked=True)], self._length()
+        ends = [each if len(each) <= most else [*each[: most - 1], each[-1], *each[most:]] for each in ids]
+        return self._cut(ends)
+
+    def _cut(self, ids: Sequence[list[int]]) -> list[torch.Tensor]:
         length = self._length()
-        cut = [
-            ids if len(ids) <= length else [*ids[: length - 1], ids[-1]]
-            for ids in self._tokens(texts, column, marked=True)
-        ]
-        return [torch.tensor(ids, dtype=torch.int64) for ids in cut]
+        longer = sum(len(each) > length for each in ids)
+        if longer:
+            self._notes[f"{longer} of {len(ids)} texts are longer than {length} tokens, and are cut"] = None
+        return [torch.tensor(each[:length], dtype=torch.int64) for each in ids]
 
     def _length(self) -> int:
         """Return the number of tokens to cut at: as asked for, or the nearest that the bundle takes."""
         (least, most), wanted = self._model.sizes_of(self._ids(), 1), self._settings.length
         length = min(max(wanted, least), most or wanted)
         if length != wanted:
-            self._note = f"texts are cut at {length} tokens, as the bundle needs, and not at --length {wanted}"
+            self._notes[f"texts are cut at {length} tokens, as the bundle needs, and not at --length {wanted}"] = None
         return length
 
     def _ids(self) -> TensorSpec:
@@ -250,75 +346,27 @@ class _Maker:
         return made
 
 
-def _classes(
-    everything: Sequence[Any], values: Sequence[Any], column: str
-) -> tuple[list[torch.Tensor], tuple[str, ...]]:
-    """Return a class per row, and the names of the classes."""
-    if isinstance(everything[0], str):
-        names = sorted(set(everything))
-        number = {name: index for index, name in enumerate(names)}
-        unknown = next((value for value in values if value not in number), None)
-        if unknown is not None:
-            raise DataInvalid(f"column `{column}`: class {unknown!r} is in the held-out rows alone")
-        return [torch.tensor(number[value]) for value in values], tuple(names)
-    for row, value in enumerate(values, start=1):
-        if isinstance(value, bool | float) or not hasattr(value, "__index__") or value < 0:
-            raise DataInvalid(f"column `{column}`, row {row}: expected a class (0, 1, ...) or its name, got {value!r}")
-    return [torch.tensor(int(value)) for value in values], ()
+_Made = tuple[dict[str, Sequence[torch.Tensor]], Sequence[int]]
+"""Tensors per example by name, and the row of the data that each is of."""
+
+
+def _all_rows(values: Sequence[Any]) -> Sequence[int]:
+    return range(1, len(values) + 1)
+
+
+def _tensor(value: Any, dtype: torch.dtype, column: str, row: int) -> torch.Tensor:
+    try:
+        return torch.as_tensor(value).to(dtype)
+    except (TypeError, ValueError, RuntimeError):
+        raise DataInvalid(f"column `{column}`, row {row}: expected numbers, got {str(value)[:40]!r}") from None
 
 
 def _value(spec: TensorSpec, value: Any, column: str, row: int) -> torch.Tensor:
     """Return the value of a row in the shape that the input has beside the batch."""
-    shape = spec.shape[1:]
-    try:
-        tensor = torch.as_tensor(value).to(dtypes.dtype(spec.dtype))
-    except (TypeError, ValueError, RuntimeError):
-        raise DataInvalid(f"column `{column}`, row {row}: expected numbers, got {str(value)[:40]!r}") from None
+    shape, tensor = spec.shape[1:], _tensor(value, dtypes.dtype(spec.dtype), column, row)
     if all(size >= 0 for size in shape) and tensor.numel() == torch.Size(shape).numel():
         return tensor.view(shape)
     if len(shape) == tensor.dim() and all(want in (-1, has) for want, has in zip(shape, tensor.shape, strict=True)):
         return tensor
     wanted = [size if size >= 0 else "any" for size in shape]
     raise DataInvalid(f"column `{column}`, row {row}: {list(tensor.shape)} values; input `{spec.name}` takes {wanted}")
-
-
-BYTES = "bytes"
-"""The tokenizer whose tokens are the bytes of UTF-8."""
-
-
-@dataclass(frozen=True)
-class Tokenizer:
-    """Turns texts to the tokens of each, `marked` with those that mark begin and end.
-
-    `padding` is the token that fills up short texts.
-    """
-
-    tokens: Callable[..., list[list[int]]]
-    padding: int = 0
-
-
-def tokenizer_of(source: str | None, need: str) -> Tokenizer:
-    """Return a tokenizer of a `tokenizer.json`, or of `bytes`; `need` is what needs it, for messages.
-
-    `DataInvalid`: there is none, it cannot be read, or the library is missing.
-    """
-    if source is None:
-        raise DataInvalid(f"{need} is text: give the model's tokenizer (--tokenizer tokenizer.json, or bytes)")
-    if source == BYTES:
-        return Tokenizer(lambda texts, *, marked: [list(text.encode()) for text in texts])
-    try:
-        import tokenizers
-    except ImportError:
-        raise DataInvalid("--tokenizer needs the library tokenizers: pip install 'aotexport[finetune]'") from None
-    try:
-        loaded = tokenizers.Tokenizer.from_file(source)
-    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-        raise DataInvalid(f"--tokenizer: {source} cannot be read: {str(error).splitlines()[0]}") from None
-    padding = (loaded.padding or {}).get("pad_id", 0)
-    loaded.no_padding()
-    loaded.no_truncation()
-
-    def tokens(texts: Sequence[str], *, marked: bool) -> list[list[int]]:
-        return [encoding.ids for encoding in loaded.encode_batch(list(texts), add_special_tokens=marked)]
-
-    return Tokenizer(tokens, padding)

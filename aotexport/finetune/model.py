@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -104,19 +104,21 @@ def _names(interface: Interface) -> list[str]:
     return [spec.name for spec in (*interface.inputs, *interface.outputs)]
 
 
-def chosen(outputs: Mapping[str, torch.Tensor], name: str | None, usual: str, dim: int, what: str) -> torch.Tensor:
+def chosen(
+    outputs: Mapping[str, torch.Tensor], name: str | None, usual: str, axes: Sequence[int], what: str
+) -> torch.Tensor:
     """Return the output that a loss reads.
 
     Args:
         outputs: by name.
         name: the user's choice; None: the one that is named `usual`, or the only one that fits.
         usual: name that it often has.
-        dim: its number of axes.
+        axes: numbers of axes that it may have.
         what: what it is, with its axes, for messages.
 
     `DataInvalid`: there is none, or there are several.
     """
-    fitting = {key: value for key, value in outputs.items() if value.is_floating_point() and value.dim() == dim}
+    fitting = {key: value for key, value in outputs.items() if value.is_floating_point() and value.dim() in axes}
     if name is None:
         name = usual if usual in fitting else next(iter(fitting)) if len(fitting) == 1 else None
     if name not in fitting:

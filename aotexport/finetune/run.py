@@ -13,9 +13,9 @@ import torch
 
 from aotexport.errors import DataInvalid
 from aotexport.finetune import checkpoint, history
-from aotexport.finetune.examples import examples_of
+from aotexport.finetune.examples import Examples, examples_of
 from aotexport.finetune.history import Entry, History
-from aotexport.finetune.losses import outcome
+from aotexport.finetune.losses import Outcome, outcome
 from aotexport.finetune.model import Model
 from aotexport.finetune.settings import Settings
 from aotexport.finetune.table import Table, listed
@@ -82,10 +82,11 @@ class Run:
 
     Attributes:
         step: number of steps that are done.
+        finished: nothing is left to do, since all epochs are done or the loss has not become better for long.
         classes: names of the classes, where the data names them.
         examples: number of examples that are trained on.
         held_out: number of those that are not.
-        note: what differs from what was asked for, for people.
+        notes: what differs from what was asked for, for people.
     """
 
     def __init__(
@@ -99,9 +100,9 @@ class Run:
         self._model = Model(module, validates=bool(settings.validation) or table.held_out is not None)
         self._settings, self._place = settings, place
         self._training, self._validation = examples_of(table, self._model, settings, tokenizer)
-        self.note, self.classes = self._training.note, self._training.classes
+        self.notes, self.classes = self._training.notes, self._training.classes
         self._device = next(module.parameters()).device
-        self._batches = len(list(self._rows(0)))
+        self._batches = len(self._steps(0))
         self.examples, self.held_out = len(self._training), len(self._validation)
         self.steps = self._batches * settings.epochs
         self._check_sizes()
@@ -122,22 +123,41 @@ class Run:
     def _file(self) -> Path:
         return self._place.directory / checkpoint.FILE
 
+    @property
+    def _best_file(self) -> Path:
+        return self._place.directory / checkpoint.BEST
+
+    @property
+    def best(self) -> int | None:
+        """The epoch with the best loss of the examples held out, from 1; None: there is none yet."""
+        losses = [entry["validation_loss"] for entry in self.history.epochs if "validation_loss" in entry]
+        return losses.index(min(losses)) + 1 if losses else None
+
+    @property
+    def finished(self) -> bool:
+        epochs, patience = len(self.history.epochs), self._settings.patience
+        waited = self.best is not None and patience is not None and epochs - self.best >= patience
+        return self.step == self.steps or (waited and self.step == epochs * self._batches)
+
     def train(self, told: Callable[[Entry], None], stops: Callable[[], bool]) -> None:
-        """Run the steps that are missing.
+        """Run the steps that are missing, and go back to the weights of the best epoch where these are kept.
 
         `told` is called with every entry of the history. `stops` is asked after each step; True: write a checkpoint and
         return. `DataInvalid`: the loss is no finite number, or an output does not fit the loss. `NotWritten`: the file
         system is full, read-only, or otherwise refuses.
         """
         try:
-            while self.step < self.steps and not stops():
+            while not self.finished and not stops():
                 self._epoch(self.step // self._batches, told, stops)
         finally:
             self.history.close()
-        if self.step < self.steps:
-            self._write()
-        else:
-            self._file.unlink(missing_ok=True)
+        if not self.finished:
+            self._write(self._file)
+            return
+        if self._keeps_best and self.best != len(self.history.epochs):
+            checkpoint.read(self._best_file, self._model.module, self._optimizer, self._identity, self.steps)
+        for file in (self._file, self._best_file):
+            file.unlink(missing_ok=True)
 
     def picture(self, title: str) -> Path | None:
         """Draw the curves; return the file, or None if matplotlib is not installed."""
@@ -147,31 +167,47 @@ class Run:
     def _epoch(self, epoch: int, told: Callable[[Entry], None], stops: Callable[[], bool]) -> None:
         self._model.module.train()
         done = self.step % self._batches
-        for rows in list(self._rows(epoch))[done:]:
-            self._tell(self._step(rows), told)
+        for batches in self._steps(epoch)[done:]:
+            self._tell(self._step(batches), told)
             if self._place.every and self.step % self._place.every == 0 and self.step % self._batches:
-                self._write()
+                self._write(self._file)
             if stops() and self.step % self._batches:
                 return
         self._tell(self._summary(epoch), told)
-        self._write()
+        if self._keeps_best and self.best == epoch + 1:
+            self._write(self._best_file)
+        self._write(self._file)
 
-    def _step(self, rows: list[int]) -> Entry:
+    @property
+    def _keeps_best(self) -> bool:
+        return self._settings.keep == "best" and len(self._validation) > 0 and self._settings.epochs > 1
+
+    def _step(self, batches: list[list[int]]) -> Entry:
+        """Run one step, the mean over the targets of its batches; return its entry."""
         began, rate = time.monotonic(), self._settings.rate(self.step, self.steps)
         for group in self._optimizer.param_groups:
             group["lr"] = rate
-        loss = outcome(self._model, self._training.batch(rows, self._device), self._settings).loss
         self._optimizer.zero_grad()
-        loss.backward()
+        parameters = self._optimizer.param_groups[0]["params"]
+        value, first, weights = 0.0, 0, 0.0
+        for rows in batches:
+            found = self._outcome(self._training, rows)
+            first = first or found.weight
+            part = found.weight / first
+            (found.loss * part).backward()
+            value, weights = value + found.loss.item() * part, weights + part
+            if not math.isfinite(value):
+                why = self._training.not_finite(rows) or "; try a lower --lr, or look at the data"
+                raise DataInvalid(f"the loss is {value} at step {self.step + 1}{why}")
+        if len(batches) > 1:
+            for gradient in (p.grad for p in parameters if p.grad is not None):
+                gradient.div_(weights)
         if self._settings.clip:
-            torch.nn.utils.clip_grad_norm_(self._optimizer.param_groups[0]["params"], self._settings.clip)
+            torch.nn.utils.clip_grad_norm_(parameters, self._settings.clip)
         self._optimizer.step()
-        value = loss.item()
-        if not math.isfinite(value):
-            why = self._training.not_finite(rows) or "; try a lower --lr, or look at the data"
-            raise DataInvalid(f"the loss is {value} at step {self.step + 1}{why}")
+        value /= weights
         self.step += 1
-        speed = len(rows) / (time.monotonic() - began)
+        speed = sum(map(len, batches)) / (time.monotonic() - began)
         return {"step": self.step, "loss": value, "lr": rate, "examples_per_s": round(speed, 2)}
 
     def _summary(self, epoch: int) -> Entry:
@@ -187,20 +223,28 @@ class Run:
         module = self._model.module.eval()
         total, number, right, answers = 0.0, 0, 0, 0
         for rows in self._batched(list(range(len(self._validation)))):
-            found = outcome(self._model, self._validation.batch(rows, self._device), self._settings)
-            total, number = total + found.loss.item() * len(rows), number + len(rows)
+            found = self._outcome(self._validation, rows)
+            total, number = total + found.loss.item() * found.weight, number + found.weight
             right, answers = right + (found.right or 0), answers + found.answers
         module.train()
         if not number:
             raise DataInvalid(f"{len(self._validation)} examples are held out, less than a batch: --validation")
         mean = total / number
-        extra = {"accuracy": right / answers} if answers else {"perplexity": math.exp(min(mean, 700))}
+        extra = {"accuracy": right / answers} if answers else {}
+        if self._settings.loss in ("causal-lm", "completion", "seq2seq"):
+            extra = {"perplexity": math.exp(min(mean, 700))}
         return {"validation_loss": mean, **extra}
 
-    def _rows(self, epoch: int) -> Iterator[list[int]]:
-        """Return the examples of each step of an epoch, in an order that seed and epoch decide."""
+    def _outcome(self, examples: Examples, rows: list[int]) -> Outcome:
+        batch, dtype = examples.batch(rows, self._device), torch.bfloat16
+        with torch.autocast(self._device.type, dtype, enabled=self._settings.autocast is not None):
+            return outcome(self._model, batch, self._settings)
+
+    def _steps(self, epoch: int) -> list[list[list[int]]]:
+        """Return the examples of each batch of each step of an epoch, in an order that seed and epoch decide."""
         generator = torch.Generator().manual_seed(self._settings.seed * 1_000_003 + epoch)
-        return self._batched(torch.randperm(len(self._training), generator=generator).tolist())
+        batches = list(self._batched(torch.randperm(len(self._training), generator=generator).tolist()))
+        return [batches[i : i + self._settings.accumulate] for i in range(0, len(batches), self._settings.accumulate)]
 
     def _batched(self, order: list[int]) -> Iterator[list[int]]:
         """Return batches; a last one that is too small for the bundle, or has no other pair, is left out."""
@@ -221,5 +265,5 @@ class Run:
         self.history.add(entry)
         told(entry)
 
-    def _write(self) -> None:
-        checkpoint.write(self._file, self._model.module, self._optimizer, self._identity, self.step)
+    def _write(self, file: Path) -> None:
+        checkpoint.write(file, self._model.module, self._optimizer, self._identity, self.step)

@@ -8,7 +8,9 @@ from typing import Any, Literal, get_args
 
 import click
 
-Loss = Literal["classification", "causal-lm", "pairs"]
+Loss = Literal[
+    "classification", "multi-label", "regression", "token-classification", "causal-lm", "completion", "seq2seq", "pairs"
+]
 Schedule = Literal["cosine", "linear", "constant"]
 
 
@@ -70,15 +72,32 @@ class Settings:
 
     loss: Loss = _option(  # noqa: RUF009 - a field
         "classification",
-        "classification: rows of inputs with a class. causal-lm: text, each token from those before it. pairs: two "
-        "texts that belong together, against others of the batch. A bundle that takes `labels` computes its own.",
+        "classification, multi-label: rows of inputs with a class, or several. regression: with numbers. "
+        "token-classification: words with a class each. causal-lm: text, each token from those before it. completion: "
+        "the answers of `messages`, or `completion` after `prompt`. seq2seq: a text that follows from another. pairs: "
+        "two texts that belong together, against others of the batch. A bundle that takes `labels` computes its own.",
         type=click.Choice(get_args(Loss)),
     )
     freeze: tuple[str, ...] = _option(
         (), "Parameters that stay as they are, by name: 'encoder.*'; repeatable.", metavar="PATTERN"
     )
     epochs: int = _option(3, "How often each example is seen.", type=click.IntRange(1))
-    batch_size: int = _option(32, "Examples of a step.", type=click.IntRange(1))
+    batch_size: int = _option(32, "Examples of a call.", type=click.IntRange(1))
+    accumulate: int = _option(
+        1, "Calls whose gradients a step adds up, as if they were one batch.", type=click.IntRange(1)
+    )
+    autocast: Literal["bfloat16"] | None = _option(None, "Train in mixed precision.", type=click.Choice(["bfloat16"]))
+    patience: int | None = _option(
+        None,
+        "End after so many epochs without a better loss of the examples held out.",
+        type=click.IntRange(1),
+        metavar="EPOCHS",
+    )
+    keep: Literal["best", "last"] = _option(  # noqa: RUF009 - a field
+        "best",
+        "The epoch whose weights are written: with the best loss of the examples held out, or the last.",
+        type=click.Choice(["best", "last"]),
+    )
     lr: float = _option(
         None,
         "Greatest learning rate of AdamW. [default: 1e-4; with --lora 1e-3]",
@@ -104,7 +123,7 @@ class Settings:
         flag="column",
     )
     target: str | None = _option(
-        None, "The column of classes. [default: label, labels, target or class]", metavar="COLUMN"
+        None, "The column of what to learn. [default: label, labels, target or class]", metavar="COLUMN"
     )
     result: str | None = _option(None, "The output that the loss reads. [default: the one that fits]", metavar="OUTPUT")
     lora: Lora | None = _option(  # noqa: RUF009 - a field

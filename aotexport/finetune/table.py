@@ -45,7 +45,7 @@ def listed(names: Any) -> str:
 
 
 def read_table(source: str) -> Table:
-    """Read examples: `digits`, a file (`.parquet`, `.jsonl`, `.txt`), or a directory.
+    """Read examples: `digits`, a file (`.parquet`, `.jsonl`, `.csv`, `.txt`), or a directory.
 
     The directory is one that `datasets` has written (`save_to_disk`), or that holds Parquet files. `DataInvalid`: it
     cannot be read, has no rows, or a package for it is missing.
@@ -84,7 +84,7 @@ def _json_lines(path: Path) -> Columns:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
             raise DataInvalid(f"{path}, line {number}: no JSON: {error}") from None
         if not isinstance(row, dict) or (rows and row.keys() != rows[0].keys()):
@@ -94,11 +94,25 @@ def _json_lines(path: Path) -> Columns:
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, _ in pairs if sum(other == name for other, _ in pairs) > 1)
+        raise ValueError(f"an object has `{twice}` twice")
+    return found
+
+
 def _utf8(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataInvalid(f"{path} is no text in UTF-8: {error.reason} at byte {error.start}") from None
+
+
+def _csv(path: Path) -> Columns:
+    arrow = _pyarrow()
+    lines = arrow.csv.ParseOptions(newlines_in_values=True)
+    return _of_arrow(lambda: arrow.csv.read_csv(path, parse_options=lines), path)
 
 
 def _parquet(*paths: Path) -> Columns:
@@ -129,10 +143,13 @@ def _of_arrow(read: Callable[[], Any], path: Path) -> Columns:
 
 def _pyarrow() -> Any:
     try:
-        importlib.import_module("pyarrow.parquet")
+        for part in ("csv", "parquet"):
+            importlib.import_module(f"pyarrow.{part}")
         return importlib.import_module("pyarrow")
     except ImportError:
-        raise DataInvalid("--data: Parquet and `datasets` need pyarrow: pip install 'aotexport[finetune]'") from None
+        raise DataInvalid(
+            "--data: Parquet, CSV and `datasets` need pyarrow: pip install 'aotexport[finetune]'"
+        ) from None
 
 
 def _directory(path: Path) -> Table:
@@ -150,5 +167,6 @@ def _directory(path: Path) -> Table:
 _READERS: dict[str, Callable[[Path], Columns]] = {
     ".parquet": _parquet,
     ".jsonl": _json_lines,
+    ".csv": _csv,
     ".txt": lambda path: {"text": [_utf8(path)]},
 }

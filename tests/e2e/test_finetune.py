@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pydoc
@@ -10,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -451,10 +454,107 @@ def test_labels_of_another_shape_than_the_loss_gives_are_told(bounded: Path, tmp
     done = finetune(bounded, "--data", tmp_path / "book.txt", *options)
     assert (done.exit_code, done.stderr) == (
         2,
-        "error: the bundle's own loss takes `labels` of int64 [examples], and --loss causal-lm gives it the tokens "
-        "that it reads. Classes of tokens, answers to texts and numbers need a loop of your own: "
-        "`aotexport_runtime.load`\n",
+        "error: the bundle's own loss takes `labels` of int64 [examples], and --loss causal-lm gives a class for each "
+        "token that is read\n",
     )
+
+
+# --- kinds of targets -------------------------------------------------------------------------------------
+
+
+class Reader(nn.Module):
+    """Reads bytes: scores for each token, and their mean over the text."""
+
+    def __init__(self, size: int, *, of_tokens: bool) -> None:
+        super().__init__()
+        self.words, self.head, self.of_tokens = nn.Embedding(256, 16), nn.Linear(16, size), of_tokens
+
+    def forward(self, ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        scores = self.head(self.words(ids))
+        if self.of_tokens:
+            return scores
+        return (scores * attention_mask.unsqueeze(-1)).sum(1) / attention_mask.sum(1, keepdim=True)
+
+
+TEXTS = [text for pair in PAIRS for text in pair]
+KINDS: dict[str, tuple[Reader, list[dict[str, Any]], str]] = {
+    "regression": (Reader(1, of_tokens=False), [{"text": t, "label": len(t) / 40} for t in TEXTS], "validation_loss"),
+    "multi-label": (
+        Reader(2, of_tokens=False),
+        [{"text": t, "label": [n for n, mark in (("asks", "?"), ("me", " I ")) if mark in t]} for t in TEXTS],
+        "accuracy",
+    ),
+    "token-classification": (
+        Reader(2, of_tokens=True),
+        [{"words": t.split(), "label": ["name" if w[0].isupper() else "word" for w in t.split()]} for t in TEXTS],
+        "accuracy",
+    ),
+    "completion": (
+        Reader(256, of_tokens=True),
+        [
+            *({"prompt": t, "completion": "??" if t.endswith("?") else "!!"} for t in TEXTS),
+            *({"prompt": "x" * 9999, "completion": "lost"}, {"prompt": "", "completion": ""}),
+            {"prompt": "\U0001f642", "completion": "\U0001f642" * 99},
+        ],
+        "perplexity",
+    ),
+}
+"""Per loss a model, rows, and what is told of the examples held out."""
+
+
+@pytest.fixture(scope="module")
+def readers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Any]]:
+    """Give the options of a run per loss: a bundle, and rows."""
+    path = tmp_path_factory.mktemp("readers")
+
+    @functools.cache
+    def options(loss: str) -> list[Any]:
+        torch.manual_seed(0)
+        network, rows, _ = KINDS[loss]
+        ids, sizes = torch.randint(256, (4, 16)), {0: Dim("batch", min=1, max=64), 1: Dim("length", min=1, max=256)}
+        kwargs = {"ids": ids, "attention_mask": torch.ones_like(ids)}
+        shapes = dict.fromkeys(kwargs, sizes)
+        aotexport.export(network, (), kwargs, output=path / loss, dynamic_shapes=shapes, verify=False)
+        (path / f"{loss}.jsonl").write_text("\n".join(map(json.dumps, rows * 4)))
+        return [path / loss, "--data", path / f"{loss}.jsonl", "--loss", loss, "--tokenizer", "bytes", "--lr", "3e-2"]
+
+    return options
+
+
+@pytest.mark.parametrize("loss", KINDS)
+def test_kind_of_target_is_learnt_in_mixed_precision(
+    readers: Callable[[str], list[Any]], tmp_path: Path, loss: str
+) -> None:
+    found = summary(*readers(loss), "--epochs", "4", "--autocast", "bfloat16", "-o", tmp_path / "tuned")
+    first, last = found["epochs"][0], found["epochs"][-1]
+    assert last["train_loss"] < 0.9 * first["train_loss"]
+    assert KINDS[loss][2] in last
+
+
+def test_accumulated_calls_count_as_one_batch(readers: Callable[[str], list[Any]], tmp_path: Path) -> None:
+    options = [*readers("completion"), "--epochs", "1"]
+    summary(*options, "--batch-size", "16", "-o", tmp_path / "one")
+    summary(*options, "--batch-size", "4", "--accumulate", "4", "-o", tmp_path / "four")
+    assert losses(tmp_path / "four.run") == pytest.approx(losses(tmp_path / "one.run"), rel=1e-4)
+
+
+def test_best_epoch_is_kept_and_patience_ends_a_run(readers: Callable[[str], list[Any]], tmp_path: Path) -> None:
+    bundle, _, _, *options = readers("regression")
+    rows = [{"text": text, "label": hash_of(text + str(copy))} for text in TEXTS for copy in range(3)]
+    (tmp_path / "noise.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = [bundle, "--data", tmp_path / "noise.jsonl", *options, "--schedule", "constant", "--warmup", "0"]
+    options += ["--lr", "0.3", "--validation", "0.4"]
+    found = summary(*options, "--epochs", "20", "--patience", "2", "-o", tmp_path / "best")
+    told = [epoch["validation_loss"] for epoch in found["epochs"]]
+    assert found["best"] == told.index(min(told)) + 1 == len(told) - 2 < 18
+    summary(*options, "--epochs", str(found["best"]), "--keep", "last", "-o", tmp_path / "last")
+    best, last = (aotexport_runtime.load(tmp_path / name).state_dict() for name in ("best", "last"))
+    assert all(torch.equal(best[name], last[name]) for name in last)
+    assert not list((tmp_path / "best.run").glob("*.safetensors"))
+
+
+def hash_of(text: str) -> float:
+    return zlib.crc32(text.encode()) % 7 - 3.0
 
 
 # --- what is refused --------------------------------------------------------------------------------------
@@ -494,6 +594,15 @@ def test_labels_of_another_shape_than_the_loss_gives_are_told(bounded: Path, tmp
             "the loss is nan at step 1: row 2 of the data holds one that is not finite",
         ),
         (["--data", "ten.jsonl"], "the data has class 10, and the bundle has 10 classes"),
+        (["--data", "twice.jsonl"], "twice.jsonl, line 1: no JSON: an object has `label` twice"),
+        (
+            ["--data", "class.jsonl", "--loss", "seq2seq"],
+            "--loss seq2seq wants a bundle that takes `labels`: export it ",
+        ),
+        (
+            ["--data", "ten.jsonl", "--loss", "regression", "--validation", "0"],
+            "the data has 1 numbers an example, and the bundle's output 10",
+        ),
     ],
 )
 def test_wrong_input_is_refused_in_one_line(
@@ -505,6 +614,7 @@ def test_wrong_input_is_refused_in_one_line(
     write_lines("ragged.jsonl", {"image": image, "label": 1}, {"image": [1, 2], "label": 1})
     write_lines("class.jsonl", {"image": image, "label": 0.5})
     write_lines("nan.jsonl", *({"image": [*image[1:], x], "label": 1} for x in (1, float("nan"), 0)))
+    Path("twice.jsonl").write_text('{"image": [0], "label": 1, "label": 2}')
     Path("binary.jsonl").write_bytes(b"{}\n\xff\x00")
     write_lines("ten.jsonl", *({"image": image, "label": 10} for _ in range(9)))
     done = finetune(bundle, *options, "-o", "tuned", "-q")

@@ -1,0 +1,142 @@
+"""Targets: the classes that rows name, and the answers within texts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aotexport.errors import DataInvalid
+from aotexport.finetune.table import Table, listed
+from aotexport.finetune.tokenizer import Encoded, Span, Tokenizer
+
+IGNORED = -100
+"""The class of a token that has none."""
+
+
+class Classes:
+    """The classes of a column, of one a row or a list.
+
+    Attributes:
+        names: of the classes, where the data names them.
+    """
+
+    def __init__(self, everything: Sequence[Any], column: str, *, least: int = 0) -> None:
+        """Find the names in all rows of a column; `least`: the least number that a class may have without a name."""
+        self._column, self._least = column, least
+        found = {name for row in everything for name in _leaves(row)} if isinstance(first_leaf(everything), str) else ()
+        self.names = tuple(sorted(map(str, found)))
+        self._number = {name: index for index, name in enumerate(self.names)}
+
+    def numbers(self, value: Any, row: int) -> list[int]:
+        """Return the numbers of a row's classes; `DataInvalid`: it has something else."""
+        found = _leaves(value)
+        for each in found:
+            if self.names and each not in self._number:
+                raise DataInvalid(f"column `{self._column}`: class {each!r} is in the held-out rows alone")
+            is_class = hasattr(each, "__index__") and not isinstance(each, bool) and each >= self._least
+            if not self.names and not is_class:
+                raise DataInvalid(
+                    f"column `{self._column}`, row {row}: expected a class (0, 1, ...) or its name, got {each!r}"
+                )
+        return [self._number[each] if self.names else int(each) for each in found]
+
+
+def _leaves(value: Any) -> list[Any]:
+    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
+
+
+def first_leaf(rows: Sequence[Any]) -> Any:
+    """Return the first value of a column of values or lists; None: there is none."""
+    return next((value for row in rows for value in _leaves(row)), None)
+
+
+def of_first_tokens(encoded: Encoded, classes: Sequence[int]) -> list[int]:
+    """Return a class per token: that of its word at the first token of a word, none elsewhere."""
+    pairs = zip(encoded.words, [None, *encoded.words], strict=False)
+    return [IGNORED if word is None or word == before else classes[word] for word, before in pairs]
+
+
+@dataclass(frozen=True)
+class Answers:
+    """A text in which some parts are answers.
+
+    Attributes:
+        text: all that the model reads.
+        spans: where the answers are.
+        row: the row of the data, from 1.
+    """
+
+    text: str
+    spans: Sequence[Span]
+    row: int
+
+    def targets(self, encoded: Encoded) -> list[int]:
+        """Return per token the token itself where it begins in an answer, none elsewhere, and none at the first."""
+        answer = [begin < end and any(a <= begin < b for a, b in self.spans) for begin, end in encoded.spans]
+        return [token if own and i else IGNORED for i, (token, own) in enumerate(zip(encoded.ids, answer, strict=True))]
+
+
+def answers_of(table: Table, columns: Mapping[str, str], tokenizer: Tokenizer) -> tuple[list[Answers], bool]:
+    """Return the texts with answers of a table, and whether the tokenizer is to add its marks to them.
+
+    Rows have `messages`, or `prompt` and `completion`, both text or both messages.
+
+    Args:
+        table: the rows.
+        columns: the table's columns of these, where they have other names.
+        tokenizer: that of the model; its chat template makes texts of messages.
+
+    Raises:
+        DataInvalid: there are no such columns, or a row has something else.
+    """
+    messages, prompt, completion = (columns.get(name, name) for name in ("messages", "prompt", "completion"))
+    if messages in table.columns:
+        rows = [(each, 0) for each in table.column(messages)]
+    elif {prompt, completion} <= table.columns.keys():
+        rows = list(zip(table.column(prompt), table.column(completion), strict=True))
+    else:
+        raise DataInvalid(
+            f"{table.source} has neither `messages` nor `prompt` and `completion`; name them: --column prompt=COLUMN, "
+            f"of {listed(table.columns)}"
+        )
+    found: list[Answers] = []
+    are_texts = isinstance(rows[0][0], str)
+    for row, (before, after) in enumerate(rows, 1):
+        try:
+            if not are_texts:
+                turns = before if after == 0 else [*_messages(before), *_messages(after)]
+                found += _of_conversation(_messages(turns), 0 if after == 0 else len(before), tokenizer, row)
+            elif isinstance(before, str) and isinstance(after, str):
+                text = before + after + ("" if after.endswith(tokenizer.end) else tokenizer.end)
+                found.append(Answers(text, [(len(before), len(text))], row))
+            else:
+                raise DataInvalid(
+                    f"expected text as in row 1, got {str(after if isinstance(before, str) else before)[:40]!r}"
+                )
+        except DataInvalid as error:
+            raise DataInvalid(f"{table.source}, row {row}: {error}") from None
+    return found, are_texts
+
+
+def _of_conversation(turns: list[Any], since: int, tokenizer: Tokenizer, row: int) -> list[Answers]:
+    """Return one text with all answers, or a text an answer where the template changes earlier turns."""
+    found: list[Answers] = []
+    for number, turn in enumerate(turns):
+        if number >= since and turn["role"] == "assistant":
+            until = tokenizer.chat(turns[: number + 1], asks=False)
+            before = [tokenizer.chat(turns[:number], asks=asks) for asks in ((True, False) if number else ())]
+            begin = next((len(text) for text in before if until.startswith(text)), 0)
+            found.append(Answers(until, [(begin, len(until))], row))
+    if not found:
+        raise DataInvalid("the conversation has no message of the role `assistant`")
+    last = found[-1].text
+    if all(last.startswith(each.text) for each in found):
+        return [Answers(last, [span for each in found for span in each.spans], row)]
+    return found
+
+
+def _messages(turns: Any) -> list[Any]:
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) and "role" in turn for turn in turns):
+        raise DataInvalid(f"expected a list of messages with `role` and `content`, got {str(turns)[:40]!r}")
+    return turns
