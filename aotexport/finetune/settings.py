@@ -93,7 +93,7 @@ class Settings:
         type=click.IntRange(1),
         metavar="EPOCHS",
     )
-    keep: Literal["best", "last"] = _option(  # noqa: RUF009 - a field
+    keep: Literal["best", "last"] = _option(
         "best",
         "The epoch whose weights are written: with the best loss of the examples held out, or the last.",
         type=click.Choice(["best", "last"]),
