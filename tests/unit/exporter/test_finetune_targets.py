@@ -82,7 +82,7 @@ def test_template_that_changes_earlier_answers_gives_a_text_per_answer(directory
             {"messages": [[{"role": "tool", "content": "x"}, *HELLO]]},
             "data, row 1: the chat template refuses the conversation: no tool",
         ),
-        ({"prompt": ["a", "b"], "completion": ["c", 4]}, "data, row 2: expected text as in row 1, got 4"),
+        ({"prompt": ["a", "b"], "completion": ["c", 4]}, "data, row 2: expected text as in row 1, got '4'"),
     ],
 )
 def test_rows_without_answers_are_told(directory: Path, columns: dict[str, Any], message: str) -> None:
