@@ -16,9 +16,9 @@ from cyclonedx.model.component import Component, ComponentType, Pedigree
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from aotexport.inspection.inspect import graph_files, operator_counts
+from aotexport.inspection.inspect import operator_counts
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.describe import describe_inputs, describe_outputs, trust_needed
+from aotexport_runtime.commands.describe import describe_inputs, describe_outputs, graph_files, trust_needed
 from aotexport_runtime.schema.manifest import Ancestor, Manifest
 
 _MODEL = "bundle"

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aotexport.inspection.inspect import graph_files, operator_counts
+from aotexport.inspection.inspect import operator_counts
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.describe import describe_changes, describe_inputs, describe_outputs
+from aotexport_runtime.commands.describe import describe_changes, describe_inputs, describe_outputs, graph_files
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import Program
 

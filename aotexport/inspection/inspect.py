@@ -20,8 +20,9 @@ from aotexport_runtime.commands.describe import (
     describe_outputs,
     describe_preference,
     describe_program,
-    describe_refused_targets,
+    describe_refusals,
     describe_subclass,
+    graph_files,
     trust_needed,
 )
 from aotexport_runtime.errors import printable
@@ -101,11 +102,8 @@ def _program(bundle: Bundle, program: Program, *, graph: bool) -> Iterator[Rende
     yield indented(_graphs(bundle, program))
     for line in describe_preference(bundle, program):
         yield indented(_line(line))
-    lacks = [f"no {each.graph} graph, the forward graph runs instead: {each.reason}" for each in program.refusals]
-    lacks += describe_refused_targets(bundle, program.name)
-    if not program.forward.differentiable:
-        lacks.append("the forward graph is not differentiable: the module has custom autograd functions")
-    yield from (indented(_line(line, style="yellow")) for line in lacks)
+    for line in describe_refusals(bundle, program):
+        yield indented(_line(line, style="yellow"))
     names = {dimension.symbol: dimension.name for dimension in program.dimensions}
     for file in graph_files(program) if graph else ():
         yield _line(f"\n{program.name}/{file}", style="bold")
@@ -128,11 +126,6 @@ def _graphs(bundle: Bundle, program: Program) -> Table:
         frequent = ", ".join(f"{count} {name.removeprefix('aten::')}" for name, count in counts)
         table.add_row(printable(file), f"{len(graph.nodes):,}", printable(frequent))
     return table
-
-
-def graph_files(program: Program) -> list[str]:
-    """Return the names of the program's graph files, the forward graph first."""
-    return [program.forward.file] + ([program.functional.file] if program.functional else [])
 
 
 def operator_counts(graph: Graph) -> collections.Counter[str]:

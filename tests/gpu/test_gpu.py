@@ -17,8 +17,7 @@ from aotexport_runtime import CudaRuntime, load, open_bundle, selftest
 from aotexport_runtime.bundle.packs import TARGET, code_of, unpacked
 from aotexport_runtime.engines.cuda import engine, tuning
 from aotexport_runtime.engines.cuda.choice import choose, kernels_of
-from aotexport_runtime.engines.cuda.driver import Driver
-from aotexport_runtime.engines.cuda.launch import Modules
+from aotexport_runtime.engines.cuda.launch import Driver
 from tests.gpu.models import SMALL, make
 
 pytestmark = [
@@ -130,11 +129,10 @@ def test_text_is_compiled_by_the_driver(bundles, monkeypatch):
 def test_code_of_every_candidate_loads(bundles, name):
     bundle = open_bundle(bundles / name)
     properties = torch.cuda.get_device_properties(DEVICE)
-    driver = Driver.load()
+    packs = {pack.architecture: unpacked(bundle, pack.architecture) for pack in bundle.kernels(TARGET).packs}
+    driver = Driver.load(lambda binary: code_of(binary, packs[binary.architecture]))
     torch.empty(1, device=DEVICE)
     driver.enter(0)
-    packs = {pack.architecture: unpacked(bundle, pack.architecture) for pack in bundle.kernels(TARGET).packs}
-    modules = Modules(driver, lambda binary: code_of(binary, packs[binary.architecture]))
     for program in bundle.program_names:
         kernels = kernels_of(bundle, program)
         capability = (properties.major, properties.minor)
@@ -142,7 +140,7 @@ def test_code_of_every_candidate_loads(bundles, name):
         assert chosen is not None
         for kernel in kernels:
             for _, binary in chosen[1][kernel.name]:
-                assert modules.function(kernel, binary, 0)
+                assert driver.function(kernel.name, binary, 0)
 
 
 def test_winners_are_remembered(bundles, tmp_path, monkeypatch):

@@ -13,8 +13,7 @@ import torch
 from aotexport_runtime import NotSupported, load, open_bundle
 from aotexport_runtime.bundle.packs import code_of, unpacked
 from aotexport_runtime.engines.cuda.choice import architectures_for, choose
-from aotexport_runtime.engines.cuda.driver import Driver
-from aotexport_runtime.engines.cuda.launch import Launcher, Modules, grid_of, pack_number
+from aotexport_runtime.engines.cuda.launch import Driver, Launcher, grid_of, pack_number
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.targets import (
     Kernel,
@@ -182,9 +181,9 @@ def launcher(library, *, shared_nbytes=0, cooperative=False, scratch=0):
         global_scratch_alignment=128,
     )
     record = kernel(*PARAMETERS, candidates=(chosen,))
-    driver = Driver(library)
-    modules = Modules(driver, lambda _: b"code")
-    return Launcher(record, chosen, code, modules, driver, torch.device("cpu", 0), lambda: 0x99)
+    driver = Driver(library, lambda _: b"code")
+    driver.thread.stream = 0x99
+    return Launcher(record, chosen, code, driver, torch.device("cpu", 0))
 
 
 @pytest.fixture
@@ -232,7 +231,7 @@ def test_launches_of_many_threads_pass_their_own_parameters(tensor):
 
 def test_context_of_another_device_is_replaced_by_that_of_the_device():
     library = RecordingLibrary()
-    driver = Driver(library)
+    driver = Driver(library, lambda _: b"code")
     driver.enter(1)
     library.context = 0x40
     driver.enter(1)

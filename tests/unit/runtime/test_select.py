@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import types
+from typing import Any
 
 import pytest
 import torch
 
-from aotexport_runtime.engines import figures
 from aotexport_runtime.engines.candidates import Request
 from aotexport_runtime.engines.functional.guards import native_rows
-from aotexport_runtime.engines.select import Choice, select_engine, select_targets
+from aotexport_runtime.engines.select import (
+    Choice,
+    largest_matmul,
+    libraries_win,
+    select_engine,
+    select_targets,
+    sizes_of,
+)
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.guards.rule import GuardTable
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
@@ -19,7 +26,7 @@ from aotexport_runtime.schema.values import TensorMeta
 LEVEL = "cpu-x86_64-v3"
 
 
-def meta(*shape, dtype="float32"):
+def meta(*shape, dtype: Any = "float32"):
     return TensorMeta(dtype=dtype, shape=shape, stride=(shape[-1], 1) if len(shape) == 2 else (1,))
 
 
@@ -36,7 +43,7 @@ def matmul(rows, depth, columns, dtype="float32"):
     return Graph(inputs=tuple(GraphInput(name=n, meta=m) for n, m in inputs), nodes=(node,), outputs=["y"])
 
 
-def record(**fields):
+def record(**fields) -> Any:
     return types.SimpleNamespace(**fields)
 
 
@@ -293,7 +300,7 @@ def test_libraries_with_little_to_fuse_leave_the_program_to_the_forward_graph():
 
 @pytest.mark.parametrize(("operators", "wins"), [(3, False), (4, True)])
 def test_libraries_win_on_small_tensors_from_a_few_operators_on(operators, wins):
-    assert figures.libraries_win(graph(*["linear.default"] * operators), SMALL) is wins
+    assert libraries_win(graph(*["linear.default"] * operators), SMALL) is wins
 
 
 @pytest.mark.parametrize(
@@ -308,5 +315,5 @@ def test_libraries_win_on_small_tensors_from_a_few_operators_on(operators, wins)
     ],
 )
 def test_matmuls_that_are_worth_a_choice_are_found(functional, found):
-    largest = figures.largest_matmul(functional)
-    assert (None if largest is None else figures.sizes_of(largest)) == found
+    largest = largest_matmul(functional)
+    assert (None if largest is None else sizes_of(largest)) == found

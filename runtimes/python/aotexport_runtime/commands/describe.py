@@ -30,14 +30,12 @@ from aotexport_runtime.schema.trees import Constant, NumpyNumber, PythonValue
 from aotexport_runtime.schema.values import (
     Argument,
     ComplexArgument,
-    DeviceArgument,
     FloatArgument,
     ScalarMeta,
     SizeArgument,
     SizeMeta,
     SliceArgument,
     StringArgument,
-    SubgraphArgument,
     TensorMeta,
     ValueMeta,
 )
@@ -80,27 +78,32 @@ def _overview(bundle: Bundle) -> list[str]:
 
 
 def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
-    lines = ["", describe_program(bundle, program), "  inputs:"]
-    lines += [f"    {line}" for line in describe_inputs(program)] or ["    none"]
-    lines.append("  outputs:")
-    lines += [f"    {line}" for line in describe_outputs(program, _forward(bundle, program))] or ["    none"]
-    lines += [f"  {line}" for line in describe_changes(program)]
-    for file in _files(program):
+    found = _sections(bundle, program)
+    lines = ["", describe_program(bundle, program)]
+    for title in ("inputs", "outputs"):
+        lines += [f"  {title}:", *(f"    {line}" for line in found[title] or ["none"])]
+    lines += [f"  {line}" for line in found["changes"]]
+    for file in graph_files(program):
         loaded = bundle.graph(program.name, file)
         lines.append(f"  graph {file}: {len(loaded.nodes)} operators")
         if graph:
             lines += [f"    {line}" for line in describe_graph(loaded, _names(program))]
-    lines += [f"  {line}" for line in describe_preference(bundle, program)]
-    lines += [f"  {line}" for line in describe_joining(bundle, program)]
-    for refusal in program.refusals:
-        lines.append(f"  no {refusal.graph} graph, the forward graph runs instead: {refusal.reason}")
-    lines += [f"  {line}" for line in describe_refused_targets(bundle, program.name)]
-    if not program.forward.differentiable:
-        lines.append("  the forward graph is not differentiable: the module has custom autograd functions")
-    return lines
+    refused = describe_refusals(bundle, program)
+    return [*lines, *(f"  {line}" for line in (*found["preference"], *found["joining"], *refused))]
 
 
-def _files(program: Program) -> list[str]:
+def _sections(bundle: Bundle, program: Program) -> dict[str, list[str]]:
+    return {
+        "inputs": describe_inputs(program),
+        "outputs": describe_outputs(program, _forward(bundle, program)),
+        "changes": describe_changes(program),
+        "preference": describe_preference(bundle, program),
+        "joining": describe_joining(bundle, program),
+    }
+
+
+def graph_files(program: Program) -> list[str]:
+    """Return the names of the program's graph files, the forward graph first."""
     return [program.forward.file] + ([program.functional.file] if program.functional else [])
 
 
@@ -139,10 +142,14 @@ def describe_joining(bundle: Bundle, program: Program) -> list[str]:
     ]
 
 
-def describe_refused_targets(bundle: Bundle, program: str) -> list[str]:
-    """Return one line per target that lacks `program`."""
+def describe_refusals(bundle: Bundle, program: Program) -> list[str]:
+    """Return a line per graph and per target that lacks `program`, and one if its forward graph lacks gradients."""
+    lines = [f"no {each.graph} graph, the forward graph runs instead: {each.reason}" for each in program.refusals]
     targets = map(bundle.target, bundle.target_names)
-    return [f"not for {t.name}: {each.reason}" for t in targets for each in t.refusals if each.program == program]
+    lines += [f"not for {t.name}: {r.reason}" for t in targets for r in t.refusals if r.program == program.name]
+    if not program.forward.differentiable:
+        lines.append("the forward graph is not differentiable: the module has custom autograd functions")
+    return lines
 
 
 def _forward(bundle: Bundle, program: Program) -> Graph:
@@ -286,11 +293,10 @@ def _argument(argument: Argument | PythonValue) -> str:
         return f"({_argument(argument.real)} + {_argument(argument.imag)}j)"
     if isinstance(argument, SliceArgument):
         return f"{_argument(argument.start)}:{_argument(argument.stop)}:{_argument(argument.step)}"
-    if isinstance(argument, DeviceArgument):
-        return argument.type
-    if isinstance(argument, SubgraphArgument):
-        return argument.name
-    return repr(argument.value) if isinstance(argument, StringArgument) else str(getattr(argument, "value", argument))
+    if isinstance(argument, StringArgument):
+        return repr(argument.value)
+    found = (getattr(argument, field) for field in ("value", "type", "name") if hasattr(argument, field))
+    return str(next(found, argument))
 
 
 def summary(bundle: Bundle, *, program: str | None = None, graph: bool = False) -> dict[str, Any]:
@@ -301,14 +307,10 @@ def summary(bundle: Bundle, *, program: str | None = None, graph: bool = False) 
         record = bundle.program(name)
         programs[name] = {
             "record": msgspec.to_builtins(record),
-            "inputs": describe_inputs(record),
-            "outputs": describe_outputs(record, _forward(bundle, record)),
-            "changes": describe_changes(record),
-            "preference": describe_preference(bundle, record),
-            "joining": describe_joining(bundle, record),
+            **_sections(bundle, record),
         }
         if graph:
-            graphs = {file: msgspec.to_builtins(bundle.graph(name, file)) for file in _files(record)}
+            graphs = {file: msgspec.to_builtins(bundle.graph(name, file)) for file in graph_files(record)}
             programs[name]["graphs"] = graphs
     targets = {name: msgspec.to_builtins(bundle.target(name)) for name in bundle.target_names}
     notes = [note.as_json() for note in notes_of(bundle, program)]

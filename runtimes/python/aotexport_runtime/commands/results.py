@@ -18,12 +18,10 @@ class VectorResult:
     """One recorded call, run again.
 
     Attributes:
-        program: its name.
         vector: name of the recorded call.
         target: engine that ran it.
         differences: every compared quantity.
         error: the error of the call, or that the requested target ran none of it; empty: neither.
-        device: where it ran.
         ran: the passes of the program that ran, with their engines.
         left_out: why values were not compared, but only shapes, dtypes and the like; empty: they were.
         graph: what the engine runs of the program, in words.

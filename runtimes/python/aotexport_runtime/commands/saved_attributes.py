@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +57,9 @@ def saved_attributes(module: BundleModule) -> SavedAttributes:
 
     trees = module.python_state.trees(index_of)
     _check_apart(found, {entry.name: tensors[entry.name] for entry in known})
-    names = _names({name for entry in known for name in (entry.name, *entry.tied)}, len(found))
+    taken = {name for entry in known for name in (entry.name, *entry.tied)}
+    free = (name for index in itertools.count() if (name := f"constant.{index}") not in taken)
+    names = list(itertools.islice(free, len(found)))
     # Stored tensors cannot be lazy conjugates.
     plain = [(path, tensor.resolve_conj().resolve_neg()) for path, tensor in found]
     records, stored = _store([(name, *each) for name, each in zip(names, plain, strict=True)])
@@ -70,11 +73,6 @@ def _read_by_programs(bundle: Bundle) -> set[str]:
     read = {spec.name for program in programs for spec in program.inputs if isinstance(spec, StateInput)}
     read |= {rebind.name for program in programs for rebind in program.rebinds}
     return read | {name for model in bundle.manifest.onnx for name in model.state_inputs}
-
-
-def _names(taken: set[str], count: int) -> list[str]:
-    free = (name for index in range(len(taken) + count) if (name := f"constant.{index}") not in taken)
-    return [next(free) for _ in range(count)]
 
 
 def _check_plain(tensor: torch.Tensor, path: str) -> None:
@@ -112,21 +110,35 @@ def _store(found: list[tuple[str, str, torch.Tensor]]) -> tuple[list[StateTensor
     stored: dict[str, torch.Tensor] = {}
     for group in _overlapping(found):
         first, _, tensor = group[0]
-        whole = len(group) == 1 and tensor.is_contiguous()
         low, high = min(_span(t)[0] for *_, t in group), max(_span(t)[1] for *_, t in group)
         if any(other.dtype != tensor.dtype for *_, other in group):
             raise NotSupported(
                 f"the attributes {', '.join(f'`{path}`' for _, path, _ in group)} share memory, as tensors of "
                 "different dtypes, which cannot be saved. Set one of them to a copy or None"
             )
-        stored[first] = _storable(tensor if whole else _flat(tensor, low, high))
+        # The group begins with the tensor that begins first.
+        count = (high - low) // tensor.element_size()
+        flat = tensor.detach().as_strided((count,), (1,)).cpu()
+        stored[first] = (torch.view_as_real(flat) if flat.is_complex() else flat).clone()
         for name, _, member in group:
-            offset = 0 if whole or not member.numel() else (member.data_ptr() - low) // member.element_size()
-            records[name] = _record(name, first, member, offset, whole=whole)
+            records[name] = StateTensor(
+                name=name,
+                role="constant",
+                persistent=False,
+                requires_grad=member.requires_grad,
+                file=FILE,
+                key=first,
+                dtype=dtypes.name_of(member.dtype),  # type: ignore[arg-type]
+                shape=tuple(member.shape),
+                stride=tuple(member.stride()),
+                offset=(member.data_ptr() - low) // member.element_size() if member.numel() else 0,
+                whole=False,
+            )
     return [records[name] for name, _, _ in found], stored
 
 
 def _overlapping(found: list[tuple[str, str, torch.Tensor]]) -> list[list[tuple[str, str, torch.Tensor]]]:
+    """Return the tensors in groups that share memory, each in the order of their addresses."""
     groups: list[list[tuple[str, str, torch.Tensor]]] = []
     end = 0
     for each in sorted(found, key=lambda each: _span(each[2])):
@@ -137,34 +149,3 @@ def _overlapping(found: list[tuple[str, str, torch.Tensor]]) -> list[list[tuple[
             groups.append([each])
         end = max(end, high)
     return groups
-
-
-def _flat(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    """Return the elements from address `low` to `high` of the storage of `tensor`."""
-    size, begin = tensor.element_size(), tensor.storage_offset()
-    empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-    if low == high:
-        return empty
-    offset = int(begin) - (tensor.data_ptr() - low) // size
-    return empty.set_(tensor.untyped_storage(), offset, ((high - low) // size,), (1,))
-
-
-def _storable(tensor: torch.Tensor) -> torch.Tensor:
-    plain = tensor.detach().cpu().contiguous()
-    return (torch.view_as_real(plain) if plain.is_complex() else plain).clone()
-
-
-def _record(name: str, key: str, tensor: torch.Tensor, offset: int, *, whole: bool) -> StateTensor:
-    return StateTensor(
-        name=name,
-        role="constant",
-        persistent=False,
-        requires_grad=tensor.requires_grad,
-        file=FILE,
-        key=key,
-        dtype=dtypes.name_of(tensor.dtype),  # type: ignore[arg-type]
-        shape=tuple(tensor.shape),
-        stride=tuple(tensor.stride()),
-        offset=offset,
-        whole=whole,
-    )

@@ -2,7 +2,7 @@
 
 forward/      the forward graph under eager autograd: the program's meaning, and the last that is tried
 functional/   the joint or inference graph with its epilogues, by generated code
-packed/       the inference graph by layers of oneDNN, while the weights stay
+frozen.py     the inference graph by layers of oneDNN, or by the ONNX model, while the weights stay
 cpu/, cuda/   the same graph as native code
 onnx/         the ONNX model, by any runtime of such models, and ONNX Runtime
 openvino/     OpenVINO, one of them

@@ -24,19 +24,16 @@ class Engine(Protocol):
     """
 
     name: str
-    rows: Sequence[Row]
+    rows: Sequence[Row] = ()
 
     def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
         """Return why it does not serve a call that meets the program's guards; None: it does."""
-        ...
+        return None
 
     def run(self, inputs: list[Any], symbols: dict[str, int], because: str = "") -> Sequence[Any]:
         """Run a call that it serves, with all that the call changes; return the program's outputs.
 
-        Args:
-            inputs: one per input of the program; borrowed.
-            symbols: value per symbol.
-            because: why no engine before it serves the call.
+        `inputs` are borrowed; `because`: why no engine before it serves the call.
         """
         ...
 
@@ -45,7 +42,7 @@ class Engine(Protocol):
 
         None: quick paths call `run`.
         """
-        ...
+        return None
 
 
 class Native(Protocol):

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from aotexport_runtime.engines.candidates import is_native, is_of
-from aotexport_runtime.engines.select import Choice
 from aotexport_runtime.errors import NotSupported
 
 log = logging.getLogger("aotexport_runtime")
@@ -44,65 +43,6 @@ def words(runs: Iterable[EngineRun]) -> str:
     return "; ".join(str(EngineRun(" and ".join(passes), *key)) for key, passes in found.items())
 
 
-class Engines:
-    """The engines of the program of a name on a device, and the passes that they have run."""
-
-    def __init__(self, program: str, device: str, choice: Choice) -> None:
-        """Prepare a program that has not run yet."""
-        self.program = program
-        self.device = device
-        self.choice = choice
-        self._runs: dict[tuple[str, str], EngineRun] = {}
-
-    def ran(self, passes: str, engine: str, because: str = "") -> None:
-        """Record that an engine runs a pass; log it the first time."""
-        if (passes, engine) not in self._runs:
-            self._runs[passes, engine] = run = EngineRun(passes, engine, because)
-            log.info("program %s runs %s", self.program, run)
-
-    def measured(
-        self, engines: Sequence[str], seconds: Mapping[str, float], why_not: Mapping[str, str], told: str
-    ) -> None:
-        """Record which engines serve, the fastest first, the time of a call by engine, and why others have none.
-
-        `told`: what else there is to say of the first.
-        """
-        first = engines[0]
-        self._runs = {key: run for key, run in self._runs.items() if run.engine == first}
-        words = {name: f"{each * 1e3:.3g} ms" for name, each in sorted(seconds.items(), key=lambda pair: pair[1])}
-        others = ", ".join(f"{name} {each}" for name, each in words.items() if name != first)
-        because = f"measured here: {words[first]} a call; {others or 'no other engine serves it'}{told}"
-        reasons = {
-            **self.choice.why_not,
-            **{name: f"measured: {each} a call" for name, each in words.items()},
-            **why_not,
-        }
-        reasons = {name: reason for name, reason in reasons.items() if name not in engines}
-        self.choice = Choice(engines=tuple(engines), why_not=reasons, because=because)
-
-    def demand(self, target: str) -> None:
-        """Refuse the program if `target` is native code that does not serve it.
-
-        Raises:
-            NotSupported: says why.
-        """
-        if not is_native(target) or any(is_of(engine, target) for engine in self.choice.engines):
-            return
-        reasons = [f"{name}: {reason}" for name, reason in self.choice.why_not.items() if is_of(name, target)]
-        said = "; ".join(reasons) or f"the bundle has none of it for program `{self.program}`"
-        raise NotSupported(
-            f"target `{target}` was asked for and does not run program `{self.program}` on {self.device}: {said}. "
-            "Target `auto` runs the fastest of those that do"
-        )
-
-    def explained(self) -> ProgramExplanation:
-        """Return the current state, for a user; passes in the order of their first runs."""
-        choice, runs = self.choice, tuple(self._runs.values())
-        return ProgramExplanation(
-            self.program, self.device, choice.engines, dict(choice.why_not), runs, because=choice.because
-        )
-
-
 _KINDS = {
     "cuda": "kernels",
     "portable": "functional graph",
@@ -113,12 +53,11 @@ _KINDS = {
 }
 
 
-@dataclass(frozen=True)
-class ProgramExplanation:
-    """The engines of a program.
+@dataclass
+class Engines:
+    """The engines of a program, and the passes that they have run.
 
     Attributes:
-        program: its name.
         device: where it runs, for ONNX Runtime its providers; empty where it does not.
         engines: names of the engines that serve its calls: `cuda`, compiled targets such as `cpu-x86_64-v3`,
             `portable`, `packed`, `autograd`, `onnx`, `openvino`. Each takes those calls that the ones before it do not.
@@ -131,10 +70,49 @@ class ProgramExplanation:
     program: str
     device: str = ""
     engines: tuple[str, ...] = ()
-    why_not: dict[str, str] = field(default_factory=dict[str, str])
+    why_not: Mapping[str, str] = field(default_factory=dict[str, str])
     has_run: tuple[EngineRun, ...] | None = None
     refused: str = ""
     because: str = ""
+
+    def ran(self, passes: str, engine: str, because: str = "") -> None:
+        """Record that an engine runs a pass; log it the first time."""
+        runs = self.has_run or ()
+        if not any((run.passes, run.engine) == (passes, engine) for run in runs):
+            self.has_run = (*runs, EngineRun(passes, engine, because))
+            log.info("program %s runs %s", self.program, self.has_run[-1])
+
+    def measured(
+        self, engines: Sequence[str], seconds: Mapping[str, float], why_not: Mapping[str, str], told: str
+    ) -> None:
+        """Record which engines serve, the fastest first, the time of a call by engine, and why others have none.
+
+        `told`: what else there is to say of the first.
+        """
+        first = engines[0]
+        self.has_run = tuple(run for run in self.has_run or () if run.engine == first)
+        words = {name: f"{each * 1e3:.3g} ms" for name, each in sorted(seconds.items(), key=lambda pair: pair[1])}
+        others = ", ".join(f"{name} {each}" for name, each in words.items() if name != first)
+        self.because = f"measured here: {words[first]} a call; {others or 'no other engine serves it'}{told}"
+        slower = {name: f"measured: {each} a call" for name, each in words.items()}
+        reasons = {**self.why_not, **slower, **why_not}
+        self.why_not = {name: reason for name, reason in reasons.items() if name not in engines}
+        self.engines = tuple(engines)
+
+    def demand(self, target: str) -> None:
+        """Refuse the program if `target` is native code that does not serve it.
+
+        Raises:
+            NotSupported: says why.
+        """
+        if not is_native(target) or any(is_of(engine, target) for engine in self.engines):
+            return
+        reasons = [f"{name}: {reason}" for name, reason in self.why_not.items() if is_of(name, target)]
+        said = "; ".join(reasons) or f"the bundle has none of it for program `{self.program}`"
+        raise NotSupported(
+            f"target `{target}` was asked for and does not run program `{self.program}` on {self.device}: {said}. "
+            "Target `auto` runs the fastest of those that do"
+        )
 
     def __str__(self) -> str:
         if self.refused:
@@ -150,15 +128,10 @@ class ProgramExplanation:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The engines of a loaded bundle's programs; as text, a few lines per program.
-
-    Attributes:
-        target: target that `load` was called with.
-        programs: one per program of the bundle.
-    """
+    """The engines of a loaded bundle's programs, and the `target` of `load`; as text, a few lines per program."""
 
     target: str
-    programs: tuple[ProgramExplanation, ...]
+    programs: tuple[Engines, ...]
 
     def __str__(self) -> str:
         return "\n".join([f"target {self.target}", *map(str, self.programs)])

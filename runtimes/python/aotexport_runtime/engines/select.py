@@ -7,17 +7,20 @@ the forward graph under autograd is the last, and takes every call.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.engines import figures
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request, is_native, is_of
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.execution.matmul.sizes import Matmul
+from aotexport_runtime.execution.matmul.sizes import Matmul, is_worth_choosing, matmuls_of
+from aotexport_runtime.rewrite.reuse import IN_PLACE
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.sizes import Size
+from aotexport_runtime.schema.values import SequenceMeta, TensorMeta, ValueMeta
 
 ENGINES = {
     "cpu": "the functional graphs as shared libraries, where the bundle has them; needs trust='native'",
@@ -59,11 +62,8 @@ def select_targets(
 ) -> Choice:
     """Return the engines of native code that a loaded bundle may run its programs by.
 
-    Args:
-        bundle: an open bundle.
-        request: the caller's request.
-        device: type of the device that the bundle is loaded to; None: where it was captured.
-        why_unfit: says why this machine cannot run libraries of a compiled target; None: it can.
+    `device`: type of the device that the bundle is loaded to; None: where it was captured. `why_unfit` says why this
+    machine cannot run libraries of a compiled target; None: it can.
 
     Raises:
         NotSupported: the requested one cannot run; says why.
@@ -104,7 +104,7 @@ def select_engine(
     Args:
         bundle: an open bundle.
         program: its record.
-        request: the caller's request.
+        request: arguments of `load`.
         targets: the result of `select_targets`.
         device: type of the device that the bundle is on; None: where it was captured.
         changed: how submodules that the program calls differ from those that were exported; empty: they do not.
@@ -205,9 +205,9 @@ def _by_figures(
     if engine == PORTABLE:
         graph, reason = _faster_graph(program, forward, functional, prefers_onednn)
         return (None, reason) if graph == PORTABLE else (reason, "")
-    wins = not program.forward.differentiable or figures.libraries_win(forward, functional)
+    wins = not program.forward.differentiable or libraries_win(forward, functional)
     if not wins and prefers_onednn is not None:
-        matmul = figures.largest_matmul(functional)
+        matmul = largest_matmul(functional)
         wins = matmul is not None and prefers_onednn(matmul)
     return None if wins else "it has too little to fuse to be faster than the forward graph", ""
 
@@ -222,14 +222,15 @@ def _faster_graph(
     """
     if not program.forward.differentiable:
         return PORTABLE, "the forward graph is not differentiable"
-    if figures.is_taken_apart(forward, functional):
+    # It unrolls operators step by step, as of recurrent layers.
+    if len(functional.nodes) > 10 * len(forward.nodes) + 50:
         return AUTOGRAD, f"the other graph takes its {len(forward.nodes)} operators apart, into {len(functional.nodes)}"
-    if figures.is_element_wise(forward, functional):
+    if is_element_wise(forward, functional):
         return PORTABLE, f"most of its {len(functional.nodes)} operators are element-wise"
-    matmul = figures.largest_matmul(functional)
+    matmul = largest_matmul(functional)
     if matmul is None:
         return AUTOGRAD, "no matmul is large enough to gain by oneDNN"
-    rows, depth, columns = figures.sizes_of(matmul)
+    rows, depth, columns = sizes_of(matmul)
     words = f"for {rows}x{depth} by {depth}x{columns}"
     if prefers_onednn is None:
         return PORTABLE, f"oneDNN may be faster {words}, which the first call measures; else the forward graph runs"
@@ -242,3 +243,84 @@ def passed_over(targets: Choice, target: str) -> str:
     """Return the compiled targets named by `target` that do not run, with reasons, for the end of a sentence."""
     asked = [name for name in targets.why_not if name != CUDA and (target == "auto" or is_of(name, target))]
     return "".join(f"; not {name}: {targets.why_not[name]}" for name in asked)
+
+
+# --- the faster graph, by records and recorded figures, which are those of docs/decisions/0018 -----------------
+
+LIBRARY_LOSES_UP_TO_OPERATORS = 3
+"""Most operators of a forward graph on small tensors that run faster by calls than by entering a library."""
+
+LIBRARY_LOSES_UP_TO_ELEMENTS = 1 << 14
+"""Most elements of a tensor for which calling an operator costs more than its arithmetic."""
+
+FUSED_PER_MATMUL = 1.5
+"""Least operators to fuse, per matmul, for which libraries win by fusing alone: BERT has 0.9 of them, and loses; GPT-2
+has 2.6, ResNet 2.1."""
+
+CHAIN_GAINS_FROM_OPERATORS = 64
+"""Most operators of a functional graph that does not make up for its fixed cost."""
+
+ELEMENT_WISE_PART = 0.75
+"""Least part of element-wise operators in a chain of them; chains train in 0.69 of eager's time, and by the forward
+graph in 1.08."""
+
+MEASURED_WORK = 1 << 30
+"""Most multiplications of a matmul that is measured in a few milliseconds."""
+
+DYNAMIC_SIZE = 64
+"""Value that stands for a dynamic size in estimates."""
+
+_ELEMENT_WISE = frozenset((*IN_PLACE, *IN_PLACE.values(), "aten::pow.Tensor_Scalar"))
+_FUSED_NORMS = frozenset(("aten::batch_norm.default", "aten::layer_norm.default"))
+_CONTRACTIONS = (
+    *("linear", "mm", "addmm", "bmm", "baddbmm", "matmul", "scaled_dot_product_attention"),
+    *("convolution", "conv1d", "conv2d", "conv3d"),
+)
+
+
+def largest_matmul(functional: Graph) -> Matmul | None:
+    """Return the largest matmul worth a choice among those quick to measure, else the first; None: there is none."""
+    metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*functional.inputs, *functional.nodes)}
+    matmuls = [each for each in matmuls_of(functional.nodes, metas) if is_worth_choosing("fastest", *sizes_of(each))]
+    soon = [each for each in matmuls if math.prod(sizes_of(each)) <= MEASURED_WORK]
+    return max(soon or matmuls[:1], key=lambda each: math.prod(sizes_of(each)), default=None)
+
+
+def sizes_of(matmul: Matmul) -> tuple[int, int, int]:
+    """Return rows, depth and columns; `DYNAMIC_SIZE` for dynamic sizes."""
+    return _size(matmul.rows), _size(matmul.depth), _size(matmul.columns)
+
+
+def is_element_wise(forward: Graph, functional: Graph) -> bool:
+    """Return whether a program is a long chain of element-wise operators, which autograd nodes between would slow."""
+    element_wise = sum(node.op in _ELEMENT_WISE for node in forward.nodes)
+    return len(functional.nodes) > CHAIN_GAINS_FROM_OPERATORS and element_wise >= ELEMENT_WISE_PART * len(forward.nodes)
+
+
+def libraries_win(forward: Graph, functional: Graph) -> bool:
+    """Return whether fusion alone makes libraries faster than both graphs, by any matmul backend."""
+    if is_element_wise(forward, functional):
+        return True
+    if _is_small(forward):
+        return len(forward.nodes) > LIBRARY_LOSES_UP_TO_OPERATORS
+    operators = [node.op for node in forward.nodes]
+    fused = sum(op in _ELEMENT_WISE or op in _FUSED_NORMS for op in operators)
+    matmuls = sum(op.removeprefix("aten::").partition(".")[0] in _CONTRACTIONS for op in operators)
+    return fused >= FUSED_PER_MATMUL * matmuls
+
+
+def _is_small(graph: Graph) -> bool:
+    """Return whether calling operators takes most of a step, since all tensors are small."""
+    values = (*graph.inputs, *graph.nodes)
+    return not graph.subgraphs and all(_elements(value.meta) <= LIBRARY_LOSES_UP_TO_ELEMENTS for value in values)
+
+
+def _elements(meta: ValueMeta) -> int:
+    """Return the number of elements of a value's largest tensor."""
+    if isinstance(meta, SequenceMeta):
+        return max(map(_elements, meta.items), default=0)
+    return math.prod(map(_size, meta.shape)) if isinstance(meta, TensorMeta) else 0
+
+
+def _size(size: Size) -> int:
+    return size if isinstance(size, int) else DYNAMIC_SIZE

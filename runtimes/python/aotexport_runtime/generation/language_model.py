@@ -23,14 +23,7 @@ log = logging.getLogger("aotexport_runtime")
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """The extension of a manifest.
-
-    Attributes:
-        config: the model's config, as transformers writes it.
-        generation_config: its generation config.
-        input_embeddings: path of the layer that tokens are read by.
-        output_embeddings: path of the layer that scores tokens.
-    """
+    """The extension of a manifest: configs as transformers writes them, paths of the layers that read and score."""
 
     config: dict[str, Any]
     generation_config: dict[str, Any]
@@ -80,15 +73,12 @@ def described(manifest: Manifest) -> dict[str, Any]:
 
 
 class LanguageModel:
-    """Methods of a loaded language model that libraries call: transformers' `Trainer`, peft, TRL.
-
-    Attributes:
-        config: the model's config; calls do not read it.
-        generation_config: settings of `generate` that its caller leaves out.
-    """
+    """Methods of a loaded language model that libraries call: transformers' `Trainer`, peft, TRL."""
 
     config: Config
+    """The model's config, which calls do not read."""
     generation_config: Any
+    """Settings of `generate` that its caller leaves out."""
     _embeddings: tuple[str, str]
 
     def generate(

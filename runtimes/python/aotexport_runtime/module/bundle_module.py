@@ -14,11 +14,11 @@ from torch import nn
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Call, Plan, called
 from aotexport_runtime.engines.candidates import Request
-from aotexport_runtime.engines.runs import Explanation, ProgramExplanation
+from aotexport_runtime.engines.runs import Engines, Explanation
 from aotexport_runtime.engines.select import NO_TARGETS, Choice
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
-from aotexport_runtime.module.compose import compose, program_of
+from aotexport_runtime.module.compose import add_taps, compose, program_of, tapped
 from aotexport_runtime.module.module_class import class_of, methods_of
 from aotexport_runtime.schema.graph import Subclass
 from aotexport_runtime.schema.manifest import TRANSFORMERS, Manifest
@@ -93,10 +93,7 @@ class BundleModule(Loaded):
         for module in self.modules():
             seal(module)
         self.train(bundle.manifest.training)
-        if taps:
-            from aotexport_runtime.module.taps import add_taps
-
-            add_taps(self, bundle, taps)
+        add_taps(self, bundle, taps)
         if request.frozen:
             # Tensors of inference mode have no versions.
             own = {name: tensor for name, tensor in self.state_tensors().items() if not tensor.is_inference()}
@@ -244,11 +241,7 @@ class BundleModule(Loaded):
 
     def _method(self, name: str) -> Call:
         call = self._called(program_of(name, self._methods, training=self.training))
-        if not self._taps:
-            return call
-        from aotexport_runtime.module.taps import tapped
-
-        return tapped(call, self._taps)
+        return tapped(call, self._taps) if self._taps else call
 
     def _called(self, name: str) -> Call:
         """Return what calls a program, or chooses among its variants."""
@@ -279,12 +272,12 @@ class BundleModule(Loaded):
         """
         return Explanation(self._request.target, tuple(map(self.explain_program, self.bundle.program_names)))
 
-    def explain_program(self, name: str) -> ProgramExplanation:
+    def explain_program(self, name: str) -> Engines:
         """Return the entry of `explain` for program `name`."""
         try:
-            return self._plan(name).record.explained()
+            return dataclasses.replace(self._plan(name).record)
         except NotSupported as error:
-            return ProgramExplanation(name, refused=str(error))
+            return Engines(name, refused=str(error))
 
     def twin(self, *, target: str | None = None, memo: dict[int, Any] | None = None) -> BundleModule:
         """Return an independent copy, by another engine if `target` names one; `memo` as of `copy.deepcopy`.
@@ -329,6 +322,3 @@ class BundleModule(Loaded):
         """Return the text in `repr`: name and programs."""
         programs = ", ".join(self.bundle.program_names)
         return f"{self.bundle.manifest.name}, programs: {programs}, from {str(self.bundle.root)!r}"
-
-
-__all__ = ["BundleModule"]

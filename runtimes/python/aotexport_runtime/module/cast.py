@@ -20,8 +20,8 @@ from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.rewrite.names import operands
 from aotexport_runtime.schema.graph import Graph, Node, Subclass
 from aotexport_runtime.schema.manifest import StateTensor
-from aotexport_runtime.schema.program import ArgumentInput, Program, Refusal, SizeInput, StateInput
-from aotexport_runtime.schema.values import DTypeArgument, SequenceMeta, SubgraphArgument, TensorMeta
+from aotexport_runtime.schema.program import ArgumentInput, Program, Refusal, StateInput
+from aotexport_runtime.schema.values import DTypeArgument, SubgraphArgument, TensorMeta
 from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import check_type
@@ -32,11 +32,7 @@ _OF_ONE_DTYPE = ("subclass::", "distributed::", "higher_order::triton_kernel")
 
 
 class CastBundle(CastPrograms):
-    """An open bundle in another floating dtype: its forward graphs alone.
-
-    Attributes:
-        original: the bundle as it is in its files.
-    """
+    """An open bundle in another floating dtype, its forward graphs alone; `original`: as it is in its files."""
 
     def __init__(self, bundle: Bundle, dtype: torch.dtype) -> None:
         """Cast parameters, floating buffers and floating arguments, as `model.to(dtype)` and its caller would.
@@ -68,7 +64,7 @@ class CastBundle(CastPrograms):
             graph = bundle.graph(program.name, file)
             _check_program(program, graph, before, constants)
             self._checked[self.record_path(program.name)] = _program(program, before)
-            self._checked[f"programs/{program.name}/{file}"] = _graph(graph, before)
+            self._checked[f"programs/{program.name}/{file}"] = _cast(graph, before)
 
     def load_state(self, form: Callable[[Subclass], Form], *, mapped: bool | None = None) -> dict[str, torch.Tensor]:
         """Return the state in the dtypes of the manifest; see `load_tensors`."""
@@ -181,34 +177,26 @@ def _leaves(argument: Any) -> Iterator[Any]:
 
 
 def _program(program: Program, before: Mapping[str, str]) -> Program:
-    inputs = tuple(
-        spec if isinstance(spec, SizeInput) else msgspec.structs.replace(spec, meta=_meta(spec.meta, before))
-        for spec in program.inputs
-    )
-    outputs = tuple(_meta(meta, before) for meta in program.outputs)
     refusals = program.refusals
     if program.functional is not None:
         graph = "inference" if program.functional.gradients is None else "joint"
         dtype = next(iter(before.values()), "another dtype")
         refusals = (*refusals, Refusal(graph=graph, reason=f"it was loaded in {dtype}, for which it has none"))
-    return msgspec.structs.replace(program, inputs=inputs, outputs=outputs, functional=None, refusals=refusals)
+    return msgspec.structs.replace(_cast(program, before), functional=None, refusals=refusals)
 
 
-def _graph(graph: Graph, before: Mapping[str, str]) -> Graph:
-    return msgspec.structs.replace(
-        graph,
-        inputs=tuple(msgspec.structs.replace(value, meta=_meta(value.meta, before)) for value in graph.inputs),
-        nodes=tuple(msgspec.structs.replace(node, meta=_meta(node.meta, before)) for node in graph.nodes),
-        subgraphs={name: _graph(subgraph, before) for name, subgraph in graph.subgraphs.items()},
-    )
+_WITH_METADATA = ("inputs", "outputs", "nodes", "subgraphs", "meta", "items")
 
 
-def _meta(meta: Any, before: Mapping[str, str]) -> Any:
-    """Return metadata with the dtypes of the cast model."""
-    if isinstance(meta, SequenceMeta):
-        return SequenceMeta(items=tuple(_meta(item, before) for item in meta.items))
-    return (
-        msgspec.structs.replace(meta, dtype=before.get(meta.dtype, meta.dtype))
-        if isinstance(meta, TensorMeta)
-        else meta
-    )
+def _cast(value: Any, before: Mapping[str, str]) -> Any:
+    """Return a record, or what a record holds, with the dtypes of the cast model in its metadata."""
+    if isinstance(value, tuple):
+        return tuple([_cast(item, before) for item in value])  # type: ignore[reportUnknownVariableType]
+    if isinstance(value, dict):
+        return {key: _cast(item, before) for key, item in value.items()}  # type: ignore[reportUnknownVariableType]
+    if not isinstance(value, msgspec.Struct):
+        return value
+    fields = {name: _cast(getattr(value, name), before) for name in _WITH_METADATA if hasattr(value, name)}
+    if isinstance(value, TensorMeta):
+        fields["dtype"] = before.get(value.dtype, value.dtype)
+    return msgspec.structs.replace(value, **fields)

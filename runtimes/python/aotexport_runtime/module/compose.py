@@ -6,24 +6,26 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.call.plan import Plan
+from aotexport_runtime.call.plan import Call, Plan
 from aotexport_runtime.engines.candidates import AUTOGRAD, CUDA, PORTABLE, Request
 from aotexport_runtime.engines.engine import Engine, Native
-from aotexport_runtime.engines.figures import sizes_of
 from aotexport_runtime.engines.forward.engine import ForwardEngine
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
 from aotexport_runtime.engines.runs import Engines
-from aotexport_runtime.engines.select import Choice, select_engine
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.engines.select import Choice, select_engine, sizes_of
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.execution.matmul.sizes import Matmul
@@ -33,7 +35,7 @@ from aotexport_runtime.guards.rule import Row, torch_tensors
 from aotexport_runtime.rewrite.names import random_nodes
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.submodules.adapter import adapters_below
-from aotexport_runtime.submodules.tables import StateSlot, former_kind, is_sharded, put_quietly
+from aotexport_runtime.submodules.tables import StateSlot, former_kind, is_sharded, module_at, put_quietly
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import is_wrapper
 
@@ -62,15 +64,15 @@ def compose(module: BundleModule, program: Program, *, measures: bool = True) ->
     device_type = device_type_of(program, environment.device)
     measures = measures and live is None and _is_measured(bundle, program, request, device_type)
     choice, native = _selected(module, program, request, live, is_measured=measures)
-    record = Engines(program.name, str(environment.device or device_type), choice)
+    device = str(environment.device or device_type)
+    record = Engines(program.name, device, choice.engines, choice.why_not, (), because=choice.because)
     record.demand(request.target)
     if choice.engines == (AUTOGRAD,) and request.target != AUTOGRAD and (live or program.functional):
         log.info("program %s runs its forward graph: %s", program.name, choice.why_not[PORTABLE])
     forward = ForwardEngine(bundle, program, environment, record, live)
     graph, engines = None, list[Engine]([forward])
     if PORTABLE in choice.engines or measures:
-        assert program.functional is not None
-        graph = FunctionalEngine(bundle, program, program.functional, environment, record, forward)
+        graph = FunctionalEngine(bundle, program, environment, record, forward)
     if graph is not None and PORTABLE in choice.engines:
         engines = [*([] if native is None else [graph.by_native(native)]), graph, forward]
     plan = functools.partial(
@@ -199,11 +201,7 @@ def _live(module: BundleModule, program: Program) -> LiveGraph | None:
 
 
 def program_of(method: str, methods: Mapping[str, Sequence[Program]], *, training: bool) -> str:
-    """Return the name of the program that a call of `method` runs now.
-
-    Raises:
-        NotSupported: there is none for this mode.
-    """
+    """Return the name of the program that a call of `method` runs now; `NotSupported`: there is none for this mode."""
     programs = methods.get(method, [])
     if not programs:
         raise NotSupported(
@@ -252,3 +250,66 @@ def _check_state_read(program: Program, live: LiveGraph | None, slot: Callable[[
             f"`{program.name}` was captured with {spec.meta.dtype}{list(spec.meta.shape)}. Put one of that dtype and "
             "shape in its place, replace the whole submodule that reads it, or change the model and export it again"
         )
+
+
+# --- taps: results of submodules beside a call's own result, by forward hooks on the submodules -----------------
+
+_FOUND: ContextVar[dict[str, list[Any]] | None] = ContextVar("found", default=None)
+"""Results of submodules in the call that runs, by path; None: no call with taps runs."""
+
+
+def _keep(path: str, module: nn.Module, args: Any, result: Any) -> None:
+    """Keep the result of a submodule while a call with taps runs: a forward hook."""
+    found = _FOUND.get()
+    if found is not None:
+        found.setdefault(path, []).append(result)
+
+
+def add_taps(module: nn.Module, bundle: Bundle, paths: Sequence[str]) -> None:
+    """Keep the results of the submodules at `paths` in every call with taps.
+
+    Raises:
+        ArgumentInvalid: there is no such submodule.
+        NotSupported: no program tells which of its nodes are calls of it.
+    """
+    if not paths:
+        return
+    from aotexport_runtime.engines.forward.live_graph import UNUSED
+    from aotexport_runtime.engines.forward.submodule_call import without_values
+
+    known = [name for name, _ in module.named_modules(remove_duplicate=False) if name]
+    first = {record.name: record.same_as or record.name for record in bundle.manifest.modules}
+    graphs = [bundle.graph(name, bundle.program(name).forward.file) for name in bundle.program_names]
+    calls: dict[str, str | None] = {}
+    for graph in graphs:
+        for call in graph.calls:
+            # One program that tells is enough: others refuse their calls.
+            if calls.get(name := graph.modules[call.module], "") is not None:
+                calls[name] = call.refusal or (UNUSED if without_values(call, returned=True) else None)
+    for path in paths:
+        submodule = module_at(module, path) if path in known else None
+        if submodule is None:
+            near = ", ".join(f"`{name}`" for name in difflib.get_close_matches(path, known))
+            raise ArgumentInvalid(f"`taps`: no submodule `{path}`" + (f"; there are {near}" if near else ""))
+        why_not = calls.get(
+            first.get(path, path),
+            "the model's code does not call it, or was exported with `--strip`, or not by a direct trace",
+        )
+        if why_not is not None:
+            raise NotSupported(f"`taps`: the bundle does not tell what calls of `{path}` return: {why_not}")
+        submodule.register_forward_hook(functools.partial(_keep, path))
+
+
+def tapped(run: Call, paths: Sequence[str]) -> Call:
+    """Return a function that calls a program, and returns its result beside those of the submodules at `paths`."""
+
+    def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        found: dict[str, list[Any]] = {}
+        token = _FOUND.set(found)
+        try:
+            result = run(args, kwargs)
+        finally:
+            _FOUND.reset(token)
+        return result, {p: found[p] if len(found[p]) > 1 else found[p][0] for p in paths if p in found}
+
+    return call

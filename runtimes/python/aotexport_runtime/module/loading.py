@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aotexport_runtime.bundle.signature import Signed
     from aotexport_runtime.engines.cuda import CudaRuntime
     from aotexport_runtime.engines.cuda.engine import CudaEngine
-    from aotexport_runtime.engines.onnx.session import OnnxRuntime
+    from aotexport_runtime.engines.onnx.engine import OnnxRuntime
     from aotexport_runtime.engines.openvino.session import OpenVino
     from aotexport_runtime.module.bundle_module import BundleModule
     from aotexport_runtime.module.onnx_module import OnnxModule
@@ -326,11 +326,9 @@ def _listed(names: list[str]) -> str:
 KEPT_NBYTES = 256 << 20
 """Most freed memory that glibc keeps; after a call, no more than the call has used."""
 
-_LARGEST_MAPPED_NBYTES = 32 << 20
-"""Size of blocks from which on glibc always maps them and gives them back; the most that glibc accepts."""
-
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-"""Parameters of `mallopt`, of glibc's `malloc.h`."""
+_THRESHOLDS = {-3: 32 << 20, -1: KEPT_NBYTES}
+"""Parameters of `mallopt`: from which size on blocks are always mapped (the most that glibc accepts), and what is kept;
+setting one alone would leave the other at a start value that is far too low."""
 
 _OWN_CHOICES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 """Environment variables by which a user configures the allocator."""
@@ -343,6 +341,5 @@ def keep_freed_memory() -> None:
     # Other C libraries of Linux have no such function.
     mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        # Setting one alone would leave the other at a start value that is far too low.
-        mallopt(_MMAP_THRESHOLD, _LARGEST_MAPPED_NBYTES)
-        mallopt(_TRIM_THRESHOLD, KEPT_NBYTES)
+        for parameter, value in _THRESHOLDS.items():
+            mallopt(parameter, value)

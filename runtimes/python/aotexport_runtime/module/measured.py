@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import torch
@@ -20,9 +20,8 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.engines.candidates import AUTOGRAD, FROZEN_ENGINES, PACKED, PORTABLE, Request
 from aotexport_runtime.engines.engine import Engine
-from aotexport_runtime.engines.frozen import Frozen
+from aotexport_runtime.engines.frozen import Frozen, FrozenModel, PackedGraph
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
-from aotexport_runtime.engines.onnx.frozen import FrozenModel
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.matmul.onednn import kept
 from aotexport_runtime.execution.user_cache import Measurements, cache_folder
@@ -52,7 +51,7 @@ class Figures:
     `error` is the largest of layers in the precision that was asked for, relative to the largest magnitude.
     """
 
-    seconds: dict[str, float]
+    seconds: Annotated[dict[str, float], msgspec.Meta(min_length=1)]
     why_not: dict[str, str]
     error: float = 0.0
 
@@ -82,8 +81,6 @@ def fastest(module: BundleModule, plan: Plan, graph: FunctionalEngine) -> list[E
         weights = module.__dict__["_loaded"]
         try:
             if name == PACKED:
-                from aotexport_runtime.engines.packed.engine import PackedGraph
-
                 frozen[name] = PackedGraph(bundle, program, module._environment, weights, request.precision)
             else:
                 frozen[name] = FrozenModel(bundle, program, runtime_of(name), weights)
@@ -92,7 +89,10 @@ def fastest(module: BundleModule, plan: Plan, graph: FunctionalEngine) -> list[E
             refused[name] = str(error)
 
     cache, usual = kept_figures(bundle, request), plan.engines[0].name
-    figures = _read(cache, program.name)
+    try:
+        figures = msgspec.convert(cache.read().get(program.name), Figures)
+    except msgspec.ValidationError:
+        figures = None
     if figures is not None and (best := figures.best(usual, request)) in FROZEN_ENGINES:
         freeze(best)
     if figures is None or figures.best(usual, request) not in known:
@@ -118,15 +118,6 @@ def kept_figures(bundle: Bundle, request: Request) -> Measurements:
     packages = [_version(name) for name in ("aotexport-runtime", "onnxruntime", "openvino")]
     more = [digest, request.frozen, request.trust, request.memory_budget, *packages]
     return kept(cache_folder("engines"), torch.get_num_threads(), *more)
-
-
-def _read(cache: Measurements, program: str) -> Figures | None:
-    """Return what is kept of a program; None: nothing."""
-    try:
-        figures = msgspec.convert(cache.read().get(program), Figures)
-    except msgspec.ValidationError:
-        return None
-    return figures if figures.seconds else None
 
 
 def _measure(

@@ -8,11 +8,9 @@ from typing import Any
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Call, Plan, called
 from aotexport_runtime.engines.candidates import ONNX
-from aotexport_runtime.engines.onnx.engine import OnnxEngine
-from aotexport_runtime.engines.onnx.session import ModelRuntime, OnnxRuntime
+from aotexport_runtime.engines.onnx.engine import ModelRuntime, OnnxEngine, OnnxRuntime
 from aotexport_runtime.engines.openvino.session import OpenVino
-from aotexport_runtime.engines.runs import Engines, Explanation, ProgramExplanation
-from aotexport_runtime.engines.select import Choice
+from aotexport_runtime.engines.runs import Engines, Explanation
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.guards.arguments import argument_rows
 from aotexport_runtime.guards.rule import ARRAYS, torch_tensors
@@ -34,7 +32,7 @@ def compose_onnx(
     # Tensors elsewhere are copied, wherever the program was captured.
     captured = [spec.meta.device for spec in program.inputs if isinstance(spec, ArgumentInput)]
     guards = argument_rows(program, ("cpu", *captured))
-    record = Engines(program.name, engine.session.device, Choice(engines=(engine.name,)))
+    record = Engines(program.name, engine.session.device, (engine.name,))
     return Plan(program, [engine], record, [guards], [lambda: ARRAYS, torch_tensors], _constant)
 
 
@@ -60,11 +58,7 @@ class OnnxModule:
     """
 
     def __init__(self, bundle: Bundle, options: ModelRuntime) -> None:
-        """Open the model of the bundle's first program; use `aotexport_runtime.load(path, target="onnx")`.
-
-        Raises:
-            NotSupported: the bundle has no ONNX models, or the runtime cannot run the first.
-        """
+        """Open the model of the bundle's first program; use `aotexport_runtime.load(path, target="onnx")`."""
         if not bundle.manifest.onnx:
             raise NotSupported("the bundle has no ONNX models; add them with `aotexport onnx`, or load another target")
         self.bundle = bundle
@@ -106,11 +100,7 @@ class OnnxModule:
         return engine.session.handle
 
     def plan(self, name: str) -> Plan:
-        """Return the plan of program `name`, which is no choice among its variants.
-
-        Raises:
-            NotSupported: the bundle has no ONNX model of it.
-        """
+        """Return the plan of program `name`, without variants; `NotSupported`: the bundle has no ONNX model of it."""
         if name not in self._models:
             raise NotSupported(self._without(name))
         if name not in self._composed:
@@ -120,13 +110,12 @@ class OnnxModule:
 
     def explain(self) -> Explanation:
         """Return which programs run by their models, on what, and why not the others."""
-        found: list[ProgramExplanation] = []
+        found: list[Engines] = []
         for name in self.bundle.program_names:
             try:
-                record = self.plan(name).record
-                found.append(ProgramExplanation(name, record.device, record.choice.engines))
+                found.append(self.plan(name).record)
             except NotSupported as error:
-                found.append(ProgramExplanation(name, refused=str(error)))
+                found.append(Engines(name, refused=str(error)))
         return Explanation(self._options.engine, tuple(found))
 
     def eval(self) -> OnnxModule:

@@ -20,21 +20,13 @@ import torch
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.engine import Native
-from aotexport_runtime.errors import BundleInvalid, NotSupported, first_line
-from aotexport_runtime.execution.codegen import (
-    Environment,
-    Function,
-    constant_value,
-    is_profiled,
-    marked,
-    without_base,
-)
+from aotexport_runtime.errors import NotSupported, Place, first_line
+from aotexport_runtime.execution.codegen import Environment, Function, compile_graph, is_profiled, marked
 from aotexport_runtime.execution.matmul.onednn import prefers_onednn
 from aotexport_runtime.execution.matmul.sizes import Mode
 from aotexport_runtime.rewrite.partition import Subgraph
-from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Partition, Program
-from aotexport_runtime.schema.values import Argument, SizeArgument, SizeMeta
+from aotexport_runtime.schema.values import SizeArgument, SizeMeta
 from aotexport_runtime.values import sizes
 
 if TYPE_CHECKING:
@@ -75,10 +67,14 @@ class Libraries(Native):
         self.target = target
         self._compiled = compiled
         self._environment = environment
-        self._graph = bundle.graph(program.name, program.functional.file)
+        self._graph = graph = bundle.graph(program.name, program.functional.file)
+        metas = {node.name: node.meta for node in graph.nodes}
+        self._sizes = {
+            name: meta.value for name, meta in metas.items() if isinstance(meta, SizeMeta) and meta.value is not None
+        }
         self._program = program
         self._symbols = [dimension.symbol for dimension in program.dimensions]
-        self._where = f"targets/{target}/target.json"
+        self._place = Place(f"targets/{target}/target.json")
         libraries = [each for each in (compiled.forward, compiled.backward) if each is not None]
         paths = {library.file: bundle.intact_file(f"targets/{target}/{library.file}") for library in libraries}
         self._libraries = {file: Library(path, environment.matmul) for file, path in paths.items()}
@@ -110,15 +106,21 @@ class Libraries(Native):
 
     def _function(self, library: CompiledHalf, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
         taken = {name: index for index, name in enumerate(subgraph.inputs)}
+        values, sizes_of = {*library.results, *taken}, self._sizes
+        outputs = [
+            SizeArgument(value=sizes_of[each]) if isinstance(each, str) and each in sizes_of.keys() - values else each
+            for each in subgraph.outputs
+        ]
         for name in library.inputs:
-            if name not in taken:
-                raise BundleInvalid(
-                    f"library {library.file!r} takes {name[:80]!r}, which is no input",
-                    where=self._where,
-                    check="target-malformed/library-input",
-                )
+            message = f"library {library.file!r} takes {name[:80]!r}, which is no input"
+            self._place.require(name in taken, message, "target-malformed/library-input")
+        for name in outputs:
+            if isinstance(name, str):
+                message = f"library {library.file!r} does not return {name[:80]!r}"
+                self._place.require(name in values, message, "target-malformed/library-result")
         inputs = [taken[name] for name in library.inputs]
-        outputs = _outputs(subgraph, library, self._graph, self._environment, self._where)
+        known = [*library.results, *subgraph.inputs]
+        returned = compile_graph(self._graph, (), known, outputs, self._environment, detached=values)
         runner, symbols_taken = self._libraries[library.file], self._symbols
         portable = functools.cache(fallback)
 
@@ -137,44 +139,9 @@ class Libraries(Native):
                 return portable()(args, symbols)
             results += args
             args.clear()
-            return tuple([output(results, symbols) for output in outputs])
+            return returned(results, symbols)
 
         return call
-
-
-_Output = Callable[[Sequence[Any], Mapping[str, int]], Any]
-"""`(the library's results, then the inputs; value per symbol) -> output of the subgraph`."""
-
-
-def _outputs(
-    subgraph: Subgraph, library: CompiledHalf, graph: Graph, environment: Environment, where: str
-) -> list[_Output]:
-    """Return how each output of `subgraph` is made.
-
-    Raises:
-        BundleInvalid: the library does not return it.
-    """
-    places = {name: index for index, name in enumerate((*library.results, *subgraph.inputs))}
-    known = {node.name: node.meta.value for node in graph.nodes if isinstance(node.meta, SizeMeta)}
-
-    def made(output: Argument) -> _Output:
-        if isinstance(output, str) and output in places:
-            place = places[output]
-            return lambda values, symbols: without_base(values[place])
-        size = output.value if isinstance(output, SizeArgument) else None
-        size = known.get(output) if isinstance(output, str) else size
-        if size is not None:
-            return lambda values, symbols: sizes.evaluate(size, symbols)
-        if isinstance(output, str):
-            raise BundleInvalid(
-                f"library {library.file!r} does not return {output[:80]!r}",
-                where=where,
-                check="target-malformed/library-result",
-            )
-        value = constant_value(output, environment)
-        return lambda values, symbols: value
-
-    return [made(output) for output in subgraph.outputs]
 
 
 # --- libraries, loaded into this process --------------------------------------------------------------------

@@ -15,9 +15,8 @@ from aotexport_runtime.bundle.packs import TARGET, code_of, unpacked
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.cuda import CudaRuntime
 from aotexport_runtime.engines.cuda.choice import CompiledCandidate, architectures_for, choose, kernels_of
-from aotexport_runtime.engines.cuda.driver import Driver
 from aotexport_runtime.engines.cuda.graphs import Capture, GraphedProgram
-from aotexport_runtime.engines.cuda.launch import Launcher, Modules
+from aotexport_runtime.engines.cuda.launch import Driver, Launcher
 from aotexport_runtime.engines.cuda.trial import Trial
 from aotexport_runtime.engines.cuda.tuning import Kept, TunedKernel
 from aotexport_runtime.engines.lowered import Lowered, lowered_graphs
@@ -32,18 +31,12 @@ from aotexport_runtime.validate.trees import taken_apart
 log = logging.getLogger("aotexport_runtime")
 
 
-class LaunchStream(threading.local):
-    """The stream (`handle`) that this thread launches on: torch is asked once per pass, not per launch."""
-
-    handle = 0
-
-
 class CudaEngine:
     """Returns lowered programs for CUDA devices; one per loaded bundle."""
 
     def __init__(self, options: CudaRuntime) -> None:
         self._options = options
-        self._loaded: tuple[Driver, Modules] | None = None
+        self._driver: Driver | None = None
         self._lock = threading.Lock()
 
     def check(self, place: torch.device | None) -> torch.device:
@@ -81,25 +74,21 @@ class CudaEngine:
                 f"(sm_{properties.major}{properties.minor})"
             )
         architecture, choices = chosen
-        driver, modules = self._load(bundle)
+        driver = self._load(bundle)
         kept = self._kept(driver, properties.name)
-        stream = LaunchStream()
-        launches = {
-            kernel.name: _launch(kernel, choices[kernel.name], modules, driver, device, stream, kept)
-            for kernel in kernels
-        }
+        launches = {kernel.name: _launch(kernel, choices[kernel.name], driver, device, kept) for kernel in kernels}
         fitting = architectures_for(available, capability)
         passed = fitting[: fitting.index(architecture)]
         why = f"; not for {', '.join(passed)}, which some kernel lacks or is too large for" if passed else ""
         log.info("program %s runs on %d kernels for %s%s", program.name, len(kernels), architecture, why)
-        return on_device(lowered_graphs(bundle, TARGET, program, environment, launches), driver, device, stream)
+        return on_device(lowered_graphs(bundle, TARGET, program, environment, launches), driver, device)
 
-    def _load(self, bundle: Bundle) -> tuple[Driver, Modules]:
+    def _load(self, bundle: Bundle) -> Driver:
         with self._lock:
-            if self._loaded is None:
-                driver, pack = Driver.load(), functools.cache(functools.partial(unpacked, bundle))
-                self._loaded = driver, Modules(driver, lambda binary: code_of(binary, pack(binary.architecture)))
-            return self._loaded
+            if self._driver is None:
+                pack = functools.cache(functools.partial(unpacked, bundle))
+                self._driver = Driver.load(lambda binary: code_of(binary, pack(binary.architecture)))
+            return self._driver
 
     def _kept(self, driver: Driver, device: str) -> Kept | None:
         if not self._options.tune:
@@ -112,27 +101,22 @@ class CudaEngine:
 def _launch(
     kernel: Kernel,
     choices: Sequence[CompiledCandidate],
-    modules: Modules,
     driver: Driver,
     device: torch.device,
-    stream: LaunchStream,
     kept: Kept | None,
 ) -> Callable[..., None]:
-    launchers = [
-        Launcher(kernel, candidate, binary, modules, driver, device, lambda: stream.handle)
-        for candidate, binary in choices
-    ]
+    launchers = [Launcher(kernel, candidate, binary, driver, device) for candidate, binary in choices]
     return launchers[0] if kept is None or len(launchers) == 1 else TunedKernel(launchers, kept)
 
 
-def on_device(lowered: Lowered, driver: Driver, device: torch.device, stream: LaunchStream) -> Lowered:
+def on_device(lowered: Lowered, driver: Driver, device: torch.device) -> Lowered:
     """Return `lowered` such that the thread that runs it is on its device, in its context, on torch's stream."""
 
     def there(function: Function) -> Function:
         def run(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
             with torch.cuda.device(device):
                 driver.enter(device.index)
-                stream.handle = torch.cuda.current_stream(device).cuda_stream
+                driver.thread.stream = torch.cuda.current_stream(device).cuda_stream
                 return function(args, symbols)
 
         return run

@@ -1,15 +1,15 @@
-"""A kernel on a device: its parameters packed, its grid computed, its code loaded on first use, once per device."""
+"""A kernel on a device, by the CUDA driver library: parameters packed, grid computed, code loaded on first use."""
 
 from __future__ import annotations
 
+import ctypes
 import struct
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from aotexport_runtime.engines.cuda.driver import Driver, ParameterBlock
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.targets import (
     Kernel,
@@ -19,6 +19,143 @@ from aotexport_runtime.schema.targets import (
     PointerParameter,
 )
 from aotexport_runtime.values import dtypes, sizes
+
+# --- the driver library, by ctypes --------------------------------------------------------------------------
+
+_MAX_DYNAMIC_SHARED_SIZE = 8  # `CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES`
+_DEFAULT_SHARED_NBYTES = 48 << 10
+"""Most dynamic shared memory that a launch gets without an attribute of the function."""
+
+_COUNT = ctypes.c_uint
+_HANDLE = ctypes.c_void_p
+_LAUNCH = [_HANDLE, *[_COUNT] * 7, _HANDLE, ctypes.POINTER(_HANDLE)]
+_ARGUMENTS: dict[str, list[Any]] = {
+    "cuCtxSetCurrent": [_HANDLE],
+    "cuLaunchCooperativeKernel": _LAUNCH,
+    "cuLaunchKernel": [*_LAUNCH, _HANDLE],
+    "cuModuleGetFunction": [_HANDLE, _HANDLE, ctypes.c_char_p],
+    "cuModuleLoadData": [_HANDLE, ctypes.c_char_p],
+    "cuFuncSetAttribute": [_HANDLE, ctypes.c_int, ctypes.c_int],
+}
+"""Types of arguments, so that plain integers are passed in the right width."""
+
+
+class ParameterBlock:
+    """Memory for the parameters of a launch; later launches reuse it, since the driver copies it."""
+
+    def __init__(self, count: int) -> None:
+        self.values = (ctypes.c_uint64 * count)()
+        """The low bytes of each, in little-endian order, are its value."""
+        start = ctypes.addressof(self.values)
+        self.pointers = (_HANDLE * count)(*range(start, start + 8 * count, 8))
+        """Where each value is; the driver takes as many as the kernel declares."""
+
+
+class _Thread(threading.local):
+    stream = 0
+
+
+class Driver:
+    """Calls of the driver library; every failure raises an error that names the call.
+
+    Attributes:
+        thread: `stream` is the handle of the stream that this thread launches on: torch is asked once per pass.
+    """
+
+    def __init__(self, library: Any, code: Callable[[KernelBinary], bytes]) -> None:
+        """Wrap `library`, the loaded `libcuda`; `code` returns a kernel's code, its digest compared."""
+        self.thread = _Thread()
+        self._library = library
+        self._code = code
+        self._contexts: dict[int, int] = {}
+        self._functions: dict[tuple[int, str, str], int] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def load(cls, code: Callable[[KernelBinary], bytes]) -> Driver:
+        """Return the driver of this machine.
+
+        Raises:
+            NotSupported: there is none.
+        """
+        try:
+            library = ctypes.CDLL("libcuda.so.1")
+        except OSError as error:
+            raise NotSupported(f"the CUDA driver library cannot be loaded: {error}") from None
+        for name, types in _ARGUMENTS.items():
+            getattr(library, name).argtypes = types
+        return cls(library, code)
+
+    def _call(self, name: str, *args: Any) -> None:
+        code = getattr(self._library, name)(*args)
+        if code:
+            text = ctypes.c_char_p()
+            self._library.cuGetErrorName(code, ctypes.byref(text))
+            raise NotSupported(f"{name} failed: {(text.value or b'?').decode()} ({code})")
+
+    def version(self) -> int:
+        """Return the newest version of CUDA that the driver knows: 12040 is 12.4."""
+        found = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(found))
+        return found.value
+
+    def enter(self, device_index: int) -> None:
+        """Make the device's primary context, which torch uses as well, current to this thread."""
+        primary = self._contexts.get(device_index)
+        if primary is None:
+            device, context = ctypes.c_int(), _HANDLE()
+            self._call("cuDeviceGet", ctypes.byref(device), device_index)
+            self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), device)
+            assert context.value is not None
+            primary = self._contexts[device_index] = context.value
+        current = _HANDLE()
+        self._call("cuCtxGetCurrent", ctypes.byref(current))
+        if current.value != primary:
+            self._call("cuCtxSetCurrent", primary)
+
+    def function(self, name: str, binary: KernelBinary, device_index: int) -> int:
+        """Return the handle of a kernel on a device, whose context is current to this thread.
+
+        Raises:
+            BundleInvalid: the code's digest differs from the record's.
+            NotSupported: the driver refuses it.
+        """
+        key = (device_index, name, binary.sha256)
+        with self._lock:
+            if key not in self._functions:
+                module, function = _HANDLE(), _HANDLE()
+                # PTX must end in NUL; machine code may.
+                self._call("cuModuleLoadData", ctypes.byref(module), self._code(binary) + b"\0")
+                self._call("cuModuleGetFunction", ctypes.byref(function), module.value, name.encode())
+                assert function.value is not None
+                if binary.shared_nbytes > _DEFAULT_SHARED_NBYTES:
+                    self._call("cuFuncSetAttribute", function.value, _MAX_DYNAMIC_SHARED_SIZE, binary.shared_nbytes)
+                self._functions[key] = function.value
+            return self._functions[key]
+
+    def launch(
+        self,
+        function: int,
+        grid: Sequence[int],
+        threads: int,
+        shared_nbytes: int,
+        parameters: ParameterBlock,
+        *,
+        cooperative: bool,
+    ) -> None:
+        """Launch a kernel, given by its handle, in the current context, on the stream of this thread.
+
+        `grid`: blocks per axis. `threads`: those of a block. `shared_nbytes`: dynamic shared memory. `cooperative`: all
+        blocks must run at once.
+        """
+        where = (function, *grid, threads, 1, 1, shared_nbytes, self.thread.stream, parameters.pointers)
+        if cooperative:
+            self._call("cuLaunchCooperativeKernel", *where)
+        else:
+            self._call("cuLaunchKernel", *where, None)
+
+
+# --- launches -----------------------------------------------------------------------------------------------
 
 WARP = 32
 MAX_GRID = ((1 << 31) - 1, (1 << 16) - 1, (1 << 16) - 1)
@@ -57,31 +194,6 @@ def grid_of(kernel: Kernel, candidate: KernelCandidate, arguments: Mapping[str, 
     return x, y, z
 
 
-class Modules:
-    """The functions of a bundle's kernels on the devices that they run on."""
-
-    def __init__(self, driver: Driver, code: Callable[[KernelBinary], bytes]) -> None:
-        """Prepare to load what `code` returns: a kernel's code, its digest compared."""
-        self._driver = driver
-        self._code = code
-        self._functions: dict[tuple[int, str, str], int] = {}
-        self._lock = threading.Lock()
-
-    def function(self, kernel: Kernel, binary: KernelBinary, device_index: int) -> int:
-        """Return the handle of a kernel on a device, whose context is current to this thread.
-
-        Raises:
-            BundleInvalid: the code's digest differs from the record's.
-            NotSupported: the driver refuses it.
-        """
-        key = (device_index, kernel.name, binary.sha256)
-        with self._lock:
-            if key not in self._functions:
-                module = self._driver.load_module(self._code(binary))
-                self._functions[key] = self._driver.function(module, kernel.name, binary.shared_nbytes)
-            return self._functions[key]
-
-
 class Launcher:
     """Launches one candidate of a kernel on one device, in whose context it is called."""
 
@@ -90,19 +202,15 @@ class Launcher:
         kernel: Kernel,
         candidate: KernelCandidate,
         binary: KernelBinary,
-        modules: Modules,
         driver: Driver,
         device: torch.device,
-        stream: Callable[[], int],
     ) -> None:
-        """Prepare a candidate on a CUDA device with its index; `stream` returns the handle of the current stream."""
+        """Prepare a candidate on a CUDA device with its index."""
         self.kernel = kernel
         self.candidate = candidate
         self.binary = binary
-        self._modules = modules
         self._driver = driver
         self._device = device
-        self._stream = stream
         self._packers = [(parameter.name, _packer(parameter, device)) for parameter in kernel.parameters]
         axes = [axis for axis in candidate.grid if not isinstance(axis, int)]
         self._grid_names = sorted({name for axis in axes for name in sizes.symbols_of(axis)})
@@ -130,7 +238,7 @@ class Launcher:
         if 0 in grid:
             return
         if self._function is None:
-            self._function = self._modules.function(self.kernel, self.binary, self._device.index)
+            self._function = self._driver.function(self.kernel.name, self.binary, self._device.index)
         scratch, address = self._scratch(grid[0] * grid[1] * grid[2])
         try:
             block = self._blocks.pop()
@@ -147,7 +255,6 @@ class Launcher:
             grid,
             self.candidate.num_warps * WARP,
             self.binary.shared_nbytes,
-            self._stream(),
             block,
             cooperative=self.candidate.cooperative,
         )

@@ -5,6 +5,7 @@ Tuning changes nothing but which candidate runs; a kernel that cannot be timed r
 
 from __future__ import annotations
 
+import copy
 import logging
 import statistics
 import threading
@@ -84,40 +85,29 @@ class TunedKernel:
 def fastest(launchers: Sequence[Launcher], arguments: Mapping[str, Any]) -> int:
     """Return the position of the fastest launcher of one kernel; the first where none can be timed."""
     try:
-        copies = _Copies(arguments)
+        copies, refresh = _copied(arguments)
     except torch.cuda.OutOfMemoryError:
         return 0
     times: list[float] = []
     for launcher in launchers:
         try:
-            times.append(device_time(copies.refresh, lambda launcher=launcher: launcher(**copies.arguments)))
+            times.append(device_time(refresh, lambda launcher=launcher: launcher(**copies)))
         except NotSupported:
             times.append(float("inf"))
     return times.index(min(times))
 
 
-class _Copies:
-    """Arguments of a launch with tensors of their own.
+def _copied(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[], None]]:
+    """Return arguments with tensors of their own, and what gives these the originals' values: kernels change them.
 
     Whole storages are copied, each once: a kernel may read beyond a tensor, or take one tensor twice.
     """
+    originals = {name: each.detach() if isinstance(each, torch.Tensor) else each for name, each in arguments.items()}
+    copies = copy.deepcopy(originals)
+    tensors = [name for name, value in originals.items() if isinstance(value, torch.Tensor)]
 
-    def __init__(self, arguments: Mapping[str, Any]) -> None:
-        tensors = {name: value for name, value in arguments.items() if isinstance(value, torch.Tensor)}
-        originals = {_address(tensor): tensor.untyped_storage() for tensor in tensors.values()}
-        self._storages = {address: (storage, storage.clone()) for address, storage in originals.items()}
-        self.arguments = {**arguments, **{name: self._copy(tensor) for name, tensor in tensors.items()}}
+    def refresh() -> None:
+        for name in tensors:
+            copies[name].untyped_storage().copy_(originals[name].untyped_storage())
 
-    def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        storage = self._storages[_address(tensor)][1]
-        empty = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
-        return empty.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
-
-    def refresh(self) -> None:
-        """Give the copies the values of the originals again: kernels change their arguments."""
-        for original, copy in self._storages.values():
-            copy.copy_(original)
-
-
-def _address(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return copies, refresh

@@ -10,22 +10,21 @@ import torch
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import AUTOGRAD, PORTABLE
+from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.engines.runs import WHOLE, Engines
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution import transforms
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
-from aotexport_runtime.guards.rule import GuardSource, Row
 from aotexport_runtime.schema.program import Program
 
 if TYPE_CHECKING:
     from aotexport_runtime.engines.forward.live_graph import LiveGraph
 
 
-class ForwardEngine:
+class ForwardEngine(Engine):
     """The forward graph of a program; see `Engine`."""
 
     name = AUTOGRAD
-    rows: Sequence[Row] = ()
 
     def __init__(
         self, bundle: Bundle, program: Program, environment: Environment, engines: Engines, live: LiveGraph | None
@@ -38,14 +37,6 @@ class ForwardEngine:
         self._live = live
         self._compiled: Function | None = None
         self._restored: Callable[[], AbstractContextManager[None]] | None = None
-
-    def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
-        """Return None: it serves every call."""
-        return None
-
-    def expression(self, source: GuardSource) -> str | None:
-        """Return None: quick paths call `run`."""
-        return None
 
     def run(self, inputs: list[Any], symbols: dict[str, int], because: str = "") -> Sequence[Any]:
         """Run the graph under the caller's grad mode; see `Engine`.
@@ -86,7 +77,7 @@ class ForwardEngine:
                 "The program is for calls without gradients: call it under `torch.no_grad()`, or export one with "
                 "gradients in eval mode too (`eval-joint`)"
             )
-        if program.functional is not None and PORTABLE not in self._engines.choice.engines:
+        if program.functional is not None and PORTABLE not in self._engines.engines:
             return "The bundle was loaded without it: load it with target='auto'"
         refusals = "; ".join(refusal.reason for refusal in program.refusals) or "the program has no joint graph"
         return f"Reason: {because or refusals}"

@@ -15,7 +15,7 @@ from aotexport_runtime.guards.signature import Signature
 from aotexport_runtime.schema.graph import ModuleCall
 from aotexport_runtime.schema.program import Parameter
 from aotexport_runtime.schema.sizes import Size
-from aotexport_runtime.schema.trees import Leaf, Tree
+from aotexport_runtime.schema.trees import Constant, Leaf, Tree
 from aotexport_runtime.schema.trees import Sequence as SequenceTree
 from aotexport_runtime.schema.values import Argument, SizeArgument, TensorMeta, ValueMeta
 from aotexport_runtime.submodules.changes import SubmoduleChange
@@ -31,12 +31,9 @@ sizes; `rank` and dtype, where those nodes do the same for all sizes; `nothing`,
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """A result of a call that later nodes use, with its metadata at capture.
+    """A result of a call that later nodes use: its index among the values of the call, its metadata at capture.
 
-    Attributes:
-        leaf: index among the values of the call.
-        needs: the properties that must be as at capture.
-        must_be: name of the value whose very tensor it must be; None: any tensor will do.
+    `must_be`: name of the value whose very tensor it must be; None: any tensor will do.
     """
 
     name: str
@@ -78,10 +75,9 @@ class SubmoduleCall:
         part: Part | None,
         environment: Environment,
     ) -> None:
-        """Prepare one call of the module that `change` has put in.
+        """Prepare one call of the module that `change` has put in, with `inputs` per leaf of the captured `call`.
 
-        `inputs` has its arguments per leaf of the captured `call`. Without a `part` of the original's the module runs
-        its own code.
+        Without a `part` of the original's the module runs its own code.
         """
         assert change.module is not None
         assert isinstance(call.arguments, SequenceTree)
@@ -94,16 +90,18 @@ class SubmoduleCall:
         self._part = part
         self._value_of = functools.partial(constant_value, environment=environment)
         args, kwargs = call.arguments.items
-        self._arguments = self._signature(
+        parameters = (
             Parameter(name="args", kind="var_positional", tree=args),
             Parameter(name="kwargs", kind="var_keyword", tree=kwargs),
         )
-        self._result = self._signature(Parameter(name="result", kind="positional_only", tree=call.result))
-        self._build_arguments = builder(call.arguments, lambda leaf: self._value_of(leaf.value))
-        self._build_result = builder(call.result, lambda leaf: self._value_of(leaf.value))
 
-    def _signature(self, *parameters: Parameter) -> Signature:
-        return Signature(parameters, lambda leaf: self._value_of(leaf.value))
+        def constant(leaf: Constant) -> Any:
+            return self._value_of(leaf.value)
+
+        self._arguments = Signature(parameters, constant)
+        self._result = Signature((Parameter(name="result", kind="positional_only", tree=call.result),), constant)
+        self._build_arguments = builder(call.arguments, constant)
+        self._build_result = builder(call.result, constant)
 
     def __call__(self, symbols: dict[str, int], values: Sequence[Any], captured: Sequence[Any]) -> list[Any]:
         """Call the module with `values`, its tensors; return the results that later nodes use.

@@ -1,4 +1,4 @@
-"""The joint graph as an `autograd.Function`: forward, saved values, backward.
+"""The joint graph as an `autograd.Function`: forward, saved values, backward, and what backward checks.
 
 Invariant: the same gradients are None as in eager autograd, rather than zeros.
 
@@ -8,16 +8,17 @@ Source: torch 2.13, `_functorch/_aot_autograd/runtime_wrappers.py`, `_AOTDispatc
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from aotexport_runtime.engines.functional.checks import check_versions, refuse_unseen_gradients
 from aotexport_runtime.engines.functional.joint import JointProgram, Pattern
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution import transforms
 from aotexport_runtime.execution.autocast import draws_of_now
+from aotexport_runtime.guards.caller import has_hooks
 from aotexport_runtime.schema.program import IntermediateAlias
 
 
@@ -223,3 +224,55 @@ class RepeatableCall:
             if isinstance(spec, IntermediateAlias) and output._base is not None:
                 bases[spec.base_index] = output._base
         return [*[None] * len(functional.mutations), *outputs, *bases]
+
+
+# --- checks of backward -------------------------------------------------------------------------------------
+#
+# A joint graph reads other tensors than eager. It is one node of autograd, so gradients of other outputs do not pass
+# through an inner output, which they are computed from: its hooks and `retain_grad` would see a part of its gradient.
+
+
+def refuse_unseen_gradients(node: Any, gradients: Sequence[torch.Tensor | None]) -> None:
+    """Refuse a backward in which a hook or `retain_grad` would see less than the whole gradient.
+
+    Raises:
+        NotSupported: names the output.
+    """
+    for inner, reference in getattr(node, "watched", ()):
+        output = reference()
+        if output is None or not has_hooks(output):
+            continue
+        if any(gradients[position] is not None for position in inner.outer):
+            raise NotSupported(
+                f"`{inner.name}` has a hook or retains its gradient, and another output is computed from it within the "
+                "joint graph, where the gradient does not come by the hook. Load the bundle with target='autograd'"
+            )
+
+
+def node_of(returned: Sequence[Any]) -> Any:
+    """Return the autograd node of a joint graph's forward, given its results; None: it made none."""
+    nodes = (value.grad_fn for value in returned if isinstance(value, torch.Tensor))
+    return next((node for node in nodes if node is not None), None)
+
+
+def remember(node: Any, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+    """Let backward through a joint graph's `node` find tensors that eager reads, and hooks on inner outputs."""
+    compiled, versions = node.call[0], list[tuple[torch.Tensor, int, Sequence[int]]]()
+    for is_input, index, positions in compiled.checks:
+        # An output would keep its own graph alive.
+        tensor = inputs[index] if is_input else outputs[index].detach()
+        if not tensor.is_inference():
+            versions.append((tensor, tensor._version, positions))
+    node.versions = versions
+    node.watched = [(each, weakref.ref(outputs[each.output])) for each in compiled.joint.inner]
+
+
+def check_versions(ctx: Any, grads: Sequence[torch.Tensor | None]) -> None:
+    """Raise if a tensor that eager reads for one of `grads` was changed since the call."""
+    for tensor, version, positions in getattr(ctx, "versions", ()):
+        if tensor._version != version and any(grads[position] is not None for position in positions):
+            raise RuntimeError(
+                "one of the variables needed for gradient computation has been modified by an inplace operation: an "
+                f"input or output of the program, of shape {list(tensor.shape)}, is at version {tensor._version}; "
+                f"expected version {version} instead"
+            )

@@ -5,10 +5,9 @@ They serve the calls that the graph was captured for, and native code those that
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Sequence
-from typing import Any, Self
+from typing import Any
 
 import torch
 
@@ -16,11 +15,11 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import PORTABLE
 from aotexport_runtime.engines.engine import Native
 from aotexport_runtime.engines.forward.engine import ForwardEngine
-from aotexport_runtime.engines.functional.autograd import apply_joint, run_joint
-from aotexport_runtime.engines.functional.checks import InnerOutput, inner_outputs, node_of, remember_versions, watch
+from aotexport_runtime.engines.functional.autograd import apply_joint, node_of, remember, run_joint
 from aotexport_runtime.engines.functional.epilogue import Mutations, regenerators
 from aotexport_runtime.engines.functional.guards import caller_rows, direct_rows, input_rows, native_rows
 from aotexport_runtime.engines.functional.joint import JointProgram, Reference
+from aotexport_runtime.engines.functional.tangents import inner_outputs
 from aotexport_runtime.engines.runs import LIBRARY_FAILED, Engines
 from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, Function
@@ -29,7 +28,7 @@ from aotexport_runtime.guards.rule import GuardSource, GuardTable, Row, input_na
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import StateTensor
-from aotexport_runtime.schema.program import FunctionalGraph, Program, SizeInput, StateInput
+from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.validate.trees import taken_apart
 from aotexport_runtime.values.subclasses import parts
 
@@ -41,72 +40,54 @@ class FunctionalEngine:
         self,
         bundle: Bundle,
         program: Program,
-        functional: FunctionalGraph,
         environment: Environment,
         engines: Engines,
         forward: ForwardEngine,
+        native: Native | None = None,
     ) -> None:
-        """Prepare generated code; `forward` is for double backward, `engines` records which passes have run."""
-        self.name = PORTABLE
+        """Prepare code, generated or native; `forward` is for double backward, `engines` records passes that ran."""
+        functional = program.functional
+        assert functional is not None
+        self.name = PORTABLE if native is None else native.target
+        self.by_native = functools.partial(FunctionalEngine, bundle, program, environment, engines, forward)
+        """Returns the engine of the same graph as native code."""
         whole, program = program, taken_apart(program)
         graph = bundle.graph(program.name, functional.file)
         self._wraps = any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in whole.inputs)
         self._record = functional
         self._engines = engines
-        device_type = device_type_of(program, environment.device)
         self._symbols = [dimension.symbol for dimension in program.dimensions]
-        self._caller = caller_rows(whole, functional, device_type)
-        self._own = input_rows(program, functional, graph)
-        self._counts = len(whole.inputs), len(program.inputs)
         self._mutations = Mutations(functional) if functional.mutations or functional.version_rises else None
-        self._checks = functional.gradients is not None and bool(functional.gradients.checks)
         self._regenerators = regenerators(program, functional, graph, environment)
-        self._inner: list[InnerOutput] = []
+        gradients = functional.gradients
         self._joint: JointProgram | None = None
-        self._inference = functools.partial(_inference, graph, environment, engines)
-        self._infer = self._inference(None)
-        if functional.gradients is not None:
-            reference = _reference(forward, whole, environment, apart=self._wraps)
-            self._inner = inner_outputs(graph, functional, program)
+        if gradients is None:
+            self._infer = _inference(graph, environment, engines, native)
+        else:
             self._joint = JointProgram(
                 graph,
                 functional,
                 environment,
                 engines,
-                reference if program.forward.differentiable else None,
+                _reference(forward, whole, environment, apart=self._wraps) if program.forward.differentiable else None,
                 _parameters(program, bundle.manifest.state),
-                self._inner,
+                inner_outputs(graph, functional, program),
+                native,
             )
-        self._guard()
-
-    def by_native(self, native: Native) -> Self:
-        """Return the engine of the same graph as native code."""
-        engine = copy.copy(self)
-        engine.name = native.target
-        if self._joint is not None:
-            engine._joint = self._joint.by_native(native)
-        else:
-            engine._infer = self._inference(native)
-        gradients = () if self._record.gradients is None else self._record.gradients.of_inputs
-        engine._own = [*self._own, *native_rows(native, gradients, self._symbols, self._counts[1])]
-        engine._guard()
-        return engine
-
-    def _guard(self) -> None:
-        whole, apart = self._counts
-        self._of_caller = GuardTable([self._caller], whole, known=self._symbols)
-        self._of_inputs = GuardTable([self._own], apart, known=self._symbols)
-        direct = self._direct
-        self.rows: Sequence[Row] = [*self._caller, *self._own, *([] if direct is None else direct_rows(direct.plain))]
-
-    @property
-    def _direct(self) -> JointProgram | None:
-        """Its joint graph, if the results are the program's outputs; None: there is more to do."""
-        if self._mutations or self._regenerators is not None or self._record.grad_mode is not None:
-            return None
-        if self._checks or self._inner or self._joint is None:
-            return None
-        return None if self._joint.gradients.detached_inputs else self._joint
+        caller = caller_rows(whole, functional, device_type_of(program, environment.device))
+        own = input_rows(program, functional, graph)
+        if native is not None:
+            of_inputs = () if gradients is None else gradients.of_inputs
+            own += native_rows(native, of_inputs, self._symbols, len(program.inputs))
+        self._count = len(whole.inputs)
+        self._of_caller = GuardTable([caller], self._count, known=self._symbols)
+        self._of_inputs = GuardTable([own], len(program.inputs), known=self._symbols)
+        self._checks = self._joint is not None and self._joint.checks
+        more = self._mutations or self._regenerators is not None or functional.grad_mode is not None or self._checks
+        is_direct = not more and gradients is not None and not gradients.detached_inputs
+        # Its joint graph, if the results are the program's outputs.
+        self._direct = self._joint if is_direct else None
+        self.rows: Sequence[Row] = [*caller, *own, *(() if self._direct is None else direct_rows(self._direct.plain))]
 
     def why_not(self, inputs: list[Any], symbols: dict[str, int]) -> str | None:
         """Return why the graph does not serve this call; None: it does."""
@@ -120,7 +101,7 @@ class FunctionalEngine:
         if self._direct is None:
             return None
         symbols = source.values_of(self._symbols)
-        inputs = ", ".join(map(input_name, range(self._counts[0])))
+        inputs = ", ".join(map(input_name, range(self._count)))
         return f"{source.constant(apply_joint)}({source.constant(self._direct)}, {symbols}, {inputs})"
 
     def run(self, inputs: list[Any], symbols: dict[str, int], because: str = "") -> Sequence[Any]:
@@ -137,7 +118,7 @@ class FunctionalEngine:
         if self._mutations is not None:
             self._mutations.apply(inputs, returned)
             returned = returned[self._mutations.count :]
-        node = node_of(results) if self._checks or self._inner else None
+        node = node_of(results) if self._checks else None
         if self._regenerators is None:
             outputs = returned
         else:
@@ -145,8 +126,7 @@ class FunctionalEngine:
             for index, make in self._regenerators:
                 outputs[index] = make(inputs, returned, outputs)
         if node is not None:
-            remember_versions(node, inputs, outputs)
-            watch(node, self._inner, outputs)
+            remember(node, inputs, outputs)
         if self._record.grad_mode is not None:
             torch.set_grad_enabled(self._record.grad_mode)
         return outputs

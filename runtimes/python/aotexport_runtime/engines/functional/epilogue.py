@@ -118,13 +118,10 @@ def regenerators(
     if all(isinstance(output, FreshOutput) for output in functional.outputs) and not flowless:
         return None
     through = _views_of_views(functional, graph)
-    found = [
-        (index, _flowless(index) if index in flowless else _regenerator(index, program, functional, environment))
-        for index, output in enumerate(functional.outputs)
-        if index not in through and (index in flowless or not isinstance(output, FreshOutput))
-    ]
-    return found + [
-        (index, _regenerator_through(index, other, functional, environment)) for index, other in through.items()
+    made = [i for i, output in enumerate(functional.outputs) if i in flowless or not isinstance(output, FreshOutput)]
+    return [
+        (i, _flowless(i) if i in flowless else _regenerator(i, through.get(i), program, functional, environment))
+        for i in (*(i for i in made if i not in through), *through)
     ]
 
 
@@ -177,32 +174,31 @@ def _flowless(index: int) -> Regenerate:
     return make
 
 
-def _regenerator(index: int, program: Program, functional: FunctionalGraph, environment: Environment) -> Regenerate:
-    output = functional.outputs[index]
+def _regenerator(
+    index: int, through: int | None, program: Program, functional: FunctionalGraph, environment: Environment
+) -> Regenerate:
+    """Return a function that makes an output from its base, or from the returned view at `through`."""
+    output, steps = functional.outputs[index], None
     assert not isinstance(output, FreshOutput)
     if isinstance(output, InputItself):
         input_index = output.input_index
         return lambda inputs, returned, outputs: inputs[input_index]
-    if isinstance(output, InputAlias):
-        input_index = output.input_index
-        spec = program.inputs[input_index]
-        view = _viewer(output, environment, like_base=not isinstance(spec, SizeInput) and spec.meta.requires_grad)
-        return lambda inputs, returned, outputs: view(inputs[input_index], unwrap(returned[index]))
-    view = _viewer(output, environment, like_base=_requires_grad(functional, output))
-    count = len(functional.outputs)
-    base_index = count + output.base_index if isinstance(output, IntermediateAlias) else output.output_index
-    return lambda inputs, returned, outputs: view(unwrap(returned[base_index]), unwrap(returned[index]))
-
-
-def _regenerator_through(
-    index: int, other_index: int, functional: FunctionalGraph, environment: Environment
-) -> Regenerate:
-    output, other = functional.outputs[index], functional.outputs[other_index]
-    assert isinstance(output, Alias)
-    assert isinstance(other, Alias)
-    steps = output.steps[len(other.steps) :] if output.steps is not None and other.steps is not None else None
-    view = _viewer(replace(output, steps=steps), environment, like_base=True)
-    return lambda inputs, returned, outputs: view(outputs[other_index], unwrap(returned[index]))
+    # Where the base is: among the inputs, the results, or the outputs for the caller.
+    if through is not None:
+        other = functional.outputs[through]
+        assert isinstance(other, Alias)
+        source, place, like_base = 2, through, True
+        steps = output.steps[len(other.steps) :] if output.steps is not None and other.steps is not None else None
+    elif isinstance(output, InputAlias):
+        spec = program.inputs[output.input_index]
+        source, place, steps = 0, output.input_index, output.steps
+        like_base = not isinstance(spec, SizeInput) and spec.meta.requires_grad
+    else:
+        is_base = isinstance(output, IntermediateAlias)
+        place = len(functional.outputs) + output.base_index if is_base else output.output_index
+        source, steps, like_base = 1, output.steps, _requires_grad(functional, output)
+    view = _viewer(replace(output, steps=steps), environment, like_base=like_base)
+    return lambda *where: view(unwrap(where[source][place]), unwrap(where[1][index]))
 
 
 def _requires_grad(functional: FunctionalGraph, view: IntermediateAlias | OutputAlias) -> bool:

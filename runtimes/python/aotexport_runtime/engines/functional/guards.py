@@ -22,7 +22,6 @@ from aotexport_runtime.schema.program import (
     SizeInput,
     StateInput,
 )
-from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.values import sizes
 
 _Tensors = list[tuple[int, ArgumentInput | StateInput]]
@@ -33,12 +32,9 @@ def _tensors(program: Program) -> _Tensors:
 
 
 def caller_rows(program: Program, record: FunctionalGraph, device_type: str) -> list[Row]:
-    """Return the guards of the modes around a call and of what requires grad.
+    """Return the guards of the modes around a call and of what requires grad; `program` takes tensor subclasses whole.
 
-    Args:
-        program: the program, with tensor subclasses as inputs.
-        record: calling convention of its functional graph.
-        device_type: type of the devices that it runs on.
+    `device_type`: type of the devices that it runs on.
     """
     tensors = _tensors(program)
     some = _some_require_grad(index for index, _ in tensors)
@@ -78,8 +74,16 @@ def input_rows(program: Program, record: FunctionalGraph, graph: Graph) -> list[
     """Return the guards of the inputs of a functional graph; those of `program` are tensor subclasses taken apart."""
     tensors, gradients = _tensors(program), record.gradients
     integers = {spec.symbol for spec in program.inputs if isinstance(spec, SizeInput)}
-    found = [_not_empty(each.symbol) for each in program.dimensions if each.symbol not in integers]
-    found += [_assumed(guard) for guard in record.guards]
+    empty = "a size is 0, and kernels of functional graphs do not all bear that"
+    found = [
+        Row("sizes", lambda source, symbol=each.symbol: f"{source.size(symbol)} != 0", empty)
+        for each in program.dimensions
+        if each.symbol not in integers
+    ]
+    found += [
+        Row("sizes", lambda source, guard=guard: source.condition(guard), f"the graph assumes {sizes.describe(guard)}")
+        for guard in record.guards
+    ]
     found += [_laid_out(*each) for each in tensors]
     for index, spec in tensors:
         if isinstance(spec, ArgumentInput) and spec.meta.dtype.startswith(("complex", "float", "bfloat")):
@@ -109,15 +113,6 @@ def input_rows(program: Program, record: FunctionalGraph, graph: Graph) -> list[
 
 def _some_require_grad(indices: Iterable[int]) -> str:
     return " or ".join(f"{input_name(index)}.requires_grad" for index in indices) or "False"
-
-
-def _not_empty(symbol: str) -> Row:
-    words = "a size is 0, and kernels of functional graphs do not all bear that"
-    return Row("sizes", lambda source: f"{source.size(symbol)} != 0", words)
-
-
-def _assumed(guard: Size) -> Row:
-    return Row("sizes", lambda source: source.condition(guard), f"the graph assumes {sizes.describe(guard)}")
 
 
 def _laid_out(index: int, spec: ArgumentInput | StateInput) -> Row:
@@ -195,13 +190,9 @@ def direct_rows(indices: Sequence[int]) -> list[Row]:
 
 
 def native_rows(native: Native, gradients: Sequence[int | None], symbols: Sequence[str], count: int) -> list[Row]:
-    """Return the guards of the calls that native code serves; its functional graph serves the others.
+    """Return the guards of the calls that native code serves, of a graph with `count` inputs.
 
-    Args:
-        native: code of a graph with `count` inputs.
-        gradients: per input of a joint graph the index of its gradient; empty: it is no joint graph.
-        symbols: those of its program.
-        count: see above.
+    `gradients`: per input of a joint graph the index of its gradient; empty: it is no joint graph.
     """
     wanted = [f"{input_name(index)}.requires_grad" for index, gradient in enumerate(gradients) if gradient is not None]
     inputs = ", ".join(map(input_name, range(count)))

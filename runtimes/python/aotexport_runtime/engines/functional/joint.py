@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Container, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from aotexport_runtime.engines.candidates import PORTABLE
 from aotexport_runtime.engines.engine import Native
-from aotexport_runtime.engines.functional.checks import InnerOutput
 from aotexport_runtime.engines.functional.epilogue import OpaqueTensor
 from aotexport_runtime.engines.functional.tangents import (
+    InnerOutput,
     flowless_outputs,
     layout,
     positions_of_tangents,
@@ -40,10 +39,13 @@ class JointProgram:
     """A joint graph, compiled per pattern of needed gradients on first use.
 
     Attributes:
+        reference: for double backward; None: there is none.
+        inner: outputs that others are computed from.
         steady: tensor inputs that a call mutates by the epilogue, or whose version it leaves as it is.
         plain: tensor inputs that are no `nn.Parameter`s.
         is_sized_by_data: whether tangents have sizes that depend on the data of a call.
-        native: the graph as native code; None: generated code runs.
+        native: the graph as native code, for calls that want every gradient; None: generated code runs.
+        checks: whether backward checks versions or hooks.
         found: results of `compiled` per pattern of needed gradients.
     """
 
@@ -56,31 +58,24 @@ class JointProgram:
         reference: Reference | None,
         parameters: Container[int],
         inner: Sequence[InnerOutput],
+        native: Native | None,
     ) -> None:
-        """Prepare the joint `graph`.
-
-        Args:
-            graph: its operators.
-            functional: its calling convention.
-            environment: namespaces and device.
-            engines: record of which passes have run.
-            reference: for double backward; None: there is none.
-            parameters: inputs that are `nn.Parameter`s.
-            inner: outputs that others are computed from.
-        """
+        """Prepare the joint `graph`, of whose inputs `parameters` are `nn.Parameter`s; `engines` records passes."""
         assert functional.gradients is not None
         self.graph = graph
         self.functional = functional
         self.gradients = functional.gradients
         self.environment = environment
         self.engines = engines
+        self.native = native
+        self.inner = inner
+        self.checks = bool(inner or self.gradients.checks)
         self.impure = impure_nodes(graph)
         self.draws = bool(random_nodes(graph))
         # The reference runs on copies of mutated inputs, which is wrong where gradients flow through a mutation.
         copied = all(m.data and not (m.metadata or m.storage or m.requires_grad) for m in functional.mutations)
         self.reference = reference if copied else None
         self.mutated = [mutation.input_index for mutation in functional.mutations]
-        self.inner = inner
         inputs = range(len(self.gradients.of_inputs))
         tensors = [i for i in inputs if isinstance(graph.inputs[i].meta, TensorMeta)]
         self.plain = [i for i in tensors if i not in parameters]
@@ -88,14 +83,7 @@ class JointProgram:
         self.steady = [i for i in tensors if i not in risen]
         sizes_of_inputs = {size for value in graph.inputs[: len(inputs)] for size in _symbols(value.meta)}
         self.is_sized_by_data = any(_symbols(tangent.meta) - sizes_of_inputs for tangent in self.gradients.tangents)
-        self.native: Native | None = None
         self.found: dict[Pattern, CompiledJoint] = {}
-
-    def by_native(self, native: Native) -> JointProgram:
-        """Return the same graph as native code, for calls that want every gradient."""
-        joint = copy.copy(self)
-        joint.native, joint.found = native, {}
-        return joint
 
     def compiled(self, needed: Pattern, symbols: dict[str, int]) -> CompiledJoint:
         """Return forward and backward for the needed gradients of `apply_joint`'s arguments, kept in `found`."""
@@ -104,33 +92,19 @@ class JointProgram:
         return found
 
 
-class Check(NamedTuple):
-    """An input, or else output, whose version backward checks.
-
-    `positions`: results of the forward whose gradients make eager read it.
-    """
-
-    is_input: bool
-    place: int
-    positions: list[int]
-
-
 class CompiledJoint:
     """A compiled forward and backward, with the facts about their values that the `autograd.Function` needs.
 
     Attributes:
         saves_its_own: whether native code saves values of its own choice.
-        engine: that of the forward.
-        forward: returns results, then saved values.
-        returns: how many of those are results.
+        forward: returns `returns` results, then saved values.
         checked: slice of the saved tensors whose versions autograd checks.
         unchecked: slice of the saved tensors whose versions it does not check; None: there are none.
         loose: slice of values saved without autograd, which does not free them; None: there are none.
         opaque: results that autograd must not see: aliases, and tensors whose metadata or storage changes.
         views: results that are views which nobody may change.
-        checks: further tensors whose versions are checked, as eager checks its saved tensors.
-        nondifferentiable: results without a gradient.
-        has_marks: whether results need the treatment of `marked`.
+        checks: further tensors whose versions are checked, as eager checks its saved tensors: whether it is an input or
+            an output, its index, and the results of the forward whose gradients make eager read it.
         saves_nothing: whether no tensors are saved for backward, neither here nor in eager.
         needs_zeros: whether its backward takes every tangent, zeros where one is undefined.
         tangents: per tangent the position of its result, and a function that lays it out.
@@ -266,15 +240,15 @@ def _forward(joint: JointProgram, partitioned: partitions.PartitionedGraph, retu
 
 def _checks(
     joint: JointProgram, positions: Sequence[int], partitioned: partitions.PartitionedGraph | None
-) -> list[Check]:
+) -> list[tuple[bool, int, list[int]]]:
     """Return the version checks of a call that wants every gradient, or those of values that `partitioned` saves."""
     graph, mutations = joint.graph, len(joint.functional.mutations)
     saved = None if partitioned is None else {partitions.base_of(graph, name) for name in partitioned.backward.inputs}
-    found: list[Check] = []
+    found: list[tuple[bool, int, list[int]]] = []
     for check in joint.gradients.checks:
         value = graph.inputs[check.index].name if check.of == "input" else graph.outputs[mutations + check.index]
         if saved is None or (isinstance(value, str) and partitions.base_of(graph, value) in saved):
-            found.append(Check(check.of == "input", check.index, [positions[index] for index in check.tangents]))
+            found.append((check.of == "input", check.index, [positions[index] for index in check.tangents]))
     return found
 
 

@@ -1,13 +1,20 @@
-"""Tangents, the gradients of outputs: laid out as a joint graph was traced, undefined, or never flowing."""
+"""Tangents, the gradients of outputs: their layouts, and which outputs get them, or a part of them, or none."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 
-from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, Tangent
+from aotexport_runtime.rewrite.names import operands
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, InputItself, Program, Tangent
+from aotexport_runtime.schema.trees import Leaf
+from aotexport_runtime.schema.values import Argument
+from aotexport_runtime.validate.arguments import references
 from aotexport_runtime.values import dtypes, sizes
+from aotexport_runtime.values.trees import leaves
 
 LayOut = Callable[[torch.Tensor, dict[str, int]], torch.Tensor]
 """Returns a tangent in the layout of the capture, for these values of symbols."""
@@ -75,3 +82,43 @@ def flowless_outputs(functional: FunctionalGraph) -> set[int]:
     reached = {tangent.index for tangent in functional.gradients.tangents if tangent.of == "output"}
     required = {i for i, o in enumerate(functional.outputs) if isinstance(o, FreshOutput) and o.requires_grad}
     return required - reached
+
+
+class InnerOutput(NamedTuple):
+    """An output, `name` in the call's result, that others are computed from.
+
+    `outer`: positions of these among the results of the joint graph's forward.
+    """
+
+    output: int
+    name: str
+    outer: tuple[int, ...]
+
+
+def inner_outputs(graph: Graph, functional: FunctionalGraph, program: Program) -> list[InnerOutput]:
+    """Return the outputs of a joint graph that require grad and that others are computed from."""
+    mutations, outputs, tangents = len(functional.mutations), len(functional.outputs), positions_of_tangents(functional)
+    own: dict[str, int] = {}
+    for index, spec in enumerate(functional.outputs):
+        if not isinstance(spec, InputItself) and spec.requires_grad:
+            for name in references(graph.outputs[mutations + index]):
+                own[name] = own.get(name, 0) | 1 << index
+    # Per value, a bit for each output that it is computed from.
+    sources: dict[str, int] = {}
+    for node in graph.nodes:
+        sources[node.name] = _union(operands(node), sources) | own.get(node.name, 0)
+    behind = {p: _union([graph.outputs[p]], sources) & ~_union([graph.outputs[p]], own) for p in tangents}
+    names = {leaf.index: f"output{path}" for path, leaf in leaves(program.output_tree) if isinstance(leaf, Leaf)}
+    found = [
+        InnerOutput(index, names.get(index, "output"), tuple([p for p in tangents if behind[p] >> index & 1]))
+        for index in range(outputs)
+    ]
+    return [inner for inner in found if inner.outer]
+
+
+def _union(arguments: Sequence[Argument], bits: dict[str, int]) -> int:
+    found = 0
+    for argument in arguments:
+        for name in references(argument):
+            found |= bits.get(name, 0)
+    return found

@@ -1,1 +1,0 @@
-"""Inference graphs whose weights stay, by layers of oneDNN."""
