@@ -52,7 +52,29 @@ JSON = {
     "output": ({"inputs": [tensor()], "outputs": [{"name": "y"}]}, "`y`: no such output; there are `output`"),
     "timeout": (
         {"inputs": [tensor()], "parameters": {"timeout": -1}},
-        "the parameter `timeout` is a number of microseconds above 0, got -1",
+        "the body is no inference request: Expected `int` >= 1 - at `$.parameters.timeout`",
+    ),
+    "parameter": (
+        {"inputs": [tensor()], "parameters": {"priority": 1}},
+        "the body is no inference request: Object contains unknown field `priority` - at `$.parameters`",
+    ),
+    "parameter_of_an_input": (
+        {"inputs": [tensor(parameters={"shared_memory_region": "a"})]},
+        "the body is no inference request: Object contains unknown field `shared_memory_region` - at "
+        "`$.inputs[0].parameters`",
+    ),
+    "parameter_of_an_output": (
+        {"inputs": [tensor()], "outputs": [{"name": "output", "parameters": {"classification": 3}}]},
+        "the body is no inference request: Object contains unknown field `classification` - at "
+        "`$.outputs[0].parameters`",
+    ),
+    "field": (
+        {"inputs": [tensor()], "output": []},
+        "the body is no inference request: Object contains unknown field `output`",
+    ),
+    "data_twice": (
+        {"inputs": [tensor(parameters={"binary_data_size": 0})]},
+        "`input`: it has both `data` and `binary_data_size`",
     ),
 }
 
@@ -62,8 +84,31 @@ JSON = {
 def test_page_of_another_site_neither_loads_nor_unloads(origin, verb, server):
     path = f"/v2/repository/models/words/{verb}"
     found = server.ask(path, {}, {"Origin": origin}, method="POST")[:2]
-    assert found == (403, {"error": f"pages of {origin} may not load and unload models"})
+    assert found == (403, {"error": f"pages of {origin} may not ask this server"})
     assert server.ask("/v2/models/words/ready")[0] == 200
+
+
+def test_server_of_this_machine_has_no_name_that_others_give(server):
+    # A name server may send a page's requests here, under the page's own name.
+    names = {"rebound.example": 403, "rebound.example:8080": 403, "localhost": 200, "127.0.0.1:1": 200, "[::1]:80": 200}
+    for name, status in names.items():
+        found = server.ask("/v2/health/live", headers={"Host": name, "Origin": f"http://{name}"})
+        assert found[0] == status
+    error = "this server is not `rebound.example`, see `--allow-host`"
+    assert server.ask("/v2/models", headers={"Host": "rebound.example"})[1] == {"error": error}
+
+
+@pytest.mark.parametrize("path", ["/v2/health/live", "/v2/health/ready", "/v2/models/digits/ready", "/metrics"])
+def test_health_is_asked_without_its_body(path, server):
+    status, found, headers = server.ask(path, method="HEAD")
+    assert (status, found) == (200, b"")
+    assert int(headers["content-length"]) > 0
+
+
+def test_wrong_method_is_told_which_there_are(server):
+    for path, method, allowed in (("/v2/models/digits/infer", "GET", "POST"), ("/metrics", "DELETE", "GET, HEAD")):
+        status, _, headers = server.ask(path, method=method)
+        assert (status, sorted(headers["allow"].split(", "))) == (405, allowed.split(", "))
 
 
 @pytest.mark.parametrize(("body", "text"), JSON.values(), ids=JSON)
@@ -80,7 +125,13 @@ BINARY = {
     "truncated": (32, bytes(31), {}, "`input`: `binary_data_size` is 32, and 31 bytes are left"),
     "too_long": (32, bytes(33), {}, "1 bytes of binary data belong to no input"),
     "other_shape": (16, bytes(16), {}, "`input`: FP32[1, 8] takes 32 bytes, and there are 16"),
-    "no_size": ("a", bytes(32), {}, "`input`: `binary_data_size` is a, and 32 bytes are left"),
+    "no_size": (
+        "a",
+        bytes(32),
+        {},
+        "the body is no inference request: Expected `int | null`, got `str` - at "
+        "`$.inputs[0].parameters.binary_data_size`",
+    ),
 }
 
 
@@ -191,6 +242,23 @@ def test_grpc_refuses_by_the_codes_of_the_protocol(model, name, shape, code, tex
 
 
 @pytest.mark.parametrize("method", ["ModelInfer", "ModelReady", "ModelMetadata", "RepositoryModelLoad", "ServerLive"])
+@pytest.mark.parametrize("where", ["request", "input", "output"])
+def test_grpc_refuses_parameters_that_ask_for_what_is_not_done(where, server):
+    with triton_grpc.InferenceServerClient(server.grpc) as client:
+        entry, output = triton_grpc.InferInput("input", (1, 8), "FP32"), triton_grpc.InferRequestedOutput("output")
+        entry.set_data_from_numpy(np.zeros((1, 8), np.float32))
+        if where == "input":
+            entry.set_shared_memory("region", 32)
+        if where == "output":
+            output = triton_grpc.InferRequestedOutput("output", class_count=3)
+        with pytest.raises(
+            InferenceServerException,
+            match=r"^the parameters of a request, input or output: Object contains unknown field `",
+        ) as caught:
+            client.infer("digits", [entry], outputs=[output], priority=int(where == "request"))
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+
+
 def test_bytes_that_are_no_message_are_refused_by_a_sentence(method, server):
     with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff")

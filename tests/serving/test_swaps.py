@@ -115,7 +115,21 @@ def test_models_come_and_go(changing, exported):
     shutil.copytree(exported("words"), model.parent / "words")
     server.wait_for_log("model is served", model="words")
     shutil.rmtree(model.parent / "words")
+    server.wait_for_log("model is let go", model="words", version="1", reason="its bundles are gone")
     wait_for(lambda: server.ask("/v2/models/words")[0] == 404, server)
+
+
+def test_repository_that_vanishes_keeps_what_is_served(changing):
+    model, server = changing
+    away = model.parent.with_name("away")
+    model.parent.rename(away)
+    assert server.wait_for_log("repository holds no bundle")["kept"] == ["digits"]
+    wait_for(lambda: "aotexport_repository_empty 1.0" in metrics(server), server)
+    assert server.ask("/v2/health/ready")[0] == 200
+    with triton_http.InferenceServerClient(server.http) as client:
+        assert ask(client)[0] == "1"
+    away.rename(model.parent)
+    wait_for(lambda: "aotexport_repository_empty 0.0" in metrics(server), server)
 
 
 def test_bundle_is_served_by_its_name_and_swapped_where_it_is(exported, tmp_path):
@@ -138,7 +152,9 @@ def test_server_is_not_ready_while_a_model_has_never_passed(exported, tmp_path):
         server.wait_for_log("model is not loaded", model="bundle")
         server.wait_for_log("model is served", model="digits")
         assert server.ask("/v2/health/live")[:2] == (200, {"live": True})
-        assert server.ask("/v2/health/ready")[:2] == (503, {"error": "Server is not ready."})
+        status, found, _ = server.ask("/v2/health/ready")
+        assert status == 503
+        assert found["error"].startswith("model `bundle` is not served: version 1: the bundle disagrees with eager")
         status, found, _ = server.ask("/v2/models/bundle/infer", {"inputs": []})
         assert status == 503
         assert found["error"].startswith("model `bundle` cannot be served: version 1: the bundle disagrees with eager")

@@ -21,6 +21,7 @@ from torch._higher_order_ops.while_loop import while_loop
 import aotexport
 from tests.serving.server import PATIENCE_S, ROOT, Server, serving, wait_for
 
+WORDS = {"inputs": [{"name": "ids", "shape": [1, 2], "datatype": "INT64", "data": [1, 2]}]}
 BODY = {"id": "mine", "inputs": [{"name": "input", "shape": [1, 8], "datatype": "FP32", "data": [0] * 8}]}
 
 
@@ -95,9 +96,8 @@ def test_worker_whose_model_computes_for_too_long_is_ended_and_replaced(swapped,
         if swapped:
             shutil.copytree(bundle, served / "2")
             server.wait_for_log("model is served", version="2")
+        assert asked.result()[:2] == (504, {"error": "the request was not answered within 2000 ms"})
         server.wait_for_log("worker has ended", reason="stuck", worker=stuck)
-        with pytest.raises(OSError, match=r"closed connection|reset by peer"):
-            asked.result()
         status, found, _ = wait_for(lambda: server.ask("/v2/models/endless/infer", steps(3)), server)
         assert (status, found["model_version"]) == (200, "2" if swapped else "1")
         expected = Endless()(*args).tolist()
@@ -114,30 +114,14 @@ def steps(count):
     return {"inputs": [x, {"name": "steps", "shape": [], "datatype": "INT64", "data": [count]}]}
 
 
-def test_full_queue_refuses_and_the_server_is_not_ready(repository):
-    # Calls wait for others until the batch is full, which the length of the queue does not allow.
-    waiting = ["--max-waiting", "2", "--max-latency-ms", "600000"]
-    with serving(repository, *waiting, "--drain-s", "1") as server:
-        server.wait_until_ready()
-        with ThreadPoolExecutor(2) as pool:
-            held = [pool.submit(server.ask, "/v2/models/digits/infer", BODY) for _ in range(2)]
-            wait_for(lambda: server.ask("/v2/health/ready")[0] == 503, server)
-            assert server.ask("/v2/health/live")[0] == 200
-            status, found, _ = server.ask("/v2/models/digits/infer", BODY)
-            assert (status, found["error"]) == (
-                429,
-                "2 calls wait already. Try again later, or allow more: `max_waiting`",
-            )
-            assert server.end() == 0
-            assert [each.result()[0] for each in held] == [500, 500]
-
-
 def test_request_that_comes_too_slowly_is_refused_and_its_connection_closed(repository):
     with serving(repository, "--request-timeout-s", "0.2") as server:
         server.wait_until_ready()
         host, port = server.http.split(":")
         with socket.create_connection((host, int(port)), PATIENCE_S) as connection:
-            connection.sendall(b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\n{")
+            connection.sendall(
+                b"POST /v2/models/digits/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{"
+            )
             answer = b"".join(iter(lambda: connection.recv(4096), b""))
         assert answer.startswith(b"HTTP/1.1 408 ")
         assert b"the request took longer than 0.2 s to come, see `--request-timeout-s`" in answer
@@ -155,13 +139,6 @@ def test_end_answers_what_was_asked(repository):
             assert server.end() == 0
             assert asked.result()[0] == 200
         assert len(server.lines("worker has drained")) == 2
-
-
-def test_request_that_waits_for_longer_than_it_may_is_told_so(repository):
-    with serving(repository, "--max-latency-ms", "50") as server:
-        server.wait_until_ready()
-        status, found, _ = server.ask("/v2/models/digits/infer", BODY | {"parameters": {"timeout": 1000}})
-        assert (status, found["error"]) == (504, "the call waited for 1 ms, and was not run")
 
 
 def test_each_request_is_one_line_of_the_log_and_counted(server):
@@ -202,11 +179,20 @@ def test_two_workers_load_and_unload_together(repository):
     with serving(repository, "--workers", "2") as server:
         server.wait_until_ready()
         server.wait_for_log("model is served", model="words", times=2)
-        assert server.ask("/v2/repository/models/words/unload", method="POST")[0] == 200
-        unloaded = 'aotexport_model_workers{model="words",version="1"} 0.0'
-        wait_for(lambda: unloaded in server.ask("/metrics")[1].decode(), server)
-        assert server.ask("/v2/repository/models/words/load", method="POST")[0] == 200
-        server.wait_for_log("model is served", model="words", times=4)
+        for change, status in (("unload", 503), ("load", 200)):
+            assert server.ask(f"/v2/repository/models/words/{change}", method="POST")[0] == 200
+            # Connections reach both.
+            assert {server.ask("/v2/models/words/infer", WORDS)[0] for _ in range(20)} == {status}
+
+
+def test_hangup_reloads_what_has_failed_and_ends_nothing(exported, tmp_path):
+    bundle = tmp_path / "models/digits"
+    shutil.copytree(exported("digits"), bundle)
+    with serving(bundle.parent, "--workers", "2", "--poll-s", "600", "--memory-limit", "1") as server:
+        server.wait_for_log("model is not loaded", times=2)
+        server.process.send_signal(signal.SIGHUP)
+        server.wait_for_log("model is not loaded", times=4)
+        assert not server.lines("worker has ended")
 
 
 def test_workers_end_when_their_parent_is_killed(repository):

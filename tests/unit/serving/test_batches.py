@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -14,7 +15,7 @@ import torch
 
 from aotexport_runtime.errors import CallInvalid, DeadlinePassed, NotSupported, Overloaded
 from aotexport_runtime.serving import batcher
-from aotexport_runtime.serving.batcher import Batcher, Waiting
+from aotexport_runtime.serving.batcher import Batcher, Pace, Waiting
 from aotexport_runtime.serving.program import ServedProgram
 from aotexport_runtime.serving.servable import Servable
 from tests.unit.serving.conftest import digits_model
@@ -122,7 +123,7 @@ class Gate:
         self.opened.wait()
         return calls
 
-    def submit(self, call, key="a", size=1, deadline=None):
+    def submit(self, call, key="a", size=1, deadline=math.inf):
         future = self.batcher.submit(Waiting(call=call, key=key, size=size, deadline=deadline))
         if len(self.batches) == 0:
             self.entered.wait()
@@ -147,6 +148,53 @@ def test_waiting_calls_are_joined_up_to_the_size_in_the_order_in_which_they_came
         gate.submit(call, key, size)
     gate.finish()
     assert gate.batches == [["first"], ["a1", "a2"], ["b1"], ["a3"], ["c"]]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "time_s", "batches"),
+    [
+        ({1: 1, 2: 2, 4: 4}, 100, [[1], [2], [3], [4]]),
+        ({1: 1, 2: 1.5, 4: 3}, 100, [[1, 2], [3, 4]]),
+        ({1: 1, 2: 1.5, 4: 2}, 100, [[1, 2, 3, 4]]),
+        ({1: 1, 2: 1.5, 4: 2}, 3.5, [[1, 2, 3], [4]]),
+        ({1: 1, 2: 1.5, 4: 2}, 2.5, [[1], [2], [3], [4]]),
+        ({1: 3}, 5.9, [[1], [2], [3], [4]]),
+        ({1: 1}, 10, [[1, 2, 3, 4]]),
+    ],
+)
+def test_calls_are_joined_as_far_as_it_gains_and_half_of_their_time(gate, seconds, time_s, batches):
+    for size, each_s in seconds.items():
+        gate.batcher.pace.note("a", size, each_s)
+    gate.submit("first", key=None)
+    for call in (1, 2, 3, 4):
+        gate.submit(call, deadline=time.monotonic() + time_s)
+    gate.finish()
+    assert gate.batches[1:] == batches
+
+
+def test_pace_follows_the_batches_that_run():
+    pace = Pace()
+    assert (pace.most("a"), pace.seconds("a", 3)) == (math.inf, 0)
+    for size, seconds in ((1, 1), (2, 1), (4, 3)):
+        pace.note("a", size, seconds)
+    assert (pace.most("a"), pace.seconds("a", 3), pace.seconds("a", 8)) == (2, 2.25, 8)
+    assert (pace.most("b"), pace.seconds("b", 2)) == (math.inf, 2)
+    for _ in range(30):
+        pace.note("a", 4, 0.4)
+    assert pace.most("a") == math.inf
+    assert pace.seconds("a", 4) == pytest.approx(0.4, rel=0.01)
+    for key in range(300):
+        pace.note(key, 1, 1)
+    assert pace.most("a") == math.inf
+    assert pace.seconds("a", 4) == 4
+
+
+def test_warm_up_measures_batches(exported):
+    servable = ready(exported("digits"), max_batch_size=8)
+    key, size = servable._key([np.zeros((3, 8), np.float32)], 0, None)
+    assert size == 3
+    assert servable.batcher.pace._rates[key].keys() == {1, 2, 4, 8}
+    servable.close()
 
 
 def test_call_beyond_the_length_of_the_queue_is_refused(gate):

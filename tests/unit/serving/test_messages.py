@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aotexport_runtime.errors import CallInvalid, DeadlinePassed, NotSupported, Overloaded
-from aotexport_runtime.server.messages import Signature, read_request, write_answer
+from aotexport_runtime.server.messages import Request, Signature, read_request, write_answer
 from aotexport_runtime.server.refusals import CODES, Refusal, refusal_of
 from aotexport_runtime.serving.interface import TensorSpec
 
@@ -136,3 +136,13 @@ def test_values_that_no_tensor_holds_are_refused(entry, data, reason):
     with pytest.raises(Refusal) as caught:
         read_request(bytearray(head + data), len(head), SHAPED)
     assert str(caught.value) == reason
+
+
+def test_large_answer_is_written_in_pieces_of_the_same_json():
+    values = np.arange(150_000, dtype=np.float32).reshape(2, -1) / 7
+    signature = Signature(inputs={}, outputs={"y": ("FP32", (-1, -1))})
+    asked = Request(id="x", inputs={}, outputs={"y": False})
+    for array in (values, values[:, :0]):
+        body, length = write_answer(asked, "model", "1", {"y": array}, signature)
+        assert length is None
+        assert json.loads(body)["outputs"][0]["data"] == array.ravel().tolist()

@@ -11,7 +11,7 @@ import pytest
 from aotexport_runtime.server.messages import Request
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal
-from aotexport_runtime.server.repository import Repository
+from aotexport_runtime.server.repository import Marks, Repository
 from aotexport_runtime.serving.servable import Servable
 
 pytest.importorskip("kserve", reason="KServe's SDK is not installed here; `make test-serve` installs it")
@@ -24,9 +24,10 @@ def test_request_for_a_version_that_is_swapped_while_it_is_read_is_not_answered_
     shutil.copytree(exported("digits"), tmp_path / "digits/1")
     repository = Repository(tmp_path, Servable)
     repository.scan()
-    plane = BundlePlane(repository, ServeOptions(repository=tmp_path))
+    (tmp_path / "marks").mkdir()
+    plane = BundlePlane(repository, ServeOptions(repository=tmp_path), Marks(tmp_path / "marks"))
 
-    async def read(signature):
+    async def read(signature, hold):
         shutil.copytree(exported("digits"), tmp_path / "digits/2")
         repository.scan()
         repository.scan()

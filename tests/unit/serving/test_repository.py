@@ -97,7 +97,7 @@ def test_scan_serves_the_newest_version_that_passes(root, tmp_path, exported):
     assert served(repository) == {"digits": "1", "words": "1"}
     assert events == [("digits", "2", "failed"), ("digits", "1", "loaded"), ("words", "1", "loaded")]
     assert repository.models["digits"].reason.startswith("version 2: the bundle disagrees with eager execution: infer/")
-    assert repository.is_proved
+    assert repository.unready == ""
     repository.scan()
     assert len(events) == 3
 
@@ -115,16 +115,59 @@ def test_new_version_is_loaded_when_it_has_not_changed_between_two_looks(root, e
         old.servable.infer({"input": np.zeros((1, 8), np.float32)})
 
 
-def test_repository_is_not_proved_while_a_model_fails(root, tmp_path, exported):
+def test_repository_is_unready_while_a_model_fails_that_was_there_at_first(root, tmp_path, exported):
     shutil.move(copied(exported("digits"), tmp_path), root / "broken")
-    repository = Repository(root, Servable)
+    repository, serving = Repository(root, Servable), Repository(root, Servable, strict=False)
+    looked_at = " or ".join(f"`{root}/{place}bundle.json`" for place in ("", "MODEL/", "MODEL/VERSION/"))
+    assert serving.unready == f"no bundle is at {looked_at}"
+    serving.find()
+    assert serving.unready.startswith("model `broken` is not served: it is being loaded; model `digits` is not served:")
+    serving.scan()
+    assert serving.unready == ""
     repository.scan()
-    assert not repository.is_proved
+    assert repository.unready.startswith("model `broken` is not served: version 1: the bundle disagrees with eager")
     with pytest.raises(Refusal, match=r"^model `broken` cannot be served: version 1: the bundle disagrees with eager"):
         repository.current("broken")
     shutil.rmtree(root / "broken")
     repository.scan()
-    assert repository.is_proved
+    assert repository.unready == ""
+
+
+def test_required_model_that_is_missing_is_named(root):
+    repository = Repository(root, Servable, required=["ghost"], strict=False)
+    repository.scan()
+    assert served(repository) == {"digits": "1", "words": "1"}
+    assert repository.unready.startswith("there is no model `ghost`: no bundle is at `")
+
+
+def test_repository_that_is_gone_keeps_what_is_served(root, caplog):
+    repository = Repository(root, Servable)
+    repository.scan()
+    root.rename(root.with_name("away"))
+    for _ in range(2):
+        repository.scan()
+    assert served(repository) == {"digits": "1", "words": "1"}
+    assert (repository.unready, repository.is_empty) == ("", True)
+    (line,) = [record for record in caplog.records if record.levelname == "ERROR"]
+    assert (line.message, line.fields["kept"]) == ("repository holds no bundle", ["digits", "words"])
+    root.with_name("away").rename(root)
+    shutil.rmtree(root / "words")
+    repository.scan()
+    assert (served(repository), repository.is_empty) == ({"digits": "1"}, False)
+
+
+def test_bundle_that_is_too_deep_is_named_in_the_log(root, caplog):
+    (root.parent / "deep").mkdir()
+    root.rename(root.parent / "deep/models")
+    Repository(root.parent / "deep", Servable).scan()
+    lines = [(record.message, record.fields.get("path")) for record in caplog.records]
+    assert lines == [
+        *(
+            ("bundle is where none is looked for", f"{root.parent}/deep/models/{name}")
+            for name in ("words", "digits/1")
+        ),
+        ("repository holds no bundle", None),
+    ]
 
 
 def test_model_that_was_asked_for_longest_ago_gives_room(root):
@@ -132,7 +175,7 @@ def test_model_that_was_asked_for_longest_ago_gives_room(root):
     repository = Repository(root, Servable, most_nbytes=room)
     repository.scan()
     assert served(repository) == {"digits": None, "words": "1"}
-    assert repository.is_proved
+    assert repository.unready == ""
     assert repository.current("digits") is None
     repository.demand("digits")
     assert served(repository) == {"digits": "1", "words": None}

@@ -48,6 +48,19 @@ def find_models(root: Path, name: str | None = None) -> dict[str, list[Candidate
     return {name: found for name, found in sorted(models.items()) if found}
 
 
+def places(root: Path, name: str | None = None) -> str:
+    """Return where `find_models` looks for bundles, for people."""
+    models = [root] if name is not None else [root, root / "MODEL"]
+    return " or ".join(f"`{place / MANIFEST}`" for place in [*models, models[-1] / "VERSION"])
+
+
+def misplaced(root: Path, found: dict[str, list[Candidate]]) -> list[Path]:
+    """Return the bundles up to four levels below `root` that are in no place where `find_models` looks."""
+    known = {bundle.path for bundles in found.values() for bundle in bundles}
+    paths = (path.parent for depth in range(5) for path in root.glob("*/" * depth + MANIFEST))
+    return [path for path in paths if known.isdisjoint([path, *path.parents]) and "/." not in str(path)]
+
+
 def _candidates(model: Path) -> list[Candidate]:
     if (model / MANIFEST).is_file():
         return [_candidate("1", model)]

@@ -5,42 +5,61 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
-from msgspec import Struct
+from msgspec import Meta, Struct
 
 from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.server.tensors import WITHOUT_JSON, Array, datatype_of, from_bytes, from_numbers, to_bytes
 from aotexport_runtime.serving.interface import TensorSpec, TextSpec
 
-_Parameters = dict[str, str | int | float | bool | None]
+
+class OfInput(Struct, forbid_unknown_fields=True):
+    """Parameters of an input."""
+
+    binary_data_size: int | None = None
 
 
-class Tensor(Struct):
+class OfOutput(Struct, forbid_unknown_fields=True):
+    """Parameters of an output that a request asks for."""
+
+    binary_data: bool | None = None
+
+
+class OfRequest(Struct, forbid_unknown_fields=True):
+    """Parameters of a request; `timeout` in microseconds."""
+
+    timeout: Annotated[int, Meta(gt=0)] | None = None
+    adapter: str | None = None
+    binary_data_output: bool = False
+
+
+class Tensor(Struct, forbid_unknown_fields=True):
     """An input of a request."""
 
     name: str
     datatype: str
     shape: list[int]
-    parameters: _Parameters | None = None
+    parameters: OfInput | None = None
     data: list[Any] | None = None
 
 
-class Output(Struct):
+class Output(Struct, forbid_unknown_fields=True):
     """An output that a request asks for."""
 
     name: str
-    parameters: _Parameters | None = None
+    parameters: OfOutput | None = None
 
 
-class Head(Struct):
-    """A request: all of it, or what comes before its binary data."""
+class Head(Struct, forbid_unknown_fields=True):
+    """A request: all of it, or what comes before its binary data; KServe's clients name the model once more."""
 
     inputs: list[Tensor]
     id: str | None = None
-    parameters: _Parameters | None = None
+    parameters: OfRequest | None = None
     outputs: list[Output] | None = None
+    model_name: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +93,8 @@ class Request:
 
 
 _decode = msgspec.json.Decoder(Head).decode
+_PIECE = 1 << 16
+"""Values that are written at once: a few milliseconds."""
 
 
 def read_request(body: bytearray, json_nbytes: int | None, signature: Signature, request_id: str = "") -> Request:
@@ -98,29 +119,28 @@ def read_request(body: bytearray, json_nbytes: int | None, signature: Signature,
         raise Refusal(f"the body is no inference request: {error}") from None
     inputs: dict[str, Array] = {}
     for tensor in head.inputs:
-        nbytes = (tensor.parameters or {}).get("binary_data_size")
+        nbytes = tensor.parameters and tensor.parameters.binary_data_size
         check_input(tensor.name, tensor.datatype, tensor.shape, inputs, signature)
         if nbytes is None:
             if tensor.data is None:
                 raise Refusal(f"`{tensor.name}`: it has neither `data` nor `binary_data_size`")
             inputs[tensor.name] = from_numbers(tensor.name, tensor.datatype, tensor.shape, tensor.data)
             continue
-        if type(nbytes) is not int or not 0 <= nbytes <= len(body) - end:
+        if tensor.data is not None:
+            raise Refusal(f"`{tensor.name}`: it has both `data` and `binary_data_size`")
+        if not 0 <= nbytes <= len(body) - end:
             raise Refusal(f"`{tensor.name}`: `binary_data_size` is {nbytes}, and {len(body) - end} bytes are left")
         inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, tensor.shape, view[end : end + nbytes])
         end += nbytes
     if end != len(body):
         raise Refusal(f"{len(body) - end} bytes of binary data belong to no input")
-    parameters = head.parameters or {}
-    adapter = parameters.get("adapter")
-    if adapter is not None and not isinstance(adapter, str):
-        raise Refusal(f"the parameter `adapter` is the name of an adapter, got {adapter!r:.100}")
+    parameters = head.parameters or OfRequest()
     return Request(
         id=head.id or request_id or str(uuid.uuid4()),
         inputs=inputs,
-        outputs=_wanted(head.outputs, parameters.get("binary_data_output") is True, signature),
-        timeout_s=timeout_s(parameters.get("timeout")),
-        adapter=adapter,
+        outputs=_wanted(head.outputs, parameters.binary_data_output, signature),
+        timeout_s=parameters.timeout and parameters.timeout / 1e6,
+        adapter=parameters.adapter,
     )
 
 
@@ -141,7 +161,8 @@ def _wanted(outputs: list[Output] | None, binary: bool, signature: Signature) ->
     if not outputs:
         wanted = dict.fromkeys(signature.outputs, binary)
     else:
-        wanted = {each.name: bool((each.parameters or {}).get("binary_data", binary)) for each in outputs}
+        given = {each.name: each.parameters and each.parameters.binary_data for each in outputs}
+        wanted = {name: binary if in_bytes is None else in_bytes for name, in_bytes in given.items()}
     check_outputs(wanted, signature)
     for name, in_bytes in wanted.items():
         if not in_bytes and signature.outputs[name][0] in WITHOUT_JSON:
@@ -158,15 +179,6 @@ def check_outputs(names: Mapping[str, Any], signature: Signature) -> None:
 
 def _names(names: Mapping[str, Any]) -> str:
     return ", ".join(f"`{name}`" for name in names)
-
-
-def timeout_s(microseconds: Any) -> float | None:
-    """Return the parameter `timeout` of a request in seconds; None: it has none; no number above 0: `Refusal`."""
-    if microseconds is None:
-        return None
-    if type(microseconds) is not int or not 0 < microseconds < 1 << 64:
-        raise Refusal(f"the parameter `timeout` is a number of microseconds above 0, got {microseconds!r}")
-    return microseconds / 1e6
 
 
 def write_answer(
@@ -194,8 +206,15 @@ def _entry(name: str, datatype: str, array: Array, parts: list[bytes | memoryvie
     """Return what JSON says of a tensor; append its bytes to `parts`, if there are any."""
     entry: dict[str, Any] = {"name": name, "datatype": datatype, "shape": list(array.shape)}
     if parts is None:
-        entry["data"] = array.ravel().tolist()
+        entry["data"] = _json_of(array)
     else:
         parts.append(to_bytes(datatype, array))
         entry["parameters"] = {"binary_data_size": len(parts[-1])}
     return entry
+
+
+def _json_of(array: Array) -> msgspec.Raw:
+    """Return the values of a tensor as a list of JSON, made in pieces: other threads run in between."""
+    flat = array.ravel()
+    pieces = (flat[begin : begin + _PIECE].tolist() for begin in range(0, flat.size, _PIECE))
+    return msgspec.Raw(b"[" + b",".join(msgspec.json.encode(piece)[1:-1] for piece in pieces) + b"]")

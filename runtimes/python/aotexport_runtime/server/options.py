@@ -27,17 +27,22 @@ class ServeOptions(ServableOptions):
     Attributes:
         repository: a bundle, or a directory of them: MODEL/VERSION/ or MODEL/
         name: serve one model by this name: the bundle, or the directory of its versions
+        require: model that has to be served before the server is ready (repeatable)
+        readiness: strict: ready when every model that was there at first is served; serving: when any is
         host: address to listen at; 0.0.0.0: every one
         http_port: 0: any that is free
         grpc_port: 0: any that is free
         workers: processes, which share the weights
         threads: threads of an operator in each worker (default: the container's cores / workers)
         limits: the most that a bundle may ask for, by the names of `Limits`: nodes=20000,bundle_nbytes=2000000000
+        allow_host: name by which browsers may reach the server, beside addresses and localhost (repeatable)
         max_request_bytes: greatest request
+        max_held_bytes: most bytes of requests that a worker holds at once
+        max_connections: most connections of a worker, by HTTP; most requests at once, by gRPC
         request_timeout_s: longest time of a request
         memory_limit: most bytes of loaded bundles (default: any number)
-        poll_s: time between looks at the repository
-        drain_s: longest time for the last requests at the end
+        poll_s: time between looks at the repository; SIGHUP: look now, and try again what has failed
+        drain_s: after SIGTERM, longest time for requests that run; others are refused
         access_log: one line per request
         ui: serve no page at /ui to try models in a browser
         tls_cert: certificate, for HTTPS and gRPC with TLS
@@ -46,12 +51,17 @@ class ServeOptions(ServableOptions):
 
     repository: Path
     name: str | None = None
+    require: tuple[str, ...] = ()
+    readiness: Literal["strict", "serving"] = "strict"
     host: str = "127.0.0.1"
     http_port: int = 8080
     grpc_port: int = 8081
     workers: int = 1
     limits: Limits = SERVED
+    allow_host: tuple[str, ...] = ()
     max_request_bytes: int = 64 << 20
+    max_held_bytes: int = 512 << 20
+    max_connections: int = 4096
     request_timeout_s: float = 30.0
     memory_limit: int | None = None
     poll_s: float = 1.0
@@ -66,6 +76,8 @@ class ServeOptions(ServableOptions):
         "grpc_port": 0,
         "workers": 1,
         "max_request_bytes": 1,
+        "max_held_bytes": 1,
+        "max_connections": 1,
         "memory_limit": 1,
         "request_timeout_s": 0.001,
         "poll_s": 0.01,
@@ -105,12 +117,15 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     for name in (each.name for each in dataclasses.fields(ServeOptions) if each.name not in ("repository", "adapters")):
         default, kind, how = getattr(ServeOptions, name), kinds[name], dict[str, Any](help=told[name])
         flag = f"--{'no-' if default is True else ''}{name.replace('_', '-')}"
-        if default is not None and not isinstance(default, bool | Limits):
+        if default is not None and not isinstance(default, bool | tuple | Limits):
             how["help"] += " (default: %(default)s)"
         is_choice = get_origin(kind) is Literal
         kind = kind if is_choice else next((each for each in get_args(kind) if each is not NoneType), kind)
         if kind is bool:
             how |= {"action": "store_const", "const": not default}
+        elif isinstance(default, tuple):
+            how |= {"action": "append", "metavar": "NAME"}
+            default = []
         elif kind is Limits:
             default, how["metavar"] = "", "NAME=NUMBER,..."
         else:
@@ -132,6 +147,7 @@ def options_of(parsed: Any) -> ServeOptions:
     """
     values: dict[str, Any] = {name: value for name, value in vars(parsed).items() if hasattr(ServeOptions, name)}
     values |= {"repository": parsed.repository, "limits": limits_of(parsed.limits)}
+    values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
     options = ServeOptions(**values)
     if not parsed.repository.is_dir():
         raise ArgumentInvalid(f"`{parsed.repository}` is no directory; name a bundle, or a directory of bundles")

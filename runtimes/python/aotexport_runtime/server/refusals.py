@@ -7,7 +7,16 @@ from typing import Literal
 from aotexport_runtime.errors import AotExportError, CallInvalid, CheckFailed, DeadlinePassed, Overloaded
 
 Kind = Literal[
-    "invalid", "forbidden", "not_found", "too_slow", "too_large", "overloaded", "unavailable", "deadline", "internal"
+    "invalid",
+    "forbidden",
+    "not_found",
+    "too_slow",
+    "too_large",
+    "overloaded",
+    "cancelled",
+    "unavailable",
+    "deadline",
+    "internal",
 ]
 
 CODES: dict[Kind, tuple[int, str]] = {
@@ -17,6 +26,7 @@ CODES: dict[Kind, tuple[int, str]] = {
     "too_slow": (408, "DEADLINE_EXCEEDED"),
     "too_large": (413, "RESOURCE_EXHAUSTED"),
     "overloaded": (429, "RESOURCE_EXHAUSTED"),
+    "cancelled": (499, "CANCELLED"),
     "internal": (500, "INTERNAL"),
     "unavailable": (503, "UNAVAILABLE"),
     "deadline": (504, "DEADLINE_EXCEEDED"),

@@ -5,18 +5,20 @@ A model is served by a servable that has passed its self-test, or not at all.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 from urllib.parse import quote, unquote
 
 from aotexport_runtime.errors import AotExportError, attempt, first_line
-from aotexport_runtime.server.bundles import Candidate, Fingerprint, find_models
+from aotexport_runtime.server.bundles import Candidate, Fingerprint, find_models, misplaced, places
 from aotexport_runtime.server.messages import Signature
 from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.serving.servable import Servable
@@ -71,6 +73,11 @@ class Model:
         return "UNAVAILABLE" if self.failures or self.refused else "LOADING"
 
     @property
+    def is_settled(self) -> bool:
+        """Whether it is served, or a client has unloaded it."""
+        return self.refused or self.state == "READY"
+
+    @property
     def reason(self) -> str:
         """Why the newest version is not served; empty: it is, or will be when it is asked for."""
         if self.refused:
@@ -87,10 +94,10 @@ class Repository:
 
     Attributes:
         models: by name, also those that cannot be served.
-        is_proved: whether every model that the repository held at first has passed its self-test, or is gone.
+        is_empty: whether the last look found no bundle; None: there was no look. What is served stays.
     """
 
-    is_proved = False
+    is_empty: bool | None = None
 
     def __init__(
         self,
@@ -98,6 +105,8 @@ class Repository:
         make: Callable[[Path], Servable],
         *,
         name: str | None = None,
+        required: Collection[str] = (),
+        strict: bool = True,
         most_nbytes: int | None = None,
         watcher: Watcher = lambda model, version, event: None,
     ) -> None:
@@ -107,6 +116,8 @@ class Repository:
             root: see `find_models`, as for `name`.
             make: returns the servable of a bundle, which has not run yet.
             name: of the one model.
+            required: names of models that have to be served, as `name` has, see `unready`.
+            strict: whether those of the first look that finds any have to be served as well, as long as they are there.
             most_nbytes: most bytes of the bundles that are loaded at once; None: any number. What was not asked for
                 longest goes first, and is loaded again when it is asked for.
             watcher: is told what happens.
@@ -114,6 +125,9 @@ class Repository:
         self._root = root
         self._make = make
         self._name = name
+        self._required = {*required, *([name] if name else [])}
+        self._strict = strict
+        self._first: set[str] = set()
         self._most_nbytes = most_nbytes
         self._watcher = watcher
         self._lock = threading.RLock()
@@ -127,6 +141,20 @@ class Repository:
         servables = [model.served.servable for model in [*self.models.values()] if model.served]
         servables += [ending] if (ending := self._ending) else []
         return min((since for each in servables if (since := each.batcher.running_since) is not None), default=None)
+
+    @property
+    def unready(self) -> str:
+        """Why what was promised is not served, or nothing is; empty: it is, or a client unloaded it."""
+        models, looked_at = {**self.models}, places(self._root, self._name)
+        is_any = any(model.is_settled for model in models.values())
+        reasons: list[str] = []
+        for name in sorted(self._required | self._first | (set() if is_any else models.keys())):
+            model = models.get(name)
+            if model is None:
+                reasons.append(f"there is no model `{name}`: no bundle is at {looked_at}")
+            elif not model.is_settled:
+                reasons.append(f"model `{name}` is not served: {model.reason or 'it is being loaded'}")
+        return "; ".join(reasons) or ("" if is_any else f"no bundle is at {looked_at}")
 
     def model(self, name: str) -> Model:
         """Return the model called `name`; `Refusal`: there is none."""
@@ -187,14 +215,23 @@ class Repository:
         with self._lock:
             model = self.model(name)
             model.refused = True
-            self._let_go(model)
+            self._let_go(model, "a client unloaded it")
 
     def find(self) -> dict[str, list[Candidate]]:
-        """Return the bundles of each model, and load none: calls of new models wait until they are loaded."""
+        """Return the bundles of each model, and load none: calls of new models wait until they are loaded.
+
+        Where there is no bundle any more, what is served stays.
+        """
         found = find_models(self._root, self._name)
         with self._lock:
+            self._tell(found)
+            if not found and any(model.chosen for model in self.models.values()):
+                return found
+            if self._strict and not self.models:
+                self._first = set(found)
             for name in [name for name in self.models if name not in found]:
-                self._let_go(self.models.pop(name))
+                self._first.discard(name)
+                self._let_go(self.models.pop(name), "its bundles are gone")
             for name, candidates in found.items():
                 model = self.models.setdefault(name, Model(name=name))
                 model.candidates = candidates
@@ -202,21 +239,37 @@ class Repository:
                 model.failures = {files: reason for files, reason in model.failures.items() if files in known}
         return found
 
+    def _tell(self, found: dict[str, list[Candidate]]) -> None:
+        """Log what is wrong with the repository, once."""
+        looked_at = {"looked_at": places(self._root, self._name)}
+        if self.is_empty is None:
+            for path in misplaced(self._root, found):
+                log.error("bundle is where none is looked for", extra={"fields": {"path": str(path), **looked_at}})
+        if not found and not self.is_empty:
+            kept = [model.name for model in self.models.values() if model.chosen]
+            log.error("repository holds no bundle", extra={"fields": {**looked_at, "kept": kept}})
+        self.is_empty = not found
+
     def scan(self) -> None:
         """Look for new, changed and removed bundles, and serve the newest of each model that passes."""
         found = self.find()
-        for model in [*self.models.values()]:
+        for model in [*self.models.values()] if found else ():
             with self._lock:
                 if not model.refused:
                     self._choose(model, watching=True)
         self._seen = {bundle.path: bundle.files for bundles in found.values() for bundle in bundles}
-        self.is_proved = self.is_proved or all(m.chosen or m.refused for m in self.models.values())
+
+    def forget_failures(self) -> None:
+        """Let the next look try again what has failed."""
+        with self._lock:
+            for model in self.models.values():
+                model.failures.clear()
 
     def close(self) -> None:
         """Let every model go when it has answered what it was asked."""
         with self._lock:
             for model in self.models.values():
-                self._let_go(model)
+                self._let_go(model, "the server ends")
 
     def _choose(self, model: Model, *, watching: bool = False) -> None:
         """Serve the newest version that passes; the one that is served stays where none does.
@@ -282,11 +335,13 @@ class Repository:
         for other in loaded:
             if sum(m.served.nbytes for m in self.models.values() if m.served) + bundle.nbytes <= self._most_nbytes:
                 return
-            self._let_go(other)
+            self._let_go(other, "others need its memory")
 
-    def _let_go(self, model: Model) -> None:
+    def _let_go(self, model: Model, reason: str) -> None:
         old, model.served = model.served, None
         if old is not None:
+            fields = {"model": model.name, "version": old.version, "reason": reason}
+            log.info("model is let go", extra={"fields": fields})
             self._end(model.name, old)
 
     def _end(self, name: str, old: Served) -> None:
@@ -303,26 +358,33 @@ class Marks:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._known: set[str] = set()
+        self._lock = threading.Lock()
+
+    def _mark(self, model: str) -> Path:
+        return self._directory / quote(model, safe="")
 
     def set(self, model: str, *, unloaded: bool) -> None:
-        """Note that a model was unloaded, or loaded again, here; the other workers follow at their next look."""
-        mark = self._directory / quote(model, safe="")
+        """Note that a model was unloaded, or loaded again, here; other workers follow before they answer for it."""
         if unloaded:
-            mark.touch()
+            self._mark(model).touch()
             self._known.add(model)
         else:
-            mark.unlink(missing_ok=True)
+            self._mark(model).unlink(missing_ok=True)
             self._known.discard(model)
+
+    def is_behind(self, model: str) -> bool:
+        """Return whether another worker was told something about a model that this one has not followed."""
+        return os.path.exists(self._mark(model)) != (model in self._known)
 
     def follow(self, repository: Repository) -> None:
         """Do what other workers were told since the last look."""
-        marked = {unquote(mark.name) for mark in self._directory.iterdir()}
-        for model in marked - self._known:
-            if model in repository.models:
-                repository.unload(model)
-        for model in self._known - marked:
-            try:
-                repository.load(model)
-            except AotExportError:  # in the log, and in the index
-                continue
-        self._known = marked
+        with self._lock:
+            marked = {unquote(mark.name) for mark in self._directory.iterdir()}
+            for model in marked - self._known:
+                if model in repository.models:
+                    repository.unload(model)
+                self._known.add(model)
+            for model in self._known - marked:
+                with contextlib.suppress(AotExportError):  # in the log, and in the index
+                    repository.load(model)
+                self._known.discard(model)

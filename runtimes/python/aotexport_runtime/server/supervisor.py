@@ -38,22 +38,21 @@ few to keep a busy machine from its work. OpenMP's own 300,000 do."""
 
 @dataclass
 class Worker:
-    """A worker as its parent sees it; times by `time.monotonic`."""
+    """A worker as its parent sees it; times by `time.monotonic`, which all processes share."""
 
     process: Any
     life: Connection
     started: float = field(default_factory=time.monotonic)
-    seen: float | None = None
+    stands_since: float | None = None
 
     def is_stuck(self, longest_s: float) -> bool:
-        """Return whether it has given no sign of life for so long, or for the time of a start."""
+        """Return whether it, or its batch, stands still for so long; before its first sign of life: for a start."""
         with contextlib.suppress(EOFError, OSError):  # it has ended, which its process tells
             while self.life.poll():
-                self.life.recv()
-                self.seen = time.monotonic()
-        if self.seen is None:
+                self.stands_since = self.life.recv()
+        if self.stands_since is None:
             return time.monotonic() - self.started > _START_S
-        return time.monotonic() - self.seen > longest_s
+        return time.monotonic() - self.stands_since > longest_s
 
 
 class Supervisor:
@@ -75,9 +74,13 @@ class Supervisor:
         self._next_start = 0.0
 
     def run(self) -> None:
-        """Keep the workers until SIGTERM or SIGINT; return when they have drained."""
+        """Keep the workers until SIGTERM or SIGINT; return when they have drained. SIGHUP goes to them."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._end)
+        # Workers, and what they are forks of, begin as their parent does.
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        self._start_missing()
+        signal.signal(signal.SIGHUP, self._reload)
         while not self._ending:
             self._start_missing()
             wait([worker.process.sentinel for worker in self._workers], _LOOK_S)
@@ -86,6 +89,11 @@ class Supervisor:
 
     def _end(self, number: int, frame: Any) -> None:
         self._ending = True
+
+    def _reload(self, number: int, frame: Any) -> None:
+        for worker in self._workers:
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.kill(worker.process.pid, number)
 
     def _start_missing(self) -> None:
         while len(self._workers) < self._options.workers and time.monotonic() >= self._next_start:
@@ -122,6 +130,7 @@ class Supervisor:
         worker.life.close()
 
     def _drain(self) -> None:
+        self._http.close()  # the last worker that closes it closes the port
         for worker in self._workers:
             worker.process.terminate()
         end = time.monotonic() + self._options.drain_s + 5

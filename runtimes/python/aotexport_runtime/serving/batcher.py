@@ -5,6 +5,8 @@ Each such thread has a pool of OpenMP threads, which sleep between operators whe
 
 from __future__ import annotations
 
+import contextlib
+import math
 import threading
 import time
 from collections import deque
@@ -20,6 +22,12 @@ Run = Callable[[Sequence[Any]], Sequence[Any]]
 
 _IDLE_S = 5.0
 """The thread ends when nothing has come for so long."""
+_KEYS = 256
+"""Keys whose pace is known; that of the least recent goes."""
+_GAIN = 0.05
+"""A larger batch has to be faster per row by so much."""
+_TRIAL = 32
+"""Every so many batches, one of twice the size that gains shows whether that still holds."""
 
 Result = TypeVar("Result")
 
@@ -47,22 +55,66 @@ class Waiting:
         function: what is called in place of `Run`.
         key: calls of one key may be joined; None: this one may not.
         size: of its batch.
-        deadline: when it is given up, by `time.monotonic` as `since`, when it came; None: never.
+        deadline: when it is given up, by `time.monotonic` as `since`, when it came.
     """
 
     call: Any = None
     function: Callable[[], Any] | None = None
     key: Hashable | None = None
     size: int = 1
-    deadline: float | None = None
+    deadline: float = math.inf
     since: float = field(default_factory=time.monotonic)
     result: Answer = field(default_factory=Answer)
+
+
+class Pace:
+    """How long batches take, by key and size: as `warm_up` has measured, and every batch since.
+
+    Sizes are rounded up to powers of two.
+    """
+
+    def __init__(self) -> None:
+        """Know nothing yet."""
+        self._rates: dict[Hashable, dict[int, float]] = {}
+        self._batches = 0
+
+    def note(self, key: Hashable, size: int, seconds: float) -> None:
+        """Take account of a batch."""
+        rates, rounded, rate = self._rates.pop(key, {}), _rounded(size), seconds / max(size, 1)
+        rates[rounded] = rate if rounded not in rates else 0.8 * rates[rounded] + 0.2 * rate
+        self._rates[key] = rates
+        self._batches += 1
+        if len(self._rates) > _KEYS:
+            del self._rates[next(iter(self._rates))]
+
+    def most(self, key: Hashable) -> float:
+        """Return the size beyond which no throughput is gained, as far as it is known."""
+        if not (rates := self._rates.get(key)):
+            return math.inf
+        enough = min(rates.values()) * (1 + _GAIN)
+        size = min(size for size, rate in rates.items() if rate <= enough)
+        if size == max(rates):
+            return math.inf
+        return size if self._batches % _TRIAL else 2 * size
+
+    def seconds(self, key: Hashable, size: int) -> float:
+        """Return how long a batch takes; of a size or key that is not known, by the slowest row that is."""
+        known = [self._rates[key]] if key in self._rates else [*self._rates.values()]
+        slowest = max((rate for rates in known for rate in rates.values()), default=0.0)
+        return size * self._rates.get(key, {}).get(_rounded(size), slowest)
+
+
+def _rounded(size: int) -> int:
+    return 1 << max(size - 1, 0).bit_length()
 
 
 class Batcher:
     """A bounded queue of calls, and the thread that runs them.
 
+    Calls are joined as far as that gains throughput, and the batch takes no more than half the time of any.
+
     Attributes:
+        pace: how long batches take.
         max_batch_size: greatest size of a joined batch; a call that is larger runs alone.
         running_since: when the batch that runs began, by `time.monotonic`; None: none runs.
     """
@@ -72,6 +124,7 @@ class Batcher:
     def __init__(self, run: Run, *, max_batch_size: int, max_latency_s: float, max_waiting: int) -> None:
         """Make an empty queue for calls that `run` runs; the first call starts the thread. See `ServableOptions`."""
         self._run = run
+        self.pace = Pace()
         self.max_batch_size = max_batch_size
         self._max_latency_s = max_latency_s
         self._max_waiting = max_waiting
@@ -85,17 +138,13 @@ class Batcher:
         """How many calls wait."""
         return len(self._waiting)
 
-    @property
-    def is_full(self) -> bool:
-        """Whether one more call would be refused."""
-        return len(self._waiting) >= self._max_waiting
-
     def submit(self, waiting: Waiting) -> Answer:
         """Queue a call; return its future result (`Overloaded`: the queue is full; `NotSupported`: it is closed)."""
+        waiting.result.add_done_callback(lambda result: self._forget(waiting) if result.cancelled() else None)
         with self._changed:
             if self._closed:
                 raise NotSupported("the servable is closed")
-            if self.is_full:
+            if len(self._waiting) >= self._max_waiting:
                 raise Overloaded(
                     f"{self._max_waiting} calls wait already. Try again later, or allow more: `max_waiting`"
                 )
@@ -105,6 +154,10 @@ class Batcher:
             self._waiting.append(waiting)
             self._changed.notify()
         return waiting.result
+
+    def _forget(self, cancelled: Waiting) -> None:
+        with self._changed, contextlib.suppress(ValueError):  # it is in the batch that runs
+            self._waiting.remove(cancelled)
 
     def apply(self, function: Callable[[], Result]) -> Result:
         """Run a function in the thread, after the calls that wait; return its result, or raise its error."""
@@ -123,7 +176,9 @@ class Batcher:
         """Answer batch after batch, until none comes."""
         while batch := self._next():
             self.running_since = time.monotonic()
-            answer(self._run, [each for each in batch if _is_wanted(each)])
+            answer(self._run, wanted := [each for each in batch if _is_wanted(each)])
+            if wanted and wanted[0].key is not None and (took_s := wanted[0].result.ran_s):
+                self.pace.note(wanted[0].key, wanted[0].result.batch_size, took_s)
             self.running_since = None
 
     def _next(self) -> list[Waiting]:
@@ -136,19 +191,25 @@ class Batcher:
 
             def is_enough() -> bool:
                 size = sum(each.size for each in self._waiting if each.key == first.key)
-                return self._closed or first.key is None or size >= self.max_batch_size
+                return self._closed or first.key is None or size >= self._most(first)
 
             self._changed.wait_for(is_enough, max(first.since + self._max_latency_s - time.monotonic(), 0))
             return self._take()
 
+    def _most(self, first: Waiting) -> float:
+        return min(self.max_batch_size, self.pace.most(first.key))
+
     def _take(self) -> list[Waiting]:
-        """Remove the first call from the queue, and those behind it that it can be joined with."""
+        """Remove the first call from the queue, and those behind it that it is to be joined with."""
         first = self._waiting.popleft()
-        taken, left, size = [first], deque[Waiting](), first.size
+        taken, left, size, most = [first], deque[Waiting](), first.size, self._most(first)
+        time_s = first.deadline - first.since
         for each in self._waiting:
-            if first.key is not None and each.key == first.key and size + each.size <= self.max_batch_size:
+            joined, both_s = size + each.size, min(time_s, each.deadline - each.since)
+            is_alike = first.key is not None and each.key == first.key
+            if is_alike and joined <= most and 2 * self.pace.seconds(first.key, joined) <= both_s:
                 taken.append(each)
-                size += each.size
+                size, time_s = joined, both_s
             else:
                 left.append(each)
         self._waiting = left
@@ -159,7 +220,7 @@ def _is_wanted(waiting: Waiting) -> bool:
     """Return whether a call is to be run: it is neither cancelled nor past its deadline."""
     if not waiting.result.set_running_or_notify_cancel():
         return False
-    if waiting.deadline is not None and time.monotonic() > waiting.deadline:
+    if time.monotonic() > waiting.deadline:
         allowed_ms = max(waiting.deadline - waiting.since, 0) * 1e3
         waiting.result.set_exception(DeadlinePassed(f"the call waited for {allowed_ms:.0f} ms, and was not run"))
         return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -22,6 +23,9 @@ from aotexport_runtime.values.compare import Observed, compare
 from aotexport_runtime.values.tensors import is_torch_tensor
 
 log = logging.getLogger("aotexport_runtime")
+
+REFUSALS = (AotExportError, RuntimeError, ValueError, IndexError)
+"""What a call that is made of a recorded one may raise."""
 
 Values = list[Any]
 """A tensor, array or integer per input of an `Interface`."""
@@ -152,6 +156,22 @@ def batch_of(program: AnyProgram, recorded: Sequence[Values], choice: int, most:
     return None, "; ".join(reasons) or none
 
 
+def paces(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, most: int) -> Iterator[tuple[int, float]]:
+    """Yield sizes of joined batches, each twice the one before, and how long they take, for about two seconds in all.
+
+    Their calls are the first rows of a recorded one.
+    """
+    one, end = _variations(values, axes)[0], time.monotonic() + 2
+    size = least = one[0].shape[axes.inputs[0]]
+    while 0 < size <= min(most, axes.most or most):
+        calls = [one] * (size // least)
+        took_s = min(timeit.repeat(lambda: run_together(program, calls, axes, choice), number=1, repeat=2))  # noqa: B023
+        yield size, took_s
+        if time.monotonic() + 4 * took_s > end:
+            return
+        size *= 2
+
+
 def _disagree(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, most: int) -> bool:
     """Return whether calls made of a recorded one are answered otherwise when they are joined.
 
@@ -173,7 +193,7 @@ def _disagree(program: AnyProgram, values: Values, axes: BatchAxes, choice: int,
                 chosen.append(index)
                 left -= sizes[index]
         joined = run_together(program, [calls[index] for index in chosen], axes, choice)
-    except (AotExportError, RuntimeError, ValueError, IndexError) as error:
+    except REFUSALS as error:
         log.debug("program %s: joined calls were not tried: %s", program.name, error)
         return False
     compared = [compare(_observed(alone[i]), _observed(got)) for i, got in zip(chosen, joined, strict=True)]

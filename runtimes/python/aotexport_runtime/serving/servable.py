@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import logging
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from aotexport_runtime.engines.candidates import MODEL_ENGINES, ONNX
 from aotexport_runtime.errors import CallInvalid, NotSupported
 from aotexport_runtime.serving.batcher import Answer, Batcher, Waiting
 from aotexport_runtime.serving.interface import BatchAxes, TensorSpec, TextSpec, is_rare, join_key
-from aotexport_runtime.serving.joining import AnyProgram, Values, batch_of, run_together
+from aotexport_runtime.serving.joining import REFUSALS, AnyProgram, Values, batch_of, paces, run_together
 from aotexport_runtime.serving.options import ServableOptions
 from aotexport_runtime.values.arguments import check_torch, keywords_of
 from aotexport_runtime.values.tensors import is_torch_tensor
@@ -151,10 +152,8 @@ class Servable:
             call waited and ran.
         """
         values, choice = self._values(inputs, adapter)
-        axes = self._batches.get(choice)
-        joinable = None if axes is None else join_key(self.inputs, axes, values)
-        key, size = ((adapter, choice, joinable[0]), joinable[1]) if joinable else (None, 1)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        key, size = self._key(values, choice, adapter)
+        deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         call = (inputs, values, adapter, choice)
         return self.batcher.submit(Waiting(call=call, key=key, size=size, deadline=deadline))
 
@@ -162,6 +161,12 @@ class Servable:
         """Answer the calls that wait, and let go of the module; later calls are refused."""
         self.batcher.close()
         self._program = None
+
+    def _key(self, values: Values, choice: int, adapter: str | None) -> tuple[Hashable, int]:
+        """Return what calls of one batch share, None: it is joined with none; and the size of the batch."""
+        axes = self._batches.get(choice)
+        joinable = None if axes is None else join_key(self.inputs, axes, values)
+        return ((adapter, choice, joinable[0]), joinable[1]) if joinable else (None, 1)
 
     def _prove(self, program: AnyProgram) -> None:
         with program.applying(None):
@@ -176,6 +181,13 @@ class Servable:
                 self._batches[choice], self._not_joined[choice] = batch_of(program, recorded, choice, most)
                 if reason := self._not_joined[choice]:
                     log.info("program %s: calls are not joined: %s", program.variants[choice], reason)
+                if (axes := self._batches[choice]) and recorded:
+                    # Of the kind of the server's calls.
+                    pairs = zip(self.inputs, recorded[0], strict=True)
+                    values = [value if is_rare(spec.dtype) else _as_array(value) for spec, value in pairs]
+                    with contextlib.suppress(*REFUSALS):
+                        for size, seconds in paces(program, values, axes, choice, most):
+                            self.batcher.pace.note(self._key(values, choice, None)[0], size, seconds)
 
     def _run(self, calls: Sequence[tuple[Mapping[str, Any], Values, str | None, int]]) -> list[dict[str, Any]]:
         """Return the outputs of calls of one adapter and one choice of strings."""

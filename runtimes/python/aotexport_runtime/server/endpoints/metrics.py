@@ -30,6 +30,7 @@ VERSION = Gauge(
     "aotexport_model_workers", "Workers that serve a version", ["model", "version"], multiprocess_mode="livesum"
 )
 EVENTS = Counter("aotexport_model_events", "Versions loaded, failed and unloaded", ["model", "version", "event"])
+EMPTY = Gauge("aotexport_repository_empty", "1: no bundle is in the repository", multiprocess_mode="livemax")
 MEMORY = Gauge("aotexport_worker_memory_bytes", "Resident memory, by process", multiprocess_mode="liveall")
 WORKERS = Counter("aotexport_workers_ended", "Workers that were replaced, by why", ["reason"])
 

@@ -5,51 +5,63 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import kserve
 import kserve.errors
 from kserve.protocol.dataplane import DataPlane
-from kserve.protocol.model_repository_extension import ModelRepositoryExtension
 
 import aotexport_runtime
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import NotSupported, Overloaded
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.messages import Request, Signature
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal, refusal_of
 from aotexport_runtime.server.repository import Marks, Repository, Served
-from aotexport_runtime.server.tensors import Array
 from aotexport_runtime.serving.batcher import Answer
 
 log = logging.getLogger("aotexport_runtime.server.access")
 
 Reply = TypeVar("Reply")
+Hold = Callable[[int], None]
+"""Takes account of bytes of a request; `Refusal`: all requests hold too many."""
+
+ENDING = "the server is ending; ask another"
+_WRITTEN_AT_ONCE_NBYTES = 1 << 18
+"""Outputs that are larger are written in a thread, while the event loop serves others."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Answered:
-    """What a model answered: an array by name, its version, and how long the call waited and ran."""
+@dataclass(kw_only=True)
+class Asked:
+    """A request while it is answered, for its line of the log."""
 
-    outputs: dict[str, Array]
-    version: str
-    answer: Answer
+    model: str
+    protocol: str
+    began: float = field(default_factory=time.monotonic)
+    request: Request | None = None
+    served: Served | None = None
+    answer: Answer | None = None
 
 
 class BundlePlane(DataPlane):
-    """KServe's data plane: versions, exact metadata, readiness that means something, and inference."""
+    """KServe's data plane, and its extension for repositories: index, load and unload for every worker."""
 
-    def __init__(self, repository: Repository, options: ServeOptions) -> None:
+    def __init__(self, repository: Repository, options: ServeOptions, marks: Marks) -> None:
         registry = kserve.ModelRepository()
         registry.models = repository.models
         super().__init__(registry)
         self.repository = repository
         self._options = options
+        self._marks = marks
+        self._running: set[asyncio.Task[Any]] = set()
+        self._is_ending = self._is_over = False
+        self._held_nbytes = 0
         self._server_name = "aotexport"
         self._server_version = aotexport_runtime.__version__
 
@@ -57,10 +69,40 @@ class BundlePlane(DataPlane):
         """Return name, version and extensions of the server."""
         return super().metadata() | {"extensions": ["model_repository", "binary_tensor_data"]}
 
+    @property
+    def unready(self) -> str:
+        """Why the server is not ready; empty: it is."""
+        return ENDING if self._is_ending else self.repository.unready
+
     async def ready(self) -> bool:
-        """Return whether every model has passed its self-test, and no queue is full."""
-        models = [*self.repository.models.values()]
-        return self.repository.is_proved and not any(m.served and m.served.servable.batcher.is_full for m in models)
+        """Return whether what was promised is served."""
+        return not self.unready
+
+    @contextlib.contextmanager
+    def holding(self) -> Generator[Hold]:
+        """Count the bytes of a request until the end of the block, together with those of all others."""
+        own = 0
+
+        def hold(nbytes: int) -> None:
+            nonlocal own
+            own, self._held_nbytes = own + nbytes, self._held_nbytes + nbytes
+            if self._held_nbytes > (most := self._options.max_held_bytes):
+                text = f"requests hold more than {most} bytes, see `--max-held-bytes`; try again later"
+                raise Refusal(text, "overloaded")
+
+        try:
+            yield hold
+        finally:
+            self._held_nbytes -= own
+
+    async def drain(self) -> None:
+        """Refuse what comes, and return when what runs is answered; what takes longer than it may is refused."""
+        self._is_ending = True
+        if self._running:
+            _, late = await asyncio.wait(self._running, timeout=self._options.drain_s)
+            self._is_over = True
+            for task in late:
+                task.cancel()
 
     async def get_model(self, name: str) -> Any:
         """Refuse version 1 of the protocol, of which alone KServe itself asks models."""
@@ -73,6 +115,8 @@ class BundlePlane(DataPlane):
         Raises:
             Refusal: there is no such model or version, or it cannot be served.
         """
+        if self._marks.is_behind(name):
+            await asyncio.to_thread(self._marks.follow, self.repository)
         while (served := self.repository.current(name, version)) is None:
             await asyncio.to_thread(self.repository.demand, name)
         return served
@@ -91,71 +135,121 @@ class BundlePlane(DataPlane):
     async def model_ready(self, model_name: str, disable_predictor_health_check: bool = False) -> bool:
         return self.repository.model(model_name).state == "READY"
 
+    async def index(self, filter_ready: bool | None = False) -> list[dict[str, str]]:
+        """Return name, version, state and reason of every model."""
+        return [
+            {"name": m.name, "version": (m.chosen or m.candidates[0]).version, "state": m.state, "reason": m.reason}
+            for m in [*self.repository.models.values()]
+            if not filter_ready or m.state == "READY"
+        ]
+
+    async def load(self, model_name: str) -> dict[str, Any]:
+        """Load the newest version of a model; `Refusal`: there is none, or it fails."""
+        await asyncio.to_thread(self.repository.load, model_name)
+        self._marks.set(model_name, unloaded=False)
+        return {"name": model_name, "load": True}
+
+    async def unload(self, model_name: str) -> dict[str, Any]:
+        """Let a model go when it has answered what it was asked; `Refusal`: there is none."""
+        await asyncio.to_thread(self.repository.unload, model_name)
+        self._marks.set(model_name, unloaded=True)
+        return {"name": model_name, "unload": True}
+
     async def answer(
         self,
         protocol: str,
         model: str,
         version: str,
-        read: Callable[[Signature], Awaitable[Request]],
-        write: Callable[[Request, Answered, Signature], Reply],
+        read: Callable[[Signature, Hold], Awaitable[Request]],
+        write: Callable[[Request, Served, Answer], Reply],
     ) -> Reply:
         """Return the reply to a request, which `read` reads by the signature of the model, and `write` writes.
+
+        A client that goes away cancels the task; what waits is then not computed.
 
         Raises:
             Refusal: the request is not answered; says why.
         """
-        began = time.monotonic()
-        request: Request | None = None
-        answered: Any = None
+        asked = Asked(model=model, protocol=protocol)
         outcome, text = "cancelled", ""
+        task: Any = asyncio.current_task()
+        self._running.add(task)
         try:
-            signature = (await self.loaded(model, version)).signature
-            request = await read(signature)
-            # Not by `DataPlane.infer`: it measures each request once more, for a tenth of a millisecond.
-            served, answer = await self._submit(model, version, request)
-            outputs = await asyncio.wrap_future(answer)
-            answered = Answered(outputs=outputs, version=served.version, answer=answer)
-            reply = write(request, answered, signature)
+            with self.holding() as hold:
+                reply = await self._reply(asked, version, lambda signature: read(signature, hold), write)
             outcome = "ok"
             return reply
         except asyncio.CancelledError:
-            raise
+            if not self._is_over:
+                raise
+            outcome, text = "unavailable", ENDING
+            raise Refusal(ENDING, "unavailable") from None
         except Exception as error:
             refusal = refusal_of(error)
             outcome, text = refusal.kind, str(refusal)
             raise refusal from error
         finally:
-            fields = {"id": request.id if request else "", "model": model[:100], "protocol": protocol}
-            fields |= {"outcome": outcome, "version": answered.version if answered else ""}
+            self._running.discard(task)
             # When the reply has been sent.
-            note = functools.partial(self._note, model, fields, answered, text, time.monotonic() - began)
-            asyncio.get_running_loop().call_soon(note)
+            seconds = time.monotonic() - asked.began
+            asyncio.get_running_loop().call_soon(functools.partial(self._note, asked, outcome, text, seconds))
 
-    async def _submit(self, name: str, version: str, request: Request) -> tuple[Served, Answer]:
-        most_s = self._options.request_timeout_s
-        wait_s = min(request.timeout_s or most_s, most_s)
+    async def _reply(
+        self,
+        asked: Asked,
+        version: str,
+        read: Callable[[Signature], Awaitable[Request]],
+        write: Callable[[Request, Served, Answer], Reply],
+    ) -> Reply:
+        if self._is_ending:
+            raise Refusal(ENDING, "unavailable")
+        begins, wait_s = asyncio.get_running_loop().time(), self._options.request_timeout_s
+        try:
+            async with asyncio.timeout(wait_s) as limit:
+                signature = (await self.loaded(asked.model, version)).signature
+                limit.reschedule(None)  # `read` has a limit of its own
+                request = asked.request = await read(signature)
+                wait_s = min(request.timeout_s or wait_s, wait_s)
+                limit.reschedule(begins + wait_s)
+                # Not by `DataPlane.infer`: it measures each request once more, for a tenth of a millisecond.
+                served, answer = await self._submit(asked.model, version, request, asked.began + wait_s)
+                outputs = await asyncio.wrap_future(answer)
+                asked.served, asked.answer = served, answer
+        except TimeoutError:
+            raise Refusal(f"the request was not answered within {wait_s * 1e3:g} ms", "deadline") from None
+        if sum(outputs[name].nbytes for name in request.outputs) > _WRITTEN_AT_ONCE_NBYTES:
+            return await asyncio.to_thread(write, request, served, answer)
+        return write(request, served, answer)
+
+    async def _submit(self, name: str, version: str, request: Request, deadline: float) -> tuple[Served, Answer]:
         while True:
             served = await self.loaded(name, version)
+            wait_s = deadline - time.monotonic()
             try:
                 return served, served.servable.submit(request.inputs, timeout_s=wait_s, adapter=request.adapter)
+            except Overloaded:
+                most = self._options.max_waiting
+                text = f"{most} requests wait for model `{name}` already, see `--max-waiting`; try again later"
+                raise Refusal(text, "overloaded") from None
             except NotSupported:
                 # The version was swapped between these two lines, and is closed.
                 if self.repository.model(name).served is served:
                     raise
 
-    def _note(self, model: str, fields: dict[str, Any], answered: Answered | None, text: str, seconds: float) -> None:
+    def _note(self, asked: Asked, outcome: str, text: str, seconds: float) -> None:
+        model, answer, version = asked.model, asked.answer, asked.served.version if asked.served else ""
         # Names that a client invents are no labels.
-        label = "" if fields["outcome"] == "not_found" else model
-        metrics.REQUESTS.labels(label, fields["version"], fields["protocol"], fields["outcome"]).inc()
-        fields["ms"] = round(seconds * 1e3, 3)
-        if answered is not None:
-            answer = answered.answer
+        label = "" if outcome == "not_found" else model
+        metrics.REQUESTS.labels(label, version, asked.protocol, outcome).inc()
+        fields: dict[str, Any] = {"id": asked.request.id if asked.request else "", "model": model[:100]}
+        fields |= {"protocol": asked.protocol, "outcome": outcome, "version": version, "ms": round(seconds * 1e3, 3)}
+        if answer is not None:
             metrics.SECONDS.labels(model).observe(seconds)
             metrics.QUEUE.labels(model).observe(answer.waited_s)
             metrics.COMPUTE.labels(model).observe(answer.ran_s)
             metrics.BATCH.labels(model).observe(answer.batch_size)
-            fields |= {"queue_ms": round(answer.waited_s * 1e3, 3), "compute_ms": round(answer.ran_s * 1e3, 3)}
-            fields["batch"] = answer.batch_size
+            took_ms = {"queue_ms": round(answer.waited_s * 1e3, 3), "compute_ms": round(answer.ran_s * 1e3, 3)}
+            fields |= took_ms | {"batch": answer.batch_size}
         if text:
             fields["error"] = text[:500]
         if self._options.access_log == "on":
@@ -164,35 +258,6 @@ class BundlePlane(DataPlane):
 
 def _described(tensors: Any) -> list[dict[str, Any]]:
     return [{"name": name, "datatype": datatype, "shape": list(shape)} for name, (datatype, shape) in tensors.items()]
-
-
-class BundleExtension(ModelRepositoryExtension):
-    """Index, load and unload, for every worker."""
-
-    def __init__(self, plane: BundlePlane, marks: Marks) -> None:
-        super().__init__(plane.model_registry)
-        self._repository = plane.repository
-        self._marks = marks
-
-    async def index(self, filter_ready: bool | None = False) -> list[dict[str, str]]:
-        """Return name, version, state and reason of every model."""
-        return [
-            {"name": m.name, "version": (m.chosen or m.candidates[0]).version, "state": m.state, "reason": m.reason}
-            for m in [*self._repository.models.values()]
-            if not filter_ready or m.state == "READY"
-        ]
-
-    async def load(self, model_name: str) -> dict[str, Any]:
-        """Load the newest version of a model; `Refusal`: there is none, or it fails."""
-        await asyncio.to_thread(self._repository.load, model_name)
-        self._marks.set(model_name, unloaded=False)
-        return {"name": model_name, "load": True}
-
-    async def unload(self, model_name: str) -> dict[str, Any]:
-        """Let a model go when it has answered what it was asked; `Refusal`: there is none."""
-        await asyncio.to_thread(self._repository.unload, model_name)
-        self._marks.set(model_name, unloaded=True)
-        return {"name": model_name, "unload": True}
 
 
 def refusal_of_kserve(error: Exception) -> Refusal:

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import socket
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,17 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from kserve.protocol.rest.server import RESTServer
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from aotexport_runtime.server.endpoints import metrics
-from aotexport_runtime.server.endpoints.plane import BundleExtension, BundlePlane, refusal_of_kserve
+from aotexport_runtime.server.endpoints.connections import Connection, Door, refused
+from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold, refusal_of_kserve
 from aotexport_runtime.server.messages import Request as InferRequest
 from aotexport_runtime.server.messages import Signature, read_request, write_answer, write_call
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import CODES, Refusal
+from aotexport_runtime.server.repository import Served
+from aotexport_runtime.serving.batcher import Answer
 
 JSON_NBYTES = "inference-header-content-length"
 """The header that tells how much of a body is JSON."""
@@ -40,33 +46,39 @@ _PAGE_HEADERS = {
 class RestServer(RESTServer):
     """KServe's HTTP server, at a socket that other workers listen at as well, with our routes."""
 
-    def __init__(self, plane: BundlePlane, extension: BundleExtension, options: ServeOptions) -> None:
+    def __init__(self, plane: BundlePlane, options: ServeOptions) -> None:
         super().__init__(
             "kserve.model_server:app",
             plane,
-            extension,
+            plane,
             options.http_port,
-            grace_period=int(options.drain_s) or 1,
+            grace_period=1,  # after `BundlePlane.drain`
             ssl_certfile=options.tls_cert and str(options.tls_cert),
             ssl_keyfile=options.tls_key and str(options.tls_key),
         )
         self.config.host = options.host
         self.config.access_log = False
         self.config.ws = "none"
+        self.config.http = functools.partial(Connection, head_s=options.request_timeout_s)
+        self.config.limit_concurrency = options.max_connections
+        self._server.capture_signals = contextlib.nullcontext  # they are the worker's
         self._plane = plane
-        self._extension = extension
         self._options = options
         self._files = {
             path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in _PAGE.iterdir() if path.suffix in _TYPES
         }
 
     async def serve(self, listening: socket.socket) -> None:
-        """Answer requests until the process is told to end, and the last one is answered."""
+        """Answer requests until `stop`."""
         self.create_application()
         await self._server.serve(sockets=[listening])
 
+    def stop(self) -> None:
+        """Let `serve` close the port and return."""
+        self._server.should_exit = True
+
     def _register_endpoints(self, app: FastAPI) -> None:
-        """Add inference, versions, index, metrics, and the page `/ui`, which tries models in a browser."""
+        """Add inference, health, versions, index, metrics, and the page `/ui`, which tries models in a browser."""
         model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
         routes = [
             ("GET", "/metrics", self.metrics),
@@ -74,7 +86,10 @@ class RestServer(RESTServer):
             *(("POST", f"/v2/repository/models/{{model}}/{change}", self.change) for change in ("load", "unload")),
             ("POST", f"{model}/infer", self.infer),
             ("POST", f"{version}/infer", self.infer),
-            ("GET", f"{version}/ready", self.version_ready),
+            ("GET", "/v2/health/live", self.live),
+            ("GET", "/v2/health/ready", self.ready),
+            ("GET", f"{model}/ready", self.model_ready),
+            ("GET", f"{version}/ready", self.model_ready),
             ("GET", model, self.version_metadata),
             ("GET", version, self.version_metadata),
         ]
@@ -89,7 +104,8 @@ class RestServer(RESTServer):
         super()._register_endpoints(app)
 
     def _add_middlewares(self, app: FastAPI) -> None:
-        """Add none: times are in our metrics."""
+        """Add none of KServe's: times are in our metrics."""
+        app.add_middleware(Door, options=self._options)
 
     def _add_exception_handlers(self, app: FastAPI) -> None:
         errors = [getattr(kserve.errors, name) for name in ("ModelNotFound", "ModelNotReady", "InvalidInput")]
@@ -105,20 +121,17 @@ class RestServer(RESTServer):
 
     async def index(self, request: Request) -> Response:
         """Return every model with its state; with `{"ready": true}`, those that are ready."""
-        body = bytes(await read_body(request, self._options))
+        with self._plane.holding() as hold:
+            body = bytes(await read_body(request, self._options, hold))
         try:
             asked = msgspec.json.decode(body, type=dict[str, Any]) if body else {}
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise Refusal(f"the body is no request for the index: {error}") from None
-        return _json(await self._extension.index(asked.get("ready") is True))
+        return _json(await self._plane.index(asked.get("ready") is True))
 
     async def change(self, request: Request) -> Response:
         """Load the newest version of a model, or let it go."""
-        # A browser names the page that sends; clients that are no browsers name none.
-        origin = request.headers.get("origin")
-        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
-            raise Refusal(f"pages of {origin[:100]} may not load and unload models", "forbidden")
-        change = self._extension.load if request.url.path.endswith("/load") else self._extension.unload
+        change = self._plane.load if request.url.path.endswith("/load") else self._plane.unload
         return _json(await change(request.path_params["model"]))
 
     async def version_metadata(self, request: Request) -> Response:
@@ -126,31 +139,55 @@ class RestServer(RESTServer):
         path = request.path_params
         return _json(await self._plane.model_metadata(path["model"], path.get("version", "")))
 
-    async def version_ready(self, request: Request) -> Response:
-        """Return whether a version of a model is served."""
-        path = request.path_params
-        self._plane.repository.current(path["model"], path["version"])
-        return _json({"name": path["model"], "ready": True})
+    async def live(self, request: Request) -> Response:
+        """Answer."""
+        return _json({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        """Return whether what was promised is served; the refusal says why not."""
+        if reason := self._plane.unready:
+            raise Refusal(reason, "unavailable")
+        return _json({"ready": True})
+
+    async def model_ready(self, request: Request) -> Response:
+        """Return whether a model, or a version of it, is served; the refusal says why not."""
+        name, version = request.path_params["model"], request.path_params.get("version", "")
+        self._plane.repository.current(name, version)
+        if not await self._plane.model_ready(name):
+            raise Refusal(f"model `{name}` is being loaded", "unavailable")
+        return _json({"name": name, "ready": True})
 
     async def infer(self, request: Request) -> Response:
         """Answer an inference request."""
         path = request.path_params
         model, version = path["model"], path.get("version", "")
+        task: Any = asyncio.current_task()
+        watching: asyncio.Task[None] | None = None
 
-        async def read(signature: Signature) -> InferRequest:
-            body = await read_body(request, self._options)
+        async def read(signature: Signature, hold: Hold) -> InferRequest:
+            nonlocal watching
+            body = await read_body(request, self._options, hold)
+            watching = asyncio.create_task(_cancel_when_gone(request, task))
             return read_request(body, _json_nbytes(request), signature, request.headers.get("x-request-id", ""))
 
-        def write(asked: InferRequest, answered: Any, signature: Signature) -> Response:
-            body, json_nbytes = write_answer(asked, model, answered.version, answered.outputs, signature)
-            took = answered.answer
+        def write(asked: InferRequest, served: Served, took: Answer) -> Response:
+            body, json_nbytes = write_answer(asked, model, served.version, took.result(), served.signature)
             headers = {"server-timing": f"queue;dur={took.waited_s * 1e3:.3f}, compute;dur={took.ran_s * 1e3:.3f}"}
             if json_nbytes is None:
                 return Response(body, media_type="application/json", headers=headers)
             headers[JSON_NBYTES] = str(json_nbytes)
             return Response(body, media_type="application/octet-stream", headers=headers)
 
-        return await self._plane.answer("http", model, version, read, write)
+        try:
+            return await self._plane.answer("http", model, version, read, write)
+        except asyncio.CancelledError:
+            if watching is None or not watching.done():
+                raise
+            task.uncancel()
+            return Response(status_code=CODES["cancelled"][0])  # nobody reads it
+        finally:
+            if watching is not None:
+                watching.cancel()
 
     async def file(self, request: Request) -> Response:
         """Return a file of the page."""
@@ -185,7 +222,7 @@ def _json_nbytes(request: Request) -> int | None:
     return int(header)
 
 
-async def read_body(request: Request, options: ServeOptions) -> bytearray:
+async def read_body(request: Request, options: ServeOptions, hold: Hold) -> bytearray:
     """Return the body of a request; `Refusal`: it is larger, or takes longer, than the options allow."""
     most = options.max_request_bytes
     encoding = request.headers.get("content-encoding", "identity")
@@ -200,9 +237,12 @@ async def read_body(request: Request, options: ServeOptions) -> bytearray:
             async for chunk in request.stream():
                 size += len(chunk)
                 if size <= most:
+                    hold(len(chunk))
                     body += chunk
                 elif size > 2 * most:
                     break
+    except ClientDisconnect:
+        raise Refusal("the client went away before its request was whole", "cancelled") from None
     except TimeoutError:
         raise Refusal(
             f"the request took longer than {options.request_timeout_s:g} s to come, see `--request-timeout-s`",
@@ -214,16 +254,19 @@ async def read_body(request: Request, options: ServeOptions) -> bytearray:
     return body
 
 
+async def _cancel_when_gone(request: Request, task: asyncio.Task[Any]) -> None:
+    """Cancel the task of a request, whose body is read, when its client goes away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()
+
+
 def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    refusal = refusal_of_kserve(error)
-    # What is left of such a request is not read: its connection is of no further use.
-    headers = {"connection": "close"} if refusal.kind in ("too_slow", "too_large") else None
-    body = msgspec.json.encode({"error": str(refusal)})
-    return Response(body, status_code=CODES[refusal.kind][0], media_type="application/json", headers=headers)
+    return refused(refusal_of_kserve(error))
 
 
 async def _refuse_body(request: Request, error: Exception) -> Response:
@@ -236,4 +279,5 @@ async def _refuse_body(request: Request, error: Exception) -> Response:
 async def _refuse_route(request: Request, error: Exception) -> Response:
     found: Any = error
     text = f"no route {request.method} {request.url.path[:200]}" if found.status_code == 404 else str(found.detail)
-    return Response(msgspec.json.encode({"error": text}), status_code=found.status_code, media_type="application/json")
+    body = msgspec.json.encode({"error": text})
+    return Response(body, status_code=found.status_code, media_type="application/json", headers=found.headers)

@@ -8,6 +8,7 @@ import uuid
 from typing import Any
 
 import grpc
+import msgspec
 from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from grpc import aio
@@ -15,11 +16,21 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 from kserve.protocol.grpc import grpc_predict_v2_pb2_grpc as service
 from kserve.protocol.grpc.servicer import InferenceServicer
 
-from aotexport_runtime.server.endpoints.plane import Answered, BundleExtension, BundlePlane, refusal_of_kserve
-from aotexport_runtime.server.messages import Request, Signature, check_input, check_outputs, timeout_s
+from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold, refusal_of_kserve
+from aotexport_runtime.server.messages import (
+    OfInput,
+    OfOutput,
+    OfRequest,
+    Request,
+    Signature,
+    check_input,
+    check_outputs,
+)
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import CODES, Refusal
-from aotexport_runtime.server.tensors import from_bytes, from_numbers, to_bytes
+from aotexport_runtime.server.repository import Served
+from aotexport_runtime.server.tensors import Array, from_bytes, from_numbers, to_bytes
+from aotexport_runtime.serving.batcher import Answer
 
 _CONTENTS = {
     "BOOL": "bool_contents",
@@ -55,11 +66,12 @@ class Service(InferenceServicer):
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
         remaining = context.time_remaining()
 
-        async def read(signature: Signature) -> Request:
+        async def read(signature: Signature, hold: Hold) -> Request:
+            hold(request.ByteSize())
             return read_grpc(request, signature, remaining)
 
-        def write(asked: Request, answered: Answered, signature: Signature) -> Any:
-            return write_grpc(asked, request.model_name, answered, signature)
+        def write(asked: Request, served: Served, answer: Answer) -> Any:
+            return write_grpc(asked, request.model_name, served, answer.result())
 
         return await self._data_plane.answer("grpc", request.model_name, request.model_version, read, write)
 
@@ -85,6 +97,9 @@ def read_grpc(message: Any, signature: Signature, remaining_s: float | None) -> 
     for index, tensor in enumerate(message.inputs):
         shape = [*tensor.shape]
         check_input(tensor.name, tensor.datatype, shape, inputs, signature)
+        _parameters(tensor, OfInput)
+        if raw and tensor.HasField("contents"):
+            raise Refusal(f"`{tensor.name}`: it has both contents and raw contents")
         if raw:
             inputs[tensor.name] = from_bytes(tensor.name, tensor.datatype, shape, raw[index])
         else:
@@ -93,30 +108,42 @@ def read_grpc(message: Any, signature: Signature, remaining_s: float | None) -> 
             inputs[tensor.name] = from_numbers(tensor.name, tensor.datatype, shape, numbers)
     outputs = dict.fromkeys((output.name for output in message.outputs) if message.outputs else signature.outputs, True)
     check_outputs(outputs, signature)
-    microseconds = message.parameters["timeout"].int64_param if "timeout" in message.parameters else None
-    waits = [wait for wait in (remaining_s, timeout_s(microseconds)) if wait is not None]
+    for output in message.outputs:
+        _parameters(output, OfOutput)
+    parameters = _parameters(message, OfRequest)
+    waits = [wait for wait in (remaining_s, parameters.timeout and parameters.timeout / 1e6) if wait is not None]
     return Request(
         id=message.id or str(uuid.uuid4()),
         inputs=inputs,
         outputs=outputs,
         timeout_s=min(waits, default=None),
-        adapter=message.parameters["adapter"].string_param if "adapter" in message.parameters else None,
+        adapter=parameters.adapter,
     )
 
 
-def write_grpc(request: Request, model: str, answered: Answered, signature: Signature) -> Any:
+def _parameters(message: Any, kind: Any) -> Any:
+    """Return the parameters of a message as a record; one of a type that KServe's protocol lacks is of none."""
+    given = {
+        name: getattr(each, each.WhichOneof("parameter_choice") or "", ...) for name, each in message.parameters.items()
+    }
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise Refusal(f"the parameters of a request, input or output: {error}") from None
+
+
+def write_grpc(request: Request, model: str, served: Served, outputs: dict[str, Array]) -> Any:
     """Return the message that answers a request: `ModelInferResponse`, its tensors raw."""
-    datatypes = {name: signature.outputs[name][0] for name in request.outputs}
-    arrays = {name: answered.outputs[name] for name in request.outputs}
+    arrays = {name: (served.signature.outputs[name][0], outputs[name]) for name in request.outputs}
     return pb.ModelInferResponse(
         model_name=model,
-        model_version=answered.version,
+        model_version=served.version,
         id=request.id,
         outputs=[
-            pb.ModelInferResponse.InferOutputTensor(name=name, datatype=datatypes[name], shape=array.shape)
-            for name, array in arrays.items()
+            pb.ModelInferResponse.InferOutputTensor(name=name, datatype=datatype, shape=array.shape)
+            for name, (datatype, array) in arrays.items()
         ],
-        raw_output_contents=[bytes(to_bytes(datatypes[name], array)) for name, array in arrays.items()],
+        raw_output_contents=[bytes(to_bytes(datatype, array)) for datatype, array in arrays.values()],
     )
 
 
@@ -146,17 +173,18 @@ _FRAME_NBYTES = 1 << 16
 """Of a message, beside its tensors."""
 
 
-async def start_grpc(plane: BundlePlane, extension: BundleExtension, options: ServeOptions, port: int) -> aio.Server:
+async def start_grpc(plane: BundlePlane, options: ServeOptions, port: int) -> aio.Server:
     """Return a server that answers at a port that other workers answer at as well."""
     server = aio.server(
         interceptors=[Codes()],
+        maximum_concurrent_rpcs=options.max_connections,
         options=[
             ("grpc.so_reuseport", 1),
             ("grpc.max_receive_message_length", options.max_request_bytes + _FRAME_NBYTES),
             ("grpc.max_send_message_length", -1),
         ],
     )
-    service.add_GRPCInferenceServiceServicer_to_server(Service(plane, extension), server)
+    service.add_GRPCInferenceServiceServicer_to_server(Service(plane, plane), server)
     address = f"{options.host}:{port}"
     if options.tls_cert and options.tls_key:
         pair = (options.tls_key.read_bytes(), options.tls_cert.read_bytes())

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from aotexport_runtime.server.bundles import adapters_beside
 from aotexport_runtime.server.endpoints import metrics
-from aotexport_runtime.server.endpoints.plane import BundleExtension, BundlePlane
+from aotexport_runtime.server.endpoints.plane import BundlePlane
 from aotexport_runtime.server.endpoints.rest import RestServer
 from aotexport_runtime.server.endpoints.rpc import start_grpc
 from aotexport_runtime.server.logs import log_as_json
@@ -35,39 +35,46 @@ _CLOSING_S = 3.0
 
 
 def work(options: ServeOptions, http: socket.socket, grpc_port: int, marks: Path, life: Connection) -> None:
-    """Serve until SIGTERM, or until the parent is gone, which sees in `life` whether a batch runs for too long."""
+    """Serve until SIGTERM, or until the parent is gone, which sees in `life` since when it has not come further."""
     log_as_json()
-    # uvicorn ends by these signals, and raises them again when it is done.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
     asyncio.run(_serve(options, http, grpc_port, marks, life))
 
 
 async def _serve(options: ServeOptions, http: socket.socket, grpc_port: int, directory: Path, life: Connection) -> None:
+    told, again, ended = asyncio.Event(), threading.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    for number, tell in ((signal.SIGTERM, told.set), (signal.SIGINT, told.set), (signal.SIGHUP, again.set)):
+        loop.add_signal_handler(number, tell)
     repository = Repository(
         options.repository,
         lambda path: make_servable(path, options),
         name=options.name,
+        required=options.require,
+        strict=options.readiness == "strict",
         most_nbytes=options.memory_limit,
         watcher=metrics.count_event,
     )
     marks = Marks(directory)
-    plane = BundlePlane(repository, options)
-    extension = BundleExtension(plane, marks)
-    ended = threading.Event()
+    plane = BundlePlane(repository, options, marks)
     repository.find()
-    watching = threading.Thread(target=watch, args=(repository, marks, options, ended), name="watch", daemon=True)
+    watching = threading.Thread(target=watch, args=(repository, marks, options.poll_s, again, ended), daemon=True)
     watching.start()
-    beating = asyncio.create_task(beat(repository, options, life))
-    rpc = await start_grpc(plane, extension, options, grpc_port)
-    await RestServer(plane, extension, options).serve(http)
+    beating = asyncio.create_task(beat(repository, life))
+    rpc = await start_grpc(plane, options, grpc_port)
+    rest = RestServer(plane, options)
+    serving = asyncio.create_task(rest.serve(http))
+    serving.add_done_callback(lambda _: told.set())
+    await told.wait()
     # A load that does not come to an end, on a file system that is gone for one, keeps nobody.
     ending = threading.Timer(options.drain_s + _CLOSING_S, _end_at_once)
     ending.daemon = True
     ending.start()
-    await rpc.stop(options.drain_s)
+    await plane.drain()
+    rest.stop()
+    await asyncio.gather(serving, rpc.stop(1))
     beating.cancel()
     ended.set()
+    again.set()
     await asyncio.to_thread(repository.close)
     log.info("worker has drained")
 
@@ -83,28 +90,29 @@ def make_servable(path: Path, options: ServeOptions) -> Servable:
     return Servable(path, **own | {"adapters": adapters_beside(path)})
 
 
-def watch(repository: Repository, marks: Marks, options: ServeOptions, ended: threading.Event) -> None:
-    """Look at the repository until the end."""
+def watch(repository: Repository, marks: Marks, poll_s: float, again: threading.Event, ended: threading.Event) -> None:
+    """Look at the repository until the end; `again`: at once, and try again what has failed."""
     while not ended.is_set():
         try:
             repository.scan()
             marks.follow(repository)
         except Exception:  # Told in the log; the models that are served stay.
             log.exception("the repository cannot be looked at")
-        ended.wait(options.poll_s)
+        if again.wait(poll_s):
+            again.clear()
+            repository.forget_failures()
 
 
-async def beat(repository: Repository, options: ServeOptions, life: Connection) -> None:
-    """Give signs of life, and drain when nobody is left to see them."""
+async def beat(repository: Repository, life: Connection) -> None:
+    """Tell since when a batch runs, or that none does, and drain when nobody is left to hear it."""
     while True:
-        since = repository.running_since
-        if since is None or time.monotonic() - since <= options.request_timeout_s:
-            try:
-                life.send(None)
-            except OSError:
-                os.kill(os.getpid(), signal.SIGTERM)
-                return
+        try:
+            life.send(repository.running_since or time.monotonic())
+        except OSError:
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
         metrics.note_memory()
+        metrics.EMPTY.set(bool(repository.is_empty))
         for model in [*repository.models.values()]:
             if model.served:
                 metrics.WAITING.labels(model.name).set(model.served.servable.batcher.waiting)

@@ -1,0 +1,95 @@
+"""What a connection may send before it is heard: a head of some size and time, for a host that the server is."""
+# kserve is an extra, and its packages are not where types are checked.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import msgspec
+from fastapi import Response
+from starlette.datastructures import Headers
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from aotexport_runtime.server.options import ServeOptions
+from aotexport_runtime.server.refusals import CODES, Refusal
+
+_OWN = re.compile(r"(localhost|[\d.]+|\[[\da-f:.]+\])?(:\d+)?", re.IGNORECASE)
+_HEAD_NBYTES = 1 << 16
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+class Connection(HttpToolsProtocol):
+    """uvicorn's connection, which ends where the head of a request is too large, or does not come to an end."""
+
+    def __init__(self, *, head_s: float, **more: Any) -> None:
+        """Take `head_s` for the longest time from the first byte of a head, or the connection, to its end."""
+        super().__init__(**more)
+        self._head_s = head_s
+        self._head_nbytes = 0
+        self._ending: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.on_message_begin()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._ending is None:
+            self._head_nbytes, self._ending = 0, self.loop.call_later(self._head_s, self.transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._head_nbytes += len(data)
+        if self._ending is not None and self._head_nbytes > _HEAD_NBYTES and not self.transport.is_closing():
+            self.transport.write(_TOO_LARGE)
+            self.transport.close()
+
+    def on_headers_complete(self) -> None:
+        if self._ending is not None:
+            self._ending.cancel()
+            self._ending = None
+        super().on_headers_complete()
+
+
+class Door:
+    """Refuses what pages of other sites send, also those that a name server sends here under a name of their own.
+
+    The server's own are addresses, `localhost`, and `--allow-host`; beyond its machine any name, if none is allowed.
+    """
+
+    def __init__(self, app: Any, options: ServeOptions) -> None:
+        """Stand before `app`."""
+        self._app = app
+        self._allowed = options.allow_host
+        self._is_strict = bool(options.allow_host) or options.host in ("localhost", "127.0.0.1", "::1")
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request, or refuse it."""
+        headers = Headers(raw=scope.get("headers", []))
+        host, app = headers.get("host", ""), self._app
+        # A browser names the page that sends; clients that are no browsers name none.
+        page = headers.get("origin", host).rpartition("://")[2]
+        if self._is_strict and not _OWN.fullmatch(host) and _name(host) not in self._allowed:
+            app = refused(Refusal(f"this server is not `{_name(host)[:100]}`, see `--allow-host`", "forbidden"))
+        elif page != host and _name(page) not in self._allowed:
+            app = refused(Refusal(f"pages of {headers['origin'][:100]} may not ask this server", "forbidden"))
+        await app(scope, receive, send)
+
+
+def _name(host: str) -> str:
+    return host.partition(":")[0].lower()
+
+
+def refused(refusal: Refusal) -> Response:
+    """Return the response to a request that is not answered."""
+    headers: dict[str, str] = {}
+    if refusal.kind in ("too_slow", "too_large"):
+        # What is left of such a request is not read: its connection is of no further use.
+        headers["connection"] = "close"
+    if refusal.kind in ("overloaded", "unavailable"):
+        headers["retry-after"] = "1"
+    body = msgspec.json.encode({"error": str(refusal)})
+    return Response(body, status_code=CODES[refusal.kind][0], media_type="application/json", headers=headers)
