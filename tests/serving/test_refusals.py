@@ -241,7 +241,6 @@ def test_grpc_refuses_by_the_codes_of_the_protocol(model, name, shape, code, tex
         assert caught.value.message() == text
 
 
-@pytest.mark.parametrize("method", ["ModelInfer", "ModelReady", "ModelMetadata", "RepositoryModelLoad", "ServerLive"])
 @pytest.mark.parametrize("where", ["request", "input", "output"])
 def test_grpc_refuses_parameters_that_ask_for_what_is_not_done(where, server):
     with triton_grpc.InferenceServerClient(server.grpc) as client:
@@ -259,6 +258,7 @@ def test_grpc_refuses_parameters_that_ask_for_what_is_not_done(where, server):
     assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
 
 
+@pytest.mark.parametrize("method", ["ModelInfer", "ModelReady", "ModelMetadata", "RepositoryModelLoad", "ServerLive"])
 def test_bytes_that_are_no_message_are_refused_by_a_sentence(method, server):
     with grpc.insecure_channel(server.grpc) as channel, pytest.raises(grpc.RpcError) as caught:
         channel.unary_unary(f"/inference.GRPCInferenceService/{method}")(b"\xff\xff")
