@@ -62,7 +62,7 @@ class Server:
         except urllib.error.HTTPError as error:
             status, content, found = error.code, error.read(), error.headers
         is_json = found.get("content-type") == "application/json" and "inference-header-content-length" not in found
-        return status, json.loads(content) if is_json else content, found
+        return status, json.loads(content) if is_json and content else content, found
 
     def wait_until_ready(self):
         wait_for(lambda: self.ask("/v2/health/ready")[0] == 200, self)
