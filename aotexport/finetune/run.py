@@ -82,7 +82,6 @@ class Run:
 
     Attributes:
         step: number of steps that are done.
-        finished: nothing is left to do, since all epochs are done or the loss has not become better for long.
         classes: names of the classes, where the data names them.
         examples: number of examples that are trained on.
         held_out: number of those that are not.
@@ -135,6 +134,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
+        """Whether all epochs are done, or the loss of the examples held out has not become better for long."""
         epochs, patience = len(self.history.epochs), self._settings.patience
         waited = self.best is not None and patience is not None and epochs - self.best >= patience
         return self.step == self.steps or (waited and self.step == epochs * self._batches)

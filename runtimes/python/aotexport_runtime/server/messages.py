@@ -30,7 +30,7 @@ class OfOutput(Struct, forbid_unknown_fields=True):
 class OfRequest(Struct, forbid_unknown_fields=True):
     """Parameters of a request; `timeout` in microseconds."""
 
-    timeout: Annotated[int, Meta(gt=0)] | None = None
+    timeout: Annotated[int, Meta(gt=0, le=(1 << 63) - 1)] | None = None
     adapter: str | None = None
     binary_data_output: bool = False
 

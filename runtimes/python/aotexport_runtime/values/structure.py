@@ -29,7 +29,7 @@ def is_constant(value: Any) -> bool:
         return not any("\ud800" <= letter <= "\udfff" for letter in value)
     if type(value) is torch.dtype:
         return str(value) in _DTYPES
-    return value is torch.strided if isinstance(value, torch.layout) else type(value) in _ENCODERS
+    return value is torch.strided if type(value) is torch.layout else type(value) in _ENCODERS
 
 
 def _name(value: Any) -> Any:
