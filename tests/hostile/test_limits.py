@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 import aotexport_runtime
 from aotexport_runtime import BundleInvalid, CheckFailed, Limits
 from aotexport_runtime.execution.loops import counted
+from aotexport_runtime.schema.values import TensorMeta
 from tests.hostile.crafted import Crafted, schema_of
 
 WHERE = "programs/train/forward.json"
@@ -304,3 +306,31 @@ def test_100_mb_of_values_are_refused_in_little_memory(crafted: Crafted, item: b
     message, figures = done.stdout.splitlines()
     assert message == f"{WHERE}: {expected}"
     assert float(figures.split()[1]) <= 200_000  # kB
+
+
+def shapes_of_one_hash(count: int) -> list[list[int]]:
+    """Return shapes whose tuples all have the same hash in Python, and no elements."""
+    sizes = [0, *(k * (2**61 - 1) for k in (1, 2, 3))]
+    return [list(shape) for shape in itertools.islice(itertools.product(sizes, repeat=8), count)]
+
+
+@pytest.mark.parametrize("in_table", [True, False])
+def test_shapes_of_one_hash_are_compared_with_few_others(crafted: Crafted, in_table: bool, monkeypatch):
+    shapes = [shape for shape in shapes_of_one_hash(2000) if 0 in shape]
+    metas = [{"kind": "tensor", "dtype": "float32", "shape": shape, "stride": [1] * 8} for shape in shapes]
+    if in_table:
+        crafted.put("forward", "metas", metas)
+    for index, meta in enumerate(metas):
+        values = {"meta": index if in_table else meta, "kwargs": {}}
+        crafted.node("forward", name=f"n{index}", op="aten::sum.dim_IntList", args=["linear", meta["shape"]], **values)
+    compared = 0
+
+    def equal(self: TensorMeta, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return self is other
+
+    assert len({hash(tuple(shape)) for shape in shapes}) == 1
+    monkeypatch.setattr(TensorMeta, "__eq__", equal)
+    crafted.read()
+    assert compared <= 10 * len(shapes)

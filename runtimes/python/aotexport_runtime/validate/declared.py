@@ -6,7 +6,7 @@ A refusal names the field. Sizes, metadata, arguments and the insides of trees d
 from __future__ import annotations
 
 import typing
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 from operator import attrgetter
@@ -76,17 +76,32 @@ def _fields(record: type[Record]) -> list[tuple[str, Check]]:
     return [(field, check) for field, check in checks.items() if check is not None]
 
 
-def _faults(record: Record, around: _Around) -> Found:
+def _faults(record: Record, around: _Around, fields: Iterable[tuple[str, Check]] | None = None) -> Found:
     records, name = around.records, type(record).__name__
     outer = records.get(name)
     records[name] = record
     found = [
         ((field, *steps), fault)
-        for field, check in _fields(type(record))
+        for field, check in (_fields(type(record)) if fields is None else fields)
         for steps, fault in check(getattr(record, field), around)
     ]
     records[name] = outer
     return found
+
+
+def _each_record(kind: type[Record]) -> Check:
+    def check(values: Sequence[Record], around: _Around) -> Found:
+        fields = [(field, check) for field, check in _fields(kind) if not _all_pass(field, check, values, around)]
+        faults = [_faults(value, around, fields) for value in values] if fields else ()
+        return [((i, *steps), fault) for i, found in enumerate(faults) for steps, fault in found]
+
+    return check
+
+
+def _all_pass(field: str, check: Check, records: Sequence[Record], around: _Around) -> bool:
+    """Return whether a field has numbers and text alone, which graphs repeat, and all pass."""
+    different = {id(value): value for value in map(attrgetter(field), records)}
+    return all(isinstance(value, int | str | None) and not check(value, around) for value in different.values())
 
 
 def is_walked(hint: Any) -> bool:
@@ -113,7 +128,7 @@ def _check_of(hint: Any, subject: str) -> Check | None:
     if not any(checks):
         return None
     if origin in (tuple, list):
-        return _each(checks[0], None, enumerate)
+        return _each_record(arguments[0]) if is_walked(arguments[0]) else _each(checks[0], None, enumerate)
     if origin is dict:
         return _each(checks[1], checks[0], dict[str, Any].items)
     arms = {_class_of(arm): check for arm, check in zip(arguments, checks, strict=True) if check is not None}

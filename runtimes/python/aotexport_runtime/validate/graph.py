@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from keyword import iskeyword
@@ -19,7 +20,7 @@ from aotexport_runtime.validate.arguments import check_argument, check_index, ch
 from aotexport_runtime.validate.builtins import Builtins, check_bodies
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.trees import check_subclass
-from aotexport_runtime.validate.types import check_types
+from aotexport_runtime.validate.types import check_types, typed_call
 from aotexport_runtime.values.trees import leaves
 
 
@@ -68,24 +69,9 @@ class _Check:
         self.builtins = Builtins(self.values, self.graph.subclasses, self.limits)
 
     def run(self) -> None:
-        graph, where, metas = self.graph, self.where, set[int]()
-        for index, record in enumerate(graph.subclasses):
-            with where.at("subclasses", index) as here:
-                check_subclass(record, self.symbols, here)
-        for kind, found in (("inputs", graph.inputs), ("nodes", graph.nodes)):
-            for index, value in enumerate(found):
-                with where.at(kind, index) as here:
-                    if isinstance(value, Node):
-                        self._check_call(value, here)
-                    if value.name in self.values:
-                        raise here.invalid(f"value {value.name[:80]!r} is defined twice", "name-twice/value")
-                    if id(value.meta) not in metas:  # Layers repeat them.
-                        self.described |= introduced(value.meta)
-                        check_meta(value.meta, self.described, here)
-                        metas.add(id(value.meta))
-                    if isinstance(value, Node):
-                        self._check_result(value, here)
-                self.values.setdefault(value.name, value.meta)
+        graph, where = self.graph, self.where
+        self._check_inputs()
+        self._check_nodes()
         with where:
             self.builtins.check_closed()
         with where.at("calls") as here:
@@ -99,7 +85,26 @@ class _Check:
         for name, subgraph in graph.subgraphs.items():
             replace(self, graph=subgraph, where=where.at("subgraphs", name)).run()
 
-    def _check_call(self, node: Node, here: Place) -> None:
+    def _check_inputs(self) -> None:
+        for index, record in enumerate(self.graph.subclasses):
+            with self.where.at("subclasses", index) as here:
+                check_subclass(record, self.symbols, here)
+        for index, graph_input in enumerate(self.graph.inputs):
+            with self.where.at("inputs", index) as here:
+                self.described |= introduced(graph_input.meta)
+                check_meta(graph_input.meta, self.described, here)
+                _check_new(graph_input.name, self.values, here)
+            self.values.setdefault(graph_input.name, graph_input.meta)
+
+    def _check_nodes(self) -> None:
+        # Layers repeat their metadata and calls. Hashes of numbers are no secret: a graph could make all alike.
+        metas, calls = set[int](), set[Hashable]()
+        for index, node in enumerate(self.graph.nodes):
+            with self.where.at("nodes", index) as here:
+                self._check_node(node, metas, calls, here)
+            self.values.setdefault(node.name, node.meta)
+
+    def _check_node(self, node: Node, metas: set[int], calls: set[Hashable], here: Place) -> None:
         graph, values = self.graph, self.values
         check_allowed(node.op, self.namespaces, where=here)
         for kind, arguments in (("args", enumerate(node.args)), ("kwargs", node.kwargs.items())):
@@ -115,21 +120,32 @@ class _Check:
             self.builtins.check(node, here)
             if node.op.startswith("higher_order::"):
                 check_bodies(node, graph.subgraphs, values, here, typed=not self.is_cast)
-
-    def _check_result(self, node: Node, here: Place) -> None:
+        _check_new(node.name, values, here)
+        if id(node.meta) not in metas:
+            self.described |= introduced(node.meta)
+            check_meta(node.meta, self.described, here)
+            metas.add(id(node.meta))
         if isinstance(node.meta, SequenceMeta):
             results, most = len(node.meta.items), self.limits.results
             here.require(
                 results <= most, f"{results} results of a node; at most {most} are read", "bundle-limit/results"
             )
-        if self.has_signatures or node.op in self.graph.schemas:
+        if self.has_signatures or node.op in graph.schemas:
             # Dtypes behind a fault follow from what may be false.
             follows = not self.is_cast and here.found == self.faults
-            check_types(node, self.graph.schemas.get(node.op), self.values, here, infers_dtypes=follows)
+            call = (follows, *typed_call(node, values))
+            if call not in calls:
+                check_types(node, graph.schemas.get(node.op), values, here, infers_dtypes=follows)
+                calls.add(call)
 
 
 def _count_nodes(graph: Graph) -> int:
     return len(graph.nodes) + sum(map(_count_nodes, graph.subgraphs.values()))
+
+
+def _check_new(name: str, values: Mapping[str, ValueMeta], where: Place) -> None:
+    if name in values:
+        raise where.invalid(f"value {name[:80]!r} is defined twice", "name-twice/value")
 
 
 def check_allowed(op: str, namespaces: set[str], *, where: Place) -> None:

@@ -115,13 +115,18 @@ def _check_python_value(value: Any, where: Place) -> None:
         raise where.invalid("the bytes of a tree are no pairs of hexadecimal digits", "structure-malformed/bytes")
     if isinstance(value, trees.Range) and value.step == 0:
         raise where.invalid("a range of a tree has the step 0", "structure-malformed/range")
-    if isinstance(value, trees.NumpyNumber):
-        number, dtype = value.value, np.dtype(value.dtype)
-        if dtype.kind in "iu":
-            fits = type(number) is int and np.iinfo(dtype).min <= number <= np.iinfo(dtype).max
-        else:
-            fits = isinstance(number, bool if dtype.kind == "b" else float | FloatArgument)
-        where.require(fits, f"a NumPy number of a tree is no {dtype}", "structure-malformed/numpy-number")
+    if isinstance(value, trees.NumpyNumber) and not _is_of_type(value):
+        raise where.invalid(f"a NumPy number of a tree is no {value.dtype}", "structure-malformed/numpy-number")
+
+
+def _is_of_type(number: trees.NumpyNumber) -> bool:
+    value = number.value
+    if number.dtype == "bool":
+        return isinstance(value, bool)
+    if number.dtype.startswith("float"):
+        return isinstance(value, float | FloatArgument)
+    limits = np.iinfo(number.dtype)
+    return type(value) is int and limits.min <= value <= limits.max
 
 
 MAX_PARTS = 1000

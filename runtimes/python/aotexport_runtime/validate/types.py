@@ -5,9 +5,11 @@ The loader compares signatures with the running torch's. Engines take no dtype t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
+
+import msgspec
 
 from aotexport_runtime.allowed.operators import NAMESPACES, aten_signatures, kinds_in
 from aotexport_runtime.allowed.signatures import Parameter, Signature, is_compatible, signature_of
@@ -41,6 +43,21 @@ _UNDEFINED = {
     "aten::_scaled_dot_product_flash_attention_backward.default": ("cum_seq_q", "cum_seq_k"),
 }
 """Arguments of type `Tensor` that torch's own backward passes leave undefined (torch 2.13, `derivatives.yaml`)."""
+
+
+def typed_call(node: Node, values: Values) -> tuple[Hashable, ...]:
+    """Return all that `check_types` asks of a call: equal for calls that it treats alike, whose metadata are shared."""
+    arguments = [_typed(argument, values) for argument in node.args]
+    kwargs = [(keyword, _typed(each, values)) for keyword, each in node.kwargs.items()]
+    return node.op, id(node.meta), *arguments, *kwargs
+
+
+def _typed(argument: Argument, values: Values) -> Hashable:
+    if isinstance(argument, str):
+        return id(values[argument])
+    if isinstance(argument, list):
+        return tuple([_typed(item, values) for item in argument])
+    return msgspec.json.encode(argument)  # Bytes have a hash that nobody can foresee.
 
 
 def check_types(node: Node, schema: str | None, values: Values, here: Place, *, infers_dtypes: bool) -> None:
