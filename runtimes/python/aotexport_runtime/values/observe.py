@@ -177,12 +177,7 @@ def observe(
                 _backward(seen, where, outputs, loss)
             for hook in early:
                 hook.remove()
-            for path, value, leaf in zip(paths, inputs.values, inputs.leaves, strict=True):
-                if isinstance(value, torch.Tensor):
-                    seen.tensor(f"{where}{path} afterwards", value)
-                    seen.facts[f"{where}{path} afterwards requires_grad"] = str(value.requires_grad)
-                if leaf is not None and backward:
-                    seen.tensor(f"{where}gradient of {path}", leaf.grad)
+            _look_at_inputs(seen, where, inputs, paths, backward)
             for name, tensor in state().items():
                 if tensor.requires_grad and tensor.is_leaf and backward:
                     gradient = f"{where}gradient of {name}"
@@ -194,6 +189,15 @@ def observe(
                 if not tensor.requires_grad or before[name][0] != _snapshot(tensor)[0]:
                     seen.tensor(f"{where}state {name}", tensor)
     return seen
+
+
+def _look_at_inputs(seen: Observation, where: str, inputs: Inputs, paths: Sequence[str], backward: bool) -> None:
+    for path, value, leaf in zip(paths, inputs.values, inputs.leaves, strict=True):
+        if isinstance(value, torch.Tensor):
+            seen.tensor(f"{where}{path} afterwards", value)
+            seen.facts[f"{where}{path} afterwards requires_grad"] = str(value.requires_grad)
+        if leaf is not None and backward:
+            seen.tensor(f"{where}gradient of {path}", leaf.grad)
 
 
 def _drop_when_seen(seen: Observation, where: str, name: str, tensor: torch.Tensor) -> Any:
