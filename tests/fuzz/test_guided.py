@@ -20,10 +20,9 @@ def test_kept_inputs_are_read_or_refused(name: str) -> None:
     assert {outcome(READERS[name], data) for data in corpus()[name]} <= {"read", "refused"}
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(60, marks=pytest.mark.slow)], ids="{} s of all readers".format)
-def test_inputs_that_reach_new_code_are_read_or_refused(seconds: int) -> None:
+def test_inputs_that_reach_new_code_are_read_or_refused() -> None:
     pytest.importorskip("atheris", reason="it has no wheel for this platform")
-    command = [sys.executable, "-m", "tests.fuzz.guided", "--seconds", f"{seconds}"]
+    command = [sys.executable, "-m", "tests.fuzz.guided", "--seconds", "60"]
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     counts = {name: json.loads(text) for name, text in itertools.pairwise(done.stdout.splitlines()) if name in READERS}
