@@ -77,7 +77,10 @@ def test_graph_of_malformed_json_is_refused(crafted: Crafted, data, message):
 def test_bytes_that_are_not_utf8_are_refused(crafted: Crafted):
     crafted.write(FILES["forward"], b'{"inputs": [], "nodes": [], "outputs": ["\xff"]}')
     # As Python says it, or msgspec since 0.23.
-    expected = ("'utf-8' codec can't decode byte 0xff in position 0: invalid start byte", "Invalid UTF-8 encoded string")
+    expected = (
+        "'utf-8' codec can't decode byte 0xff in position 0: invalid start byte",
+        "Invalid UTF-8 encoded string",
+    )
     assert crafted.refusal().removeprefix("programs/train/forward.json: ") in expected
 
 
