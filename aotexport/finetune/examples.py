@@ -14,7 +14,7 @@ from aotexport.finetune.losses import FIRST, SECOND, TARGET
 from aotexport.finetune.model import OWN_TARGET, Batch, Model
 from aotexport.finetune.settings import Settings
 from aotexport.finetune.table import Columns, Table, listed
-from aotexport.finetune.targets import IGNORED, Classes, answers_of, first_leaf, of_first_tokens
+from aotexport.finetune.targets import IGNORED, Classes, answers_of, has_lists_of_text, of_first_tokens
 from aotexport.finetune.tokenizer import Encoded, Tokenizer
 from aotexport_runtime.serving.interface import TensorSpec
 from aotexport_runtime.values import dtypes
@@ -151,12 +151,17 @@ class _Maker:
 
     def _classified(self, table: Table) -> _Made:
         target, others = self._target(table)
-        classes = Classes(self._table.column(target), target)
-        if self._settings.loss == "multi-label" and not classes.names:
-            return self._numbered(table)
+        several = self._settings.loss == "multi-label"
+        classes = Classes(self._table.column(target), target, several=several)
+        if several and not classes.names:
+            made, numbers = self._numbered(table)
+            row = next((row for row, each in zip(numbers, made[TARGET], strict=True) if not _is_part(each)), None)
+            if row is not None:
+                raise DataInvalid(f"column `{target}`, row {row}: expected names of classes, or from 0 to 1 per class")
+            return made, numbers
         made, self._classes = self._values(others), classes.names
         rows = [classes.numbers(value, row) for row, value in enumerate(table.column(target), 1)]
-        if self._settings.loss == "multi-label":
+        if several:
             none = torch.zeros(len(classes.names))
             made[TARGET] = [none.index_fill(0, torch.tensor(each, dtype=torch.int64), 1.0) for each in rows]
         else:
@@ -175,25 +180,20 @@ class _Maker:
     def _tagged(self, table: Table) -> _Made:
         """Give each word's class to its first token; the other tokens have none."""
         target, others = self._target(table)
-        classes = Classes(self._table.column(target), target, least=IGNORED)
+        classes = Classes(self._table.column(target), target, several=True, least=IGNORED)
         self._classes = classes.names
         tags = [classes.numbers(value, row) for row, value in enumerate(table.column(target), 1)]
-        lists = (name for name, values in others.columns.items() if isinstance(first_leaf(values), str))
+        lists = (name for name, values in others.columns.items() if has_lists_of_text(values))
         words = self._columns.get(_TEXT) or next(lists, None)
         if words is None:
             made = self._values(others)
-            counted: list[Any] = list(made[self._ids().name])
+            _check_counts(tags, made[self._ids().name], target, "tokens")
         else:
-            counted = list(table.column(words))
-        row = next((row for row, (a, b) in enumerate(zip(tags, counted, strict=True), 1) if len(a) != len(b)), None)
-        if row is not None:
-            of = f"{len(counted[row - 1])} {'tokens' if words is None else 'words'}"
-            raise DataInvalid(f"column `{target}`, row {row}: {len(tags[row - 1])} classes for {of}")
-        if words is not None:
-            encoded = self._encode(counted, words, marked=True, in_words=True)
+            encoded = self._encode(table.column(words), words, marked=True, in_words=True)
+            _check_counts(tags, table.column(words), target, "words")
             tags = [of_first_tokens(each, own) for each, own in zip(encoded, tags, strict=True)]
             made = self._of_tokens(self._cut([each.ids for each in encoded]))
-        return self._with_targets_of_tokens(made, tags), _all_rows(tags)
+        return self._with_targets_of_tokens(made, tags, _all_rows(tags))
 
     def _pieces(self, table: Table) -> _Made:
         """Join all texts, and cut them to pieces of one length."""
@@ -206,22 +206,13 @@ class _Maker:
         return {**self._of_tokens(pieces), TARGET: pieces}, ()
 
     def _completions(self, table: Table) -> _Made:
-        """Count the tokens of answers alone; leave out texts of which none is within the greatest length."""
-        tokenizer, length = self._of_text("completion"), self._length()
+        """Count the tokens of answers alone."""
+        tokenizer = self._of_text("completion")
         answers, marked = answers_of(table, self._columns, tokenizer)
         encoded = tokenizer.encode([each.text for each in answers], marked=marked)
-        cut = self._cut([each.ids for each in encoded])
-        targets = [each.targets(own)[: len(ids)] for each, own, ids in zip(answers, encoded, cut, strict=True)]
-        kept = [number for number, each in enumerate(targets) if any(token != IGNORED for token in each)]
-        if not kept:
-            raise DataInvalid(f"{table.source} has no answer within --length {length} tokens")
-        if len(kept) < len(targets):
-            self._notes[
-                f"{len(targets) - len(kept)} of {len(targets)} texts are left out: no answer in {length} tokens"
-            ] = None
-        made = self._of_tokens([cut[number] for number in kept])
-        rows = [answers[number].row for number in kept]
-        return self._with_targets_of_tokens(made, [targets[number] for number in kept]), rows
+        targets = [each.targets(own) for each, own in zip(answers, encoded, strict=True)]
+        made = self._of_tokens(self._cut([each.ids for each in encoded]))
+        return self._with_targets_of_tokens(made, targets, [each.row for each in answers])
 
     def _answered(self, table: Table) -> _Made:
         if self._own_target is None:
@@ -230,7 +221,7 @@ class _Maker:
         text = self._text_column(others)
         made = self._of_tokens(self._cut_texts(table.column(text), text))
         made[TARGET] = self._cut_texts(table.column(target), target)
-        return made, _all_rows(made[TARGET])
+        return self._with_targets(made, _all_rows(made[TARGET]))
 
     def _pairs(self, table: Table) -> _Made:
         known = next((pair for pair in _PAIRS if set(pair) <= table.columns.keys()), None)
@@ -247,12 +238,23 @@ class _Maker:
         return made, _all_rows(table.column(names[0]))
 
     def _with_targets_of_tokens(
-        self, made: dict[str, Sequence[torch.Tensor]], targets: Sequence[list[int]]
-    ) -> dict[str, Sequence[torch.Tensor]]:
+        self, made: dict[str, Sequence[torch.Tensor]], targets: Sequence[list[int]], rows: Sequence[int]
+    ) -> _Made:
         """Add the targets, cut and filled up to the tokens."""
         sizes = [len(each) for each in made[self._ids().name]]
         filled = [[*own, *[IGNORED] * size][:size] for own, size in zip(targets, sizes, strict=True)]
-        return {**made, TARGET: [torch.tensor(each) for each in filled]}
+        return self._with_targets({**made, TARGET: [torch.tensor(each) for each in filled]}, rows)
+
+    def _with_targets(self, made: dict[str, Sequence[torch.Tensor]], rows: Sequence[int]) -> _Made:
+        """Leave out examples without a target: of a batch of these there is no mean."""
+        kept = [number for number, each in enumerate(made[TARGET]) if (each != IGNORED).any()]
+        if not kept:
+            raise DataInvalid(f"{self._table.source} has nothing to learn within {self._length()} tokens: --length")
+        if (left := len(rows) - len(kept)) > 0:
+            self._notes[f"{left} of {len(rows)} texts have nothing to learn in {self._length()} tokens: left out"] = (
+                None
+            )
+        return {name: [each[number] for number in kept] for name, each in made.items()}, [rows[n] for n in kept]
 
     # --- inputs -------------------------------------------------------------------------------------------
 
@@ -296,6 +298,11 @@ class _Maker:
         return self._tokenizer
 
     def _encode(self, texts: Sequence[Any], column: str, *, marked: bool, in_words: bool = False) -> list[Encoded]:
+        for row, text in enumerate(texts, start=1):
+            words = text if in_words else [text]
+            if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
+                wanted = "a list of words" if in_words else "text"
+                raise DataInvalid(f"column `{column}`, row {row}: expected {wanted}, got {str(text)[:40]!r}")
         return self._of_text(column).encode(texts, marked=marked, in_words=in_words)
 
     def _cut_texts(self, texts: Sequence[str], column: str) -> list[torch.Tensor]:
@@ -348,6 +355,16 @@ class _Maker:
 
 _Made = tuple[dict[str, Sequence[torch.Tensor]], Sequence[int]]
 """Tensors per example by name, and the row of the data that each is of."""
+
+
+def _is_part(numbers: torch.Tensor) -> bool:
+    return bool(((numbers >= 0) & (numbers <= 1)).all())
+
+
+def _check_counts(tags: Sequence[Sequence[int]], counted: Sequence[Any], column: str, what: str) -> None:
+    for row, (own, each) in enumerate(zip(tags, counted, strict=True), start=1):
+        if len(own) != len(each):
+            raise DataInvalid(f"column `{column}`, row {row}: {len(own)} classes for {len(each)} {what}")
 
 
 def _all_rows(values: Sequence[Any]) -> Sequence[int]:

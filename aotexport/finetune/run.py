@@ -105,6 +105,8 @@ class Run:
         self.examples, self.held_out = len(self._training), len(self._validation)
         self.steps = self._batches * settings.epochs
         self._check_sizes()
+        if settings.patience is not None and not self.held_out:
+            raise DataInvalid("--patience waits for a better loss of examples held out, and none are: --validation")
         # Adapters begin with random numbers, and the base of all that follows is the bundle.
         self._identity = checkpoint.Identity.of(module, settings.record(), self.examples)
         parameters = checkpoint.trained(module).values()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,40 +15,44 @@ IGNORED = -100
 
 
 class Classes:
-    """The classes of a column, of one a row or a list.
+    """The classes of a column.
 
     Attributes:
         names: of the classes, where the data names them.
     """
 
-    def __init__(self, everything: Sequence[Any], column: str, *, least: int = 0) -> None:
-        """Find the names in all rows of a column; `least`: the least number that a class may have without a name."""
-        self._column, self._least = column, least
-        found = {name for row in everything for name in _leaves(row)} if isinstance(first_leaf(everything), str) else ()
-        self.names = tuple(sorted(map(str, found)))
+    def __init__(self, everything: Sequence[Any], column: str, *, several: bool, least: int = 0) -> None:
+        """Find the names in all rows of a column.
+
+        Args:
+            everything: a class a row, or a list of them.
+            column: its name, for messages.
+            several: rows are lists.
+            least: the least number that a class may have without a name.
+        """
+        self._column, self._several, self._least = column, several, least
+        lists = (row for row in everything if isinstance(row, list)) if several else [everything]
+        self.names = tuple(sorted({value for each in lists for value in each if isinstance(value, str)}))
         self._number = {name: index for index, name in enumerate(self.names)}
 
     def numbers(self, value: Any, row: int) -> list[int]:
         """Return the numbers of a row's classes; `DataInvalid`: it has something else."""
-        found = _leaves(value)
+        found, where = value if self._several else [value], f"column `{self._column}`, row {row}"
+        if not isinstance(found, list):
+            raise DataInvalid(f"{where}: expected a list of classes, got {str(value)[:40]!r}")
         for each in found:
+            is_number = hasattr(each, "__index__") and not isinstance(each, bool) and each >= self._least
+            if not (isinstance(each, str) if self.names else is_number):
+                wanted = "the name of a class" if self.names else "a class (0, 1, ...) or its name"
+                raise DataInvalid(f"{where}: expected {wanted}, got {each!r}")
             if self.names and each not in self._number:
                 raise DataInvalid(f"column `{self._column}`: class {each!r} is in the held-out rows alone")
-            is_class = hasattr(each, "__index__") and not isinstance(each, bool) and each >= self._least
-            if not self.names and not is_class:
-                raise DataInvalid(
-                    f"column `{self._column}`, row {row}: expected a class (0, 1, ...) or its name, got {each!r}"
-                )
         return [self._number[each] if self.names else int(each) for each in found]
 
 
-def _leaves(value: Any) -> list[Any]:
-    return list(value) if isinstance(value, Iterable) and not isinstance(value, str) else [value]
-
-
-def first_leaf(rows: Sequence[Any]) -> Any:
-    """Return the first value of a column of values or lists; None: there is none."""
-    return next((value for row in rows for value in _leaves(row)), None)
+def has_lists_of_text(values: Sequence[Any]) -> bool:
+    """Return whether the rows of a column are lists of words."""
+    return isinstance(next((row[0] for row in values if isinstance(row, list) and row), None), str)
 
 
 def of_first_tokens(encoded: Encoded, classes: Sequence[int]) -> list[int]:

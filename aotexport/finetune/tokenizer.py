@@ -55,6 +55,10 @@ class Tokenizer:
         self._own: Any = None if source == BYTES else _read(source)
         self.padding, self.end = 0, ""
         if self._own is not None:
+            if not self._own.is_fast:
+                raise DataInvalid(
+                    f"--tokenizer: {source} has no tokenizer.json, which tells where tokens are in a text"
+                )
             padding = (self._own.backend_tokenizer.padding or {}).get("pad_id", 0)
             self.padding = padding if self._own.pad_token_id is None else self._own.pad_token_id
             self.end = self._own.eos_token or ""

@@ -486,7 +486,10 @@ KINDS: dict[str, tuple[Reader, list[dict[str, Any]], str]] = {
     ),
     "token-classification": (
         Reader(2, of_tokens=True),
-        [{"words": t.split(), "label": ["name" if w[0].isupper() else "word" for w in t.split()]} for t in TEXTS],
+        [
+            {"id": "x", "words": t.split(), "label": ["name" if w[0].isupper() else "word" for w in t.split()]}
+            for t in ("", "", *TEXTS)
+        ],
         "accuracy",
     ),
     "completion": (
@@ -519,6 +522,46 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[An
         return [path / loss, "--data", path / f"{loss}.jsonl", "--loss", loss, "--tokenizer", "bytes", "--lr", "3e-2"]
 
     return options
+
+
+@pytest.mark.parametrize(
+    ("loss", "row", "message"),
+    [
+        (
+            "multi-label",
+            {"text": "a", "label": [3, 5]},
+            "column `label`, row 1: expected names of classes, or from 0 to 1",
+        ),
+        ("regression", {"text": None, "label": 1}, "column `text`, row 2: expected text, got 'None'"),
+        ("regression", {"text": "a", "label": [1, 2]}, "column `label`, row 2: expected as many numbers as in row 1"),
+        (
+            "token-classification",
+            {"words": ["a", None], "label": ["name", "word"]},
+            "column `words`, row 2: expected a list of words",
+        ),
+        (
+            "token-classification",
+            {"words": ["a"], "label": ["name", "word"]},
+            "column `label`, row 2: 2 classes for 1 words",
+        ),
+        ("completion", {"prompt": None, "completion": "a"}, "{data}, row 2: expected text as in row 1, got 'None'"),
+        (
+            "completion",
+            {"prompt": "", "completion": "a"},
+            "--patience waits for a better loss of examples held out, and none",
+        ),
+    ],
+)
+def test_row_that_does_not_fit_its_loss_is_told(
+    readers: Callable[[str], list[Any]], tmp_path: Path, loss: str, row: dict[str, Any], message: str
+) -> None:
+    bundle, _, _, *options = readers(loss)
+    rows = [row] if loss == "multi-label" else [{name: KINDS[loss][1][-1][name] for name in row}, row]
+    data = tmp_path / "rows.jsonl"
+    data.write_text("\n".join(map(json.dumps, rows)))
+    done = finetune(bundle, "--data", data, *options, "--validation", "0", "--patience", "1", "-o", tmp_path / "tuned")
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[-1].startswith("error: " + message.format(data=data))
 
 
 @pytest.mark.parametrize("loss", KINDS)

@@ -102,5 +102,22 @@ def test_messages_want_a_chat_template() -> None:
 def test_first_token_of_a_word_has_its_class(directory: Path, source: str) -> None:
     tokenizer = Tokenizer(source if source == BYTES else str(directory / source), "data")
     [encoded] = tokenizer.encode([["no", "ü"]], marked=False, in_words=True)
-    tags = Classes([["b", "a"]], "tags").numbers(["b", "a"], 1)
+    tags = Classes([["b", "a"]], "tags", several=True).numbers(["b", "a"], 1)
     assert of_first_tokens(encoded, tags) == [1, IGNORED, 0, IGNORED]
+
+
+@pytest.mark.parametrize(
+    ("values", "several", "message"),
+    [
+        ([[1, 0], 2], False, "column `label`, row 1: expected a class (0, 1, ...) or its name, got [1, 0]"),
+        (["a", {"a": 1}], False, "column `label`, row 2: expected the name of a class, got {'a': 1}"),
+        (["a", None], False, "column `label`, row 2: expected the name of a class, got None"),
+        ([["a"], "a"], True, "column `label`, row 2: expected a list of classes, got 'a'"),
+        ([[0], None], True, "column `label`, row 2: expected a list of classes, got 'None'"),
+    ],
+)
+def test_class_of_another_kind_is_told(values: list[Any], several: bool, message: str) -> None:
+    classes = Classes(values, "label", several=several)
+    with pytest.raises(DataInvalid) as caught:
+        [classes.numbers(value, row) for row, value in enumerate(values, 1)]
+    assert str(caught.value) == message
