@@ -32,7 +32,7 @@ export HF_HUB_OFFLINE = 1
 # Hundreds of processes of the tests would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve-demo test test-serve test-torch test-versions test-full lint pytest pytest-serve fuzz mutants bench bench-serve clean $(CHECKS)
+.PHONY: help demo serve-demo test test-serve test-torch test-versions test-full lint pytest pytest-serve fuzz mutants bench bench-serve dist clean $(CHECKS)
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -113,9 +113,15 @@ bench: $(VENV)/.dev ## measure against eager and peers, write benchmarks/RESULTS
 bench-serve: $(SERVE_VENV)/.all ## measure servers: bundles beside eager and ONNX Runtime behind the same server
 	$(SERVE_VENV)/bin/python -m benchmarks --suite serve $(ARGS)
 
+dist: $(VENV)/.dev ## build wheels and source archives of both distributions, and check them
+	rm -rf dist
+	$(BIN)/python -m build --quiet --outdir dist runtimes/python
+	$(BIN)/python -m build --quiet --outdir dist .
+	$(BIN)/twine check --strict dist/*
+	$(BIN)/check-wheel-contents dist/*.whl
+
 clean: ## remove everything that these commands made
 	rm -rf $(VENV) $(RUNTIME_VENV) $(SERVE_VENV) .venv-torch demo build dist .pytest_cache .ruff_cache .hypothesis
-	rm -rf *.egg-info runtimes/python/build runtimes/python/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # --- environments, each with a stamp that is renewed when its sources change ------------------------------

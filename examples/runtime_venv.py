@@ -9,7 +9,6 @@ fails in the new one.
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -21,10 +20,8 @@ RUNTIME = Path(__file__).resolve().parent.parent / "runtimes" / "python"
 
 
 def build_wheel(into: Path) -> Path:
-    """Return the runtime's wheel, built from a copy of its sources below `into`."""
-    sources = into / "sources"
-    shutil.copytree(RUNTIME, sources, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(into), str(sources)]
+    """Return the runtime's wheel, built into `into`."""
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", str(into), str(RUNTIME)]
     subprocess.run(command, check=True)
     return next(into.glob("aotexport_runtime-*.whl"))
 
