@@ -26,7 +26,7 @@ RUNTIME_SOURCES = $(shell find runtimes/python/aotexport_runtime -type f -not -n
 ROOM ?=
 TESTS = $(if $(ROOM),$(shell sed -n 's/^$(ROOM): //p' tests/rooms),--ignore=tests/sweeps)
 
-CHECKS = check-style check-types check-runtime-types check-layers check-schemas
+CHECKS = check-style check-types check-runtime-types check-layers check-schemas site
 # torch and the model libraries use as many threads as there are cores; hubs are never asked.
 export HF_HUB_OFFLINE = 1
 # Hundreds of processes of the tests would compile the sources anew.
@@ -99,6 +99,9 @@ check-layers: $(VENV)/.dev
 check-schemas: $(VENV)/.dev
 	$(BIN)/python schemas/tools/diff.py --check
 	$(BIN)/python schemas/tools/generate.py --check
+
+site: $(VENV)/.dev ## build the pages as a site, in out/site
+	$(BIN)/sphinx-build -q -W --keep-going -d out/doctrees -c docs . out/site
 
 fuzz: $(VENV)/.dev ## fuzz what reads bytes, guided by coverage; ARGS="--seconds 600", ARGS=--help shows the choices
 	@$(BIN)/python -m tests.fuzz.guided $(ARGS)

@@ -69,7 +69,7 @@ def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
     "--layers",
     multiple=True,
     metavar="PATTERN",
-    help="Layers that get an adapter: query, '*.fc1'; repeatable. [default: all linear]",
+    help="Layers that get an adapter: query, 'encoder.*'; repeatable. [default: all linear]",
 )
 @click.option(
     "--whole",

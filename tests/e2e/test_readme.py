@@ -15,12 +15,14 @@ from tests.e2e.processes import ROOT, run, run_command, run_python
 
 INSTALLED = ("README.md", "docs/getting-started.md")
 """Pages that begin with an install: they run where it was done, from wheels."""
-PAGES = ("docs/model-files.md", "docs/performance.md", "docs/runtime.md", "docs/trainers.md")
+PAGES = ("docs/coming-from.md", "docs/model-files.md", "docs/performance.md", "docs/runtime.md", "docs/trainers.md")
 SLOW_PAGES = ("docs/another-head.md", "docs/fine-tuning.md", "docs/onnx.md")
 """What they show, `test_changed_modules.py`, `test_adapters.py` and `test_onnx.py` test."""
 OTHERS = (
     "CONTRIBUTING.md",
     "SECURITY.md",
+    "docs/comparison.md",
+    "docs/index.md",
     "docs/security.md",
     "docs/troubleshooting.md",
     "docs/what-is-captured.md",

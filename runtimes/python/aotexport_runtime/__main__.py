@@ -18,8 +18,18 @@ from aotexport_runtime.values.arguments import check_torch, imported, places_of
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; return its exit code: 0 well, 1 the bundle failed, 2 wrong usage."""
-    parser = argparse.ArgumentParser(prog="python -m aotexport_runtime", description=__doc__)
-    commands = parser.add_subparsers(required=True)
+    options = parser().parse_args(argv)
+    try:
+        return options.run(options)
+    except AotExportError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ArgumentInvalid) else 1
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the commands and their options."""
+    told = argparse.ArgumentParser(prog="python -m aotexport_runtime", description=__doc__)
+    commands = told.add_subparsers(required=True)
 
     def command(name: str, run: Callable[[Any], int], text: str) -> Callable[..., Any]:
         added = commands.add_parser(name, help=text)
@@ -60,12 +70,7 @@ def main(argv: list[str] | None = None) -> int:
     add("--trust-config", metavar="FILE", help="trust of a Sigstore of one's own")
     add("--signature", metavar="FILE", help="the signature (default: model.sig in the bundle)")
     add("--at", metavar="TIME", help="when certificates must be valid (default: now), for archives")
-    options = parser.parse_args(argv)
-    try:
-        return options.run(options)
-    except AotExportError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2 if isinstance(error, ArgumentInvalid) else 1
+    return told
 
 
 def _inspect(options: Any) -> int:

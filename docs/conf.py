@@ -1,0 +1,37 @@
+"""The site: `make site` builds it from the pages where they stand. A link that leads nowhere fails."""
+
+from __future__ import annotations
+
+import aotexport
+
+project = "aotexport"
+version = release = aotexport.__version__
+copyright = "The aotexport authors"
+root_doc = "docs/index"
+include_patterns = [
+    *("README.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "CONTRIBUTING.md", "SECURITY.md", "benchmarks/*.md"),
+    *(
+        "docs/*.md",
+        "docs/decisions/*.md",
+        "examples/*.md",
+        "examples/**/*.md",
+        "runtimes/python/*.md",
+        "schemas/*.md",
+        "tests/golden/*/README.md",
+    ),
+]
+
+extensions = [
+    *("myst_parser", "sphinx_copybutton"),
+    *("sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click", "sphinxarg.ext"),
+]
+myst_heading_anchors = 4
+napoleon_custom_sections = [("Options", "params_style")]
+default_role = "code"
+autodoc_member_order = "bysource"
+suppress_warnings = [
+    "misc.highlighting_failure",  # JSON with parts left out
+    "myst.domains",  # the commands' domain has no links of the kind that pages use
+]
+html_theme = "furo"
+html_title = "aotexport"
