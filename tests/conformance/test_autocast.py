@@ -33,10 +33,6 @@ def softmax_in_float32(x):
     return torch.softmax(scores.float(), -1).to(scores.dtype)
 
 
-def asks_whether_autocast_is_on(x):
-    return x * 2 if torch.is_autocast_enabled("cpu") else x
-
-
 class ProductInFloat32(torch.autograd.Function):
     """A function that casts what it is given, and computes without autocast."""
 
@@ -78,53 +74,25 @@ class SoftmaxInFloat32(torch.autograd.Function):
         return (weighted - probabilities * weighted.sum(-1, keepdim=True)).to(gradient.dtype)
 
 
-def softmax_of_a_function(x):
-    return SoftmaxInFloat32.apply(x @ x)
-
-
-def to_a_product(x):
-    return x.to(x @ x) + 1
-
-
-def to_a_contraction(x):
-    return x.to(torch.einsum("ij,jk->ik", x, x)) + 1
-
-
-def numbers_beside_a_product(x):
-    return (x @ x).new_tensor([0.1, 0.2, 0.3, 0.4])
-
-
-def promoted_with_a_product(x):
-    return x.to(torch.result_type(x @ x, x @ x))
-
-
-def type_of_a_product(x):
-    return x.type((x @ x).type())
-
-
-def bytes_of_a_product(x):
-    return x * ((x @ x).element_size() + (x @ x).itemsize + (x @ x).nbytes)
-
-
 @pytest.mark.parametrize(
     "function",
     [
         *(
-            to_a_product,
-            to_a_contraction,
-            numbers_beside_a_product,
-            promoted_with_a_product,
-            type_of_a_product,
-            bytes_of_a_product,
+            lambda x: x.to(x @ x) + 1,
+            lambda x: x.to(torch.einsum("ij,jk->ik", x, x)) + 1,
+            lambda x: (x @ x).new_tensor([0.1, 0.2, 0.3, 0.4]),
+            lambda x: x.to(torch.result_type(x @ x, x @ x)),
+            lambda x: x.type((x @ x).type()),
+            lambda x: x * ((x @ x).element_size() + (x @ x).itemsize + (x @ x).nbytes),
         ),
         softmax_in_float32,
         # Torch reads gradients of the tensors that branches use.
         pytest.param(
             softmax_of_a_branch, marks=pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
         ),
-        softmax_of_a_function,
+        lambda x: SoftmaxInFloat32.apply(x @ x),
         gradient_inside,
-        asks_whether_autocast_is_on,
+        lambda x: x * 2 if torch.is_autocast_enabled("cpu") else x,
         ProductInFloat32.apply,
     ],
 )

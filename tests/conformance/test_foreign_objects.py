@@ -122,8 +122,5 @@ def test_unused_objects_whose_code_cannot_run_are_left_alone(kind, tmp_path, mon
 def test_default_argument_that_no_bundle_holds_is_a_constant(kind, tmp_path):
     thing = OBJECTS[kind]()
 
-    def doubled(x, thing=thing):
-        return x * 2
-
-    aotexport.export(doubled, (torch.ones(3),), output=tmp_path / "b", verify=False)
+    aotexport.export(lambda x, thing=thing: x * 2, (torch.ones(3),), output=tmp_path / "b", verify=False)
     assert torch.equal(aotexport_runtime.load(tmp_path / "b")(torch.ones(3)), torch.full((3,), 2.0))

@@ -39,10 +39,6 @@ bound = cases.Scale.apply
 """As PyTorch's documentation advises."""
 
 
-def scaled_by_a_bound_function(x, w):
-    return bound(x, w, 2.0)
-
-
 class ScaledByAnAttribute(nn.Module):
     """A module that binds the function."""
 
@@ -77,7 +73,7 @@ def test_function_differentiated_twice_equals_eager(load, target, pattern):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("model", [scaled_by_a_bound_function, ScaledByAnAttribute()], ids=["module", "attribute"])
+@pytest.mark.parametrize("model", [lambda x, w: bound(x, w, 2.0), ScaledByAnAttribute()], ids=["module", "attribute"])
 def test_bound_function_has_its_own_backward(load, model, target):
     module, found = load(model, inputs(), target), []
     for function in (module, scaled):

@@ -105,12 +105,8 @@ def test_code_of_a_package_that_is_named_like_torch_counts_as_the_models(load, p
         module(torch.randn(6, 4).t())
 
 
-def by_requires_grad(x, w):
-    return x * w if x.requires_grad else x + w
-
-
 def test_call_with_other_gradients_is_refused_where_python_read_them(load):
-    module = load(by_requires_grad, torch.randn(4), leaf(4))
+    module = load(lambda x, w: x * w if x.requires_grad else x + w, torch.randn(4), leaf(4))
     with pytest.raises(CallInvalid) as caught:
         module(leaf(4), leaf(4))
     assert str(caught.value) == (

@@ -42,16 +42,8 @@ def shortened(x):
     return x[:5] + 1 if x.shape[0] > 4 else x
 
 
-def paired(x):
-    return x[::2] + x[1::2]
-
-
 def repeated(x, times, flag=True):
     return x.repeat(times) if flag else x
-
-
-def unfixed(x):
-    return x[x > 0].sum() * x.max()
 
 
 def line_of(function, text):
@@ -92,7 +84,7 @@ ELSEWHERE = "elsewhere the model goes another way, or fails"
             "shape",
         ),
         (
-            paired,
+            lambda x: x[::2] + x[1::2],
             (torch.randn(6),),
             ({0: D("rows", min=2)},),
             "size",
@@ -136,7 +128,7 @@ def test_what_notes_say_of_calls_outside_happens(tmp_path):
 
 
 def test_values_that_are_only_computed_with_give_no_note(tmp_path):
-    assert aotexport.export(unfixed, (VALUES,), output=tmp_path / "bundle").notes == []
+    assert aotexport.export(lambda x: x[x > 0].sum() * x.max(), (VALUES,), output=tmp_path / "bundle").notes == []
 
 
 def test_arguments_within_a_larger_tensor_give_no_note(tmp_path):
@@ -201,13 +193,9 @@ def test_output_of_the_model_and_submodules_in_eval_mode_are_notes(tmp_path):
     ]
 
 
-def exponential(x):
-    return x.exp().add_(1)
-
-
 def test_backward_that_raises_in_eager_is_a_note(tmp_path):
     x = torch.ones(3, requires_grad=True)
-    report = aotexport.export(exponential, (x,), output=tmp_path / "bundle")
+    report = aotexport.export(lambda x: x.exp().add_(1), (x,), output=tmp_path / "bundle")
     assert [note.text for note in report.notes] == [
         "the backward pass of the model raises in every recorded call, in eager too: it cannot train"
     ]

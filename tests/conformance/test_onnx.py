@@ -165,12 +165,8 @@ def test_tuned_bundle_gives_the_tuned_predictions(tmp_path):
     assert not torch.allclose(before, expected)
 
 
-def _table(x):
-    return x + torch.arange(600.0).sin()
-
-
 def test_saved_bundle_is_accepted_by_the_checker_beside_the_one_it_came_from(tmp_path):
-    export_alone(_table, (torch.ones(600),), output=tmp_path / "bundle")
+    export_alone(lambda x: x + torch.arange(600.0).sin(), (torch.ones(600),), output=tmp_path / "bundle")
     aotexport_runtime.save(aotexport_runtime.load(tmp_path / "bundle"), tmp_path / "saved")
     assert (tmp_path / "saved/targets/onnx/infer.safetensors").is_file()
     onnx.checker.check_model(tmp_path / "saved/model.onnx", full_check=True)
@@ -400,10 +396,6 @@ def test_changes_without_an_onnx_form_are_refused(tmp_path):
         export_alone(lambda x, y: x.mul_(2) + y, (x[1:], x[:3]), output=tmp_path / "memory", options=STATE_OUTPUTS)
 
 
-def _view(x):
-    return x.t()
-
-
 def _random(x):
     return x + torch.rand_like(x)
 
@@ -414,10 +406,6 @@ def _normal(x):
 
 def _branch(x):
     return x + 1 if x.sum() < 100 else x.sin()
-
-
-def _checked_loop(x):
-    return torch.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, _checked(x)), (torch.tensor(0), x))[1]
 
 
 def _checked(x):
@@ -457,11 +445,11 @@ def _steps(x):
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        (_view, "program `infer` returns `output` as a view of `x`, and ONNX models change nothing. "),
+        (lambda x: x.t(), "program `infer` returns `output` as a view of `x`, and ONNX models change nothing. "),
         (_random, "operator `aten::rand_like.default` (tests/conformance/test_onnx.py:"),
         (_normal, "operator `aten::normal.Tensor_float` (tests/conformance/test_onnx.py:"),
         (
-            _checked_loop,
+            lambda x: torch.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, _checked(x)), (torch.tensor(0), x))[1],
             "a loop body checks a value, which has no translation to ONNX: tests/conformance/test_onnx.py:",
         ),
         (
@@ -531,13 +519,9 @@ def test_results_that_cancel_are_judged_by_the_errors_of_float32(tmp_path):
     assert {(result.target, result.agrees) for result in results} == {("onnx", True)}
 
 
-def _added(x):
-    return x + x.roll(1)
-
-
 def test_operator_that_onnx_runtime_does_not_take_is_refused_with_its_line(tmp_path):
     with pytest.raises(VerificationFailed) as caught:
-        export_alone(_added, (torch.tensor([True, False]),), output=tmp_path / "bundle")
+        export_alone(lambda x: x + x.roll(1), (torch.tensor([True, False]),), output=tmp_path / "bundle")
     assert "`node_add` is torch's `aten::add.Tensor` (tests/conformance/test_onnx.py:" in str(caught.value)
 
 
@@ -562,10 +546,6 @@ def _cond(x):
     return torch.cond(x.sum() > 0, lambda x: x.sin() + 1, lambda x: x.cos(), (x,))
 
 
-def _selected(x):
-    return x[x > 0] * 2
-
-
 class _Triple(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -574,10 +554,6 @@ class _Triple(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return grad * 3
-
-
-def _custom(x):
-    return _Triple.apply(x) + 1
 
 
 class Branches(nn.Module):
@@ -620,10 +596,6 @@ def _hooked(x):
     return (y * 3).detach()
 
 
-def _transposed_times_vector(x):
-    return x.t() @ x.sum(1), x.sum(0) @ x.t()
-
-
 def _chosen(x):
     return torch.masked_select(x, x[0] > 0), x.sort(stable=True, descending=True)
 
@@ -645,11 +617,11 @@ def _loop(x):
         (lambda: _cond, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
         (Branches, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
         (Recurrence, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
-        (lambda: _custom, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
-        (lambda: _selected, torch.linspace(-1, 1.5, 12)),
+        (lambda: lambda x: _Triple.apply(x) + 1, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
+        (lambda: lambda x: x[x > 0] * 2, torch.linspace(-1, 1.5, 12)),
         (lambda: _mapped, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
         (lambda: _hooked, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
-        (lambda: _transposed_times_vector, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
+        (lambda: lambda x: (x.t() @ x.sum(1), x.sum(0) @ x.t()), torch.linspace(-1, 1.5, 12).reshape(3, 4)),
         (lambda: _chosen, torch.tensor([[1.0, -1, 1, 0], [2, 2, -3, 2]])),
         (lambda: _sums, torch.linspace(-1, 1.5, 12, dtype=torch.float16).reshape(3, 4)),
         (lambda: _half, torch.linspace(-1, 1.5, 12, dtype=torch.float16).reshape(3, 4)),
@@ -725,14 +697,10 @@ def test_sizes_that_the_model_refuses_are_named_among_the_comparisons(tmp_path):
     assert names["rows=16"] == "call 0: output"
 
 
-def _ordered(x):
-    return x.topk(3, dim=1), x.argsort(1)
-
-
 @pytest.mark.parametrize("repeats", [8, 1000])
 def test_other_indices_of_equal_values_are_no_difference(tmp_path, repeats):
     x = torch.tensor([1.0, 2, 2, 1, 0, 2, 1, 2]).repeat(3, repeats)
-    found = export_alone(_ordered, (x,), output=tmp_path / "bundle")
+    found = export_alone(lambda x: (x.topk(3, dim=1), x.argsort(1)), (x,), output=tmp_path / "bundle")
     assert any(comparison.name.endswith(" (of equal values)") for comparison in found)
 
 

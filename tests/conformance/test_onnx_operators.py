@@ -16,14 +16,6 @@ def _windows(x):
     return repeated.sin(), (x * 2).t().as_strided((3, x.shape[0], 2), (1, 4, 1)).cos()
 
 
-def _rolled(x):
-    return x.roll(x.shape[0] - 3, 1), x.roll((1, x.shape[0]), (1, 0)), x.roll(2)
-
-
-def _extremes(x):
-    return x.amax(), x.amin(), x.amax(1), x[0, 0].amin()
-
-
 def _without_axes(x):
     one, zero = x[0, 0], torch.tensor(0)
     chosen = one.gather(0, zero), x[0].gather(0, zero), one.gather(0, zero[None])
@@ -41,17 +33,9 @@ def _searched(x):
     return torch.searchsorted(levels, x), torch.searchsorted(x.sort(1).values, x, right=True, out_int32=True)
 
 
-def _repeated(x):
-    return x.repeat_interleave(torch.tensor([1, 0, 2, 1]), 1)
-
-
 def _normalised(x):
     norm = nn.functional.batch_norm
     return norm(x, None, None, torch.arange(4.0), x[0], training=True, eps=0.1), norm(x, None, None, training=True)
-
-
-def _softened(x):
-    return x.softmax(1, dtype=torch.float64), nn.functional.log_softmax(x, 0, dtype=torch.float64)
 
 
 def _bordered(x):
@@ -68,14 +52,14 @@ def _attended(x):
 
 FUNCTIONS = (
     _windows,
-    _rolled,
-    _extremes,
+    lambda x: (x.roll(x.shape[0] - 3, 1), x.roll((1, x.shape[0]), (1, 0)), x.roll(2)),
+    lambda x: (x.amax(), x.amin(), x.amax(1), x[0, 0].amin()),
     _without_axes,
     _means,
     _searched,
-    _repeated,
+    lambda x: x.repeat_interleave(torch.tensor([1, 0, 2, 1]), 1),
     _normalised,
-    _softened,
+    lambda x: (x.softmax(1, dtype=torch.float64), nn.functional.log_softmax(x, 0, dtype=torch.float64)),
     _bordered,
     _attended,
 )

@@ -76,14 +76,6 @@ def drawing_loop(x, w):
     return torch._higher_order_ops.while_loop(lambda i, x: i < 3, step, (torch.tensor(0), x))[1]
 
 
-def drawing_loop_without_gradient_at_first(x, w):
-    return drawing_loop(x.detach(), w)
-
-
-def drawing_map(x, w):
-    return torch._higher_order_ops.map(lambda x, w: torch.nn.functional.dropout((x * w).exp()), x, w)
-
-
 def drawing_branch_that_is_not_used(x, w):
     drawing_branch(x, w)
     return torch.nn.functional.dropout(x * w)
@@ -101,8 +93,8 @@ def drawn(function, x, w):
     [
         drawing_branch,
         pytest.param(drawing_loop, marks=pytest.mark.slow),
-        drawing_loop_without_gradient_at_first,
-        drawing_map,
+        lambda x, w: drawing_loop(x.detach(), w),
+        lambda x, w: torch._higher_order_ops.map(lambda x, w: torch.nn.functional.dropout((x * w).exp()), x, w),
         drawing_branch_that_is_not_used,
     ],
     ids=lambda function: function.__name__,
@@ -272,10 +264,6 @@ def constants_in_a_scan(x):
     return torch._higher_order_ops.scan(step, torch.zeros(3), x)[1]
 
 
-def constants_in_a_map(x):
-    return torch._higher_order_ops.map(lambda row: row * OFFSETS + torch.tensor(1.0), x)
-
-
 @pytest.mark.parametrize(
     "function",
     [
@@ -283,7 +271,7 @@ def constants_in_a_map(x):
         pytest.param(constants_in_a_branch_of_a_branch, marks=pytest.mark.slow),
         pytest.param(constants_in_a_loop_of_a_loop, marks=pytest.mark.slow),
         constants_in_a_scan,
-        constants_in_a_map,
+        lambda x: torch._higher_order_ops.map(lambda row: row * OFFSETS + torch.tensor(1.0), x),
     ],
     ids=lambda function: function.__name__,
 )

@@ -128,10 +128,6 @@ def test_bundle_says_that_it_was_not_verified_and_what_runs_it(tmp_path):
     )
 
 
-def conditional(x):
-    return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (scaled(x),))
-
-
 @pytest.mark.parametrize(
     ("function", "options", "reason"),
     [
@@ -148,7 +144,7 @@ def conditional(x):
             f"(`programs=('infer',)`), or {WAY_OUT} and its gradient, `operator.register_autograd(function)`",
         ),
         (
-            conditional,
+            lambda x: torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (scaled(x),)),
             {},
             "itself, and program infer has no kernels: it calls graphs of their own, by `cond`",
         ),

@@ -72,11 +72,8 @@ def test_error_out_of_our_own_code_is_an_internal_error(text):
 def test_bug_in_code_that_stands_in_for_what_the_model_calls_is_an_internal_error(text):
     stand_in = ours(text)
 
-    def model():
-        return stand_in()
-
     with pytest.raises(InternalError):
-        stage(model)
+        stage(lambda: stand_in())
 
 
 @pytest.mark.parametrize("text", BUGS.values(), ids=BUGS)
@@ -97,11 +94,8 @@ def test_bug_that_torch_or_the_model_raises_another_error_for_is_an_internal_err
 def test_error_where_the_model_calls_our_code_is_a_refusal(text):
     stand_in = ours(text)
 
-    def model():
-        return stand_in()
-
     with pytest.raises(AttemptFailed):
-        stage(model)
+        stage(lambda: stand_in())
 
 
 @pytest.mark.parametrize("kind", [ValueError, TypeError, AttributeError, NameError, AssertionError, KeyError])

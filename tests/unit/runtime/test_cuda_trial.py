@@ -183,10 +183,7 @@ def test_complex_results_may_be_off_by_rounding(tmp_path, monkeypatch, caplog):
 
     aotexport.export(turned, (torch.randn(3, 2),), output=tmp_path / "bundle", verify=False)
 
-    def rounded(lowered):
-        return with_first_result(lowered, lambda value: value * (1 + 1e-6))
-
-    engine = Engine(rounded)
+    engine = Engine(lambda lowered: with_first_result(lowered, lambda value: value * (1 + 1e-6)))
     monkeypatch.setattr(loading, "select_targets", lambda *args, **options: Choice(engines=("cuda",)))
     monkeypatch.setattr("aotexport_runtime.engines.cuda.engine.CudaEngine", lambda options: engine)
     loading.load(tmp_path / "bundle")(torch.ones(3, 2))

@@ -31,10 +31,6 @@ def open_ended(*args, **kwargs):
     return args[0] + kwargs["shift"]
 
 
-def closed(x, *rest, flag=False, **options):
-    return x * 2
-
-
 class Open(nn.Module):
     def __init__(self):
         super().__init__()
@@ -97,7 +93,7 @@ def exported(tmp_path):
         (labelled, (X, None, X, (X,)), {}, "(x, mask=None, labels=None, hidden=Ellipsis)"),
         (open_ended, (X, X), {"shift": X}, "(*args, shift)"),
         (open_ended, (X,), {"shift": X, "class": X}, "(*args, shift)"),
-        (closed, (X,), {}, "(x, *, flag=False)"),
+        (lambda x, *rest, flag=False, **options: x * 2, (X,), {}, "(x, *, flag=False)"),
     ],
     ids=[
         "default",
