@@ -1,7 +1,5 @@
 """Fixtures shared by several kinds of tests: one small bundle, exported once, and where bundles are verified."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import gc

@@ -3,8 +3,6 @@
 Run as `python -m tests.data_parallel DIRECTORY RANK WORLD_SIZE` once per rank: prints what was compared, or fails.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dataclasses

@@ -3,8 +3,6 @@
 Run as `python -m tests.distributed_models DIRECTORY`: prints `done`, or fails.
 """
 
-from __future__ import annotations
-
 import copy
 import sys
 from pathlib import Path

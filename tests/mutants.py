@@ -1,7 +1,5 @@
 """`make mutants ROOM=call N=30`: change one token of a room at a time, and list what the room's tests do not notice."""
 
-from __future__ import annotations
-
 import argparse
 import ast
 import io

@@ -1,7 +1,5 @@
 """Processes in which functions of a test stand before those of the C library."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What a model is at a moment, in every detail that its owner can see, to tell whether something changed it."""
 
-from __future__ import annotations
-
 import logging
 import random
 import types

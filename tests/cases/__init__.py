@@ -3,8 +3,6 @@
 A case is a callable with the arguments of its example call, made anew each time. Its name is its id.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Outputs and inputs that share memory."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

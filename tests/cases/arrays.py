@@ -1,7 +1,5 @@
 """NumPy arrays: converted, computed with, changed and returned."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What reaches which gradient."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

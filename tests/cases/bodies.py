@@ -1,7 +1,5 @@
 """Higher-order operators: branches, loops, scans, maps, checkpoints, autocast."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch._higher_order_ops.associative_scan import associative_scan

@@ -1,7 +1,5 @@
 """Dynamic sizes: named, equal, derived, data-dependent."""
 
-from __future__ import annotations
-
 import logging
 import math
 
@@ -190,10 +188,7 @@ def sizes_in_messages(x):
     return padded * 2
 
 
-@case(
-    lambda: (leaf(2, 1, 4, 4), leaf(2, 2, 3)),
-    dynamic_shapes=({0: BATCH}, {0: BATCH}),
-)
+@case(lambda: (leaf(2, 1, 4, 4), leaf(2, 2, 3)), dynamic_shapes=({0: BATCH}, {0: BATCH}))
 def sampled_where_a_grid_says(x, theta):
     grid = nn.functional.affine_grid(theta, x.shape, align_corners=False)
     return nn.functional.grid_sample(x, grid, align_corners=False)

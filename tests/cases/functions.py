@@ -1,7 +1,5 @@
 """Custom autograd functions. Their backward is never the derivative of their forward, so that a lost one shows."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 from torch import nn

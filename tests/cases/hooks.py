@@ -1,7 +1,5 @@
 """Hooks that the model registers on tensors. They change gradients, so that a lost one shows."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint

@@ -1,7 +1,5 @@
 """Hazards that meet: mutation, aliases, hooks, custom functions, regions without gradients, sizes, random numbers."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.export import Dim

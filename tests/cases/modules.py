@@ -1,7 +1,5 @@
 """Modules: ties, shared submodules, normalisation, recurrence, attention, constants, frozen parameters."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """Inputs, parameters and buffers that a call changes."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Architectures that ONNX models are made of in the tests, tiny and with random weights."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

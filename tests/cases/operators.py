@@ -1,7 +1,5 @@
 """Custom operators: with gradients of their own, that write to arguments, of lists, numbers, strings and None."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

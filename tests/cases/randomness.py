@@ -1,7 +1,5 @@
 """Random operators: the same seed gives the same result as eager execution."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

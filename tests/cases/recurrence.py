@@ -1,7 +1,5 @@
 """Recurrent layers over sequences of any length, and packed sequences."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.export import Dim

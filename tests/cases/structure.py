@@ -1,7 +1,5 @@
 """Nested inputs and outputs, signatures, constants."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import enum

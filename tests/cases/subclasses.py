@@ -1,7 +1,5 @@
 """Tensors of wrapper subclasses: as arguments, state, results and gradients."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor

@@ -1,7 +1,5 @@
 """Triton kernels: in operators, with gradients of the same kind and what CPUs run in their place, and bare."""
 
-from __future__ import annotations
-
 import torch
 import triton
 import triton.language as tl

@@ -1,7 +1,5 @@
 """Code and operators that depend on the values of tensors: branches, numbers taken off, sizes that only data know."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

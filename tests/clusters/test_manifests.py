@@ -48,8 +48,7 @@ def named(kind):
 
 
 @pytest.mark.parametrize(
-    ("file", "kind"),
-    [("runtime.yaml", "V1alpha1ClusterServingRuntime"), ("digits.yaml", "V1beta1InferenceService")],
+    ("file", "kind"), [("runtime.yaml", "V1alpha1ClusterServingRuntime"), ("digits.yaml", "V1beta1InferenceService")]
 )
 def test_manifest_is_of_the_api(file, kind):
     assert faults(yaml.safe_load((EXAMPLE / file).read_text()), kind) == []

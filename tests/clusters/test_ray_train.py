@@ -3,8 +3,6 @@
 Needs `pip install 'ray[train]'`, which is no part of the development environment.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import signal
@@ -57,11 +55,7 @@ def train():
 
 
 def run(train, bundle, directory):
-    config = {
-        "bundle": str(bundle),
-        "tuned": str(directory / "tuned"),
-        "checkpoints": str(directory / "checkpoints"),
-    }
+    config = {"bundle": str(bundle), "tuned": str(directory / "tuned"), "checkpoints": str(directory / "checkpoints")}
     train.trainer(config, 2, str(directory / "ray")).fit()
     return aotexport_runtime.load(directory / "tuned").state_dict()
 

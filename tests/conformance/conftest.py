@@ -1,7 +1,5 @@
 """The bundle of a callable, unverified unless a test says otherwise."""
 
-from __future__ import annotations
-
 import pytest
 
 import aotexport

@@ -1,7 +1,5 @@
 """Small models and arguments of several files of tests."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """NumPy arrays: which calls a bundle refuses, and which models an export."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

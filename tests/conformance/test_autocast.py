@@ -1,7 +1,5 @@
 """Calls under autocast: the dtypes of eager, a variant for them, or a refusal that says why."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """What a caller does between a call and its backward passes, compared with eager: on which tensors backward relies."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

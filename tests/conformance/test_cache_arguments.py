@@ -1,7 +1,5 @@
 """Key-value caches of transformers as arguments and results, by their fields."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import transformers

@@ -1,7 +1,5 @@
 """Calls unlike the captured one: other gradients, modes, layouts and aliasing, compared with eager in this process."""
 
-from __future__ import annotations
-
 import copy
 import threading
 from pathlib import Path

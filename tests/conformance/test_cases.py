@@ -1,7 +1,5 @@
 """Every case, through files, in a fresh process that has only the runtime, by both graphs, equal to eager."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

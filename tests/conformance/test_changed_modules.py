@@ -1,7 +1,5 @@
 """Changes of a loaded module: each is followed, to the bit as eager does with the same change, or refused by name."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections import OrderedDict

@@ -1,7 +1,5 @@
 """Constants of the signature: which a call must repeat, and which a bundle cannot hold."""
 
-from __future__ import annotations
-
 import re
 
 import numpy
@@ -101,10 +99,7 @@ class Labelled(dict):
             {torch.ones(2)},
             "input `other` is a set with a `torch.Tensor`; sets may hold numbers, strings, None and dtypes",
         ),
-        (
-            numpy.ones(2)[::-1],
-            "`other` is an array of float64 with strides (-8,), which no tensor has; pass a copy",
-        ),
+        (numpy.ones(2)[::-1], "`other` is an array of float64 with strides (-8,), which no tensor has; pass a copy"),
         (
             1 << 64,
             "input `other` is an integer of more than 64 bits, which a bundle cannot hold. Pass tensors, numbers",

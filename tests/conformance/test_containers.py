@@ -1,7 +1,5 @@
 """Lists, dicts and dataclasses of the caller that a call changes."""
 
-from __future__ import annotations
-
 import collections
 import types
 
@@ -160,12 +158,7 @@ def test_change_that_a_bundle_cannot_make_is_refused_by_name(tmp_path, function,
             Configured(torch.ones(2), 4),
             "`record.scale`: expected 3.0, as at capture, got 6.0",
         ),
-        (
-            lambda scale: scale(torch.ones(2)),
-            Scale(2, 1),
-            Scale(3, 1),
-            "`scale.by`: expected 2, as at capture, got 3",
-        ),
+        (lambda scale: scale(torch.ones(2)), Scale(2, 1), Scale(3, 1), "`scale.by`: expected 2, as at capture, got 3"),
         (
             lambda scale: scale(torch.ones(2)),
             Scale(2, 1),

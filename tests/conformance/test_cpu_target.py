@@ -1,7 +1,5 @@
 """The `cpu` target: libraries give what the graphs give, and calls that they are not for run the graphs."""
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -1,7 +1,5 @@
 """`DistributedDataParallel` over loaded bundles: two processes train as one does on the joined batch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,7 +1,5 @@
 """A bundle of a bundle: what an export of the original with the same change gives, without the model's code."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json
@@ -403,10 +401,7 @@ def test_pattern_that_matches_nothing_is_refused_with_the_nearest_names(base, tm
             "number: export the model with this option",
         ),
         ("x:3=n", "the tensor has 3 axes in the example call, no axis 3"),
-        (
-            "y:0=n",
-            "there is no such tensor in the example call; its tensors are x, mask; its integers are steps",
-        ),
+        ("y:0=n", "there is no such tensor in the example call; its tensors are x, mask; its integers are steps"),
         ("x=n", "it is a tensor; say which of its axes, INPUT:AXIS=NAME"),
     ],
 )

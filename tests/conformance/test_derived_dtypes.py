@@ -1,7 +1,5 @@
 """Derived bundles of every case in another dtype: what an export of the cast model records, or a refusal."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import warnings

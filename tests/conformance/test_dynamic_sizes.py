@@ -1,7 +1,5 @@
 """Dynamic sizes and integers: the sizes that a bundle serves, and those that it refuses."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

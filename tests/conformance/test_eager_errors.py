@@ -1,7 +1,5 @@
 """Float32 is judged by eager's own error, and only where eager has one."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

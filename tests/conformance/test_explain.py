@@ -1,7 +1,5 @@
 """What a caller is told of the engines that run a bundle; and a target that was asked for runs, or says why not."""
 
-from __future__ import annotations
-
 import json
 import logging
 from pathlib import Path
@@ -81,11 +79,7 @@ def selftest(capsys):
         (
             {},
             ("autograd",),
-            {
-                "cuda": NO_KERNELS,
-                CPU: NO_TRUST,
-                "portable": "no matmul is large enough to gain by oneDNN",
-            },
+            {"cuda": NO_KERNELS, CPU: NO_TRUST, "portable": "no matmul is large enough to gain by oneDNN"},
         ),
         ({"trust": "native"}, (CPU, "portable", "autograd"), {"cuda": NO_KERNELS}),
         ({"trust": "native", "target": "cpu"}, (CPU, "portable", "autograd"), {"cuda": NO_KERNELS}),
@@ -102,11 +96,7 @@ def selftest(capsys):
         (
             {"target": "autograd"},
             ("autograd",),
-            {
-                "cuda": NO_KERNELS,
-                CPU: "target `autograd` was asked for",
-                "portable": "target `autograd` was asked for",
-            },
+            {"cuda": NO_KERNELS, CPU: "target `autograd` was asked for", "portable": "target `autograd` was asked for"},
         ),
     ],
     ids=["untrusted", "trusted", "cpu", "budget", "portable", "autograd"],

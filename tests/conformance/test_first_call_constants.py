@@ -1,7 +1,5 @@
 """Attributes of modules that calls set: constants where the first call sets them for good, else arguments."""
 
-from __future__ import annotations
-
 import collections
 import copy
 
@@ -221,8 +219,7 @@ def test_item_that_each_call_begins_with_is_no_state(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "model",
-    [Counting, Remembering, RememberingWithSwitches, Growing, Switching, Pairing, Smoothing, ReadingLate],
+    "model", [Counting, Remembering, RememberingWithSwitches, Growing, Switching, Pairing, Smoothing, ReadingLate]
 )
 def test_attributes_are_kept_from_call_to_call(tmp_path, model):
     eager = model()
@@ -313,10 +310,7 @@ class SmoothingInAnObject(Stateful):
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (
-            SmoothingInItsOwnList,
-            "input `self['kept']` is a `History`, a subclass of a sequence with a constructor,",
-        ),
+        (SmoothingInItsOwnList, "input `self['kept']` is a `History`, a subclass of a sequence with a constructor,"),
         (SmoothingInAnObject, "input `self['kept'].function` is a `builtins.function`, which a bundle cannot hold."),
     ],
 )

@@ -1,7 +1,5 @@
 """Objects that a model does not use, whose code raises or answers everything, wherever the exporter comes by them."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType, SimpleNamespace
 from unittest.mock import MagicMock

@@ -1,7 +1,5 @@
 """Custom autograd functions by the forward graph: the calls that a joint graph does not serve, equal to eager."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Gradients of calls unlike the captured one: those of eager, or a refusal that says why."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

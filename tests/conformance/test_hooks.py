@@ -1,7 +1,5 @@
 """Hooks of the model: calls unlike the captured one, equal to eager, and what no bundle holds, refused by name."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

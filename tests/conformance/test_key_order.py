@@ -1,7 +1,5 @@
 """Dicts of the call in another order than the example's: served where the model reads by key, else refused."""
 
-from __future__ import annotations
-
 import collections
 import itertools
 

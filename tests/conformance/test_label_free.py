@@ -1,7 +1,5 @@
 """Inference without labels, from bundles of models whose example holds labels; and sizes of further examples."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Calls with other layouts, and code that reads layouts and history of its arguments."""
 
-from __future__ import annotations
-
 import inspect
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Bundles loaded in another dtype, and with taps: to the bit as the model in that dtype, and with hooks, does."""
 
-from __future__ import annotations
-
 import copy
 import re
 from functools import partial

@@ -1,7 +1,5 @@
 """`load(..., matmul="onednn")`: matmuls by another library, and nothing else differs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """`load(..., memory_budget=...)`: less is saved, and nothing else differs."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """NaN on one side is a disagreement, whoever compares; on both sides at one place it is what eager gives."""
 
-from __future__ import annotations
-
 import json
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """Notes: what a bundle fixed, with the user's line, what a call outside gets, in report, bundle and inspect."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import logging

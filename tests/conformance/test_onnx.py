@@ -1,7 +1,5 @@
 """ONNX models of bundles: made from the forward graph alone, run by ONNX Runtime, equal to eager."""
 
-from __future__ import annotations
-
 import math
 import subprocess
 import sys
@@ -297,10 +295,7 @@ STATE_OUTPUTS = OnnxOptions(state="outputs")
 def test_changed_state_is_kept_for_the_calls_and_programs_to_come(tmp_path):
     torch.manual_seed(0)
     model, x = Cache().eval(), torch.randn(3)
-    programs = [
-        "infer",
-        aotexport.Program("look", method="look", example=(x,)),
-    ]
+    programs = ["infer", aotexport.Program("look", method="look", example=(x,))]
     bundle = tmp_path / "bundle"
     export_alone(model, (x, torch.tensor([0])), output=bundle, programs=programs, options=STATE_OUTPUTS)
     tensors, arrays = (aotexport_runtime.load(bundle, target="onnx") for _ in range(2))
@@ -452,10 +447,7 @@ def _steps(x):
             lambda x: torch.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, _checked(x)), (torch.tensor(0), x))[1],
             "a loop body checks a value, which has no translation to ONNX: tests/conformance/test_onnx.py:",
         ),
-        (
-            _dropped,
-            "operator `aten::dropout.default` (tests/conformance/test_onnx.py:",
-        ),
+        (_dropped, "operator `aten::dropout.default` (tests/conformance/test_onnx.py:"),
         (_data, "operator `aten::set_data.default` (tests/conformance/test_onnx.py:"),
         (_turned, "operator `aten::t_.default` (tests/conformance/test_onnx.py:"),
         (_gaps, "operator `aten::as_strided.default` (tests/conformance/test_onnx.py:"),

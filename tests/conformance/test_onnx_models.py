@@ -1,7 +1,5 @@
 """Architectures in ONNX Runtime, equal to eager at every size, with little beside the weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Operators in the forms that torch's exporter and ONNX Runtime take, equal to eager at every size."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Custom operators: of other signatures at load, without their package, and called in ways unlike the capture."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import subprocess

@@ -1,7 +1,5 @@
 """Programs that the user describes, methods beside `forward`, and several signatures of one program."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Models whose code asks whether autograd records a value, or that switch gradients on themselves."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

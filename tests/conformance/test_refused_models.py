@@ -1,7 +1,5 @@
 """Models that a bundle cannot hold are refused by name, and first calls that prepare a model."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

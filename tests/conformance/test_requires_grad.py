@@ -1,7 +1,5 @@
 """Calls with other tensors that require grad than at capture: equal to eager, or refused by name."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """Tensors of the module whose shape, dtype or memory a call changes: later calls do as in eager, or it is refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

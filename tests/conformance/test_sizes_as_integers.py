@@ -1,7 +1,5 @@
 """Torch's functions that take plain integers, with a dynamic size for each: equal to eager, or refused."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

@@ -1,7 +1,5 @@
 """State of the model, and what its code keeps outside of its tensors."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import random
@@ -250,18 +248,12 @@ def by_numpy(x):
 @pytest.mark.parametrize(
     ("function", "reason"),
     [
-        (
-            counting,
-            "the call changes the number `_COUNT['calls']`, which is in no module, and a bundle has no other",
-        ),
+        (counting, "the call changes the number `_COUNT['calls']`, which is in no module, and a bundle has no other"),
         (
             CountingInTheClass(),
             "the call changes the number `CountingInTheClass.calls`, which is in no module, and a bundle has no other",
         ),
-        (
-            counter(),
-            "the call changes the number `calls`, which is in no module, and a bundle has no other",
-        ),
+        (counter(), "the call changes the number `calls`, which is in no module, and a bundle has no other"),
         (by_chance, "the call draws from Python's `random`, and a bundle draws from torch's default generator alone"),
         (by_numpy, "the call draws from NumPy's `random`, and a bundle draws from torch's default generator alone"),
         (lambda x: x * torch.initial_seed(), "the model calls `torch.initial_seed`, which a bundle cannot hold"),

@@ -1,7 +1,5 @@
 """Key-value caches of fixed size, as model libraries keep them: tensors of plain objects, buffers of the model too."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest

@@ -1,7 +1,5 @@
 """Bundles with tensor subclasses as their users meet them: classes given at load, calls, training, saving."""
 
-from __future__ import annotations
-
 import copy
 import subprocess
 import sys
@@ -140,10 +138,7 @@ def test_second_derivative_is_that_of_eager(loaded, example):
     ("make", "reason"),
     [
         (lambda: torch.zeros(2, 4), "expected a `TwoTensor`, as at capture, got a `Tensor`"),
-        (
-            lambda: ScaledInt8.of(torch.ones(2, 4)),
-            "expected a `TwoTensor`, as at capture, got a `ScaledInt8`",
-        ),
+        (lambda: ScaledInt8.of(torch.ones(2, 4)), "expected a `TwoTensor`, as at capture, got a `ScaledInt8`"),
         (
             lambda: TwoTensor(two(2, 4), two(2, 4)),
             "inner tensor `a`: expected a plain tensor, as at capture, got a `TwoTensor`",
@@ -373,11 +368,7 @@ def test_both_inspections_name_inputs_after_those_of_a_subclass(tmp_path):
             "torch.nested.nested_tensor",
             "Compute on values and offsets, or pad",
         ),
-        (
-            lambda x: torch.masked.masked_tensor(x, x > 0).sum(),
-            "MaskedTensor",
-            "Keep values and mask as two tensors",
-        ),
+        (lambda x: torch.masked.masked_tensor(x, x > 0).sum(), "MaskedTensor", "Keep values and mask as two tensors"),
         (
             lambda x: torch.sparse_csr_tensor(torch.tensor([0, 2]), torch.tensor([0, 1]), x) @ x,
             "torch.sparse_csr_tensor",

@@ -1,7 +1,5 @@
 """Higher-order operators: gradients, tensors their subgraphs close over, and refusals by name."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import pytest

@@ -1,7 +1,5 @@
 """The caller's modes, hooks and random state: eager's result, or a refusal that says why."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

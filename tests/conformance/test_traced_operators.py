@@ -1,7 +1,5 @@
 """Custom operators written in Python: traced through by default, with their gradients and writes, or kept by name."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import torch.ao.quantization.fx._decomposed  # the operators of models that PT2E quantises

@@ -1,7 +1,5 @@
 """Programs captured along the example's path: other values on that path are right, another path is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What autograd counts and protects: versions of tensors, saved ones changed since, views that nobody may change."""
 
-from __future__ import annotations
-
 import gc
 import inspect
 import weakref

@@ -1,7 +1,5 @@
 """What other ways of capture than the direct one lose, and what switching modes changes: never lost in silence."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Exports from other places than the main thread of a script, and to other paths."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import threading

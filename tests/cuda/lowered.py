@@ -1,7 +1,5 @@
 """Functions and modules lowered, without their kernels being compiled."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Attention in lowered graphs: the operators of GPUs, forward and backward."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

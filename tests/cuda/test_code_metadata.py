@@ -1,7 +1,5 @@
 """What compiled code says of itself, by NVIDIA's own tool, is what launches are packed by, on every architecture."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

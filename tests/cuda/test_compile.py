@@ -1,7 +1,5 @@
 """Kernels compiled in worker processes: code, cache, determinism, and what becomes of a compiler that fails or dies."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 import subprocess

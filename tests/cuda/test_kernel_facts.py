@@ -1,7 +1,5 @@
 """What `inspect --kernels` shows: resources as NVIDIA's own tool reads them, what was fused, and where it came from."""
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """Kernels that models launch themselves: recorded, compiled, and refused by name where that cannot be."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import triton

@@ -1,7 +1,5 @@
 """What lowered graphs hold: each pitfall of the way there."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

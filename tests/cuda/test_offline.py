@@ -1,7 +1,5 @@
 """Lowering leaves torch as it was."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from triton.runtime import driver

@@ -1,7 +1,5 @@
 """Exports of one model with kernels: the same files, byte by byte, wherever they are made."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

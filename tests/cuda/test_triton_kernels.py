@@ -1,7 +1,5 @@
 """Kernels that users wrote: in lowered graphs, beside portable graphs, and where they are refused."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 import triton

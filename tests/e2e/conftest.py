@@ -1,7 +1,5 @@
 """Fixtures of the end-to-end tests."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

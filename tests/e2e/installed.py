@@ -1,7 +1,5 @@
 """An environment in which the repository is installed as its pages say: from wheels, and not editable."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

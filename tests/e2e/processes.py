@@ -4,8 +4,6 @@ Processes of their own have the runtime's wheel and not the exporter. Others are
 it makes no difference: `test_cli.py` and the pages that begin with an install run the same commands in processes.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

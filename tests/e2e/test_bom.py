@@ -1,7 +1,5 @@
 """Bills of materials: valid by the official schema of CycloneDX, and of what the bundle has."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The command line as a user meets it: real model files, real bundles, exit codes, both output streams."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """Every example as a user runs it, its bundle beside its twin in eager mode."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What an export takes of memory beside the model, measured in processes of their own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

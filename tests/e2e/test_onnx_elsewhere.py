@@ -1,7 +1,5 @@
 """MiniLM's ONNX model as others run it: sentences in, embeddings out, without torch, in Node.js, and in C++."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

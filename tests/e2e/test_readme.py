@@ -1,7 +1,5 @@
 """What the README and the guides show, run as shown: blocks in order, one directory per page."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """Bundles that are replaced while a process serves them: it goes on as it began."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The wheels: what they weigh, hold and ask for, and that they are the same bytes wherever they are built."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

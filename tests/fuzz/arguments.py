@@ -1,7 +1,5 @@
 """Hostile arguments for operators, drawn from the types in their schemas: the same for the same seed."""
 
-from __future__ import annotations
-
 import math
 import random
 from collections.abc import Sequence

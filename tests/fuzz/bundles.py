@@ -9,8 +9,6 @@ Bundles are drawn by rules and not by coverage of code: what counts is that a ca
 ended, for which drivers such as Atheris and Hypothesis keep no number.
 """
 
-from __future__ import annotations
-
 import argparse
 import base64
 import collections

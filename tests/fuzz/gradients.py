@@ -6,8 +6,6 @@ operators of a bundle: whatever a graph can do to what autograd has saved. Then 
 backward; or the call itself runs in forward mode.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import random

@@ -4,8 +4,6 @@ New memory is filled with one byte in the first run of a call and with another i
 differ have bytes that nobody has written.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import json

@@ -1,7 +1,5 @@
 """Mutations of a bundle's files: of its JSON, of headers of safetensors, of bytes; the same for the same seed."""
 
-from __future__ import annotations
-
 import json
 import random
 import struct

@@ -4,8 +4,6 @@ Memory is guarded as `tests.fuzz.guarded` says. The table in `results/operators.
 in it with as many calls are not run again.
 """
 
-from __future__ import annotations
-
 import argparse
 import csv
 import dataclasses

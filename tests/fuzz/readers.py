@@ -4,8 +4,6 @@ Each returns if it has read the input, and raises an error of ours if it refuses
 `{"header": ..., "data": ...}`; with `"fit": true` the header's offsets follow from its dtypes and shapes.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import dataclasses

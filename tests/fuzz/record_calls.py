@@ -6,8 +6,6 @@ the dtype, the shape and the range of values. With `--written` the calls in the 
 come to them.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import warnings

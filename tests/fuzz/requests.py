@@ -4,8 +4,6 @@ Each is read or refused by a sentence; what was read fits the signature, and is 
 drawn from the seed and its number, as in `tests.fuzz.bundles`, whose bounds on memory and time hold here too.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import json

@@ -4,8 +4,6 @@ It needs KServe, and starts a server of its own. Every message is answered, or r
 sentence; the server lives on, and answers as before. A case is drawn from the seed and its number.
 """
 
-from __future__ import annotations
-
 import argparse
 import collections
 import json

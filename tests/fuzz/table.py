@@ -7,8 +7,6 @@ are those of `results/operators.tsv`: how many calls with hostile arguments ther
 operator took.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from pathlib import Path

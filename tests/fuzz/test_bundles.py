@@ -1,7 +1,5 @@
 """A slice of the fuzzing of bundles, the cases that once went wrong, and the record."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A slice of the fuzzing of gradients, and which formulas of autograd trust integers that it has saved."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import re

@@ -1,7 +1,5 @@
 """A slice of the guided fuzzing of what reads bytes, its kept inputs, and the record."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import subprocess

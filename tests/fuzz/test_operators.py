@@ -1,7 +1,5 @@
 """A slice of the fuzzing of operators, its table, and the memory in which errors show."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A slice of the fuzzing of requests, and the record."""
 
-from __future__ import annotations
-
 import json
 
 from tests.fuzz.bundles import SEED

@@ -1,7 +1,5 @@
 """Which operators change what they take: those whose schema says so, and those of a table that do not."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

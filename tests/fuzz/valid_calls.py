@@ -1,7 +1,5 @@
 """Calls that operators take, as `tests.fuzz.record_calls` found them: hostile calls begin at these."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`python -m tests.fuzz.writes`: print how calls of every operator of the list change what they take, as JSON."""
 
-from __future__ import annotations
-
 import json
 import resource
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Calls of operators that the samples of torch's own tests never make, for `tests.fuzz.record_calls`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -5,8 +5,6 @@ place is a field, or the named type that the field takes, so that one golden wit
 places where an argument may stand.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Iterator
 from typing import Any

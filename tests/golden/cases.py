@@ -4,8 +4,6 @@ Each case is a function without arguments that returns a `Case`; its name is the
 says what it is there for.
 """
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import math
@@ -249,14 +247,7 @@ def selections_of_input() -> Case:
     """Outputs that are views of some elements of an input, or of some several times."""
 
     def views(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        return (
-            x.expand(2, 4, 6),
-            x[1],
-            x[:, 1:5:2],
-            x.diagonal(1),
-            x.unfold(1, 3, 2),
-            torch.view_as_real(z),
-        )
+        return (x.expand(2, 4, 6), x[1], x[:, 1:5:2], x.diagonal(1), x.unfold(1, 3, 2), torch.view_as_real(z))
 
     return Case(views, (needs_grad(4, 6), torch.polar(ramp(3), ramp(3)).requires_grad_(True)))
 
@@ -996,11 +987,7 @@ def kernels() -> Case:
     batch = torch.export.Dim("batch", min=2, max=64)
     args = (torch.linspace(-1, 1, 8).reshape(4, 2), torch.linspace(0, 1, 6).reshape(2, 3).requires_grad_())
     return Case(
-        scaled,
-        args,
-        programs=("train", "infer"),
-        dynamic_shapes=({0: batch}, None),
-        targets=("portable", "cuda:sm_80"),
+        scaled, args, programs=("train", "infer"), dynamic_shapes=({0: batch}, None), targets=("portable", "cuda:sm_80")
     )
 
 

@@ -8,8 +8,6 @@ Those of the same versions are added; of a test in several of them, the last res
 that is left out stays as it was, and so do the rows of other versions: those of tests without failures.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -4,8 +4,6 @@
 For each such check it looks for a golden with the field, and a value that is refused by this check alone.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 `calls/README.md` says what a golden call is.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

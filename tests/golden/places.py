@@ -1,7 +1,5 @@
 """Places in what golden calls pass and get: paths, containers that differ, results in words."""
 
-from __future__ import annotations
-
 import ast
 import collections
 import dataclasses

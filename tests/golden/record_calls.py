@@ -1,7 +1,5 @@
 """Write `calls/cases.json`, the golden calls with what eager shows: `python -m tests.golden.record_calls`."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import tempfile

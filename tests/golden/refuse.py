@@ -4,8 +4,6 @@
 `taken/cases.json` has bundles that every reader takes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -4,8 +4,6 @@ Each golden is a directory `v<format>/<case>` with the bundle and its readable t
 released format are what its readers were released with, and are never written again.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Golden calls: eager shows what they say, and the runtime does, by the graph that they name and by every target."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Bundles of every format version: still read, still right, still written byte by byte the same."""
 
-from __future__ import annotations
-
 import json
 import re
 from operator import attrgetter

@@ -1,7 +1,5 @@
 """The page of versions: sections whose results are not given stay."""
 
-from __future__ import annotations
-
 import sys
 
 from tests.golden import matrix

@@ -1,7 +1,5 @@
 """Negative bundles: each breaks one rule, and is refused by its check, with the code and place that the format says."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

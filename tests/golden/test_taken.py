@@ -1,7 +1,5 @@
 """Bundles that the exporter does not write and every reader takes."""
 
-from __future__ import annotations
-
 import msgspec
 import pytest
 from click.testing import CliRunner

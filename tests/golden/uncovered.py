@@ -1,7 +1,5 @@
 """Arms of the format's unions that no golden has, each with the reason. One that gains a golden leaves the table."""
 
-from __future__ import annotations
-
 _NO_SLICES = "graphs of torch slice by operators; slices of computed bounds will come with Python containers"
 _NO_NESTING = "no operator of format 1.0 takes an array of arrays; fused attention will"
 _NO_SHAPE_EXPRESSION = "a reader must know it; torch's shape environment writes the sizes of these models without it"

@@ -3,8 +3,6 @@
 Large ones are written without weights, which the benchmark makes again.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable
 from pathlib import Path

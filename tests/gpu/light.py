@@ -1,7 +1,5 @@
 """Bundles without what their models can make again: small enough to bring to the machine with the GPU."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

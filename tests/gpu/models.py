@@ -1,7 +1,5 @@
 """Models for GPUs: small ones for the tests, larger ones of the same code for the benchmark. They need torch alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -3,8 +3,6 @@
 Several processes share the GPU. A process whose context is lost by one bundle is replaced for the next.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import importlib
@@ -48,12 +46,7 @@ def work(device: str) -> None:
         try:
             trust = "native" if target == "cuda" else "data"
             results = run_vectors(
-                path,
-                device=device,
-                target=target,
-                trust=trust,
-                operator_namespaces=NAMESPACES,
-                tensor_types=types,
+                path, device=device, target=target, trust=trust, operator_namespaces=NAMESPACES, tensor_types=types
             )
             lines += [text.strip() for result in results for text in describe_failures(result)]
             calls = len(results)

@@ -1,7 +1,5 @@
 """Fused attention of CPUs on a GPU, by torch's own kernels: forward and backward equal the CPU's."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -3,8 +3,6 @@
 Without the exporter (another torch than it works with), on bundles that were built elsewhere; see docs/gpu.md.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from concurrent.futures import ThreadPoolExecutor

@@ -3,8 +3,6 @@
 Attempts work on the files `FILES` in the directory `TRIED`, and print how they ended.
 """
 
-from __future__ import annotations
-
 import ctypes
 import errno
 import fcntl

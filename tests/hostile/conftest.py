@@ -1,7 +1,5 @@
 """The crafted bundle of each test."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.hostile.crafted import Crafted

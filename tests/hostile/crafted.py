@@ -1,7 +1,5 @@
 """Bundles made hostile: copies of a small valid one, edited, and sealed again so that sizes and digests are right."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

@@ -4,8 +4,6 @@ The authority (Fulcio's REST interface, version 2) certifies whom a token names.
 was signed in a Merkle tree of one leaf, and promises it. Clients trust both by the file `trust.json`.
 """
 
-from __future__ import annotations
-
 import base64
 import datetime
 import hashlib

@@ -1,7 +1,5 @@
 """Builtin calls: arithmetic without bound, items out of range, regions of interpreter state left open."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.hostile.crafted import Crafted

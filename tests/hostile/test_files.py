@@ -1,7 +1,5 @@
 """Files: missing, changed, not listed, outside of the bundle, or no bundle at all."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

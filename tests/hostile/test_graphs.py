@@ -1,7 +1,5 @@
 """Graphs: no single static assignment, references to nothing, arguments that no operator takes."""
 
-from __future__ import annotations
-
 import pytest
 
 from aotexport_runtime import BundleInvalid, Limits

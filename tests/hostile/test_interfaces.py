@@ -1,7 +1,5 @@
 """Graphs that do not take what their program passes, or do not return what it says."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.hostile.crafted import Crafted
@@ -13,8 +11,7 @@ TENSOR = {"kind": "tensor", "dtype": "float32", "shape": [3], "stride": [1]}
 
 
 @pytest.mark.parametrize(
-    ("graph", "message"),
-    [("forward", "5 inputs; the program passes 4"), ("joint", "6 inputs; the program passes 5")],
+    ("graph", "message"), [("forward", "5 inputs; the program passes 4"), ("joint", "6 inputs; the program passes 5")]
 )
 def test_graph_with_a_further_input_is_refused(crafted: Crafted, graph, message):
     crafted.put(graph, "inputs/-", {"name": "more", "meta": TENSOR})

@@ -1,7 +1,5 @@
 """JSON: truncated, foreign, deep, with numbers and strings beyond what records hold."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Signatures by an identity instead of a key, with a Sigstore on this machine."""
 
-from __future__ import annotations
-
 import base64
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What a bundle may ask for: numbers, lists, loops and memory, with metadata that lies about them."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

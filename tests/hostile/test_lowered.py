@@ -1,7 +1,5 @@
 """Lowered programs and kernels that are not what they say."""
 
-from __future__ import annotations
-
 import zlib
 from pathlib import Path
 
@@ -73,11 +71,7 @@ def test_launch_of_a_kernel_that_is_not_there_is_refused(crafted):
 
 @pytest.mark.parametrize(
     ("path", "value"),
-    [
-        ("kwargs/more", 1),
-        ("args", [1]),
-        ("meta", {"kind": "tensor", "dtype": "float32", "shape": [], "stride": []}),
-    ],
+    [("kwargs/more", 1), ("args", [1]), ("meta", {"kind": "tensor", "dtype": "float32", "shape": [], "stride": []})],
 )
 def test_launch_with_another_argument_or_a_result_is_refused(crafted, path, value):
     index, node = launch_of(crafted, "lowered forward")

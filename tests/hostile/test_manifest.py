@@ -1,7 +1,5 @@
 """The manifest: names, references and numbers that do not hold together."""
 
-from __future__ import annotations
-
 import pytest
 
 from aotexport_runtime import BundleTooNew, load

@@ -1,7 +1,5 @@
 """Graphs that change what was checked before a kernel trusts it; each runs in a process of its own."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Submodules and their calls: out of order, within themselves, over nodes and values that are not there."""
 
-from __future__ import annotations
-
 import pytest
 
 from aotexport_runtime import load
@@ -32,10 +30,7 @@ MODULES = [
     ([{"name": ""}, {"name": "calls"}], "'calls' is the name of a state tensor and of a module"),
     ([{"name": ""}, {"name": "a", "same_as": ""}], "submodule 'a' is the same as none before it"),
     ([{"name": ""}, {"name": "a", "same_as": "a"}], "submodule 'a' is the same as none before it"),
-    (
-        [{"name": ""}, {"name": "a"}, {"name": "a.b", "same_as": "a"}],
-        "submodule 'a.b' is the same as none before it",
-    ),
+    ([{"name": ""}, {"name": "a"}, {"name": "a.b", "same_as": "a"}], "submodule 'a.b' is the same as none before it"),
     ([{"name": ""}, {"name": "a", "absent": ["_modules"]}], "submodule 'a' has a malformed attribute '_modules'"),
     ([{"name": ""}, {"name": "a", "absent": ["x y"]}], "submodule 'a' has a malformed attribute 'x y'"),
     (

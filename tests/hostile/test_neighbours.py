@@ -1,7 +1,5 @@
 """What another process of the machine does to a bundle that is opened: locks, pipes, links, holes, names."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Operators that no bundle may call, and calls that their schemas do not have."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -99,12 +97,7 @@ CALLS = [
         {"memory_format": 99},
         "argument `memory_format` of operator `aten::clone.default` is no MemoryFormat",
     ),
-    (
-        "aten::view.dtype",
-        ["linear", 100],
-        {},
-        "argument `dtype` of operator `aten::view.dtype` is no ScalarType",
-    ),
+    ("aten::view.dtype", ["linear", 100], {}, "argument `dtype` of operator `aten::view.dtype` is no ScalarType"),
     (
         "aten::softmax.int",
         ["linear", 0, 2**31 - 1],

@@ -1,7 +1,5 @@
 """Operators that trust their arguments: calls that would leave their memory are refused, others run as in torch."""
 
-from __future__ import annotations
-
 import math
 
 import pytest
@@ -215,11 +213,7 @@ REFUSED = [
         (torch.ones(1, 4, 4), IMAGES, torch.full((1, 4, 4), 1 << 40), None, 0, -100, torch.tensor(3.0)),
         "`target`, but for `ignore_index`, must be from 0 to below 2",
     ),
-    (
-        "matrix_exp_backward.default",
-        (torch.ones(()), torch.ones(())),
-        "`self` and `grad` must have two axes or more",
-    ),
+    ("matrix_exp_backward.default", (torch.ones(()), torch.ones(())), "`self` and `grad` must have two axes or more"),
     ("native_channel_shuffle.default", (IMAGES, 5), "`groups` must divide the channels"),
     ("pdist.default", (torch.ones(0, 3).requires_grad_(),), "`self` must have rows"),
     ("_pdist_forward.default", (torch.ones(0, 3).requires_grad_(),), "`self` must have rows"),
@@ -264,11 +258,7 @@ REFUSED = [
         (ROWS, torch.tensor([3, 3]), torch.ones(1, 3, 3), [torch.ones(3, 3)] * 2, False, 1, 0.0, False, False),
         "`batch_sizes` must add up to the rows of `data`",
     ),
-    (
-        "_pad_packed_sequence.default",
-        (ROWS, torch.tensor([2, 3]), False, 0.0, 0),
-        "`batch_sizes` must not rise",
-    ),
+    ("_pad_packed_sequence.default", (ROWS, torch.tensor([2, 3]), False, 0.0, 0), "`batch_sizes` must not rise"),
     ("embedding_dense_backward.default", (ROWS[:3], INDICES, 5, -1, False), "`indices` must be from 0 to below 5"),
     (
         "reflection_pad2d_backward.default",
@@ -325,11 +315,7 @@ REFUSED = [
     ),
     ("rrelu_with_noise.out", (torch.ones(3), torch.ones(3)), "`out` must have the sizes (3,), not ()"),
     ("tensor_split.sections", (ROWS, 1 << 20), "`sections` must be at most 100000"),
-    (
-        "unfold_backward.default",
-        (torch.ones(3, 2), [5], 0, 2, 1),
-        "`grad_in` must have the sizes (4, 2), not (3, 2)",
-    ),
+    ("unfold_backward.default", (torch.ones(3, 2), [5], 0, 2, 1), "`grad_in` must have the sizes (4, 2), not (3, 2)"),
     (
         "unfold_backward.default",
         (torch.ones(1, 1, 2), [3, 5], 1, 2, 1),
@@ -358,11 +344,7 @@ REFUSED = [
     ("_grouped_mm.default", (*GROUPS, torch.tensor([2, 7], dtype=torch.int32)), "`offs` must be from 0 to below 7"),
     ("_grouped_mm.default", (*GROUPS, torch.tensor([3, 2], dtype=torch.int32)), "`offs` must not fall"),
     ("_weight_norm_interface.default", (ROWS[:1].expand(4, 3), torch.ones(4, 1)), "`v` must be contiguous"),
-    (
-        "_softmax_backward_data.out",
-        (ROWS, ROWS, 1, torch.float32),
-        "elements of `grad_input` must not share memory",
-    ),
+    ("_softmax_backward_data.out", (ROWS, ROWS, 1, torch.float32), "elements of `grad_input` must not share memory"),
     ("_pdist_backward.default", (ROWS[:0, 0], ROWS[:0], 2.0, ROWS[:0, 0]), "`self` must have rows"),
     ("_foreach_powsum.Scalar", ([ROWS + 0j], 2, torch.bfloat16), "`dtype` must be complex as `self` is"),
     (

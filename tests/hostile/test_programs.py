@@ -1,7 +1,5 @@
 """Programs: indices, names and symbols that point nowhere, trees that are no containers."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.hostile.crafted import Crafted
@@ -98,11 +96,7 @@ FAULTS = [
     (f"{GRADIENTS}/tangents/0/index", 3, "index of a tangent is 3, out of range(3)"),
     (f"{GRADIENTS}/tangents/0/of", "intermediate_base", "index of a tangent is 0, out of range(0)"),
     (f"{GRADIENTS}/tangents/0/memory_format", None, "a tangent of 1 axes has no layout"),
-    (
-        f"{GRADIENTS}/tangents/0/memory_format",
-        "channels_last",
-        "a tangent of 1 axes has memory format channels_last",
-    ),
+    (f"{GRADIENTS}/tangents/0/memory_format", "channels_last", "a tangent of 1 axes has memory format channels_last"),
     (
         f"{GRADIENTS}/tangents/0/memory_format",
         "preserve_format",
@@ -164,10 +158,7 @@ def test_change_that_a_container_cannot_take_is_refused(crafted: Crafted, kind, 
     assert crafted.refusal() == f"programs/train/program.json: {message}"
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [],
-)
+@pytest.mark.parametrize(("path", "value", "message"), [])
 def test_size_in_place_of_a_tensor_is_refused(crafted: Crafted, path, value, message):
     crafted.put("program", "outputs/1", None)
     crafted.put("program", path, value)
@@ -190,16 +181,10 @@ TREES = [
     ),
     (_fields("dataclass", "T", ["a", "b", "class"]), "the name 'class' in a tree is no plain identifier"),
     (_fields("dataclass", "T", ["a", "b", "__class__"]), "the name '__class__' in a tree is no plain identifier"),
-    (
-        _fields("dataclass", "T", ["a", "b", "__init__"]),
-        "the name '__init__' in a tree is no plain identifier",
-    ),
+    (_fields("dataclass", "T", ["a", "b", "__init__"]), "the name '__init__' in a tree is no plain identifier"),
     (_fields("model_output", "T", ["a", "b", ""]), "the name '' in a tree is no plain identifier"),
     (_fields("return_type", "__loader__", list("abc")), "the name '__loader__' in a tree is no plain identifier"),
-    (
-        {"kind": "mapping", "type": "dict", "keys": [1, True, "c"], "items": [LEAF] * 3},
-        "a tree has a name twice",
-    ),
+    ({"kind": "mapping", "type": "dict", "keys": [1, True, "c"], "items": [LEAF] * 3}, "a tree has a name twice"),
     ({"kind": "mapping", "type": "dict", "keys": ["a"], "items": []}, "1 names for 0 items of a tree"),
     (
         {"kind": "mapping", "type": "dict", "keys": [[1, {"kind": "bytes", "hex": "0g"}]], "items": [LEAF]},

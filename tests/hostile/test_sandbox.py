@@ -1,7 +1,5 @@
 """A process in the sandbox runs a bundle, and refuses what an operator of it tries."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Signatures: by keys and certificates, verified by this package and by the library's own command, both ways."""
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

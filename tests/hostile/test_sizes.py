@@ -1,7 +1,5 @@
 """Size expressions: wrong operands, absurd depth and length, values without bound."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.hostile.crafted import Crafted

@@ -1,7 +1,5 @@
 """Structures of tensor subclasses: names, parts and contexts that do not hold together, and classes nobody gave."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

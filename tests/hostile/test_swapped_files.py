@@ -1,7 +1,5 @@
 """Files that are exchanged between the comparison of their digests and their use."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Records of compiled targets that lie about the bundle; no library is loaded before its record has passed."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

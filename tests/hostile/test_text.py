@@ -1,7 +1,5 @@
 """Text of a bundle: names that Python takes for one, and what a terminal would obey."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

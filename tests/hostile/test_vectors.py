@@ -1,7 +1,5 @@
 """Recorded calls that never end, or whose arguments reach outside of what is stored."""
 
-from __future__ import annotations
-
 import pytest
 
 from aotexport_runtime import BundleInvalid, selftest

@@ -1,7 +1,5 @@
 """Safetensors files that lie, and state that reaches outside of what they store."""
 
-from __future__ import annotations
-
 import json
 import struct
 

@@ -1,7 +1,5 @@
 """Small models of every family that the kernels must be right for, with their example calls."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

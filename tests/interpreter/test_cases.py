@@ -1,7 +1,5 @@
 """The zoo of semantics on interpreted kernels: mutations, aliases and layouts are what eager recorded."""
 
-from __future__ import annotations
-
 import pytest
 
 import aotexport

@@ -1,7 +1,5 @@
 """Models that launch kernels themselves: nothing verifies them at the export, so they are held to their own terms."""
 
-from __future__ import annotations
-
 import shutil
 
 import torch

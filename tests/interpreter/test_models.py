@@ -1,7 +1,5 @@
 """Exported models, forward and backward on their kernels, equal what eager recorded."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from pathlib import Path

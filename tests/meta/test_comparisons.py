@@ -1,7 +1,5 @@
 """An error is compared so that NaN is beyond every limit: `error <= limit` agrees, and its negation does not."""
 
-from __future__ import annotations
-
 import ast
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The page on coverage says what the tables of the sweeps hold."""
 
-from __future__ import annotations
-
 from tests.sweeps import coverage
 
 

@@ -1,7 +1,5 @@
 """What the runtime brings into a fresh interpreter: no torch to look at a bundle, none of its compilers to run one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

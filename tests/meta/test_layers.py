@@ -1,7 +1,5 @@
 """The import rules of the linter are live: every banned module is reported, with the reason to show."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The list of allowed operators is what its tool writes, and lacks what a hostile graph would call."""
 
-from __future__ import annotations
-
 import hashlib
 
 import operator_table

@@ -1,7 +1,5 @@
 """Every public name of both packages can be imported and says what it is."""
 
-from __future__ import annotations
-
 import dataclasses
 import importlib
 import importlib.util

@@ -1,7 +1,5 @@
 """`make test ROOM=...`: every package of the exporter and of the runtime has tests, which are there."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from pathlib import Path

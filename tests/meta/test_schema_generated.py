@@ -1,7 +1,5 @@
 """What is generated from the records is current, and the JSON Schemas accept what the exporter writes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -84,6 +82,4 @@ def test_json_schemas_refuse_an_unknown_field(documents, kind):
 
     errors = list(VALIDATORS[kind].iter_errors({**document, "colour": "red"}))
 
-    assert [error.message for error in errors] == [
-        "Additional properties are not allowed ('colour' was unexpected)",
-    ]
+    assert [error.message for error in errors] == ["Additional properties are not allowed ('colour' was unexpected)"]

@@ -1,7 +1,5 @@
 """The prose of the format says what the code does, where that can be compared."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from pathlib import Path

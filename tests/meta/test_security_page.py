@@ -1,7 +1,5 @@
 """The page on security names a test for each threat."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A probe per private name of torch that the exporter uses: when torch moves one, the failure says which."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

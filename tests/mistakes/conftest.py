@@ -1,7 +1,5 @@
 """Fixtures of the tables of mistakes: a working directory of their own, and one small bundle."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Mistakes with loaded modules: calls, changes and saves, each with its error and the whole text of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Mistakes on the command line, each with the whole text that the user reads."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Mistakes in calls of `export`, `load` and `selftest`, each with its error and the whole text of it."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable

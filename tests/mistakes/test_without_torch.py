@@ -1,7 +1,5 @@
 """Where torch is not installed: what works, and what the rest says."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

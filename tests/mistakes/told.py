@@ -1,7 +1,5 @@
 """What a command tells its user, as the tables of mistakes compare it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -3,8 +3,6 @@
 The eager session runs once; the session of a bundle by each engine does the same, and every call of it is compared.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import dataclasses

@@ -1,7 +1,5 @@
 """How the properties are tried: the same examples in every run, and few enough for every run."""
 
-from __future__ import annotations
-
 from hypothesis import HealthCheck, settings
 
 quick = settings(derandomize=True, database=None, deadline=None, max_examples=150, print_blob=False)

@@ -1,7 +1,5 @@
 """Freezing, losses of some outputs, and modes, drawn at random: eager's results, or a refusal by name."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.cases import all_cases

@@ -3,8 +3,6 @@
 Calls are made from those that the program was captured with, by changes that a caller may make.
 """
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from functools import cache

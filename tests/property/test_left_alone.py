@@ -1,7 +1,5 @@
 """An export leaves the caller's model, arguments and random generators as they were, however it ends."""
 
-from __future__ import annotations
-
 import itertools
 import random
 import signal

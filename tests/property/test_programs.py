@@ -1,7 +1,5 @@
 """Small random programs: a loaded bundle gives eager's values and gradients."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Records: JSON keeps every argument to the bit, and constants come back as the Python values they were."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, get_args
 

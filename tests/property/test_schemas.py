@@ -1,7 +1,5 @@
 """Operator schemas: compatible means that a call made for the old one binds the same under the new one."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

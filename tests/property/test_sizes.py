@@ -1,7 +1,5 @@
 """Size expressions: their values are those of sympy, and accepted ones stay small."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import sympy

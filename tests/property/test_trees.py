@@ -1,7 +1,5 @@
 """Nested values: what a tree builds is what a call with that structure is flattened to."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Random programs of writes, views and grad-mode regions, called in ways unlike the captured one: eager's results."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Sections 1 to 4: the files of a bundle and the tensors of its state."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

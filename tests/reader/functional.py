@@ -1,7 +1,5 @@
 """Section 10: functional graphs, with autograd and the epilogues."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

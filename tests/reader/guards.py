@@ -1,7 +1,5 @@
 """Section 8.4: the calls that a program serves."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """Section 7: graphs, node by node."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

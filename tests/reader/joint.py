@@ -1,7 +1,5 @@
 """Section 10: a joint graph as one operation of autograd."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Sections 8 and 11: a call, and a recorded call replayed and compared."""
 
-from __future__ import annotations
-
 import contextlib
 import math
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The rules of the text, each with an edit of this reader that takes it away, and the data that notices."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """The second reader runs the goldens and golden calls; every rule is noticed by one of them when it is taken away."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import functools

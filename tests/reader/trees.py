@@ -1,7 +1,5 @@
 """Sections 8.2, 8.3, 8.9, 8.10: what callers pass and get."""
 
-from __future__ import annotations
-
 import collections
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """Sections 5 and 6: sizes, arguments, element types."""
 
-from __future__ import annotations
-
 import math
 import operator
 from functools import reduce

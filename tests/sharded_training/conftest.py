@@ -1,7 +1,5 @@
 """Processes of one group, and the bundle that they train."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Run as `python -m tests.sharded_training.memory DIRECTORY RANK WORLD_SIZE` once 
 holds after a step under `DistributedDataParallel`, and with parameters in parts.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

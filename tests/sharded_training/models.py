@@ -1,7 +1,5 @@
 """A model with blocks of its own class, and tied weights; its units, as a user gives them to `fully_shard`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Run as `python -m tests.sharded_training.ranks DIRECTORY RANK WORLD_SIZE WAY ...
 compared, or fails.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Run as `python -m tests.sharded_training.refusals DIRECTORY RANK WORLD_SIZE MIST
 errors.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Run as `python -m tests.sharded_training.resumed DIRECTORY RANK WORLD_SIZE CHECK
 last rank kills itself before step `KILLED_AT`, unless that is 0. Prints step and loss of the joined batch, a line each.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -3,8 +3,6 @@
 Run as `python -m tests.sharded_training.saved DIRECTORY RANK WORLD_SIZE` once per rank.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs of several ranks that end early, and go on."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """State in parts over ranks: bundles train as one process trains the model on the joined batch."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

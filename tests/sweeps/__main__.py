@@ -1,7 +1,5 @@
 """`python -m tests.sweeps [SWEEP ...]`: run sweeps, rewrite their tables in `results/`, and print the totals."""
 
-from __future__ import annotations
-
 import argparse
 import time
 from collections import Counter

@@ -1,7 +1,5 @@
 """`hop_db` and `autograd_function_db`: operators that call functions, and backward passes written by hand."""
 
-from __future__ import annotations
-
 import itertools
 
 from torch.testing._internal.autograd_function_db import autograd_function_db

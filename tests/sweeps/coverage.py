@@ -1,7 +1,5 @@
 """`python -m tests.sweeps.coverage`: write `docs/coverage.md`, the page that sums up the tables of `results/`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models of transformers that find objects and segments: inference with dynamic batch, and height and width if any."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any

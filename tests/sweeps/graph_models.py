@@ -1,7 +1,5 @@
 """Models and layers of torch_geometric, with dynamic numbers of nodes and edges."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

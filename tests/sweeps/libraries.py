@@ -1,7 +1,5 @@
 """Small models of vision, diffusion and graph libraries with random weights: static, and with a dynamic batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 

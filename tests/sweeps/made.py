@@ -1,7 +1,5 @@
 """Models of libraries as data: what to call, by path, with which arguments; and calls of them, with dynamic axes."""
 
-from __future__ import annotations
-
 import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass, field

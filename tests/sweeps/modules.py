@@ -1,7 +1,5 @@
 """`module_db`: every module of `torch.nn` in torch's test collection, in train mode and in eval mode."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """`op_db`: every operator of torch's test collection, in float32 and one other dtype, with and without gradients."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator
 from functools import partial

@@ -1,7 +1,5 @@
 """`torch._export.db`: what `torch.export` documents to support, and not to, with and without gradients of inputs."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Iterator
 from functools import partial

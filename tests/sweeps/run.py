@@ -1,7 +1,5 @@
 """Run samples: export each, then all their self-tests, by both graphs, in one fresh process."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """What a sweep runs: a callable with the arguments of its example call."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any

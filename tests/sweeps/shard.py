@@ -1,7 +1,5 @@
 """A shard of a sweep: every so many-th of its items, run in a process of its own."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import importlib.util

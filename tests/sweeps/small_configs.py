@@ -1,7 +1,5 @@
 """Models of transformers by the names of their types: every configuration is made small by the names of its fields."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import transformers

@@ -1,7 +1,5 @@
 """Tables of results: a row per item, with how many of its samples came out how, and why not equal."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass

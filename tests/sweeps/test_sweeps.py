@@ -1,7 +1,5 @@
 """Every shard of every sweep: its rows are those of the committed table, and none is wrong or a crash."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.sweeps import table

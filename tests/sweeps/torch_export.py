@@ -4,8 +4,6 @@ The peer's graph is asked for outputs, and in training for gradients, of the exa
 call that is one smaller along each. Equal means the same numbers within `TOLERANCE` of the largest of a tensor.
 """
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Iterable

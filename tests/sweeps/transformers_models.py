@@ -1,7 +1,5 @@
 """Models of transformers whose configurations are written by hand, and the inputs of all models of transformers."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -234,9 +232,7 @@ BY_HAND: dict[str, Model] = {
     "mpnet": Model(MASKED, masked, TEXT),
     "fnet": Model(MASKED, unmasked, TEXT),
     "modernbert": Model(
-        MASKED,
-        masked,
-        {**TEXT, "local_attention": 4, "cls_token_id": 1, "sep_token_id": 2, "reference_compile": False},
+        MASKED, masked, {**TEXT, "local_attention": 4, "cls_token_id": 1, "sep_token_id": 2, "reference_compile": False}
     ),
     "convbert": Model(MASKED, masked, {**TEXT, "embedding_size": 16, "head_ratio": 2}),
     "squeezebert": Model(MASKED, masked, {**TEXT, "embedding_size": 32}),

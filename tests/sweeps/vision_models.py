@@ -1,7 +1,5 @@
 """Models of timm, torchvision and segmentation_models_pytorch, made small."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

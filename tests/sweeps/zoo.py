@@ -1,7 +1,5 @@
 """Small models of transformers with random weights: loss, backward and all other outputs; static and dynamic batch."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import partial
 
@@ -16,7 +14,7 @@ BATCH_DIM = torch.export.Dim("batch", min=1, max=16)
 MODELS: dict[str, Model] = BY_HAND | {name: model for model, names in TYPES for name in names.split()}
 
 EXCLUDED: dict[str, str] = {
-    "regnet": "a stage of one pixel: at a batch of 2, eager's own gradients are off by 2e-3 of those in float64",
+    "regnet": "a stage of one pixel: at a batch of 2, eager's own gradients are off by 2e-3 of those in float64"
 }
 """Models that are not run, with the reason."""
 

@@ -4,8 +4,6 @@ Run as `python -m tests.trainers.accelerate_run BUNDLE DIRECTORY RANK` once per 
 fails.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Bundles that trainers train, exported once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

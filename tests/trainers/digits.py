@@ -1,7 +1,5 @@
 """Scikit-learn's handwritten digits, as pixels and as text of 64 words, and models for both."""
 
-from __future__ import annotations
-
 import functools
 from pathlib import Path
 from typing import Any

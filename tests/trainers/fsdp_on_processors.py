@@ -4,8 +4,6 @@ Run as `accelerate launch ... fsdp_on_processors.py SCRIPT ...`. accelerate asks
 what follows is its own code, and torch's.
 """
 
-from __future__ import annotations
-
 import runpy
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Run as `python -m tests.trainers.lightning_run BUNDLE DIRECTORY STRATEGY`: write
 rank 0 to `DIRECTORY/found.pt`; without a BUNDLE (`-`), of the model.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """accelerate over a loaded bundle in two processes, beside the same run of the model."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

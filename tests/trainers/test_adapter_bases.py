@@ -1,7 +1,5 @@
 """The base of an adapter: the weights that it was trained over, by their values as they were then."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Adapters that peft writes for models of every kind, on bundles and back; autocast, padding, groups."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import peft

@@ -1,7 +1,5 @@
 """Adapters of the runtime on a loaded bundle, next to peft's on the original: training, files, merging."""
 
-from __future__ import annotations
-
 import copy
 import json
 

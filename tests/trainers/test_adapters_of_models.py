@@ -1,7 +1,5 @@
 """Adapters on bundles of transformers' models: losses and adapters of 20 steps equal those of peft on the original."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

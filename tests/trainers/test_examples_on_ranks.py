@@ -1,7 +1,5 @@
 """Trainers' own launchers on two ranks, as users start them, each run beside the same one of the original network."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

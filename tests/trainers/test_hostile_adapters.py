@@ -1,7 +1,5 @@
 """Adapters of a stranger: settings, tensors and files that are refused, and leave the module as it was."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
@@ -101,10 +99,7 @@ def test_settings_that_are_none_are_refused(module, adapter, settings, message):
 
 TEXTS = {
     "no JSON": ("{", "adapter_config.json: Input data was truncated"),
-    "twice": (
-        '{"peft_type": "LORA", "r": 1, "r": 2}',
-        "adapter_config.json: an object has the same key twice",
-    ),
+    "twice": ('{"peft_type": "LORA", "r": 1, "r": 2}', "adapter_config.json: an object has the same key twice"),
     "deep": (
         '{"peft_type": ' + "[" * 100_000 + "]" * 100_000 + "}",
         "adapter_config.json: nested deeper than 64 levels",

@@ -1,7 +1,5 @@
 """Lightning's `Trainer` over a loaded bundle, unmodified, beside the same run of the model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import lightning

@@ -1,7 +1,5 @@
 """Lightning in two processes over a loaded bundle, beside the same run of the model."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

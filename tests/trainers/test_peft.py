@@ -1,7 +1,5 @@
 """Adapters of peft on a loaded bundle: the same losses and adapters as on the original."""
 
-from __future__ import annotations
-
 import peft
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """What torch and torchmetrics do with a module in training, with a loaded bundle beside the model."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Hugging Face's `Trainer` over a loaded bundle, unmodified and with its defaults, beside the same run of the model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Figures of the benchmarks: tables of what was and was not measured, limits, and systems that import nothing."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

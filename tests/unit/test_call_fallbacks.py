@@ -1,7 +1,5 @@
 """Calls that only the forward graph gets right, and what a failing call leaves behind."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.utils.checkpoint import checkpoint

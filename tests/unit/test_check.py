@@ -1,7 +1,5 @@
 """`python -m aotexport_runtime check`: every fault of a bundle, with its code and JSON path."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

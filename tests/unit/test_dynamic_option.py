@@ -1,7 +1,5 @@
 """`--dynamic`: its grammar, its place in the nested `dynamic_shapes`, and that calls are held to what it says."""
 
-from __future__ import annotations
-
 import dataclasses
 from pathlib import Path
 from typing import Any

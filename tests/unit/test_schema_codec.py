@@ -1,7 +1,5 @@
 """Records to canonical bytes and back: strict, lossless, the same bytes for the same record."""
 
-from __future__ import annotations
-
 import math
 import struct
 
@@ -114,10 +112,7 @@ def graph_with(node: bytes) -> bytes:
             VALID_NODE.replace(b'{"kind":"nothing"}', b'{"kind":"tensor","dtype":"float33","shape":[],"stride":[]}'),
             "Invalid enum value 'float33' - at `$.nodes[0].meta.dtype`",
         ),
-        (
-            VALID_NODE.replace(b"nothing", b"anything"),
-            "Invalid value 'anything' - at `$.nodes[0].meta.kind`",
-        ),
+        (VALID_NODE.replace(b"nothing", b"anything"), "Invalid value 'anything' - at `$.nodes[0].meta.kind`"),
         (
             VALID_NODE.replace(b'["x"]', b'[{"kind":"float","value":"infinity"}]'),
             "Invalid enum value 'infinity' - at `$.nodes[0].args[0].value`",

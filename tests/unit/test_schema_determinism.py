@@ -1,7 +1,5 @@
 """Exporting the same model twice gives the same bundle, byte by byte, wherever and by whatever hash seed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """Changes of the schema: each is classified, and the next version has every reason."""
 
-from __future__ import annotations
-
 import copy
 import json
 
@@ -172,14 +170,8 @@ def test_change_that_json_does_not_show_is_a_note(old, new, what):
     ("old", "new"),
     [
         (PLAIN, PLAIN),
-        (
-            lock(DTYPE, *record(field("dtype", '"float32"', '"int8"'))),
-            lock(DTYPE, *record(field("dtype", "DType"))),
-        ),
-        (
-            lock(DTYPE, *record(field("dtype", "DType"))),
-            lock(*record(field("dtype", '"float32"', '"int8"'))),
-        ),
+        (lock(DTYPE, *record(field("dtype", '"float32"', '"int8"'))), lock(DTYPE, *record(field("dtype", "DType")))),
+        (lock(DTYPE, *record(field("dtype", "DType"))), lock(*record(field("dtype", '"float32"', '"int8"')))),
     ],
     ids=["same", "named", "spelled_out"],
 )
@@ -219,9 +211,7 @@ def test_check_of_a_stale_lock_lists_the_changes():
 
 
 def test_check_of_a_missing_lock_says_how_to_write_it():
-    assert check(None, None, PLAIN) == [
-        "there is no schemas/v1/lock.json; run `python schemas/tools/lock.py --write`",
-    ]
+    assert check(None, None, PLAIN) == ["there is no schemas/v1/lock.json; run `python schemas/tools/lock.py --write`"]
 
 
 def test_check_of_a_change_after_the_release_asks_for_a_higher_version():

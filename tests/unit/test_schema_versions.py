@@ -1,7 +1,5 @@
 """The range gate, and what a writer asks of its readers."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Model files: what they may offer, and the errors that show the lines to write."""
 
-from __future__ import annotations
-
 import io
 import sys
 import zipfile

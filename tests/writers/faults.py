@@ -4,8 +4,6 @@ Each STEP-th call fails, by the faults in turn; each save runs in a fork, with `
 of JSON per save tells how it ended, and what stands at its path afterwards.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -3,8 +3,6 @@
 Eight processes load, three write until the last load. Prints what each did, and the errors.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import select

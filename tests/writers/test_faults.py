@@ -1,7 +1,5 @@
 """Saves over a bundle with a fault at every call that changes files: at the path is the old bundle or the new one."""
 
-from __future__ import annotations
-
 import errno
 import json
 import shutil

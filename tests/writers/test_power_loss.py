@@ -1,7 +1,5 @@
 """Power failures during a save over a bundle: what had been synced is at the path, the old bundle or the new one."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

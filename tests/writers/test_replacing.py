@@ -1,7 +1,5 @@
 """Bundles that are replaced while others load them."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The temporary directory of an export beside its output: gone after an export, and after the next if one is killed."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

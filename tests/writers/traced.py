@@ -4,8 +4,6 @@ At each STEP-th call of a save, one save is killed, and for another the call fai
 see is here: reads, descriptors, locks, memory. A line of JSON per save, as in `tests.writers.faults`.
 """
 
-from __future__ import annotations
-
 import collections
 import errno
 import json

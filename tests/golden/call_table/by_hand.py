@@ -1,22 +1,10 @@
 """Functional graphs by hand, of what the exporter leaves to the forward graph or writes otherwise."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any
 
-from tests.golden.call_table.row import (
-    CALL,
-    FUNCTIONAL,
-    HOOKED,
-    NO_GRAD,
-    PROGRAM,
-    WITHOUT,
-    backward,
-    edit,
-    golden_call,
-)
+from tests.golden.call_table.row import CALL, FUNCTIONAL, HOOKED, NO_GRAD, PROGRAM, WITHOUT, backward, edit, golden_call
 
 
 def meta(*shape: int) -> dict[str, Any]:
@@ -236,10 +224,7 @@ def total(other: str, op: str = "add.Tensor", **more: Any) -> dict[str, Any]:
 
 ONE = node("one", "mul.Tensor", "tangent:0", 1, like=meta())
 sum_of_gradients("sum_of_another_shape_with_an_undefined_tangent", [ONE, total("one")])
-SUMS = [
-    node("zero", "mul.Tensor", "cos", 0, like=ROW),
-    node("sums", "add.Tensor", "zero", "tangent:0", like=ROW),
-]
+SUMS = [node("zero", "mul.Tensor", "cos", 0, like=ROW), node("sums", "add.Tensor", "zero", "tangent:0", like=ROW)]
 MINUS = node("minus", "mul.Tensor", "sums", -1, like=ROW)
 sum_of_gradients("difference_with_an_undefined_tangent", [*SUMS, MINUS, total("minus", "sub.Tensor")])
 HALVES = node("halves", "mul.Tensor", "sums", 0.5, like=ROW)

@@ -1,7 +1,5 @@
 """Section 10: functional graphs."""
 
-from __future__ import annotations
-
 from tests.golden.call_table.row import (
     BACKWARD,
     CALL,

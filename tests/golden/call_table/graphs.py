@@ -1,17 +1,7 @@
 """Section 7: graphs."""
 
-from __future__ import annotations
-
 from tests.golden.call_table.by_hand import graph, meta, node
-from tests.golden.call_table.row import (
-    BACKWARD,
-    CALL,
-    WITHOUT,
-    backward,
-    change,
-    edit,
-    golden_call,
-)
+from tests.golden.call_table.row import BACKWARD, CALL, WITHOUT, backward, change, edit, golden_call
 
 LOOKUP = "lookup_in_regions"
 golden_call("call_that_fails_in_a_region", "7.7", LOOKUP, "functional", CALL, rows={"values": [2, 0, 3]})

@@ -1,7 +1,5 @@
 """Section 8: calls of programs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.golden.call_table.row import (

@@ -1,7 +1,5 @@
 """A row of the table of golden calls."""
 
-from __future__ import annotations
-
 from typing import Any
 
 CALL: dict[str, Any] = {"call": True}

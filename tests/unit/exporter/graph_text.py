@@ -1,7 +1,5 @@
 """Drafts of forward graphs from text, as `draft_text` prints them."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import re

@@ -1,7 +1,5 @@
 """What AOTAutograd sees of a forward graph does not depend on the operators that its analysis leaves out."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Which values of a forward graph keep their dtypes under autocast, beside what eager gives under it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """A bug in any stage fails the export as one, and leaves nothing behind: no graph, library or note goes missing."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Results that a fake tensor mode knows from an earlier call: as torch makes them, on the memory that they view."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: TID251

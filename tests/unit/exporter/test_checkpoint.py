@@ -1,7 +1,5 @@
 """Weights of a checkpoint: the bundle is that of the model that holds them; what does not fit is told."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from click.testing import CliRunner

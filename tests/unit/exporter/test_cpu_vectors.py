@@ -1,7 +1,5 @@
 """Libraries use the instructions of their level, and none that the exporting machine has beyond it."""
 
-from __future__ import annotations
-
 import pytest
 
 from aotexport.torch_internals.compiler import vectors
@@ -9,10 +7,7 @@ from aotexport.torch_internals.compiler import vectors
 
 @pytest.mark.parametrize(
     ("nbits", "flags"),
-    [
-        (256, {"-mavx2", "-mfma", "-mf16c"}),
-        (512, {"-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma"}),
-    ],
+    [(256, {"-mavx2", "-mfma", "-mf16c"}), (512, {"-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma"})],
 )
 def test_flags_for_the_compiler_are_those_of_the_level_at_every_export(nbits, flags):
     for _ in range(2):

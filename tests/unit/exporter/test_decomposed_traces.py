@@ -1,7 +1,5 @@
 """Traces of the operators that torch's compiler fuses."""
 
-from __future__ import annotations
-
 from tests.forked import run_script
 
 _POOLING = """

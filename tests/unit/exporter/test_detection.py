@@ -1,7 +1,5 @@
 """Functions of detectors for any number of boxes, beside loops over the boxes."""
 
-from __future__ import annotations
-
 import sys
 import types
 

@@ -1,7 +1,5 @@
 """A run of the model's own code leaves the model, the example and the random generator as they were."""
 
-from __future__ import annotations
-
 import contextlib
 
 import pytest

@@ -1,7 +1,5 @@
 """A second trace ends at the first operator that differs; what agrees is compared as a whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What rows of text shall teach: classes of words, and answers within conversations."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Programs share a forward graph only where nothing in the model's code tells them apart."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

@@ -1,7 +1,5 @@
 """The process that a bundle is verified in, its own or a fork of one, has the runtime and the model's modules alone."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

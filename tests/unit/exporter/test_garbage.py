@@ -1,7 +1,5 @@
 """Garbage is looked for among what an export makes, and what was there before is garbage again after it."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Recorded calls whose large arguments are made by a generator, and without the user's own where these are large."""
 
-from __future__ import annotations
-
 import numpy
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Memory of a model, kept as copies and in files: what changed is told by bytes, and put back."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Each pass on a small graph: text in, text out."""
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import replace
 
@@ -440,11 +438,7 @@ _LOOP = """
 
 @pytest.mark.parametrize(
     ("draw", "requires_grad", "reads"),
-    [
-        (_SINE, True, "reads requires_grad"),
-        (_DRAW, True, "reads layout requires_grad"),
-        (_DRAW, False, ""),
-    ],
+    [(_SINE, True, "reads requires_grad"), (_DRAW, True, "reads layout requires_grad"), (_DRAW, False, "")],
 )
 def test_gradients_through_loops_are_held_to_what_their_backward_asks(draw, requires_grad, reads):
     text = _LOOP.replace("%DRAW", draw).replace(" requires_grad", " requires_grad" * requires_grad)

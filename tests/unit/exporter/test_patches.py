@@ -1,7 +1,5 @@
 """Patches of Python and torch: undone on every exit, unseen by other threads. `tests/conftest.py` reads reasons."""
 
-from __future__ import annotations
-
 import signal
 import threading
 from pathlib import Path

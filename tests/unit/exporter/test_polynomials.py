@@ -1,7 +1,5 @@
 """Arithmetic of sizes with unknowns in place of divisions."""
 
-from __future__ import annotations
-
 import pytest
 import sympy
 from torch.utils._sympy.functions import FloorDiv, Max, Mod, ToFloat, TruncToInt

@@ -1,7 +1,5 @@
 """Whether calls depend on attributes that earlier calls have stored: told by few calls where these change no more."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

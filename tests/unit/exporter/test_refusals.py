@@ -1,7 +1,5 @@
 """Who is at fault in a stage of the export: the model or torch, which refuse, or aotexport, which has a bug."""
 
-from __future__ import annotations
-
 import importlib
 import platform
 import textwrap

@@ -1,7 +1,5 @@
 """Releases of torch that the exporter takes, and those that it tries on request."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

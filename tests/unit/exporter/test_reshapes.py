@@ -1,7 +1,5 @@
 """Views and reshapes of dynamic sizes that are 1 in the example."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import _refs

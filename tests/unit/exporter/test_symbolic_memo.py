@@ -1,7 +1,5 @@
 """Repeated symbolic arithmetic: computed once, and again when the environment has learned something."""
 
-from __future__ import annotations
-
 import pytest
 from torch._dynamo.source import ConstantSource  # noqa: TID251
 from torch.fx.experimental.sym_node import SymNode  # noqa: TID251

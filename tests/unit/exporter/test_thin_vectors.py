@@ -1,7 +1,5 @@
 """Recorded calls that keep fewer elements: they agree with what is observed, and notice the same wrong graphs."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """State to safetensors files and back: every dtype, ties and overlaps, shards, and files that training leaves alone."""
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import json

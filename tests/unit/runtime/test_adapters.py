@@ -1,7 +1,5 @@
 """Operators that a release of torch lacks, by those that it has."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -14,10 +12,7 @@ from aotexport_runtime.execution.preconditions.table import guarded
 
 SQUARE = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]], dtype=torch.float64)
 WIDE = torch.arange(1.0, 7.0, dtype=torch.float64).reshape(3, 2).cos()
-CALLS = {
-    "cholesky.default": [(SQUARE,), (SQUARE, True)],
-    "qr.default": [(WIDE,), (WIDE, False), (WIDE.T,)],
-}
+CALLS = {"cholesky.default": [(SQUARE,), (SQUARE, True)], "qr.default": [(WIDE,), (WIDE, False), (WIDE.T,)]}
 """Calls of each operator that has an adapter."""
 
 

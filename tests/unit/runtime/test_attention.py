@@ -1,7 +1,5 @@
 """Fused attention of processors on GPUs: what stands in computes the same, laid out as by the operator."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

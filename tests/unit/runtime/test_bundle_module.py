@@ -1,7 +1,5 @@
 """`BundleModule`: names, state, modes, copies and hooks, as the original module has them."""
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -4,8 +4,6 @@ The lowered form is the program's portable one, and a stand-in captures: a repla
 tensors that the first run returned, as a CUDA graph does.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 

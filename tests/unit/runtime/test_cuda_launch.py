@@ -1,7 +1,5 @@
 """Choice of code, packing of parameters, grids, and the calls that a launch makes; all without a GPU."""
 
-from __future__ import annotations
-
 import ctypes
 import struct
 from concurrent.futures import ThreadPoolExecutor
@@ -15,13 +13,7 @@ from aotexport_runtime.bundle.packs import code_of, unpacked
 from aotexport_runtime.engines.cuda.choice import architectures_for, choose
 from aotexport_runtime.engines.cuda.launch import Driver, Launcher, grid_of, pack_number
 from aotexport_runtime.schema.sizes import SizeExpression
-from aotexport_runtime.schema.targets import (
-    Kernel,
-    KernelBinary,
-    KernelCandidate,
-    NumberParameter,
-    PointerParameter,
-)
+from aotexport_runtime.schema.targets import Kernel, KernelBinary, KernelCandidate, NumberParameter, PointerParameter
 
 GOLDEN = Path(__file__).parents[2] / "golden/v1.0/kernels/bundle"
 ALL = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "ptx")

@@ -1,7 +1,5 @@
 """Lowered programs compared with their portable form on the first call, on the CPU."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -1,7 +1,5 @@
 """Candidates timed at the first launch, on copies, and what is remembered; launchers and the clock are stand-ins."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

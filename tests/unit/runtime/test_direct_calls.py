@@ -1,7 +1,5 @@
 """Functions of torch that generated code calls in place of operators: the same operators with the same arguments."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx  # noqa: TID251 (traces above autograd)

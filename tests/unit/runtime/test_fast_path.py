@@ -1,7 +1,5 @@
 """The fast path of a call: which calls it serves, and which it turns away."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Memory that calls free, which the next call uses again."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What the engine of functional graphs leaves out and writes over; each line runs beside the line as it was given."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -80,11 +78,7 @@ def test_a_transpose_of_other_axes_stays():
 
 
 def test_detach_and_a_view_to_the_same_shape_are_left_out():
-    nodes = (
-        node("a", "detach.default", "x"),
-        node("b", "view.default", "a", [3, 3]),
-        node("c", "exp.default", "b"),
-    )
+    nodes = (node("a", "detach.default", "x"), node("b", "view.default", "a", [3, 3]), node("c", "exp.default", "b"))
     simplify(line(*nodes, outputs=["c"]), ["assumed::shape", "exp.default"])
 
 

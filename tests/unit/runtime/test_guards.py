@@ -1,7 +1,5 @@
 """Guards: hard ones refuse a call in words, soft ones send it to the forward graph."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import msgspec
@@ -113,20 +111,12 @@ VIOLATIONS = {
         (torch.zeros(2, 4), IDS),
         ["`x`: expected shape [2, 3], got [2, 4] at axis 1" + fixed("x:1")],
     ),
-    "device": (
-        STATIC,
-        (torch.zeros(2, 3, device="meta"), IDS),
-        ["`x`: expected a tensor on cpu, got one on meta"],
-    ),
+    "device": (STATIC, (torch.zeros(2, 3, device="meta"), IDS), ["`x`: expected a tensor on cpu, got one on meta"]),
     "layout": (STATIC, (torch.zeros(2, 3).to_sparse(), IDS), ["`x`: expected layout strided, got sparse_coo"]),
     "strides": (LAID_OUT, (torch.zeros(9)[3:].view(3, 2).t(),), [f"{OTHER_LAYOUT}(1, 2) and 3"]),
     "offset_below": (LAID_OUT, (torch.zeros(2, 3),), [f"{OTHER_LAYOUT}(3, 1) and 0"]),
     "offset_above": (LAID_OUT, (torch.zeros(12)[6:].view(2, 3),), [f"{OTHER_LAYOUT}(3, 1) and 6"]),
-    "no_leaf": (
-        LEAF,
-        (torch.zeros(3, requires_grad=True) * 1,),
-        [f"`x`: expected is_leaf=True, {OTHER_LEAF} False"],
-    ),
+    "no_leaf": (LEAF, (torch.zeros(3, requires_grad=True) * 1,), [f"`x`: expected is_leaf=True, {OTHER_LEAF} False"]),
     "leaf": (HISTORY, (torch.zeros(3, requires_grad=True),), [f"`x`: expected is_leaf=False, {OTHER_LEAF} True"]),
     "no_requires_grad": (HISTORY, (torch.zeros(3),), [f"`x`: expected requires_grad=True, {OTHER_LEAF} False"]),
     "several": (
@@ -142,11 +132,7 @@ VIOLATIONS = {
             "`ids[0]`: expected shape [4], got [2] at axis 0" + fixed("ids[0]:0"),
         ],
     ),
-    "below_the_range": (
-        BATCH,
-        (torch.zeros(0, 3), torch.zeros(0, 0)),
-        ["`x`: size 0: `batch` is 0, outside [2:64]"],
-    ),
+    "below_the_range": (BATCH, (torch.zeros(0, 3), torch.zeros(0, 0)), ["`x`: size 0: `batch` is 0, outside [2:64]"]),
     "above_the_range": (
         BATCH,
         (torch.zeros(66, 3), torch.zeros(66, 132)),

@@ -1,7 +1,5 @@
 """Matmuls by oneDNN beside torch's own, what is chosen between them, and what is kept of the choice."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

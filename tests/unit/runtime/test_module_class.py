@@ -1,7 +1,5 @@
 """What Python shows of a loaded module: the model's name, and the signatures of its methods."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """The fast path of a call by ONNX Runtime: it serves what needs no care, as its fallback would."""
 
-from __future__ import annotations
-
 import copy
 
 import numpy as np

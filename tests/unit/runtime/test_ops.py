@@ -1,7 +1,5 @@
 """Operators by name, and when a schema of another torch release means the same call."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

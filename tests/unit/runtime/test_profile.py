@@ -1,7 +1,5 @@
 """Stages of a call in the trace of a profiler."""
 
-from __future__ import annotations
-
 import torch
 
 from aotexport_runtime import load

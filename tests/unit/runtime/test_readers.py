@@ -1,7 +1,5 @@
 """Uses of weights: of which operators an adapter can change the result."""
 
-from __future__ import annotations
-
 import pytest
 
 from aotexport_runtime.engines.forward.readers import OPERATORS, _operands

@@ -1,20 +1,11 @@
 """Dtypes of results as the load infers them, against what torch's operators gave for samples of torch's own tests."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.schema.graph import Node
-from aotexport_runtime.schema.values import (
-    Argument,
-    DTypeArgument,
-    NothingMeta,
-    StringArgument,
-    TensorMeta,
-    ValueMeta,
-)
+from aotexport_runtime.schema.values import Argument, DTypeArgument, NothingMeta, StringArgument, TensorMeta, ValueMeta
 from aotexport_runtime.validate.types import kinds, result_dtypes
 from tests.fuzz.valid_calls import valid_calls
 

@@ -1,7 +1,5 @@
 """Rows of a batch that know of each other are found in the graph, and those that do not are joined."""
 
-from __future__ import annotations
-
 import re
 
 import msgspec
@@ -79,11 +77,7 @@ DEPENDENT = {
     ),
     "covariance": (lambda m, x: x[:, 0] @ (x[:, 0].T @ x[:, 1]), "matmul.default", "computes along axis 1 of `self`"),
     "sorted": (lambda m, x: x.sort(0)[0], "sort.default", "computes along axis 0"),
-    "top_of_the_batch": (
-        lambda m, x: x * (x >= x.topk(1, dim=0)[0]),
-        "topk.default",
-        "computes along axis 0",
-    ),
+    "top_of_the_batch": (lambda m, x: x * (x >= x.topk(1, dim=0)[0]), "topk.default", "computes along axis 0"),
     "normalised_by_size": (lambda m, x: x / x.shape[0], "div.Tensor", "computes with the size of the batch"),
     "size_as_a_float": (lambda m, x: x * x.shape[0] ** 0.5, "", "computes with the size of the batch"),
     "table_by_row": (

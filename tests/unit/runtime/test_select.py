@@ -1,7 +1,5 @@
 """The rules by which engines are chosen, one program at a time: which engine serves, and the reason that is told."""
 
-from __future__ import annotations
-
 import types
 from typing import Any
 
@@ -82,13 +80,7 @@ SMALL, LARGE = graph("linear.default"), matmul(256, 256, 256)
             "portable",
             "most of its 65 operators are element-wise",
         ),
-        (
-            SMALL,
-            graph(*["mul.Tensor"] * 60),
-            {},
-            "autograd",
-            "no matmul is large enough to gain by oneDNN",
-        ),
+        (SMALL, graph(*["mul.Tensor"] * 60), {}, "autograd", "no matmul is large enough to gain by oneDNN"),
         (SMALL, LARGE, {"prefers_onednn": lambda _: True}, "portable", "oneDNN is faster here for 256x256 by 256x256"),
         (
             SMALL,
@@ -233,11 +225,7 @@ def targets_of(request, *, kernels=True, programs=("infer",), device=None, unfit
             ("cuda",),
             dict.fromkeys((HIGHER, LEVEL), "it is for processors, and was loaded to cuda"),
         ),
-        (
-            {"request": NATIVE, "programs": ()},
-            ("cuda",),
-            dict.fromkeys((HIGHER, LEVEL), "it has none of the programs"),
-        ),
+        ({"request": NATIVE, "programs": ()}, ("cuda",), dict.fromkeys((HIGHER, LEVEL), "it has none of the programs")),
     ],
     ids=["highest", "unfit", "untrusted", "other", "device", "empty"],
 )

@@ -1,7 +1,5 @@
 """What the self-test compares where a program runs on another kind of device than it was recorded on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Binding and flattening of calls: which structure fits, and each violation in words."""
 
-from __future__ import annotations
-
 import collections
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -171,12 +169,7 @@ UNFITTING = {
         {},
         ["`x['a']`: expected a list of 2, got a list of 1", "`x['b']`: expected a tuple of 1, got a tuple of 0"],
     ),
-    "more_variadic_arguments": (
-        VARIADIC,
-        (X, Y, Z),
-        {"z": Z},
-        ["`rest`: expected a tuple of 1, got a tuple of 2"],
-    ),
+    "more_variadic_arguments": (VARIADIC, (X, Y, Z), {"z": Z}, ["`rest`: expected a tuple of 1, got a tuple of 2"]),
     "other_variadic_keywords": (
         VARIADIC,
         (X, Y),

@@ -1,7 +1,5 @@
 """Size expressions in words, and their values; `tests/property` has the rest."""
 
-from __future__ import annotations
-
 import pytest
 
 from aotexport_runtime.errors import BundleInvalid, Place

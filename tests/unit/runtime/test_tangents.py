@@ -1,7 +1,5 @@
 """Gradients of outputs: libraries read them in the layout and dtype of the capture, whatever a caller gives."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Values rebuilt from trees: the containers that a caller sees."""
 
-from __future__ import annotations
-
 import collections
 import subprocess
 import sys
@@ -79,12 +77,7 @@ def test_return_type_with_other_fields_is_refused():
 
 def test_leaves_have_the_paths_of_python():
     tree = Mapping(type="dict", keys=("a", 2), items=(fields("namedtuple", "x", "y", "z"), Leaf(index=3)))
-    assert [path for path, _ in leaves(tree, "batch")] == [
-        "batch['a'].x",
-        "batch['a'].y",
-        "batch['a'].z",
-        "batch[2]",
-    ]
+    assert [path for path, _ in leaves(tree, "batch")] == ["batch['a'].x", "batch['a'].y", "batch['a'].z", "batch[2]"]
 
 
 # --- torch's pytrees ------------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """Bundles of small models that servables are made of, exported once; not to be written to."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

@@ -1,7 +1,5 @@
 """Adapters of a servable: each call applies the one that it asks for, and joined calls are of one."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Joined calls: answers as of each alone, in order, and each with its own error."""
 
-from __future__ import annotations
-
 import math
 import os
 import signal

@@ -1,7 +1,5 @@
 """Served models whose calls are joined: joined calls of any rows are answered as each alone."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import nn

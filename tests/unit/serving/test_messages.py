@@ -1,7 +1,5 @@
 """Requests and answers of the protocol as bytes; what servers refuse is in `tests/serving`."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -110,11 +108,7 @@ SHAPED = Signature(inputs={"b": ("BF16", (-1, -1)), "f": ("BOOL", (2,)), "x": ("
             b"\1\2",
             "`f`: bytes of BOOL are 0 and 1",
         ),
-        (
-            {"name": "x", "datatype": "FP32", "shape": [1], "data": [1e39]},
-            b"",
-            "`x`: one of its data is beyond FP32",
-        ),
+        ({"name": "x", "datatype": "FP32", "shape": [1], "data": [1e39]}, b"", "`x`: one of its data is beyond FP32"),
         (NUMBERS | {"data": [10**400]}, b"", "`x`: one of its data is beyond FP32"),
         (NUMBERS | {"data": [True]}, b"", "`x`: its data are no numbers of FP32"),
         # Of numpy's strings each would take 8 MB.

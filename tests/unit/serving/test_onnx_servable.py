@@ -1,7 +1,5 @@
 """A servable by ONNX Runtime: the same answers, the same proof, and no torch in the process."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

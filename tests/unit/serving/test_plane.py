@@ -1,7 +1,5 @@
 """Requests that a version's swap meets halfway. KServe is not where most tests run: `make test-serve` runs this one."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 

@@ -1,7 +1,5 @@
 """The models of a repository without a server: what is chosen, swapped, let go and refused."""
 
-from __future__ import annotations
-
 import shutil
 
 import numpy as np

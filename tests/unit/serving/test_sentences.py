@@ -1,7 +1,5 @@
 """Joined calls of a pretrained transformer."""
 
-from __future__ import annotations
-
 import sys
 
 import pytest

@@ -1,7 +1,5 @@
 """A servable: names, answers, the proof that it is ready, and what it refuses."""
 
-from __future__ import annotations
-
 import json
 import re
 
@@ -24,10 +22,7 @@ def described(specs):
 
 def test_servable_names_inputs_and_outputs_by_dotted_paths(exported):
     servable = Servable(exported("pair"))
-    assert described(servable.inputs) == [
-        ("batch.pair.0", "float32", (2, 3)),
-        ("batch.pair.1", "float32", (2, 3)),
-    ]
+    assert described(servable.inputs) == [("batch.pair.0", "float32", (2, 3)), ("batch.pair.1", "float32", (2, 3))]
     assert described(servable.outputs) == [
         ("sum", "float32", (2, 3)),
         ("parts.0", "float32", (2, 3)),
@@ -188,10 +183,7 @@ def copied(path, place):
 
 
 REFUSALS = {
-    "names": (
-        {"x": np.zeros((1, 8), np.float32)},
-        "`input`: missing\n  - `x`: no such input; there are `input`",
-    ),
+    "names": ({"x": np.zeros((1, 8), np.float32)}, "`input`: missing\n  - `x`: no such input; there are `input`"),
     "strings": ({"input": np.array([["a"]])}, "`input`: expected an array or a tensor, got an array of <U1"),
 }
 

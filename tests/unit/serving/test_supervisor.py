@@ -1,7 +1,5 @@
 """What the first process of a server does before there are workers."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

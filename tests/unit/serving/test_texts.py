@@ -1,7 +1,5 @@
 """Strings of a signature: calls name them, and choose by them among the programs that were captured."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
