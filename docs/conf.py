@@ -31,6 +31,7 @@ default_role = "code"
 autodoc_member_order = "bysource"
 suppress_warnings = [
     "misc.highlighting_failure",  # JSON with parts left out
+    "toc.not_included",  # decisions and examples, which pages of theirs list
     "myst.domains",  # the commands' domain has no links of the kind that pages use
 ]
 html_theme = "furo"
