@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from aotexport.pipeline.derive import derive
     from aotexport.pipeline.export import export
     from aotexport.pipeline.onnx import export_onnx
+    from aotexport.pipeline.pt2 import convert
     from aotexport.verify.report import ExportReport
 
 __version__ = "0.1.0"
@@ -40,6 +41,7 @@ __all__ = [
     "Program",
     "Recipe",
     "VerificationFailed",
+    "convert",
     "derive",
     "export",
     "export_onnx",
@@ -59,6 +61,7 @@ _HOMES = {
     "OnnxOptions": "aotexport.lower.targets",
     "Program": "aotexport.model.programs",
     "Recipe": "aotexport.model.recipes",
+    "convert": "aotexport.pipeline.pt2",
     "derive": "aotexport.pipeline.derive",
     "export": "aotexport.pipeline.export",
     "export_onnx": "aotexport.pipeline.onnx",

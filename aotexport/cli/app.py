@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 import aotexport
+from aotexport.cli.convert import convert
 from aotexport.cli.derive import derive
 from aotexport.cli.export import export
 from aotexport.cli.finetune import finetune
@@ -107,7 +108,7 @@ def app() -> None:
     """Turn a PyTorch model into a portable bundle, and look at bundles."""
 
 
-for command in (export, inspect, verify, diff, derive, finetune, onnx, bom, sign, verify_signature_command):
+for command in (export, inspect, verify, diff, derive, finetune, onnx, convert, bom, sign, verify_signature_command):
     app.add_command(command)
 
 

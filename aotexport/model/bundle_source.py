@@ -131,11 +131,11 @@ def _example(module: BundleModule, name: str) -> Example:
     vector, stored = read_vector(recorded, entry)
     values = make_inputs(vector.inputs, stored, module.device, module.form).values
     args, kwargs = arguments_of(program)(values, module.state_tensors())
-    args, kwargs = _without_defaults(program, args, kwargs)
+    args, kwargs = without_defaults(program, args, kwargs)
     return Example(args, kwargs, _dynamic_shapes(program))
 
 
-def _without_defaults(
+def without_defaults(
     program: ProgramRecord, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of a call without those that it may leave out, where Python can."""

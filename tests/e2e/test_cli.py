@@ -363,7 +363,7 @@ def test_operators_of_a_module_beside_the_model_file_are_verified(run: Run) -> N
         (
             ["exprt", "fn.py"],
             "Error: `exprt` is neither a model file nor a command; the commands are export, inspect, verify, diff, "
-            "derive, finetune, onnx, bom, sign, verify-signature",
+            "derive, finetune, onnx, convert, bom, sign, verify-signature",
         ),
         (["inspect", "nowhere"], "Error: Invalid value for 'BUNDLE': Directory 'nowhere' does not exist."),
         (["verify", ".", "--dtype", "float16"], "Error: --dtype casts the model of --against; give both"),

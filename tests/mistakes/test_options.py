@@ -24,7 +24,7 @@ OPTIONS = [
         "unknown_command",
         "exprot new",
         2,
-        "`exprot` is neither a model file nor a command; the commands are export, inspect, verify, diff, derive, finetune, onnx, bom, sign, verify-signature",
+        "`exprot` is neither a model file nor a command; the commands are export, inspect, verify, diff, derive, finetune, onnx, convert, bom, sign, verify-signature",
     ),
     (
         "fast_and_full",
