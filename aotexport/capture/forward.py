@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from aotexport.capture.effects.questions import QUESTIONS, Question, own_code
-from aotexport.capture.effects.record import Read
-from aotexport.capture.passes.contract import Draft
+from aotexport.capture.passes.contract import draft_of
 from aotexport.capture.passes.launches import launches_traced
 from aotexport.capture.passes.order import run_passes
 from aotexport.capture.trace.declared_sizes import larger_tensors
-from aotexport.capture.trace.experiments import dicts_read_by_key, differs, reads_of, refuse_reshaped_state
+from aotexport.capture.trace.experiments import traced
 from aotexport.capture.trace.fakes import FakeInputs, fake_inputs
-from aotexport.capture.trace.flat_call import FlatCall, trace_call
-from aotexport.capture.trace.forward_capture import Answer, Binding, ForwardCapture
+from aotexport.capture.trace.forward_capture import ForwardCapture, check_nothing_lost
 from aotexport.capture.trace.python_operators import custom_operators
+from aotexport.capture.trace.reshaped_state import refuse_reshaped_state
 from aotexport.capture.trace.shapes import SizeFixed, check_not_fixed, holds_for
 from aotexport.capture.trace.strategies import STRATEGIES, Strategy
 from aotexport.errors import AotExportError, ExportFailed, ModelFileInvalid
@@ -28,14 +23,13 @@ from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
 from aotexport.model.state import State
 from aotexport.process.blocks import quiet
-from aotexport.state.world import attributes_restored
-from aotexport.torch_internals.names import SET_GRAD_ENABLED, GuardOnDataDependentSymNode
+from aotexport.torch_internals.names import GuardOnDataDependentSymNode
 from aotexport.torch_internals.patches import exporting_hidden
 from aotexport.torch_internals.transforms import transforms_left
-from aotexport_runtime.values.trees import arrays_in
 
 _LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torch._subclasses")
 """Torch's loggers to silence during a trace; the export reports failures itself."""
+_REFUSALS = (ExportFailed, ModelFileInvalid)
 
 
 class NotCaptured(ExportFailed):
@@ -62,7 +56,6 @@ def capture_forward(call: ExampleCall, state: State, *, grad: bool = True) -> Fo
 def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCapture:
     reasons: dict[str, list[str]] = {}
     branches = False
-    arrays = arrays_in(parameter.tree for parameter in call.parameters)
     fixed: SizeFixed | None = None
     narrow: ForwardCapture | None = None
     direct: ForwardCapture | None = None
@@ -70,7 +63,7 @@ def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCa
         if (
             (strategy.follows_values and not branches)
             or (grad and not strategy.grad)
-            or (arrays and not strategy.takes_arrays)
+            or (call.arrays and not strategy.runs_own_code)
         ):
             continue
         # Code that asked for a size (`int(size)`) may be traceable by a strategy that reads the code.
@@ -79,8 +72,7 @@ def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCa
         try:
             with attempt("forward graph"), quiet(*_LOGGERS), transforms_left(), launches_traced():
                 captured = _capture(call, state, strategy, grad)
-                if strategy.is_direct:
-                    captured = direct = _as_in_eager(captured, call, state, strategy)
+                direct = captured if strategy.is_direct else direct
             if direct is not None and captured is not direct:
                 check_nothing_lost(direct, captured)
             check_not_fixed(captured, call.paths)
@@ -89,7 +81,7 @@ def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCa
             narrow = captured
         except SizeFixed as error:
             fixed = fixed or error
-        except (ExportFailed, ModelFileInvalid) as failure:
+        except _REFUSALS as failure:
             error = failure.error if isinstance(failure, ExportFailed) else failure
             says_why = isinstance(error, AotExportError)
             if says_why and strategy.runs_own_code and narrow is None and fixed is None:
@@ -108,30 +100,28 @@ def _by_first_strategy(call: ExampleCall, state: State, grad: bool) -> ForwardCa
     )
 
 
-def _as_in_eager(captured: ForwardCapture, call: ExampleCall, state: State, strategy: Strategy) -> ForwardCapture:
-    """Return a trace of the code as it runs in eager, where it calls custom operators only under a compiler.
+def _capture(call: ExampleCall, state: State, strategy: Strategy, grad: bool) -> ForwardCapture:
+    """Capture the call; as it runs in eager, where it calls custom operators only under a compiler.
 
     Libraries wrap code that compilers cannot take in operators, and ask `torch.compiler.is_compiling()` when to use
     them.
     """
-    if not custom_operators(captured.graph):
-        return captured
-    # Code asks when its eager form cannot be traced.
-    with contextlib.suppress(ExportFailed, ModelFileInvalid), attempt("trace as in eager"), exporting_hidden():
-        other = _capture(call, state, strategy, captured.function.grad)
-        if not custom_operators(other.graph):
-            return other
+    captured = _in_any_size(call, state, strategy, grad)
+    if strategy.is_direct and captured.custom_operators:
+        # Code asks when its eager form cannot be traced.
+        with contextlib.suppress(*_REFUSALS), attempt("trace as in eager"), exporting_hidden():
+            other = _in_any_size(call, state, strategy, grad)
+            return captured if other.custom_operators else other
     return captured
 
 
-def _capture(call: ExampleCall, state: State, strategy: Strategy, grad: bool) -> ForwardCapture:
-    # Some strategies run the code, and fail on the way.
-    with attributes_restored(call.module):
-        target = strategy.prepare(call)
+def _in_any_size(call: ExampleCall, state: State, strategy: Strategy, grad: bool) -> ForwardCapture:
+    """Capture the call in larger sizes if that holds for the example's, else in the example's."""
+    target = strategy.target(call)
     larger = None if strategy.follows_values else larger_tensors(call)
     if larger is not None:
-        # Code that refuses other sizes than the example's is traced with the example's own.
-        with contextlib.suppress(ExportFailed, ModelFileInvalid), attempt("trace of larger sizes"):
+        # Code may refuse other sizes than the example's.
+        with contextlib.suppress(*_REFUSALS), attempt("trace of larger sizes"):
             captured = _capture_with(fake_inputs(call, state, larger), call, state, strategy, target, grad)
             if holds_for(call, captured):
                 return captured
@@ -142,94 +132,17 @@ def _capture_with(
     fakes: FakeInputs, call: ExampleCall, state: State, strategy: Strategy, target: Any, grad: bool
 ) -> ForwardCapture:
     """Trace the call on fake inputs, and turn the trace into a forward graph."""
-    flat = trace_call(call, state, strategy, target, fakes, grad=grad)
-    if differs(flat, "text"):
-        fakes = fake_inputs(call, state, fakes.larger)
-        flat = trace_call(call, state, strategy, target, fakes, grad=grad, texts_hold=True)
-    reads, any_order = reads_of(flat), dicts_read_by_key(flat)
-    refuse_reshaped_state(flat, reads)
-    draft = run_passes(_draft(flat, reads))
+    found = traced(call, state, strategy, target, fakes, grad=grad)
+    refuse_reshaped_state(found)
+    draft = run_passes(draft_of(found.flat, found.reads))
     return ForwardCapture(
         graph=draft.graph,
         bindings=draft.bindings,
         inputs=draft.inputs,
         constants=draft.state[len(state.entries) :],
-        effects=replace(flat.effects, reads=set(draft.reads)),
-        fakes=fakes,
-        function=flat,
-        any_order=any_order,
+        effects=replace(found.flat.effects, reads=set(draft.reads)),
+        fakes=found.flat.fakes,
+        function=found.flat,
+        any_order=found.any_order,
+        custom_operators=custom_operators(draft.graph),
     )
-
-
-def _draft(flat: FlatCall, reads: frozenset[Read]) -> Draft:
-    """Return the draft of a traced graph, for the passes."""
-    arguments = {entry: argument for argument, entry in flat.shared.items()}
-    bindings = [
-        *(Binding(entry=entry, argument=arguments.get(index)) for index, entry in enumerate(flat.state.entries)),
-        *(Binding(argument=argument) for argument in flat.own),
-    ]
-    answers = _answers(flat)
-    bindings = [
-        replace(b, is_differentiated=index in flat.differentiated, answers=tuple(answers.get(index, ())))
-        for index, b in enumerate(bindings)
-    ]
-    return Draft(
-        graph=flat.graph,
-        bindings=tuple(bindings),
-        inputs=tuple(flat.inputs()),
-        state=tuple(flat.state.entries),
-        fakes=flat.fakes,
-        grad=flat.grad,
-        reads=reads,
-        recorded=tuple(flat.recorded),
-    )
-
-
-def _answers(flat: FlatCall) -> dict[int, list[Answer]]:
-    """Return the answers that each input may change, by its index."""
-    required = {
-        index: fake.requires_grad
-        for index, fake in enumerate(flat.inputs())
-        if isinstance(fake, torch.Tensor) and (fake.is_floating_point() or fake.is_complex())
-    }
-    asked: list[tuple[Iterable[int], bool, bool]] = []
-    questions = [*flat.effects.questions.asked]
-    if not flat.strategy.runs_own_code:
-        # Code that a strategy runs is not watched.
-        codes = own_code(flat.call.callable, flat.call.module)
-        questions += [Question(None, False, False) for code in codes if not QUESTIONS.isdisjoint(code.co_names)][:1]
-    for question in questions:
-        if question.sources is not None:
-            asked.append((question.sources, question.requires_grad, question.recording))
-        else:
-            asked += [([index], requires_grad, question.recording) for index, requires_grad in required.items()]
-    found: dict[int, list[Answer]] = {}
-    for number, (sources, requires_grad, recording) in enumerate(asked):
-        for index in sources:
-            if index in required:
-                found.setdefault(index, []).append(Answer(number, requires_grad, recording))
-    return found
-
-
-def check_nothing_lost(direct: ForwardCapture, other: ForwardCapture) -> None:
-    """Refuse a capture that lacks an effect of the direct one, which holds for fewer sizes and is not used.
-
-    Raises:
-        ExportFailed: it lacks one.
-    """
-    for effect in set(_effects(direct)) - set(_effects(other)):
-        raise ExportFailed(f"{effect} would be lost")
-
-
-def _effects(capture: ForwardCapture) -> Iterator[str]:
-    for entry, _ in capture.function.rebinds:
-        yield f"the new tensor for `{entry.names[0]}`"
-    for change in capture.function.container_changes:
-        yield f"the change of `{change.path}`"
-    if _leaves_gradients_off(capture.graph.graph):
-        yield "the grad mode that the call leaves"
-
-
-def _leaves_gradients_off(graph: torch.fx.Graph) -> bool:
-    switches = list(graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED))
-    return bool(switches) and switches[-1].args[0] is False

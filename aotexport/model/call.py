@@ -71,6 +71,11 @@ class ExampleCall:
             return type(self.callable).__name__
         return getattr(self.callable, "__name__", type(self.callable).__name__)
 
+    @property
+    def arrays(self) -> set[int]:
+        """Indices of the arrays of NumPy among its tensors."""
+        return arrays_in(parameter.tree for parameter in self.parameters)
+
     def trees(self) -> dict[str, Tree]:
         """Return the trees of the arguments by name; keywords of `**kwargs` have their own names."""
         found = {parameter.name: parameter.tree for parameter in self.parameters}
@@ -83,7 +88,7 @@ class ExampleCall:
         """Return `(args, kwargs)` with `tensors` in place of the example's, everything else as in the example."""
         trees = self.trees()
         positional = [p.tree for p in self.parameters if p.kind in ("positional_only", "positional_or_keyword")]
-        arrays = arrays_in(parameter.tree for parameter in self.parameters)
+        arrays = self.arrays
         tensors = [as_argument(leaf) if index in arrays else leaf for index, leaf in enumerate(tensors)]
         for parameter in self.parameters:
             if isinstance(parameter.tree, Sequence) and parameter.kind == "var_positional":

@@ -21,9 +21,9 @@ from aotexport.capture.passes.launches import launched_kernels, name_launches
 from aotexport.capture.trace.autocast import example_autocast
 from aotexport.capture.trace.example_values import ExampleValues
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
+from aotexport.capture.trace.fakes import is_sized_alike
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.capture.trace.reading_values import READING_FUNCTIONS
-from aotexport.capture.trace.reshaped_state import is_sized_alike
 from aotexport.errors import ExportFailed
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described

@@ -6,15 +6,17 @@ would hold for one row only. The trace gets more rows instead, and is then check
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch.export import Dim
 
+from aotexport.errors import ModelFileInvalid
 from aotexport.model.call import ExampleCall
-from aotexport.torch_internals.calls import is_dimension, is_required_dimension, memory_of, tensors_in
+from aotexport.torch_internals.calls import is_dimension, is_required_dimension, memory_of
+from aotexport.torch_internals.names import int_oo
 from aotexport_runtime.values.subclasses import is_wrapper
 
 _ROOTS = (4, 3, 2, 6, 8)
@@ -62,6 +64,11 @@ class DeclaredSize:
         """Return the value of the root for the size."""
         return size if (self.factor, self.offset) == (1, 0) else (size - self.offset) // self.factor
 
+    @property
+    def is_required(self) -> bool:
+        """Whether it must be dynamic, rather than may be."""
+        return is_required_dimension(self.dimension)
+
     def allows(self, root: int, least: int = 2) -> bool:
         """Return whether the range of the root has a value, for which the size is not below `least`."""
         low, high = range_of(getattr(self.dimension, "root", self.dimension))
@@ -73,13 +80,66 @@ class DeclaredSize:
 
 
 def declared_sizes(call: ExampleCall) -> list[DeclaredSize]:
-    """Return the sizes that were declared dynamic, by name or hint, in order."""
-    return [
+    """Return the sizes that were declared dynamic, by name or hint, in order.
+
+    Raises:
+        ModelFileInvalid: a range is without the example's size.
+    """
+    found = [
         DeclaredSize(index, *((axis, leaf.shape[axis]) if isinstance(leaf, torch.Tensor) else (None, leaf)), spec, path)
         for index, (leaf, axes, path) in enumerate(zip(call.tensors, call.axes, call.paths, strict=True))
         for axis, spec in (axes or {}).items()
         if is_dimension(spec)
     ]
+    for size in found:
+        low, high = range_of(size.dimension)
+        if (low is not None and size.example < low) or (high is not None and size.example > high):
+            raise ModelFileInvalid(
+                f"dynamic_shapes: `{size}` is {size.example} in the example inputs, "
+                f"outside of [{'' if low is None else low}:{'' if high is None else high}]"
+            )
+    return found
+
+
+def constrain(declared: Iterable[DeclaredSize], fakes: Sequence[Any]) -> None:
+    """Let the shape environment of fakes assume the user's ranges, and the relations of the user's names.
+
+    Torch takes no ranges of integers and of hints. Names relate sizes by equality, or `2 * half` where derived; calls
+    must meet that even where the model does not need it.
+
+    Raises:
+        ModelFileInvalid: the example's sizes are not so related.
+    """
+    named: dict[str, list[DeclaredSize]] = {}
+    for size in declared:
+        symbol = size.among(fakes)
+        if (size.axis is None or size.name is None) and isinstance(symbol, torch.SymInt):
+            low, high = range_of(size.dimension)
+            bounds = (-int_oo if low is None else low, int_oo if high is None else high)
+            symbol.node.shape_env.constrain_symbol_range(symbol.node.expr, *bounds)
+        if size.name is not None:
+            named.setdefault(size.name, []).append(size)
+    for name, sizes in named.items():
+        first, *others = sorted(sizes, key=lambda size: (size.factor, abs(size.offset)))
+        torch._check((first.among(fakes) - first.offset) % first.factor == 0)
+        for other in others:
+            expected = _related(first, other, first.example)
+            if other.example != expected:
+                raise ModelFileInvalid(
+                    f"dynamic_shapes: {_where(first)} is {first.example} in the example inputs, so with the dimension "
+                    f"`{name}` {_where(other)} must be {expected}; it is {other.example}"
+                )
+            torch._check(other.among(fakes) == _related(first, other, first.among(fakes)))
+
+
+def _related(one: DeclaredSize, other: DeclaredSize, size: Any) -> Any:
+    """Return the other size where the first is `size`."""
+    same = (one.factor, one.offset) == (other.factor, other.offset)
+    return size if same else other.factor * one.root_of(size) + other.offset
+
+
+def _where(size: DeclaredSize) -> str:
+    return f"`{size.path}`" if size.axis is None else f"axis {size.axis} of `{size.path}`"
 
 
 def torch_specs(call: ExampleCall) -> list[Any]:
@@ -115,10 +175,11 @@ def larger_tensors(call: ExampleCall) -> list[Any] | None:
     Returns:
         Contiguous tensors without values; None: no such size, or the example's layout or aliases matter.
     """
-    declared = [size for size in declared_sizes(call) if is_required_dimension(size.dimension)]
+    declared = [size for size in declared_sizes(call) if size.is_required]
     small = {size.root for size in declared if size.axis is not None and size.example < 2}
     to_change = [size for size in declared if size.root in small]
-    plain = all(_is_plain(leaf) for leaf in call.tensors) and not _share_memory(call.tensors)
+    tensors = [leaf for leaf in call.tensors if isinstance(leaf, torch.Tensor)]
+    plain = all(map(_is_plain, tensors)) and len(set(map(memory_of, tensors))) == len(tensors)
     if not plain or any(size.axis is None for size in to_change):
         return None
     for root in _ROOTS if to_change else ():
@@ -130,7 +191,7 @@ def larger_tensors(call: ExampleCall) -> list[Any] | None:
 
 def calls_of_other_sizes(call: ExampleCall) -> list[ExampleCall]:
     """Return the call with twice and with half of each dynamic size, in rows of the example, as the ranges allow."""
-    declared = [size for size in declared_sizes(call) if is_required_dimension(size.dimension)]
+    declared = [size for size in declared_sizes(call) if size.is_required]
     roots = {size.root: size.root_of(size.example) for size in declared}
     calls: list[ExampleCall] = []
     for more in (2, 0.5):
@@ -152,13 +213,8 @@ def _rows(leaf: torch.Tensor, axis: int, rows: torch.Tensor) -> torch.Tensor:
     return leaf.detach().index_select(axis, rows.to(leaf.device)).requires_grad_(leaf.requires_grad)
 
 
-def _is_plain(leaf: Any) -> bool:
-    return not isinstance(leaf, torch.Tensor) or (not is_wrapper(leaf) and leaf.is_contiguous())
-
-
-def _share_memory(leaves: Sequence[Any]) -> bool:
-    memories = list(map(memory_of, tensors_in(list(leaves))))
-    return len(set(memories)) < len(memories)
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return not is_wrapper(tensor) and tensor.is_contiguous()
 
 
 def _resized(leaf: Any, sizes: dict[tuple[int, int | None], int], index: int) -> Any:

@@ -9,7 +9,7 @@ import contextlib
 import dis
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import Any
 
@@ -23,21 +23,19 @@ from aotexport.capture.effects.module_calls import TracedCalls
 from aotexport.capture.effects.questions import own_code
 from aotexport.capture.effects.record import Read
 from aotexport.capture.trace.autocast import leaves_dtypes_alone, other_autocast
-from aotexport.capture.trace.declared_sizes import calls_of_other_sizes
 from aotexport.capture.trace.fakes import FakeInputs, fake_inputs
-from aotexport.capture.trace.flat_call import FlatCall, trace_graph
+from aotexport.capture.trace.flat_call import FlatCall, trace_call, trace_graph
 from aotexport.capture.trace.key_order import other_orders
-from aotexport.capture.trace.reshaped_state import Reshaped, geometry, only_prepares, put_left, put_symbols, refuse
+from aotexport.capture.trace.strategies import Strategy
 from aotexport.errors import ExportFailed
+from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
-from aotexport.torch_internals.general_sizes import zero_and_one_symbolic
+from aotexport.model.state import State
 from aotexport.torch_internals.tracing import stamped
 from aotexport.values.same_tensors import are_same
 
 _MARKS = (enter_checkpoint, exit_checkpoint)
 _IDLE_WITHOUT_GRADIENTS = (*_MARKS, apply_hook)
-_CALLS = 8
-"""Number of calls in a row that are traced."""
 _OTHER_TEXT = 1_000_000_007
 """Added to sizes in text: no key of the model's own is that large, and no text of a size that long."""
 
@@ -77,80 +75,43 @@ EXPERIMENTS: dict[str, Callable[[FlatCall], list[dict[str, Any]]]] = {
 """What to change of a call in further traces, by the fact that they tell of; nothing where it is not asked."""
 
 
-def differs(flat: FlatCall, fact: str) -> bool | None:
-    """Return whether a trace differs where the fact is another one; None: the model does not ask for it."""
-    changes = EXPERIMENTS[fact](flat)
-    return any(_again(flat, **change) is None for change in changes) if changes else None
+@dataclass(frozen=True)
+class Found:
+    """A traced call, and what further traces of it show.
+
+    Attributes:
+        reads: facts of a call that the model's code depends on, see `Program.fixed`.
+        any_order: paths of dicts of the call whose keys may come in any order.
+    """
+
+    flat: FlatCall
+    reads: frozenset[Read]
+    any_order: frozenset[str]
 
 
-def reads_of(flat: FlatCall) -> frozenset[Read]:
-    """Return the facts of a call that the model's code depends on; see `Program.fixed`."""
-    reads = set(flat.effects.reads)
-    facts: tuple[Read, ...] = ("grad_mode", "autocast")
-    for fact in facts:
-        found = differs(flat, fact)
-        if found is not None:
-            (reads.add if found else reads.discard)(fact)
-    if len(flat.own) > 1 and _asks_identity(flat.target, flat.call.module):
+def traced(
+    call: ExampleCall, state: State, strategy: Strategy, target: Any, fakes: FakeInputs, *, grad: bool, **holds: bool
+) -> Found:
+    """Trace a call, and again with one thing changed where its code asks for that; see `trace_call`."""
+    flat = trace_call(call, state, strategy, target, fakes, grad=grad, **holds)
+    reads: set[Any] = set(flat.effects.reads)
+    any_order = frozenset[str]()
+    for fact, changed in EXPERIMENTS.items():
+        changes = changed(flat)
+        same = all(again(flat, **change) is not None for change in changes)
+        if fact == "text" and not same:
+            return traced(call, state, strategy, target, fakes_like(flat), grad=grad, texts_hold=True)
+        if fact == "key_order":
+            any_order = frozenset().union(*(change["key_order"].paths for change in changes if same))
+        elif changes:
+            (reads.discard if same else reads.add)(fact)
+    if len(flat.own) > 1 and _asks_identity(flat.target, call.module):
         reads.add("identity")
-    return frozenset(reads)
+    return Found(flat, frozenset(reads), any_order)
 
 
-def dicts_read_by_key(flat: FlatCall) -> frozenset[str]:
-    """Return the paths of the dicts of the call whose keys may come in any order."""
-    return frozenset() if differs(flat, "key_order") is not False else _key_orders(flat)[0]["key_order"].paths
-
-
-def refuse_reshaped_state(flat: FlatCall, reads: frozenset[Read]) -> None:
-    """Refuse state whose shape, dtype or layout calls change, if a later call may do something else for that.
-
-    Raises:
-        ExportFailed: names the tensor.
-    """
-    own, known = flat.reshaped, flat.state.reshaped
-    others = [pair for pair in known if all(pair[0] is not entry for entry, _ in own)]
-    if not own and not others:
-        return
-    if not flat.strategy.is_direct or "layout" in reads:
-        refuse(own or others)
-    repeats = None if others else _repeats(flat)
-    if repeats is None:
-        repeats = _is_general(flat, [*own, *others])
-    if not repeats and not others:
-        sizes = calls_of_other_sizes(flat.call)
-        repeats = only_prepares(flat.call, sizes, flat.state, [entry for entry, _ in own], grad=flat.grad)
-    if not repeats:
-        refuse(own or others)
-
-
-def _repeats(flat: FlatCall) -> bool | None:
-    """Return whether later calls, which find the state as calls leave it, do the same as the first.
-
-    They are traced until they leave what an earlier one left; None: that does not come about, or sizes are dynamic.
-    """
-    left, seen = flat.reshaped, list[Any]()
-    for _ in range(_CALLS):
-        found = geometry(left)
-        if found is None or found in seen or not left:
-            return None if found is None else True
-        seen.append(found)
-        fakes = _fakes(flat)
-        put_left(fakes, flat.state, left)
-        if (other := _again(flat, fakes)) is None:
-            return False
-        left = other.reshaped
-    return None
-
-
-def _is_general(flat: FlatCall, reshaped: Reshaped) -> bool:
-    """Return whether the model does the same whatever the sizes are that calls change: it asks nothing about them."""
-    with zero_and_one_symbolic(symbolic=True):
-        fakes = _fakes(flat)
-        symbols = put_symbols(fakes, flat.state, reshaped)
-        return symbols is not None and _again(flat, fakes, symbols) is not None
-
-
-def _fakes(flat: FlatCall) -> FakeInputs:
+def fakes_like(flat: FlatCall) -> FakeInputs:
+    """Return fakes for another trace, such as the first had."""
     return fake_inputs(flat.call, flat.state, flat.fakes.larger)
 
 
@@ -159,7 +120,7 @@ def _returned(flat: FlatCall) -> Any:
     return flat.output_tree, flat.container_changes, [(entry.names, index) for entry, index in flat.rebinds]
 
 
-def _again(
+def again(
     flat: FlatCall,
     fakes: FakeInputs | None = None,
     symbols: Collection[Any] = (),
@@ -179,13 +140,13 @@ def _again(
         The changed call as it ran; None: the graph or the structure of what it returns differs, it holds for other
             sizes, or it cannot be traced.
     """
-    fakes = fakes or _fakes(flat)
+    fakes = fakes or fakes_like(flat)
     try:
         with attempt("second trace"), autocast or contextlib.nullcontext():
             if autocast is not None:
                 if flat.strategy.follows_values:
                     return None
-                changes["target"] = flat.strategy.prepare(flat.call)
+                changes["target"] = flat.strategy.target(flat.call)
             other = replace(flat, fakes=fakes, calls=TracedCalls(), **changes)
             with stamped(_ended_where_it_differs(flat)):
                 trace_graph(other)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from aotexport.capture.effects.sizes_as_integers import running_function
-from aotexport.capture.trace.declared_sizes import DeclaredSize, declared_sizes, range_of, torch_specs
+from aotexport.capture.trace.declared_sizes import constrain, declared_sizes, torch_specs
 from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
@@ -19,7 +19,7 @@ from aotexport.model.source_lines import user_line
 from aotexport.model.state import State
 from aotexport.model.tensor_kinds import dress
 from aotexport.process.patches import patched
-from aotexport.torch_internals.calls import FakeTensorMode
+from aotexport.torch_internals.calls import FakeTensorMode, is_dimension
 from aotexport.torch_internals.general_sizes import (
     counts_kept,
     fixed_symbols,
@@ -126,24 +126,20 @@ def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = 
         ModelFileInvalid: the dynamic dimensions contradict the example inputs.
         ExportFailed: an argument is a tensor subclass whose context is no data, or with dynamic sizes.
     """
-    declared = declared_sizes(call)
-    for path, tensor in zip(call.paths, call.tensors, strict=True):
-        encode_subclass(tensor, f"`{path}`")
-    for size in declared:
-        if is_wrapper(tensor := call.tensors[size.argument]):
+    for path, tensor, axes in zip(call.paths, call.tensors, call.axes, strict=True):
+        if encode_subclass(tensor, f"`{path}`") is not None and any(map(is_dimension, (axes or {}).values())):
             raise ExportFailed(
-                f"`{size.path}` is a `{type(tensor).__name__}`, and the sizes of tensor subclasses are fixed in a "
+                f"`{path}` is a `{type(tensor).__name__}`, and the sizes of tensor subclasses are fixed in a "
                 "bundle: what sizes their parts have is for their class to say. Leave them static, or export variants"
             )
-    _check_ranges(declared)
+    declared = declared_sizes(call)
     specs, is_small = torch_specs(call), any(size.axis is not None and size.example < 2 for size in declared)
     dynamic_shapes = {"args": tuple(specs)} if any(spec is not None for spec in specs) else None
     try:
         with attempt("fake inputs"), zero_and_one_symbolic(symbolic=larger is None and is_small):
             made = make_fake_inputs(_Arguments(), tuple(larger or call.tensors), {}, dynamic_shapes)
             mode, arguments, *_ = made
-            _bound(declared, arguments)
-            _relate_sizes(declared, arguments)
+            constrain(declared, arguments)
             _fix_offsets(arguments)
     except ExportFailed as refusal:
         raise ModelFileInvalid(
@@ -152,59 +148,6 @@ def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = 
     fakes = FakeInputs(mode, [], list(arguments), call.axes, larger=larger)
     fakes.state = [fakes.fake(entry.tensor) for entry in state.entries]
     return fakes
-
-
-def _check_ranges(declared: Iterable[DeclaredSize]) -> None:
-    """Refuse ranges that do not contain the example's size."""
-    for size in declared:
-        low, high = range_of(size.dimension)
-        if (low is not None and size.example < low) or (high is not None and size.example > high):
-            raise ModelFileInvalid(
-                f"dynamic_shapes: `{size}` is {size.example} in the example inputs, "
-                f"outside of [{'' if low is None else low}:{'' if high is None else high}]"
-            )
-
-
-def _bound(declared: Iterable[DeclaredSize], fakes: Sequence[Any]) -> None:
-    """Give symbols the ranges that torch does not take from the user: those of integers, and of hints."""
-    for size in declared:
-        symbol = size.among(fakes)
-        if (size.axis is None or size.name is None) and isinstance(symbol, torch.SymInt):
-            low, high = range_of(size.dimension)
-            bounds = (-int_oo if low is None else low, int_oo if high is None else high)
-            symbol.node.shape_env.constrain_symbol_range(symbol.node.expr, *bounds)
-
-
-def _relate_sizes(declared: Iterable[DeclaredSize], fakes: Sequence[Any]) -> None:
-    """Let the shape environment assume the relations of the user's names: equality, or `2 * half` where derived.
-
-    Calls must meet these relations even where the model does not need them.
-    """
-    named: dict[str, list[DeclaredSize]] = {}
-    for size in declared:
-        if size.name is not None:
-            named.setdefault(size.name, []).append(size)
-    for name, sizes in named.items():
-        first, *others = sorted(sizes, key=lambda size: (size.factor, abs(size.offset)))
-        torch._check((first.among(fakes) - first.offset) % first.factor == 0)
-        for other in others:
-            expected = _related(first, other, first.example)
-            if other.example != expected:
-                raise ModelFileInvalid(
-                    f"dynamic_shapes: {_where(first)} is {first.example} in the example inputs, so with the dimension "
-                    f"`{name}` {_where(other)} must be {expected}; it is {other.example}"
-                )
-            torch._check(other.among(fakes) == _related(first, other, first.among(fakes)))
-
-
-def _related(one: DeclaredSize, other: DeclaredSize, size: Any) -> Any:
-    """Return the other size where the first is `size`."""
-    same = (one.factor, one.offset) == (other.factor, other.offset)
-    return size if same else other.factor * one.root_of(size) + other.offset
-
-
-def _where(size: DeclaredSize) -> str:
-    return f"`{size.path}`" if size.axis is None else f"axis {size.axis} of `{size.path}`"
 
 
 def _fix_offsets(fakes: Sequence[Any]) -> None:
@@ -249,3 +192,24 @@ def _like(twin: torch.Tensor, fake: torch.Tensor) -> torch.Tensor:
     if isinstance(fake, nn.Parameter):
         twin = nn.Parameter(twin, requires_grad=fake.requires_grad)
     return twin
+
+
+def is_shaped_alike(one: Any, other: Any) -> bool:
+    """Return whether two tensors are known to have the same dtype, sizes and strides."""
+    if not isinstance(other, torch.Tensor) or not is_sized_alike(one, other):
+        return False
+    if is_wrapper(one) or one.layout is not torch.strided or other.layout is not torch.strided:
+        return one.layout is other.layout
+    axes = zip(one.shape, one.stride(), other.stride(), strict=True)
+    return all(is_equal(size, 1) or is_equal(a, b) for size, a, b in axes)
+
+
+def is_sized_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors are known to have the same dtype and sizes."""
+    same = one.dtype == other.dtype and one.dim() == other.dim()
+    return same and all(map(is_equal, one.shape, other.shape))
+
+
+def is_equal(one: Any, other: Any) -> bool:
+    """Return whether two sizes are known to be equal."""
+    return statically_known_true(one == other)

@@ -21,12 +21,11 @@ from aotexport.capture.effects.recurrence import whole_recurrence
 from aotexport.capture.effects.watch import Watch, current_watch
 from aotexport.capture.trace.example_values import ExampleValues
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
-from aotexport.capture.trace.fakes import FakeInputs
+from aotexport.capture.trace.fakes import FakeInputs, is_shaped_alike
 from aotexport.capture.trace.key_order import KeyOrder
 from aotexport.capture.trace.outside_tensors import OutsideTensors
 from aotexport.capture.trace.python_operators import traced_operators
 from aotexport.capture.trace.reading_values import READING_VALUES
-from aotexport.capture.trace.reshaped_state import is_shaped_alike
 from aotexport.capture.trace.strategies import Strategy
 from aotexport.errors import ExportFailed
 from aotexport.model.array_proxies import is_proxy, tensor_within

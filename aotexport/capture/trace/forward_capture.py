@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -11,7 +11,9 @@ import torch
 from aotexport.capture.effects.record import Effects
 from aotexport.capture.trace.fakes import FakeInputs
 from aotexport.capture.trace.flat_call import FlatCall
+from aotexport.errors import ExportFailed
 from aotexport.model.state import StateEntry
+from aotexport.torch_internals.names import SET_GRAD_ENABLED
 
 
 class Answer(NamedTuple):
@@ -50,6 +52,7 @@ class ForwardCapture:
         fakes: the fake world; its shape environment collects guards.
         function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
         any_order: paths of dicts of the call whose keys may come in any order.
+        custom_operators: names of those in the graph that the user did not ask to keep.
     """
 
     graph: torch.fx.GraphModule
@@ -60,3 +63,28 @@ class ForwardCapture:
     fakes: FakeInputs
     function: FlatCall
     any_order: frozenset[str]
+    custom_operators: frozenset[str]
+
+
+def check_nothing_lost(direct: ForwardCapture, other: ForwardCapture) -> None:
+    """Refuse a capture that lacks an effect of the direct one, which holds for fewer sizes and is not used.
+
+    Raises:
+        ExportFailed: it lacks one.
+    """
+    for effect in set(_effects(direct)) - set(_effects(other)):
+        raise ExportFailed(f"{effect} would be lost")
+
+
+def _effects(capture: ForwardCapture) -> Iterator[str]:
+    for entry, _ in capture.function.rebinds:
+        yield f"the new tensor for `{entry.names[0]}`"
+    for change in capture.function.container_changes:
+        yield f"the change of `{change.path}`"
+    if _leaves_gradients_off(capture.graph.graph):
+        yield "the grad mode that the call leaves"
+
+
+def _leaves_gradients_off(graph: torch.fx.Graph) -> bool:
+    switches = list(graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED))
+    return bool(switches) and switches[-1].args[0] is False

@@ -45,11 +45,11 @@ def is_kept(operator: OpOverload) -> bool:
     return name in _kept_operators.get() or name.partition("::")[0] in _kept_operators.get()
 
 
-def custom_operators(graph: torch.fx.GraphModule) -> set[str]:
+def custom_operators(graph: torch.fx.GraphModule) -> frozenset[str]:
     """Return the names of the custom operators in a graph that the user did not ask to keep."""
     found = (node.target for node in graph.graph.nodes if isinstance(node.target, OpOverload))
     names = {target._schema.name for target in found if not is_kept(target)}
-    return {name for name in names if name.partition("::")[0] not in ("aten", "prims", "prim", "profiler")}
+    return frozenset(name for name in names if name.partition("::")[0] not in ("aten", "prims", "prim", "profiler"))
 
 
 def traced_operators() -> Mapping[Any, Callable[..., Any]]:

@@ -8,41 +8,75 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from aotexport.capture.trace.fakes import FakeInputs
+from aotexport.capture.trace.declared_sizes import calls_of_other_sizes
+from aotexport.capture.trace.experiments import Found, again, fakes_like
+from aotexport.capture.trace.fakes import FakeInputs, is_equal, is_sized_alike
+from aotexport.capture.trace.flat_call import FlatCall
 from aotexport.eager.python_state import with_other_inputs
 from aotexport.eager.run import copies, eager_run
 from aotexport.errors import ExportFailed
-from aotexport.model.call import ExampleCall
 from aotexport.model.programs import Mode
 from aotexport.model.refusals import attempt
 from aotexport.model.state import State, StateEntry
 from aotexport.model.structure import flattened
-from aotexport.torch_internals.general_sizes import symbolic_fake
-from aotexport.torch_internals.names import statically_known_true
+from aotexport.torch_internals.general_sizes import symbolic_fake, zero_and_one_symbolic
 from aotexport.values.same_tensors import are_same
-from aotexport_runtime.values.subclasses import is_wrapper
 
 Reshaped = Sequence[tuple[StateEntry, torch.Tensor]]
 """Entries with tensors like those that a call leaves in their place."""
 
+_CALLS = 8
+"""Number of calls in a row that are traced."""
 _SIZE = 11
 """Size at the trace of an axis whose size calls change."""
 
 
-def is_shaped_alike(one: Any, other: Any) -> bool:
-    """Return whether two tensors are known to have the same dtype, sizes and strides."""
-    if not isinstance(other, torch.Tensor) or not is_sized_alike(one, other):
-        return False
-    if is_wrapper(one) or one.layout is not torch.strided or other.layout is not torch.strided:
-        return one.layout is other.layout
-    axes = zip(one.shape, one.stride(), other.stride(), strict=True)
-    return all(_is_equal(size, 1) or _is_equal(a, b) for size, a, b in axes)
+def refuse_reshaped_state(found: Found) -> None:
+    """Refuse state whose shape, dtype or layout calls change, if a later call may do something else for that.
+
+    Raises:
+        ExportFailed: names the tensor.
+    """
+    flat, known = found.flat, found.flat.state.reshaped
+    others = [pair for pair in known if all(pair[0] is not entry for entry, _ in flat.reshaped)]
+    if not flat.reshaped and not others:
+        return
+    traced = flat.strategy.is_direct and "layout" not in found.reads
+    if not traced or not any(shown(flat, others) for shown in (_does_the_same, _only_prepares)):
+        refuse(flat.reshaped or others)
 
 
-def is_sized_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Return whether two tensors are known to have the same dtype and sizes."""
-    same = one.dtype == other.dtype and one.dim() == other.dim()
-    return same and all(map(_is_equal, one.shape, other.shape))
+def _does_the_same(flat: FlatCall, others: Reshaped) -> bool:
+    """Return whether traces show that later calls do what the first does; `others` are left by other programs."""
+    repeats = None if others else _repeats(flat)
+    return _is_general(flat, [*flat.reshaped, *others]) if repeats is None else repeats
+
+
+def _repeats(flat: FlatCall) -> bool | None:
+    """Return whether later calls, which find the state as calls leave it, do the same as the first.
+
+    They are traced until they leave what an earlier one left; None: that does not come about, or sizes are dynamic.
+    """
+    left, seen = flat.reshaped, list[Any]()
+    for _ in range(_CALLS):
+        found = geometry(left)
+        if found is None or found in seen or not left:
+            return None if found is None else True
+        seen.append(found)
+        fakes = fakes_like(flat)
+        put_left(fakes, flat.state, left)
+        if (other := again(flat, fakes)) is None:
+            return False
+        left = other.reshaped
+    return None
+
+
+def _is_general(flat: FlatCall, reshaped: Reshaped) -> bool:
+    """Return whether the model does the same whatever the sizes are that calls change: it asks nothing about them."""
+    with zero_and_one_symbolic(symbolic=True):
+        fakes = fakes_like(flat)
+        symbols = put_symbols(fakes, flat.state, reshaped)
+        return symbols is not None and again(flat, fakes, symbols) is not None
 
 
 def geometry(reshaped: Reshaped) -> tuple[Any, ...] | None:
@@ -72,7 +106,7 @@ def put_symbols(fakes: FakeInputs, state: State, reshaped: Reshaped) -> frozense
         before = entry.tensor.shape
         if len(before) != left.dim():
             return None
-        changed = [not _is_equal(one, other) for one, other in zip(before, left.shape, strict=True)]
+        changed = [not is_equal(one, other) for one, other in zip(before, left.shape, strict=True)]
         if not any(changed):
             put_left(fakes, state, [(entry, left)])
             continue
@@ -88,29 +122,23 @@ def put_symbols(fakes: FakeInputs, state: State, reshaped: Reshaped) -> frozense
     return frozenset(symbols)
 
 
-def only_prepares(
-    call: ExampleCall, others: Sequence[ExampleCall], state: State, reshaped: Sequence[StateEntry], *, grad: bool
-) -> bool:
-    """Return whether calls make no difference to the next one, which leaves these tensors as it would without them.
+def _only_prepares(flat: FlatCall, others: Reshaped) -> bool:
+    """Return whether calls make no difference to the next one, which leaves the state as it would without them.
 
     Code builds tables or converts weights in its first call (`if self.table.shape[0] < x.shape[1]: ...`), or begins
     anew where the size of the batch is another one (`if self.membrane.shape != x.shape: ...`).
-
-    Args:
-        call: the example call; the module is in the wanted mode.
-        others: calls of other sizes to make before it.
-        state: the module's state; left as it was.
-        reshaped: the tensors that the first call leaves in another shape.
-        grad: whether gradients are recorded.
     """
+    if others:
+        return False
+    call, reshaped, sizes = flat.call, [entry for entry, _ in flat.reshaped], calls_of_other_sizes(flat.call)
     mode: Mode = "function" if call.module is None else "train" if call.module.training else "eval"
-    options = {"grad": grad, "seed": 0, "as_traced": True, "outside": True}
+    options = {"grad": flat.grad, "seed": 0, "as_traced": True, "outside": True}
     try:
-        with attempt("call for real"), eager_run(call, state, mode, **options) as run:
+        with attempt("call for real"), eager_run(call, flat.state, mode, **options) as run:
             tree, first = flattened(run(), "output", role="output")
             first = copies(first) + _left(reshaped)
-        with attempt("call for real"), eager_run(call, state, mode, **options) as run:
-            for before in (with_other_inputs(call), *others):
+        with attempt("call for real"), eager_run(call, flat.state, mode, **options) as run:
+            for before in (with_other_inputs(call), *sizes):
                 run.call = before
                 run()
                 left = _left(reshaped)
@@ -118,7 +146,7 @@ def only_prepares(
                 torch.manual_seed(0)
                 other, later = flattened(run(), "output", role="output")
                 later = copies(later) + _left(reshaped)
-                kept = any(before is each for each in others) or all(map(_is_laid_out_alike, left, later[-len(left) :]))
+                kept = any(before is each for each in sizes) or all(map(_is_laid_out_alike, left, later[-len(left) :]))
                 if not kept or tree != other or not all(map(are_same, first, later)):
                     return False
     except ExportFailed:
@@ -162,10 +190,6 @@ def _put(
     index = next(index for index, each in enumerate(state.entries) if each is entry)
     fakes.state[index] = fake(made)
     return index
-
-
-def _is_equal(one: Any, other: Any) -> bool:
-    return statically_known_true(one == other)
 
 
 def _text(tensor: torch.Tensor) -> str:

@@ -27,6 +27,7 @@ from aotexport.capture.trace.fakes import sizes_of_data
 from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
 from aotexport.process.patches import Patch, patched
+from aotexport.state.world import attributes_restored
 from aotexport.torch_internals.applications import applied_functions
 from aotexport.torch_internals.calls import tree_map
 from aotexport.torch_internals.names import AutogradFunctionApply
@@ -37,11 +38,11 @@ class Strategy:
     """A named way to make the code traceable.
 
     Attributes:
-        takes_arrays: whether it traces arrays of NumPy among the arguments.
         reads_code: follows Python's bytecode, so that `int(size)` need not ask for the size.
         prepare: returns a callable with the call's parameters; the state is collected anew from it.
         follows_values: whether code may branch on values; used only if such branches stopped the other strategies.
-        runs_own_code: whether it runs the model's code as eager does; a refusal by it is then final.
+        runs_own_code: whether it runs the model's code as eager does; a refusal by it is then final. Only such a
+            strategy traces arrays of NumPy among the arguments.
         grad: whether gradients are on; if not, the program serves no call that records them.
     """
 
@@ -49,9 +50,14 @@ class Strategy:
     prepare: Callable[[ExampleCall], nn.Module | Callable[..., Any]]
     follows_values: bool = False
     reads_code: bool = False
-    takes_arrays: bool = False
     runs_own_code: bool = False
     grad: bool = True
+
+    def target(self, call: ExampleCall) -> Any:
+        """Return the callable to trace in place of the call's, with the same parameters."""
+        # Some strategies run the code, and fail on the way.
+        with attributes_restored(call.module):
+            return self.prepare(call)
 
     @property
     def is_direct(self) -> bool:
@@ -146,10 +152,10 @@ def _dynamic_shapes(call: ExampleCall) -> Any:
 
 
 STRATEGIES = (
-    Strategy("direct", _direct, takes_arrays=True, runs_own_code=True),
+    Strategy("direct", _direct, runs_own_code=True),
     Strategy("torch.export", _exported(strict=False)),
     Strategy("dynamo", _exported(strict=True), reads_code=True),
     # Branches and loops may write to their operands, and may be recorded by autograd, but not both.
     Strategy("torch.export without gradients", _exported_without_gradients, grad=False),
-    Strategy("example's path", _direct, follows_values=True, takes_arrays=True, runs_own_code=True),
+    Strategy("example's path", _direct, follows_values=True, runs_own_code=True),
 )

@@ -83,7 +83,7 @@ STAGES = {
     "forward graph": ("capture.trace.flat_call:tree_of", Net(), (X,), {}),
     "pass": ("capture.passes.rewrites:insert_data_dependent_checks", Net(), (X,), {}),
     "larger sizes": ("capture.forward:holds_for", Net(), (X[:1],), {"dynamic_shapes": ({0: Dim("n")},)}),
-    "fake inputs": ("capture.trace.fakes:_relate_sizes", Net(), (X,), {}),
+    "fake inputs": ("capture.trace.fakes:constrain", Net(), (X,), {}),
     "second trace": ("capture.trace.experiments:_same", Asking(), (X,), {"programs": "infer"}),
     "key order": ("capture.trace.key_order:argument_tables", by_key, ({"a": X, "b": X + 1},), {}),
     "value in the example": ("capture.trace.example_values:number_at", branching, (X,), {}),
