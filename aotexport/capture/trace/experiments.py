@@ -41,7 +41,7 @@ _OTHER_TEXT = 1_000_000_007
 
 
 def _texts(flat: FlatCall) -> list[dict[str, Any]]:
-    return [{"added_in_text": _OTHER_TEXT}] if flat.makes_text else []
+    return [{"added_in_text": _OTHER_TEXT}] if flat.makes_text and flat.added_in_text is not None else []
 
 
 def _grad_modes(flat: FlatCall) -> list[dict[str, Any]]:
