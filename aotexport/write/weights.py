@@ -26,8 +26,8 @@ from aotexport_runtime.validate.arguments import span_end
 from aotexport_runtime.validate.trees import count_parts
 from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper, parts
 
-SHARD_NBYTES = 5 * 1000**3
-"""Size above which weights are split, Hugging Face's default."""
+SHARD_NBYTES = 512 * 1024**2
+"""Size above which weights are split: digests of several files are compared at a time."""
 
 
 @dataclass(frozen=True)

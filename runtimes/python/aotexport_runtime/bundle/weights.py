@@ -15,6 +15,7 @@ from io import BufferedReader
 from typing import Any
 
 import msgspec
+import numpy as np
 import torch
 from safetensors import SafetensorError, deserialize, safe_open
 
@@ -29,6 +30,12 @@ from aotexport_runtime.values.subclasses import Form
 
 _PART_NBYTES = 16 << 20
 """Of what is read, while the parts before it are hashed."""
+
+_FILES = 4
+"""Read at a time."""
+
+_ALIGNMENT = 64
+"""Of what is read, as torch aligns memory."""
 
 
 def load_tensors(
@@ -63,12 +70,15 @@ def load_parts(
     bundle: Bundle, records: Iterable[StateTensor | StoredPart], *, mapped: bool | None = None
 ) -> list[torch.Tensor]:
     """Return the plain tensor of each record; see `load_tensors`. Those of one key share its storage."""
-    opened = functools.cache(functools.partial(_reader, bundle, mapped))
+    records = list(records)
+    files = dict.fromkeys(record.file for record in records)
+    with ThreadPoolExecutor(_FILES, "aotexport weights") as pool:
+        opened = dict(zip(files, pool.map(functools.partial(_reader, bundle, mapped), files), strict=True))
 
     @functools.cache
     def stored(file: str, key: str) -> torch.Tensor:
         try:
-            return opened(file)(key)
+            return opened[file](key)
         except (KeyError, SafetensorError) as error:
             reason = f": {error}" if isinstance(error, SafetensorError) else ""
             raise BundleInvalid(f"no tensor {key[:80]!r}{reason}", where=file, check="tensor-stored/key") from None
@@ -109,7 +119,9 @@ def _copy(bundle: Bundle, file: str, stream: BufferedReader) -> Callable[[str], 
     nbytes = os.fstat(stream.fileno()).st_size
     header = stream.read(8)
     header += stream.read(min(int.from_bytes(header, "little"), nbytes))
-    memory: Any = torch.empty(nbytes - len(header), dtype=torch.uint8).numpy()
+    # numpy asks for huge pages, which take half of the time.
+    memory: Any = np.empty(nbytes - len(header) + _ALIGNMENT, np.uint8)
+    memory = memory[-memory.ctypes.data % _ALIGNMENT :][: nbytes - len(header)]
     data, count, digest = memoryview(memory), 0, hashlib.sha256(header)
     part, compares = data[:0], file in bundle.compared_by_readers
     with ThreadPoolExecutor(1, "aotexport digests") as hashing:

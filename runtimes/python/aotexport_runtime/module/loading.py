@@ -193,9 +193,8 @@ def load_module(bundle: Bundle, options: LoadOptions) -> BundleModule:
     from aotexport_runtime.module.bundle_module import BundleModule
 
     if options.check_digests:
-        # Weights that are not mapped are compared when they are read.
-        weights = {part.file for entry in bundle.manifest.state for part in parts_of(entry)}
-        bundle.check_files(read_later=() if options.mapped else weights)
+        # Weights are compared when they are read, several files at a time.
+        bundle.check_files(read_later={part.file for entry in bundle.manifest.state for part in parts_of(entry)})
     namespaces, types = frozenset(options.operator_namespaces), TensorTypes(options.tensor_types)
     _check_needs(bundle.manifest.requirements, namespaces, types)
     if options.dtype is not None:
