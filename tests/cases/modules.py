@@ -92,7 +92,7 @@ class ConstantInSeveralModules(nn.Sequential):
         super().__init__(Weighing(factors), nn.Linear(4, 4), Weighing(factors))
 
 
-@case(lambda: (torch.randn(3, 2, 4),), forward_only="mkldnn_rnn_layer")
+@case(lambda: (torch.randn(3, 2, 4),))
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()

@@ -7,6 +7,7 @@ Source: torch 2.13, `aten/src/ATen/native/RNN.cpp` and `PackedSequence.cpp`.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -76,10 +77,10 @@ def pack(tensor: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tupl
     return tensor.new_empty((rows, *tensor.shape[2:])), sizes
 
 
-def stepwise(graph: torch.fx.Graph) -> str | None:
-    """Return an operator of a graph that no functional graph holds, since its number of steps is dynamic."""
+def stepwise(graph: torch.fx.Graph, *, grad: bool) -> str | None:
+    """Return an operator that the joint (`grad`) or inference graph of a graph cannot hold: its steps are dynamic."""
     for node in graph.nodes:
-        if node.target in _PACKED or (node.target in _LAYERS and not isinstance(_steps(node), int)):
+        if node.target in _PACKED or (grad and node.target in _LAYERS and not isinstance(_steps(node), int)):
             return node.target._schema.name
     return None
 
@@ -94,7 +95,21 @@ def drops_between_layers(graph: torch.fx.Graph) -> bool:
 
 
 _LAYERS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+_STAND_INS = torch.library.Library("aotexport_recurrence", "DEF")
 _PACKED = (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data, aten._pad_packed_sequence.default)
+
+
+def stand_ins() -> Mapping[OpOverload, OpOverload]:
+    """Return operators that tracing leaves whole, by the recurrent ones of padded sequences that they stand for."""
+    return {layer: _stand_in(layer) for layer in _LAYERS}
+
+
+@functools.cache
+def _stand_in(layer: OpOverload) -> OpOverload:
+    _STAND_INS.define(str(layer._schema).removeprefix("aten::"))
+    name = layer._schema.name.removeprefix("aten::")
+    _STAND_INS.impl(f"{name}.input", lambda *args: tuple(_padded(*args)), "Meta")
+    return getattr(torch.ops.aotexport_recurrence, name).input
 
 
 def _steps(node: torch.fx.Node) -> Any:

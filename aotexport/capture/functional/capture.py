@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -14,7 +15,7 @@ from aotexport.capture.effects.applied_function import AppliedFunction, apply_fu
 from aotexport.capture.effects.checkpoints import enter_checkpoint
 from aotexport.capture.effects.grad_mode import marked_regions
 from aotexport.capture.effects.hooks import apply_hook
-from aotexport.capture.effects.recurrence import drops_between_layers, stepwise
+from aotexport.capture.effects.recurrence import drops_between_layers, stand_ins, stepwise
 from aotexport.capture.functional.mutating_operators import nest_mutating_calls
 from aotexport.capture.functional.retrace import Retrace, hidden_values
 from aotexport.capture.passes.launches import launched_kernels, name_launches
@@ -68,6 +69,8 @@ def capture_functional_graph(
     grad = grad and any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor))
     if (unfit := _unfit(forward, grad)) is not None:
         return Refused(unfit)
+    whole = {} if grad or launches else stand_ins()
+    instead = {layer: functools.partial(_stand_in, other) for layer, other in whole.items()} | dict(instead)
     try:
         # A joint graph is traced below autograd, with grad mode off. Torch would pick recurrent kernels that eager
         # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.
@@ -91,6 +94,9 @@ def capture_functional_graph(
                 grad=grad,
                 launches=launches,
             )
+            for layer, other in whole.items():
+                for node in captured.module.graph.find_nodes(op="call_function", target=other):
+                    node.target = layer
             if not launches:
                 nest_mutating_calls(captured.module, mode)
                 name_launches(captured.module)
@@ -101,6 +107,10 @@ def capture_functional_graph(
     if unfit is not None:
         return Refused(unfit)
     return captured if assumed is None else Refused(f"it assumes `{assumed}`, which the forward graph does not check")
+
+
+def _stand_in(operator: OpOverload, result: Any, *args: Any) -> Any:
+    return operator(*args)
 
 
 def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
@@ -117,7 +127,7 @@ def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
         return "calls change the shape or dtype of the module's tensors"
     if (name := resizes_input(forward.graph.graph)) is not None:
         return f"`{name}` gives an input another shape"
-    if (name := stepwise(forward.graph.graph)) is not None:
+    if (name := stepwise(forward.graph.graph, grad=grad)) is not None:
         return f"`{name}` has a dynamic number of steps, and functional graphs take recurrence apart, step by step"
     if drops_between_layers(forward.graph.graph):
         return "torch leaves out the dropout between recurrent layers where it takes them apart"
