@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
+from aotexport import export
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.describe import describe
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported, SelfTestFailed
@@ -208,3 +209,30 @@ def test_servable_refuses_a_number_below_one(name, exported):
     with pytest.raises(ArgumentInvalid) as caught:
         Servable(exported("digits"), **{name: 0})
     assert str(caught.value) == f"`{name}`: expected at least 1, got 0"
+
+
+def test_precision_beside_what_shares_or_changes_weights_is_refused(exported):
+    with pytest.raises(ArgumentInvalid) as caught:
+        Servable(exported("digits"), precision="bfloat16", mapped=True)
+    assert str(caught.value) == (
+        "`precision`: bfloat16 computes by copies of the weights that engine `auto` makes. Leave out `engine`, "
+        "`mapped`, `adapters`"
+    )
+
+
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="no instructions for bfloat16")
+def test_layers_in_bfloat16_answer_within_their_error(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU(), torch.nn.Linear(256, 256)).eval()
+    rows = {0: torch.export.Dim.DYNAMIC}
+    export(model, (torch.randn(4, 256),), output=tmp_path / "wide", programs="infer", dynamic_shapes=(rows,))
+    servable = Servable(tmp_path / "wide", precision="bfloat16")
+    servable.warm_up()
+    assert servable.batch_axes is not None
+    x = torch.randn(3, 256)
+    with torch.no_grad():
+        expected = model(x)
+    got = servable.infer({"input": x})["output"]
+    error = float((got - expected).abs().max() / expected.abs().max())
+    assert 1e-4 < error < 4e-2

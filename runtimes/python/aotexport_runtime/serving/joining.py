@@ -41,9 +41,11 @@ class AnyProgram:
         variants: names of the program and its variants, each with its own of `interface.choices`.
         interface: its named inputs and outputs.
         adapters: names of the adapters that calls may ask for.
+        least: the error that values may have at least, see `compare`.
     """
 
     adapters: tuple[str, ...] = ()
+    least: float = 0.0
 
     def __init__(self, bundle: Bundle, variants: list[str], target: str) -> None:
         """Read the interface of the program, the first of `variants`; `NotSupported`: clients cannot call it."""
@@ -89,7 +91,7 @@ class AnyProgram:
 
     def result(self, entry: VectorEntry, vector: Vector, expected: Observed, got: Observed) -> VectorResult:
         """Return the result of a recorded call that was run again."""
-        least = least_tolerance(self.bundle, entry.program, self.target)
+        least = max(self.least, least_tolerance(self.bundle, entry.program, self.target))
         differences = compare(expected, got, least=least, eager_errors=vector.eager_errors)
         return VectorResult(entry.program, entry.name, self.target, differences)
 
@@ -196,7 +198,8 @@ def _disagree(program: AnyProgram, values: Values, axes: BatchAxes, choice: int,
     except REFUSALS as error:
         log.debug("program %s: joined calls were not tried: %s", program.name, error)
         return False
-    compared = [compare(_observed(alone[i]), _observed(got)) for i, got in zip(chosen, joined, strict=True)]
+    pairs = [(_observed(alone[index]), _observed(got)) for index, got in zip(chosen, joined, strict=True)]
+    compared = [compare(*pair, least=program.least) for pair in pairs]
     return not all(each.agrees for differences in compared for each in differences)
 
 

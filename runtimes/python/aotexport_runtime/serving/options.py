@@ -26,6 +26,8 @@ class ServableOptions:
         max_waiting: most calls that wait for a model.
         trust: native: run native files as well; see `load`.
         mapped: map weights, so that processes share them; nobody may write into files that are served; see `load`.
+        precision: of layers of float32: bfloat16, where the processor has its instructions and recorded calls agree to
+            4e-2; see `frozen` of `load`.
         limits: the most that a bundle may ask for, by the names of `Limits`.
         adapters: directories of LoRA adapters (of `save_adapter` or of peft) by name, which calls may ask for; a bundle
             with adapters runs its forward graph.
@@ -39,6 +41,7 @@ class ServableOptions:
     max_waiting: int = 1024
     trust: Literal["data", "native"] = "data"
     mapped: bool | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
     limits: Limits = DEFAULT
     adapters: Mapping[str, str | os.PathLike[str]] | None = None
 
@@ -55,6 +58,12 @@ class ServableOptions:
             check_type(self.shown(name), value, types, expected)
             if value < least:
                 raise ArgumentInvalid(f"`{self.shown(name)}`: expected at least {least:g}, got {value}")
+        if self.precision != "float32" and (self.engine not in (None, "auto") or self.mapped or self.adapters):
+            others = ", ".join(f"`{self.shown(name)}`" for name in ("engine", "mapped", "adapters"))
+            raise ArgumentInvalid(
+                f"`{self.shown('precision')}`: {self.precision} computes by copies of the weights that engine `auto` "
+                f"makes. Leave out {others}"
+            )
 
     def shown(self, name: str) -> str:
         """Return the name of a field as errors have it."""

@@ -26,6 +26,7 @@ from aotexport_runtime.serving.joining import AnyProgram, Values
 from aotexport_runtime.serving.options import ServableOptions
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import path_of
+from aotexport_runtime.values.compare import TOLERANCES
 from aotexport_runtime.values.observe import make_inputs
 from aotexport_runtime.values.tensors import is_torch_tensor
 
@@ -52,6 +53,8 @@ class ServedProgram(AnyProgram):
             torch.set_num_threads(options.threads)
         # Copies of mapped weights would be memory that processes do not share.
         frozen = not options.mapped and not adapters
+        if options.precision != "float32":
+            frozen, self.least = options.precision, TOLERANCES[options.precision]
         device, trust, mapped = options.device, options.trust, options.mapped
         self.module = load(bundle, target=target, device=device, trust=trust, mapped=mapped, frozen=frozen).eval()
         trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
