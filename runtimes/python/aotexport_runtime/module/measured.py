@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TYPE_CHECKING, Annotated, Any
@@ -123,7 +123,10 @@ def kept_figures(bundle: Bundle, request: Request) -> Measurements:
 def _measure(
     module: BundleModule, plan: Plan, engines: Mapping[str, Engine], frozen: Mapping[str, Frozen], precision: str
 ) -> Figures | None:
-    """Return the times of the first recorded call by engines that give the results of the forward graph."""
+    """Return the times of engines that give the results of the forward graph.
+
+    They are those of the first recorded call and of those with smaller arguments, as a batch of one.
+    """
     calls: list[Bound] = []
     with torch.no_grad():
         for entry in module.bundle.manifest.testvectors:
@@ -142,8 +145,18 @@ def _measure(
             why_not[name], errors[name] = _why_other(engines[name], calls, expected, least)
         why_not |= {name: native.failure for name, native in frozen.items() if native.failure}
         why_not = {name: reason for name, reason in why_not.items() if reason}
-        runs = {name: _run_of(engine, calls[0]) for name, engine in engines.items() if name not in why_not}
+        left = {name: engine for name, engine in engines.items() if name not in why_not}
+        timed = [call for call in calls if _nbytes(call) <= _nbytes(calls[0]) and _all_take(left.values(), call)]
+        runs = {name: [_run_of(engine, call) for call in timed] for name, engine in left.items()}
         return Figures(seconds=_least(runs), why_not=why_not, error=errors.get(PACKED, 0.0))
+
+
+def _nbytes(call: Bound) -> int:
+    return sum(value.nbytes for value in call.inputs if isinstance(value, torch.Tensor))
+
+
+def _all_take(engines: Iterable[Engine], call: Bound) -> bool:
+    return all(engine.why_not(list(call.inputs), dict(call.symbols)) is None for engine in engines)
 
 
 def _run_of(engine: Engine, call: Bound) -> Callable[[], Any]:
@@ -178,19 +191,22 @@ def _observed(outputs: Sequence[Any]) -> Observation:
     return Observation(facts, {name: tensor.reshape(-1) for name, tensor in tensors.items()})
 
 
-def _least(runs: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Return the least time of each function, run in turns: other processes disturb it less than a median of few.
+def _least(runs: Mapping[str, Sequence[Callable[[], Any]]]) -> dict[str, float]:
+    """Return the least time of each one's calls, run in turns, by the number of calls.
 
-    One that takes twice the time of another is run once.
+    Other processes disturb it less than a median of few; with one thread it is processor time, which they do not take.
+    What takes twice the time of another is run once.
     """
+    clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     end, least = time.perf_counter() + _BUDGET_S, dict.fromkeys(runs, math.inf)
     for count in range(1, _MOST_ROUNDS + 1):
-        for name, run in runs.items():
+        for name, calls in runs.items():
             if least[name] < math.inf and least[name] >= 2 * min(least.values()):
                 continue
-            start = time.perf_counter()
-            run()
-            least[name] = min(least[name], time.perf_counter() - start)
+            start = clock()
+            for run in calls:
+                run()
+            least[name] = min(least[name], (clock() - start) / len(calls))
         if time.perf_counter() >= end and count >= _LEAST_ROUNDS:
             break
     return least
