@@ -90,41 +90,132 @@ def test_passes_for_gradients_run_for_programs_with_gradients_alone():
 
 # --- passes that change graphs --------------------------------------------------------------------------
 
-
-def test_constants_of_subgraphs_become_operands():
-    draft = parse_draft("""
-    %p : bool[] = argument 0
-    %x : float32[2] = argument 1
-    %then = attribute then
-        %a : float32[2]
-        %two : float32[] = attribute two
-        %mul : float32[2] = aten.mul.Tensor(%a, %two)
-        return %mul
-    %other = attribute other
-        %a : float32[2]
-        return %a
-    %cond = higher_order.cond(%p, %then, %other, [%x])
-    return %cond
-    """)
-    _expect(
-        order.lift_subgraph_constants.run(draft),
+CHANGED = {
+    "constants of subgraphs become operands": (
+        [order.lift_subgraph_constants],
         """
         %p : bool[] = argument 0
         %x : float32[2] = argument 1
         %then = attribute then
             %a : float32[2]
-            %constant_2 : float32[]
-            %mul : float32[2] = aten.mul.Tensor(%a, %constant_2)
+      -     %two : float32[] = attribute two
+      -     %mul : float32[2] = aten.mul.Tensor(%a, %two)
+      +     %constant_2 : float32[]
+      +     %mul : float32[2] = aten.mul.Tensor(%a, %constant_2)
             return %mul
         %other = attribute other
             %a : float32[2]
-            %constant_2 : float32[]
+      +     %constant_2 : float32[]
             return %a
-        %_subgraph_constant0 : float32[] = attribute _subgraph_constant0
-        %cond = higher_order.cond(%p, %then, %other, [%x, %_subgraph_constant0])
+      - %cond = higher_order.cond(%p, %then, %other, [%x])
+      + %_subgraph_constant0 : float32[] = attribute _subgraph_constant0
+      + %cond = higher_order.cond(%p, %then, %other, [%x, %_subgraph_constant0])
         return %cond
         """,
-    )
+    ),
+    "constants of subgraphs of subgraphs become operands of both": (
+        [order.lift_subgraph_constants],
+        """
+        %p : bool[] = argument 0
+        %x : float32[2] = argument 1
+        %then = attribute then
+            %q : bool[]
+            %a : float32[2]
+      +     %constant_3 : float32[]
+            %inner = attribute inner
+                %b : float32[2]
+      -         %two : float32[] = attribute two
+      -         %mul : float32[2] = aten.mul.Tensor(%b, %two)
+      +         %constant_2 : float32[]
+      +         %mul : float32[2] = aten.mul.Tensor(%b, %constant_2)
+                return %mul
+      -     %nested = higher_order.cond(%q, %inner, %inner, [%a])
+      +     %nested = higher_order.cond(%q, %inner, %inner, [%a, %constant_3])
+            return %nested
+        %other = attribute other
+            %q : bool[]
+            %a : float32[2]
+      +     %constant_3 : float32[]
+            return %a
+      - %cond = higher_order.cond(%p, %then, %other, [%p, %x])
+      + %_subgraph_constant0 : float32[] = attribute _subgraph_constant0
+      + %cond = higher_order.cond(%p, %then, %other, [%p, %x, %_subgraph_constant0])
+        return %cond
+        """,
+    ),
+    "regions restore the mode of the caller, and others their own": (
+        [order.make_grad_modes_relative],
+        """
+        %x : float32[2] = argument 0
+      + %is_grad_enabled : bool True = torch.is_grad_enabled()
+        %off = torch._C._set_grad_enabled(False)
+        %sin : float32[2] = aten.sin.default(%x)
+        %on = torch._C._set_grad_enabled(True)
+      - %back = torch._C._set_grad_enabled(True) #restores_ambient_grad_mode
+      + %back = torch._C._set_grad_enabled(%is_grad_enabled) #restores_ambient_grad_mode
+        return %sin
+        """,
+    ),
+    "assumed numbers are checked, and their checks outlive dead code": (
+        [order.insert_data_checks, order.eliminate_dead_code],
+        """
+        %x : float32[4] = argument 0
+        %nonzero : int64[u0, 1] = aten.nonzero.default(%x)
+      - %third : int64[1] = aten.select.int(%nonzero, 0, 2)
+      + %sym_size_int : SymInt u0 = aten.sym_size.int(%nonzero, 0)
+      + %ge : SymBool u0 >= 0 = _operator.ge(%sym_size_int, 0)
+      + %_assert_scalar_default = aten._assert_scalar.default(%ge, 'the program needs `value >= 0` ONLY')
+      + %le : SymBool u0 <= 4 = _operator.le(%sym_size_int, 4)
+      + %_assert_scalar_default_1 = aten._assert_scalar.default(%le, 'the program needs `value <= 4` ONLY')
+        return %x
+        """.replace("ONLY", "of a number that only the data know"),
+    ),
+    "a graph without such numbers gets no checks": (
+        [order.insert_data_checks],
+        """
+        %x : float32[4] = argument 0
+        %sin : float32[4] = aten.sin.default(%x)
+        return %sin
+        """,
+    ),
+    "dead code goes, and effects stay": (
+        [order.eliminate_dead_code],
+        """
+        %x : float32[2] = argument 0
+        %w : float32[2] = state weight
+      - %c : float32[2] = attribute c
+      - %sin : float32[2] = aten.sin.default(%x)
+      - %pair : (float32[], int64[]) = aten.max.dim(%sin, 0)
+      - %unused : float32[] = _operator.getitem(%pair, 0)
+        %written : float32[2] = aten.add_.Tensor(%w, 1)
+        %drawn : float32[2] = aten.rand_like.default(%x)
+        %dropped : float32[2] = aten.dropout.default(%x, 0.5, True)
+        %off = torch._C._set_grad_enabled(False)
+        return %x
+        """,
+    ),
+    "unused state goes, and unused arguments stay": (
+        [order.drop_unused_state],
+        """
+      - %w : float32[2] = state weight
+        %b : float32[2] = state bias
+        %s : float32[2] = state scale and argument 1
+        %x : float32[2] = argument 0
+        %add : float32[2] = aten.add.Tensor(%b, %b)
+        return %add
+        """,
+    ),
+}
+
+
+@pytest.mark.parametrize(("passes", "difference"), CHANGED.values(), ids=CHANGED)
+def test_pass_changes_lines_of_a_graph_and_leaves_the_others(passes, difference):
+    lines = difference.strip("\n").rstrip().splitlines()
+    draft = parse_draft("\n".join(line[8:] for line in lines if line[6] != "+"))
+    for each in passes:
+        draft = each.run(draft)
+    _expect(draft, "\n".join(line[8:] for line in lines if line[6] != "-") + "\n")
+    assert len(draft.inputs) == sum(" = argument" in line or " = state" in line for line in lines if line[6] != "-")
 
 
 def test_constants_become_state_and_inputs_once_each():
@@ -157,173 +248,6 @@ def test_constants_become_state_and_inputs_once_each():
     assert [entry.tensor for entry in draft.state[1:]] == [table]
 
 
-def test_constant_that_the_trace_did_not_see_made_is_refused():
-    draft = parse_draft("""
-    %x : float32[2] = argument 0
-    %hidden : float32[2] = attribute hidden
-    return %hidden
-    """)
-    draft.graph.hidden = draft.inputs[0]
-    with pytest.raises(ExportFailed, match="a tensor whose making the trace does not show"):
-        order.lift_constants.run(draft)
-
-
-def test_regions_restore_the_mode_of_the_caller_and_others_their_own():
-    draft = parse_draft("""
-    %x : float32[2] = argument 0
-    %off = torch._C._set_grad_enabled(False)
-    %sin : float32[2] = aten.sin.default(%x)
-    %on = torch._C._set_grad_enabled(True)
-    %back = torch._C._set_grad_enabled(True) #restores_ambient_grad_mode
-    return %sin
-    """)
-    _expect(
-        order.make_grad_modes_relative.run(draft),
-        """
-        %x : float32[2] = argument 0
-        %is_grad_enabled : bool True = torch.is_grad_enabled()
-        %off = torch._C._set_grad_enabled(False)
-        %sin : float32[2] = aten.sin.default(%x)
-        %on = torch._C._set_grad_enabled(True)
-        %back = torch._C._set_grad_enabled(%is_grad_enabled) #restores_ambient_grad_mode
-        return %sin
-        """,
-    )
-
-
-def test_constants_of_subgraphs_of_subgraphs_become_operands_of_both():
-    draft = parse_draft("""
-    %p : bool[] = argument 0
-    %x : float32[2] = argument 1
-    %then = attribute then
-        %q : bool[]
-        %a : float32[2]
-        %inner = attribute inner
-            %b : float32[2]
-            %two : float32[] = attribute two
-            %mul : float32[2] = aten.mul.Tensor(%b, %two)
-            return %mul
-        %nested = higher_order.cond(%q, %inner, %inner, [%a])
-        return %nested
-    %other = attribute other
-        %q : bool[]
-        %a : float32[2]
-        return %a
-    %cond = higher_order.cond(%p, %then, %other, [%p, %x])
-    return %cond
-    """)
-    _expect(
-        order.lift_subgraph_constants.run(draft),
-        """
-        %p : bool[] = argument 0
-        %x : float32[2] = argument 1
-        %then = attribute then
-            %q : bool[]
-            %a : float32[2]
-            %constant_3 : float32[]
-            %inner = attribute inner
-                %b : float32[2]
-                %constant_2 : float32[]
-                %mul : float32[2] = aten.mul.Tensor(%b, %constant_2)
-                return %mul
-            %nested = higher_order.cond(%q, %inner, %inner, [%a, %constant_3])
-            return %nested
-        %other = attribute other
-            %q : bool[]
-            %a : float32[2]
-            %constant_3 : float32[]
-            return %a
-        %_subgraph_constant0 : float32[] = attribute _subgraph_constant0
-        %cond = higher_order.cond(%p, %then, %other, [%p, %x, %_subgraph_constant0])
-        return %cond
-        """,
-    )
-
-
-def test_assumed_numbers_are_checked_and_their_checks_outlive_dead_code():
-    draft = parse_draft("""
-    %x : float32[4] = argument 0
-    %nonzero : int64[u0, 1] = aten.nonzero.default(%x)
-    %third : int64[1] = aten.select.int(%nonzero, 0, 2)
-    return %x
-    """)
-    draft = order.eliminate_dead_code.run(order.insert_data_checks.run(draft))
-    only = "of a number that only the data know"
-    _expect(
-        draft,
-        f"""
-        %x : float32[4] = argument 0
-        %nonzero : int64[u0, 1] = aten.nonzero.default(%x)
-        %sym_size_int : SymInt u0 = aten.sym_size.int(%nonzero, 0)
-        %ge : SymBool u0 >= 0 = _operator.ge(%sym_size_int, 0)
-        %_assert_scalar_default = aten._assert_scalar.default(%ge, 'the program needs `value >= 0` {only}')
-        %le : SymBool u0 <= 4 = _operator.le(%sym_size_int, 4)
-        %_assert_scalar_default_1 = aten._assert_scalar.default(%le, 'the program needs `value <= 4` {only}')
-        return %x
-        """,
-    )
-
-
-def test_graph_without_such_numbers_gets_no_checks():
-    text = """
-    %x : float32[4] = argument 0
-    %sin : float32[4] = aten.sin.default(%x)
-    return %sin
-    """
-    _expect(order.insert_data_checks.run(parse_draft(text)), text)
-
-
-def test_dead_code_goes_and_effects_stay():
-    draft = parse_draft("""
-    %x : float32[2] = argument 0
-    %w : float32[2] = state weight
-    %c : float32[2] = attribute c
-    %sin : float32[2] = aten.sin.default(%x)
-    %pair : (float32[], int64[]) = aten.max.dim(%sin, 0)
-    %unused : float32[] = _operator.getitem(%pair, 0)
-    %written : float32[2] = aten.add_.Tensor(%w, 1)
-    %drawn : float32[2] = aten.rand_like.default(%x)
-    %dropped : float32[2] = aten.dropout.default(%x, 0.5, True)
-    %off = torch._C._set_grad_enabled(False)
-    return %x
-    """)
-    _expect(
-        order.eliminate_dead_code.run(draft),
-        """
-        %x : float32[2] = argument 0
-        %w : float32[2] = state weight
-        %written : float32[2] = aten.add_.Tensor(%w, 1)
-        %drawn : float32[2] = aten.rand_like.default(%x)
-        %dropped : float32[2] = aten.dropout.default(%x, 0.5, True)
-        %off = torch._C._set_grad_enabled(False)
-        return %x
-        """,
-    )
-
-
-def test_unused_state_goes_and_unused_arguments_stay():
-    draft = parse_draft("""
-    %w : float32[2] = state weight
-    %b : float32[2] = state bias
-    %s : float32[2] = state scale and argument 1
-    %x : float32[2] = argument 0
-    %add : float32[2] = aten.add.Tensor(%b, %b)
-    return %add
-    """)
-    draft = order.drop_unused_state.run(draft)
-    _expect(
-        draft,
-        """
-        %b : float32[2] = state bias
-        %s : float32[2] = state scale and argument 1
-        %x : float32[2] = argument 0
-        %add : float32[2] = aten.add.Tensor(%b, %b)
-        return %add
-        """,
-    )
-    assert len(draft.inputs) == 3
-
-
 # --- passes that refuse ---------------------------------------------------------------------------------
 
 _HOOK = """
@@ -336,55 +260,12 @@ _HOOK = """
     %hook = aotexport.capture.effects.hooks.apply_hook(%body, %NAME, [])
     return %sin, %w
 """
-
-
-@pytest.mark.parametrize("name", ["x", "sin"])
-def test_hook_on_what_is_no_state_is_taken(name):
-    text = _HOOK.replace("NAME", name)
-    _expect(order.refuse_hooks_on_state.run(parse_draft(text)), text)
-
-
-def test_hook_on_state_is_refused():
-    with pytest.raises(ExportFailed, match="registers a hook on its own `weight` in the call"):
-        order.refuse_hooks_on_state.run(parse_draft(_HOOK.replace("NAME", "w")))
-
-
 _STATE = """
     %w : float32[2] = state weight
     %v : float32[2] = state view
     %mul : float32[2] = aten.mul.Tensor(%w, %v)
     return %mul
 """
-
-
-def test_state_computed_before_the_call_is_refused():
-    draft = parse_draft(_STATE, grad=True)
-    draft.state[0].tensor = torch.ones(2, requires_grad=True).exp()
-    with pytest.raises(ExportFailed, match="`weight` was computed from other tensors before the call"):
-        order.refuse_computed_state.run(draft)
-
-
-def test_state_that_requires_grad_itself_is_taken():
-    draft = parse_draft(_STATE, grad=True)
-    draft.state[0].tensor.requires_grad_()
-    _expect(order.refuse_computed_state.run(draft), _STATE)
-
-
-def test_history_that_a_view_would_see_is_refused():
-    draft = parse_draft(_STATE, grad=True)
-    draft.state[1].tensor = draft.state[0].tensor.view(2)
-    with pytest.raises(ExportFailed, match="writes values that require grad to `weight`, and uses `view`"):
-        order.refuse_history_by_views.run(replace(draft, recorded=draft.state[:1]))
-
-
-@pytest.mark.parametrize(("viewed", "recorded"), [(False, 1), (True, 0)])
-def test_history_that_no_view_sees_is_taken(viewed, recorded):
-    draft = parse_draft(_STATE, grad=True)
-    if viewed:
-        draft.state[1].tensor = draft.state[0].tensor.view(2)
-    _expect(order.refuse_history_by_views.run(replace(draft, recorded=draft.state[:recorded])), _STATE)
-
-
 _NESTED = """
     %p : bool[] = argument 0
     %x : float32[2] requires_grad = argument 1
@@ -397,26 +278,74 @@ _NESTED = """
             return %drawn
         %cond = higher_order.cond(%q, %inner, %inner, [%a])
         return %cond
-    %cond = higher_order.cond(%p, %outer, %outer, [%p, %WANTED])
+    %cond = higher_order.cond(%p, %outer, %outer, [%p, %x])
     return %cond
 """
 _DRAW, _SINE = "%drawn : float32[2] = aten.rand_like.default(%b)", "%drawn : float32[2] = aten.sin.default(%b)"
+_DRAWING = _NESTED.replace("%DRAW", _DRAW)
 
 
-def test_nested_subgraph_that_draws_on_the_way_to_gradients_is_refused():
-    text = _NESTED.replace("%DRAW", _DRAW).replace("WANTED", "x")
-    with pytest.raises(ExportFailed, match="`cond` inside of `cond` draws random numbers on the way to gradients"):
-        order.refuse_nested_draws.run(parse_draft(text, grad=True))
+def _set(draft, places, **values):
+    for name, value in values.items():
+        setattr(places, name, value)
+    return draft
 
 
-def test_nested_subgraph_that_draws_nothing_is_taken():
-    text = _NESTED.replace("%DRAW", _SINE).replace("WANTED", "x")
-    _expect(order.refuse_nested_draws.run(parse_draft(text, grad=True)), text)
+def _recorded(viewed, recorded):
+    def change(draft):
+        tensors = [entry.tensor for entry in draft.state]
+        draft = _set(draft, draft.state[1], tensor=tensors[0].view(2) if viewed else tensors[1])
+        return replace(draft, recorded=draft.state[:recorded])
+
+    return change
 
 
-def test_nested_subgraph_that_draws_without_gradients_is_taken():
-    text = _NESTED.replace("%DRAW", _DRAW).replace("WANTED", "x").replace(" requires_grad", "")
-    _expect(order.refuse_nested_draws.run(parse_draft(text, grad=True)), text)
+@pytest.mark.parametrize(
+    ("each", "text", "change", "message"),
+    [
+        (
+            order.lift_constants,
+            "%x : float32[2] = argument 0\n%hidden : float32[2] = attribute hidden\nreturn %hidden\n",
+            lambda draft: _set(draft, draft.graph, hidden=draft.inputs[0]),
+            "a tensor whose making the trace does not show",
+        ),
+        (order.refuse_hooks_on_state, _HOOK.replace("NAME", "x"), None, None),
+        (order.refuse_hooks_on_state, _HOOK.replace("NAME", "sin"), None, None),
+        (order.refuse_hooks_on_state, _HOOK.replace("NAME", "w"), None, "registers a hook on its own `weight` in the"),
+        (
+            order.refuse_computed_state,
+            _STATE,
+            lambda draft: _set(draft, draft.state[0], tensor=torch.ones(2, requires_grad=True).exp()),
+            "`weight` was computed from other tensors before the call",
+        ),
+        (
+            order.refuse_computed_state,
+            _STATE,
+            lambda draft: _set(draft, draft.state[0].tensor, requires_grad=True),
+            None,
+        ),
+        (
+            order.refuse_history_by_views,
+            _STATE,
+            _recorded(viewed=True, recorded=1),
+            "writes values that require grad to `weight`, and uses `view`",
+        ),
+        (order.refuse_history_by_views, _STATE, _recorded(viewed=False, recorded=1), None),
+        (order.refuse_history_by_views, _STATE, _recorded(viewed=True, recorded=0), None),
+        (order.refuse_nested_draws, _DRAWING, None, "`cond` inside of `cond` draws random numbers on the way to grad"),
+        (order.refuse_nested_draws, _NESTED.replace("%DRAW", _SINE), None, None),
+        (order.refuse_nested_draws, _DRAWING.replace(" requires_grad", ""), None, None),
+        (order.fix_gradients_of_loops, _DRAWING, None, None),
+    ],
+)
+def test_pass_refuses_a_graph_or_leaves_it_as_it_is(each, text, change, message):
+    draft = parse_draft(text, grad=True)
+    draft = change(draft) if change else draft
+    if message is None:
+        _expect(each.run(draft), text)
+    else:
+        with pytest.raises(ExportFailed, match=message):
+            each.run(draft)
 
 
 # --- what gradients of loops ask of arguments -----------------------------------------------------------
@@ -444,11 +373,6 @@ def test_gradients_through_loops_are_held_to_what_their_backward_asks(draw, requ
     text = _LOOP.replace("%DRAW", draw).replace(" requires_grad", " requires_grad" * requires_grad)
     after = text if not reads else f"\n    {reads}{text}"
     _expect(order.fix_gradients_of_loops.run(parse_draft(text, grad=True)), after)
-
-
-def test_gradients_through_branches_ask_nothing_of_arguments():
-    text = _NESTED.replace("%DRAW", _DRAW).replace("WANTED", "x")
-    _expect(order.fix_gradients_of_loops.run(parse_draft(text, grad=True)), text)
 
 
 # --- files of graphs ------------------------------------------------------------------------------------
