@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from tests.models import module
+
 Model = tuple[nn.Module | Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 """A model, its positional arguments, and further arguments of `aotexport.export`."""
 
@@ -14,16 +16,10 @@ Model = tuple[nn.Module | Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 def mlp() -> Model:
     """Normalisation, an activation, a loss; the batch may vary."""
 
-    class Mlp(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 8))
-
-        def forward(self, x, y):
-            return functional.cross_entropy(self.body(x), y)
-
+    body = nn.Sequential(nn.Linear(16, 32), nn.LayerNorm(32), nn.GELU(), nn.Linear(32, 8))
+    model = module(lambda self, x, y: functional.cross_entropy(self.body(x), y), body=body)
     batch = torch.export.Dim("batch", min=2, max=64)
-    return Mlp(), (torch.randn(4, 16), torch.arange(4)), {"dynamic_shapes": ({0: batch}, {0: batch})}
+    return model, (torch.randn(4, 16), torch.arange(4)), {"dynamic_shapes": ({0: batch}, {0: batch})}
 
 
 def half_mlp() -> Model:
@@ -35,66 +31,53 @@ def half_mlp() -> Model:
 def cnn() -> Model:
     """Convolutions and batch normalisation, whose statistics are state."""
 
-    class Block(nn.Module):
-        def __init__(self, width):
-            super().__init__()
-            self.first, self.second = nn.Conv2d(width, width, 3, padding=1), nn.Conv2d(width, width, 3, padding=1)
-            self.norms = nn.ModuleList([nn.BatchNorm2d(width), nn.BatchNorm2d(width)])
-
-        def forward(self, x):
-            return functional.relu(x + self.norms[1](self.second(functional.relu(self.norms[0](self.first(x))))))
-
-    model = nn.Sequential(
-        nn.Conv2d(3, 8, 3, stride=2), Block(8), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    width = 8
+    block = module(
+        lambda self, x: functional.relu(x + self.norms[1](self.second(functional.relu(self.norms[0](self.first(x)))))),
+        first=nn.Conv2d(width, width, 3, padding=1),
+        second=nn.Conv2d(width, width, 3, padding=1),
+        norms=nn.ModuleList([nn.BatchNorm2d(width), nn.BatchNorm2d(width)]),
     )
-    return model, (torch.randn(2, 3, 16, 16),), {}
+    head = nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 4)
+    return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), block, *head), (torch.randn(2, 3, 16, 16),), {}
 
 
 def lstm() -> Model:
     """An embedding and a recurrent layer over a few steps."""
 
-    class Lstm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed, self.lstm, self.head = nn.Embedding(20, 8), nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 20)
-
-        def forward(self, tokens):
-            return self.head(self.lstm(self.embed(tokens))[0])
-
-    return Lstm(), (torch.randint(0, 20, (2, 3)),), {}
+    model = module(
+        lambda self, tokens: self.head(self.lstm(self.embed(tokens))[0]),
+        embed=nn.Embedding(20, 8),
+        lstm=nn.LSTM(8, 8, batch_first=True),
+        head=nn.Linear(8, 20),
+    )
+    return model, (torch.randint(0, 20, (2, 3)),), {}
 
 
 def attention() -> Model:
     """Fused attention, causal."""
 
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.qkv, self.out = nn.Linear(16, 48), nn.Linear(16, 16)
+    def forward(self, x):
+        query, key, value = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        return self.out(mixed.transpose(1, 2).flatten(2))
 
-        def forward(self, x):
-            query, key, value = (part.unflatten(-1, (2, 8)).transpose(1, 2) for part in self.qkv(x).chunk(3, -1))
-            mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
-            return self.out(mixed.transpose(1, 2).flatten(2))
-
+    model = module(forward, qkv=nn.Linear(16, 48), out=nn.Linear(16, 16))
     sequence = torch.export.Dim("sequence", min=2, max=32)
-    return Attention(), (torch.randn(2, 6, 16),), {"dynamic_shapes": ({1: sequence},)}
+    return model, (torch.randn(2, 6, 16),), {"dynamic_shapes": ({1: sequence},)}
 
 
 def masked_attention() -> Model:
     """Fused attention with a learned bias, shared heads, an odd width, and fewer rows than columns."""
 
-    class Attention(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.query, self.pair, self.bias = nn.Linear(8, 28), nn.Linear(8, 28), nn.Parameter(torch.randn(4, 3, 5))
+    def forward(self, x, memory):
+        query = self.query(x).unflatten(-1, (4, 7)).transpose(1, 2)
+        key, value = (part.unflatten(-1, (2, 7)).transpose(1, 2) for part in self.pair(memory).chunk(2, -1))
+        return functional.scaled_dot_product_attention(query, key, value, self.bias, enable_gqa=True)
 
-        def forward(self, x, memory):
-            query = self.query(x).unflatten(-1, (4, 7)).transpose(1, 2)
-            key, value = (part.unflatten(-1, (2, 7)).transpose(1, 2) for part in self.pair(memory).chunk(2, -1))
-            return functional.scaled_dot_product_attention(query, key, value, self.bias, enable_gqa=True)
-
-    return Attention(), (torch.randn(2, 3, 8), torch.randn(2, 5, 8)), {}
+    bias = nn.Parameter(torch.randn(4, 3, 5))
+    model = module(forward, query=nn.Linear(8, 28), pair=nn.Linear(8, 28), bias=bias)
+    return model, (torch.randn(2, 3, 8), torch.randn(2, 5, 8)), {}
 
 
 def half_attention() -> Model:
@@ -115,53 +98,34 @@ def custom_operator() -> Model:
     """An operator of the user's between kernels, with a gradient of its own."""
     from tests.cases.operators import cubed
 
-    class Cubing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 6)
-
-        def forward(self, x):
-            return cubed(self.linear(x).relu()).sigmoid().t()
-
-    return Cubing(), (torch.randn(5, 4),), {}
+    model = module(lambda self, x: cubed(self.linear(x).relu()).sigmoid().t(), linear=nn.Linear(4, 6))
+    return model, (torch.randn(5, 4),), {}
 
 
 def writing_operators() -> Model:
     """Operators of the user's that write: to a buffer, to views and lists, and in a backward."""
     from tests.cases.operators import add_all_, operator_that_writes_in_a_backward, scale_
 
-    class Writing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(4, 4)
-            self.register_buffer("scale", torch.ones(4))
+    def forward(self, x):
+        hidden = self.linear(x)
+        with torch.no_grad():
+            scale_(self.scale, x.mean(0))
+            rows, columns = x.sin(), x.cos()
+            scale_(rows[0], self.scale)
+            total = add_all_([columns.t()[1:], rows[1:, :3].t()], None, 3)
+        return operator_that_writes_in_a_backward(hidden, self.scale) + rows, columns, total
 
-        def forward(self, x):
-            hidden = self.linear(x)
-            with torch.no_grad():
-                scale_(self.scale, x.mean(0))
-                rows, columns = x.sin(), x.cos()
-                scale_(rows[0], self.scale)
-                total = add_all_([columns.t()[1:], rows[1:, :3].t()], None, 3)
-            return operator_that_writes_in_a_backward(hidden, self.scale) + rows, columns, total
-
-    return Writing(), (torch.randn(3, 4),), {}
+    return module(forward, linear=nn.Linear(4, 4), scale=torch.ones(4)), (torch.randn(3, 4),), {}
 
 
 def subclass() -> Model:
     """Weights of a tensor subclass, which graphs take apart."""
     from tests.scaled import ScaledInt8
 
-    class Quantised(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.first, self.second = nn.Linear(4, 6), nn.Linear(6, 4)
-            self.second.weight = nn.Parameter(ScaledInt8.of(torch.randn(4, 6)), requires_grad=False)
-
-        def forward(self, x):
-            return self.second(self.first(x).relu()).tanh()
-
-    return Quantised(), (torch.randn(3, 4),), {}
+    first, second = nn.Linear(4, 6), nn.Linear(6, 4)
+    second.weight = nn.Parameter(ScaledInt8.of(torch.randn(4, 6)), requires_grad=False)
+    model = module(lambda self, x: self.second(self.first(x).relu()).tanh(), first=first, second=second)
+    return model, (torch.randn(3, 4),), {}
 
 
 def gpt2() -> Model:
@@ -183,19 +147,10 @@ def bert() -> Model:
         num_hidden_layers=2, num_attention_heads=2, hidden_size=16, intermediate_size=32, vocab_size=64,
         max_position_embeddings=16, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    model = BertModel(config)
-
-    class Pooled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self, tokens, mask):
-            return self.model(tokens, attention_mask=mask).pooler_output
-
+    model = module(lambda self, x, mask: self.model(x, attention_mask=mask).pooler_output, model=BertModel(config))
     mask = torch.ones(2, 8, dtype=torch.int64)
     mask[1, 5:] = 0
-    return Pooled(), (torch.randint(0, 64, (2, 8)), mask), {}
+    return model, (torch.randint(0, 64, (2, 8)), mask), {}
 
 
 def llama() -> Model:
@@ -217,59 +172,33 @@ def vit() -> Model:
         num_hidden_layers=2, num_attention_heads=2, hidden_size=16, intermediate_size=32, image_size=16, patch_size=8,
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
     )  # fmt: skip
-    model = ViTForImageClassification(config)
-
-    class Logits(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self, pixels):
-            return self.model(pixels).logits
-
-    return Logits(), (torch.randn(2, 3, 16, 16),), {}
+    model = module(lambda self, pixels: self.model(pixels).logits, model=ViTForImageClassification(config))
+    return model, (torch.randn(2, 3, 16, 16),), {}
 
 
 def _with_loss(model: nn.Module) -> nn.Module:
-    class Loss(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.model = model
-
-        def forward(self, tokens):
-            return self.model(tokens, labels=tokens).loss
-
-    return Loss()
+    return module(lambda self, tokens: self.model(tokens, labels=tokens).loss, model=model)
 
 
 def scatter() -> Model:
     """Atomic additions, scans, sorts and reductions."""
 
-    class Scatter(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table = nn.Parameter(torch.randn(10, 8))
+    def forward(self, x, index):
+        rows = self.table[index] * x.sigmoid()
+        summed = torch.zeros(6, 8).index_add(0, index % 6, rows)
+        running = torch.cumsum(summed, 1)
+        return running.logsumexp(1), rows.var(0), rows.norm(), torch.sort(summed, dim=1).values
 
-        def forward(self, x, index):
-            rows = self.table[index] * x.sigmoid()
-            summed = torch.zeros(6, 8).index_add(0, index % 6, rows)
-            running = torch.cumsum(summed, 1)
-            return running.logsumexp(1), rows.var(0), rows.norm(), torch.sort(summed, dim=1).values
-
-    return Scatter(), (torch.randn(7, 8), torch.randint(0, 10, (7,))), {}
+    model = module(forward, table=nn.Parameter(torch.randn(10, 8)))
+    return model, (torch.randn(7, 8), torch.randint(0, 10, (7,))), {}
 
 
 def _extrema(dtype: torch.dtype) -> Model:
-    class Extrema(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.randn(8, dtype=dtype))
+    def forward(self, x):
+        y = functional.silu(x * self.scale)
+        return y.amax(1), y.amin(1), y.max(0).values, y.max()
 
-        def forward(self, x):
-            y = functional.silu(x * self.scale)
-            return y.amax(1), y.amin(1), y.max(0).values, y.max()
-
-    return Extrema(), (torch.randn(6, 8, dtype=dtype),), {}
+    return module(forward, scale=nn.Parameter(torch.randn(8, dtype=dtype))), (torch.randn(6, 8, dtype=dtype),), {}
 
 
 def bfloat16_extrema() -> Model:
@@ -285,41 +214,23 @@ def float16_extrema() -> Model:
 def pools() -> Model:
     """Pools whose windows reach past the end, and past the padding."""
 
-    class Pools(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = nn.Conv2d(2, 3, 3, padding=1)
+    def forward(self, x):
+        x = self.conv(x)
+        return (
+            functional.avg_pool2d(x, 3, 2, ceil_mode=True),
+            functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
+            functional.avg_pool2d(x, 2, divisor_override=3, ceil_mode=True),
+            functional.max_pool2d(x, 3, 2, ceil_mode=True),
+        )
 
-        def forward(self, x):
-            x = self.conv(x)
-            return (
-                functional.avg_pool2d(x, 3, 2, ceil_mode=True),
-                functional.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False),
-                functional.avg_pool2d(x, 2, divisor_override=3, ceil_mode=True),
-                functional.max_pool2d(x, 3, 2, ceil_mode=True),
-            )
-
-    return Pools(), (torch.randn(2, 2, 8, 9),), {}
+    return module(forward, conv=nn.Conv2d(2, 3, 3, padding=1)), (torch.randn(2, 2, 8, 9),), {}
 
 
 QUICK = {"of_triton": of_triton}
 SLOW = {
-    "mlp": mlp,
-    "attention": attention,
-    "bfloat16_extrema": bfloat16_extrema,
-    "masked_attention": masked_attention,
-    "half_attention": half_attention,
-    "half_mlp": half_mlp,
-    "float16_extrema": float16_extrema,
-    "pools": pools,
-    "custom_operator": custom_operator,
-    "writing_operators": writing_operators,
-    "subclass": subclass,
-    "bert": bert,
-    "cnn": cnn,
-    "scatter": scatter,
-    "lstm": lstm,
-    "gpt2": gpt2,
-    "llama": llama,
-    "vit": vit,
+    each.__name__: each
+    for each in (
+        *(mlp, attention, bfloat16_extrema, masked_attention, half_attention, half_mlp, float16_extrema, pools),
+        *(custom_operator, writing_operators, subclass, bert, cnn, scatter, lstm, gpt2, llama, vit),
+    )
 }

@@ -1,0 +1,16 @@
+"""Models of a line or two."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def module(forward: Callable[..., Any], **members: Any) -> nn.Module:
+    """Return a module with this forward; tensors among its members that are no parameters are buffers."""
+    made = type("Model", (nn.Module,), {"forward": forward})()
+    for name, member in members.items():
+        is_buffer = isinstance(member, torch.Tensor) and not isinstance(member, nn.Parameter)
+        made.register_buffer(name, member) if is_buffer else setattr(made, name, member)
+    return made
