@@ -38,14 +38,20 @@ DISAGREES = "it disagreed with eager execution when it was verified"
 
 
 def case(
-    make_args: Callable[[], tuple[Any, ...]], *, forward_only: str = "", kwargs: Any = None, **options: Any
+    make_args: Callable[[], tuple[Any, ...]],
+    *,
+    forward_only: str = "",
+    kwargs: Any = None,
+    members: Any = None,
+    **options: Any,
 ) -> Any:
-    """Register a function of tensors, or a module class, as a case.
+    """Register a function of tensors, a module class, or the forward of a module, as a case.
 
     Args:
         make_args: returns fresh positional arguments.
         forward_only: see `Case`.
         kwargs: returns fresh keyword arguments.
+        members: returns what a module has whose forward this is.
         options: see `Case`.
     """
 
@@ -53,9 +59,11 @@ def case(
         def make() -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
             import torch
 
+            from tests.models import module
+
             torch.manual_seed(0)
-            callable_ = target() if isinstance(target, type) else target
-            return callable_, make_args(), kwargs() if kwargs else {}
+            made = target() if isinstance(target, type) else module(target, **members()) if members else target
+            return made, make_args(), kwargs() if kwargs else {}
 
         name = target.__name__ if not isinstance(target, type) else _snake(target.__name__)
         assert name not in CASES, f"two cases are called {name}"

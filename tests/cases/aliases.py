@@ -192,26 +192,15 @@ def the_same_tensor_twice_and_mutated(x, y):
     return x + y
 
 
-@case(lambda: (torch.randn(2, 3),))
-class ParameterReturned(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 3))
-
-    def forward(self, x):
-        return x @ self.weight.t(), self.weight, self.weight[0]
+@case(lambda: (torch.randn(2, 3),), members=lambda: {"weight": nn.Parameter(torch.randn(4, 3))})
+def parameter_returned(self, x):
+    return x @ self.weight.t(), self.weight, self.weight[0]
 
 
-@case(lambda: (torch.randn(2, 3),))
-class BufferReturned(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(3))
-        self.weight = nn.Parameter(torch.randn(3))
-
-    def forward(self, x):
-        self.mean.add_(x.mean(0))
-        return x * self.weight, self.mean
+@case(lambda: (torch.randn(2, 3),), members=lambda: {"mean": torch.zeros(3), "weight": nn.Parameter(torch.randn(3))})
+def buffer_returned(self, x):
+    self.mean.add_(x.mean(0))
+    return x * self.weight, self.mean
 
 
 @case(lambda: (torch.randn(3, 4, dtype=torch.complex64),))

@@ -144,17 +144,14 @@ class AutocastDropout(nn.Module):
             return self.layers(x).transpose(0, 1).float()
 
 
-@case(lambda: (torch.randn(8, 16),), forward_only=DISAGREES, verify="fast")
-class WeightUsedTwiceUnderAutocast(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(16, 16)
-
-    def forward(self, x):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            hidden = self.layer(self.layer(x).relu())
-        with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
-            return self.layer(self.layer(hidden).relu())
+@case(
+    lambda: (torch.randn(8, 16),), forward_only=DISAGREES, verify="fast", members=lambda: {"layer": nn.Linear(16, 16)}
+)
+def weight_used_twice_under_autocast(self, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        hidden = self.layer(self.layer(x).relu())
+    with torch.autocast("cpu", dtype=torch.bfloat16, cache_enabled=False):
+        return self.layer(self.layer(hidden).relu())
 
 
 @case(lambda: (torch.randn(6, 4, dtype=torch.float16).t().requires_grad_(),))
@@ -215,31 +212,22 @@ def sign_that_requires_grad(x):
     return torch.sign(spd), spd.sum()
 
 
-@case(lambda: (torch.tensor([1, 4, 2, 0, 3]), torch.tensor([0, 2, 3])))
-class BagsByOffsets(nn.Module):
+@case(lambda: (torch.tensor([1, 4, 2, 0, 3]), torch.tensor([0, 2, 3])), members=lambda: {"bag": nn.EmbeddingBag(5, 3)})
+def bags_by_offsets(self, tokens, offsets):
     """Offsets must ascend: the kernel reads past its memory otherwise."""
-
-    def __init__(self):
-        super().__init__()
-        self.bag = nn.EmbeddingBag(5, 3)
-
-    def forward(self, tokens, offsets):
-        return self.bag(tokens, offsets)
+    return self.bag(tokens, offsets)
 
 
-@case(lambda: (torch.randn(5, 4),))
-class ForcesOfAnEnergy(nn.Module):
+@case(
+    lambda: (torch.randn(5, 4),),
+    members=lambda: {"layers": nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.SiLU(), nn.Linear(6, 1))},
+)
+def forces_of_an_energy(self, x):
     """Gradients of its own, through operators that keep what they computed inside of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.SiLU(), nn.Linear(6, 1))
-
-    def forward(self, x):
-        x = x * 1 + 0 * self.layers[0].bias.sum()
-        energy = self.layers(x).sum()
-        (gradient,) = torch.autograd.grad(energy, x, create_graph=True)
-        return energy, -gradient
+    x = x * 1 + 0 * self.layers[0].bias.sum()
+    energy = self.layers(x).sum()
+    (gradient,) = torch.autograd.grad(energy, x, create_graph=True)
+    return energy, -gradient
 
 
 @case(lambda: (leaf(4),))

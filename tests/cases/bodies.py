@@ -25,15 +25,9 @@ def branches_on_a_flag(x, flag):
     return torch.cond(flag, lambda x: x + 1, lambda x: x - 1, (x,))
 
 
-@case(lambda: (torch.randn(3, 4),))
-class BranchesOverParameters(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(4, 4)
-        self.second = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return torch.cond(x.mean() > 0, lambda x: self.first(x).sin(), lambda x: self.second(x).cos(), (x,))
+@case(lambda: (torch.randn(3, 4),), members=lambda: {"first": nn.Linear(4, 4), "second": nn.Linear(4, 4)})
+def branches_over_parameters(self, x):
+    return torch.cond(x.mean() > 0, lambda x: self.first(x).sin(), lambda x: self.second(x).cos(), (x,))
 
 
 @case(lambda: (torch.randn(3, 4),))
@@ -171,15 +165,10 @@ def dual_numbers(x, t):
     return result, none
 
 
-@case(lambda: (leaf(3, 4),))
-class Laplacian(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))
-
-    def forward(self, x):
-        second = torch.func.hessian(lambda point: self.net(point).sum())
-        return torch.vmap(lambda point: second(point).diagonal().sum())(x)
+@case(lambda: (leaf(3, 4),), members=lambda: {"net": nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))})
+def laplacian(self, x):
+    second = torch.func.hessian(lambda point: self.net(point).sum())
+    return torch.vmap(lambda point: second(point).diagonal().sum())(x)
 
 
 @case(lambda: (torch.randn(3, 4),))
@@ -209,14 +198,9 @@ def region_without_gradients_as_operator(x, w):
     return fixed + x
 
 
-@case(lambda: (torch.randn(3, 4),))
-class LoopOverParameters(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, self.linear(x).sin()), (torch.tensor(0), x))
+@case(lambda: (torch.randn(3, 4),), members=lambda: {"linear": nn.Linear(4, 4)})
+def loop_over_parameters(self, x):
+    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, self.linear(x).sin()), (torch.tensor(0), x))
 
 
 @case(lambda: (torch.randn(5, 4),), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
@@ -233,32 +217,24 @@ class StepsOverParameters(nn.Module):
         return scan(step, torch.zeros(4), x)
 
 
-@case(lambda: (torch.randn(3, 4),))
-class BranchesWithinBranches(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
+@case(lambda: (torch.randn(3, 4),), members=lambda: {"linear": nn.Linear(4, 4)})
+def branches_within_branches(self, x):
+    def inner(x):
+        return torch.cond(x.sum() > 1, lambda x: self.linear(x) * x.shape[0], lambda x: x * 2, (x,))
 
-    def forward(self, x):
-        def inner(x):
-            return torch.cond(x.sum() > 1, lambda x: self.linear(x) * x.shape[0], lambda x: x * 2, (x,))
-
-        return torch.cond(x.mean() > 0, inner, lambda x: self.linear(x).cos(), (x,))
+    return torch.cond(x.mean() > 0, inner, lambda x: self.linear(x).cos(), (x,))
 
 
-@case(lambda: tuple(torch.randn(1, 2, 8, 4) for _ in range(3)))
-class AttentionWithScores(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.slopes = nn.Parameter(torch.randn(2))
+@case(
+    lambda: tuple(torch.randn(1, 2, 8, 4) for _ in range(3)), members=lambda: {"slopes": nn.Parameter(torch.randn(2))}
+)
+def attention_with_scores(self, query, key, value):
+    mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, query.shape[2], key.shape[2], device="cpu")
 
-    def forward(self, query, key, value):
-        mask = create_block_mask(lambda b, h, q, k: q >= k, None, None, query.shape[2], key.shape[2], device="cpu")
+    def scores(score, b, h, q, k):
+        return score + self.slopes[h] * (q - k)
 
-        def scores(score, b, h, q, k):
-            return score + self.slopes[h] * (q - k)
-
-        return flex_attention(query, key, value, score_mod=scores, block_mask=mask)
+    return flex_attention(query, key, value, score_mod=scores, block_mask=mask)
 
 
 @case(lambda: (leaf(3, 4),), forward_only=CHECKPOINT)

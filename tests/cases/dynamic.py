@@ -80,17 +80,14 @@ def size_among_outputs(x):
     return x.sum(), x.shape[0], x.shape
 
 
-@case(lambda: (torch.randn(4, 3),), dynamic_shapes=({0: BATCH},))
-class DynamicModule(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3)
-        self.linear = nn.Linear(3, 2)
-        self.register_buffer("rows", torch.zeros((), dtype=torch.long))
-
-    def forward(self, x):
-        self.rows.add_(x.shape[0])
-        return nn.functional.relu(self.linear(self.norm(x)))
+@case(
+    lambda: (torch.randn(4, 3),),
+    dynamic_shapes=({0: BATCH},),
+    members=lambda: {"norm": nn.BatchNorm1d(3), "linear": nn.Linear(3, 2), "rows": torch.zeros((), dtype=torch.long)},
+)
+def dynamic_module(self, x):
+    self.rows.add_(x.shape[0])
+    return nn.functional.relu(self.linear(self.norm(x)))
 
 
 @case(lambda: (leaf(4, 3), torch.randn(2, 3)), dynamic_shapes=({0: BATCH}, {0: LENGTH}))

@@ -283,17 +283,11 @@ class Closes(torch.autograd.Function):
         return grad * ctx.module.scale * 2, None
 
 
-@case(lambda: (leaf(3, 4),))
-class FunctionThatReadsTheModule(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("scale", torch.randn(4))
-        self.linear = nn.Linear(4, 4)
-
-    def forward(self, x):
-        with torch.no_grad():
-            frozen = Closes.apply(x, self)
-        return self.linear(Closes.apply(x, self)) + frozen
+@case(lambda: (leaf(3, 4),), members=lambda: {"scale": torch.randn(4), "linear": nn.Linear(4, 4)})
+def function_that_reads_the_module(self, x):
+    with torch.no_grad():
+        frozen = Closes.apply(x, self)
+    return self.linear(Closes.apply(x, self)) + frozen
 
 
 @case(

@@ -29,22 +29,18 @@ class AttentionWithCacheOfDynamicLength(nn.Module):
         return functional.dropout(scores.softmax(-1), 0.2, self.training) @ x, self.cache[:, :length]
 
 
-@case(lambda: (leaf(3, 4),))
-class PowerIteration(nn.Module):
+@case(
+    lambda: (leaf(3, 4),),
+    members=lambda: {"weight": nn.Parameter(torch.randn(4, 4)), "left": functional.normalize(torch.randn(4), dim=0)},
+)
+def power_iteration(self, x):
     """A buffer that is written without gradients, and read with and without them."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(4, 4))
-        self.register_buffer("left", functional.normalize(torch.randn(4), dim=0))
-
-    def forward(self, x):
-        if self.training:
-            with torch.no_grad():
-                right = functional.normalize(self.weight.t() @ self.left, dim=0)
-                self.left.copy_(functional.normalize(self.weight @ right, dim=0))
-        right = functional.normalize(self.weight.t() @ self.left, dim=0).detach()
-        return x @ (self.weight / (self.left.clone() @ self.weight @ right))
+    if self.training:
+        with torch.no_grad():
+            right = functional.normalize(self.weight.t() @ self.left, dim=0)
+            self.left.copy_(functional.normalize(self.weight @ right, dim=0))
+    right = functional.normalize(self.weight.t() @ self.left, dim=0).detach()
+    return x @ (self.weight / (self.left.clone() @ self.weight @ right))
 
 
 @case(lambda: (leaf(3, 4), torch.randn((), requires_grad=True), torch.randn(3, 4)))

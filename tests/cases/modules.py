@@ -41,26 +41,17 @@ class SharedSubmodule(nn.Module):
         return self.third(self.second(self.first(x)))
 
 
-@case(lambda: (torch.randn(2, 4),))
-class FrozenPart(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.frozen = nn.Linear(4, 4).requires_grad_(False)
-        self.head = nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.head(self.frozen(x).relu())
+@case(
+    lambda: (torch.randn(2, 4),),
+    members=lambda: {"frozen": nn.Linear(4, 4).requires_grad_(False), "head": nn.Linear(4, 2)},
+)
+def frozen_part(self, x):
+    return self.head(self.frozen(x).relu())
 
 
-@case(lambda: (torch.randn(2, 4),))
-class UnusedParameter(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.used = nn.Linear(4, 2)
-        self.unused = nn.Linear(4, 2)
-
-    def forward(self, x):
-        return self.used(x)
+@case(lambda: (torch.randn(2, 4),), members=lambda: {"used": nn.Linear(4, 2), "unused": nn.Linear(4, 2)})
+def unused_parameter(self, x):
+    return self.used(x)
 
 
 @case(lambda: (torch.randn(2, 4),))
@@ -172,14 +163,9 @@ class WeightNormed(nn.Module):
         return self.layer(x)
 
 
-@case(lambda: (torch.randn(2, 4),))
-class SpectralNormed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))
-
-    def forward(self, x):
-        return self.layer(x)
+@case(lambda: (torch.randn(2, 4),), members=lambda: {"layer": nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))})
+def spectral_normed(self, x):
+    return self.layer(x)
 
 
 @case(
@@ -205,13 +191,7 @@ class TransformerWithACausalMask(nn.Module):
         return self.transformer(source, target, tgt_mask=tgt_mask)
 
 
-@case(lambda: (torch.randn(2, 3),))
-class ConvertedInTheCall(nn.Module):
+@case(lambda: (torch.randn(2, 3),), members=lambda: {"layer": nn.Linear(3, 3)})
+def converted_in_the_call(self, x):
     """Converts a submodule to the dtype that it has."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x):
-        return self.layer.to(x.dtype)(x)
+    return self.layer.to(x.dtype)(x)

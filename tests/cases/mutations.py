@@ -125,16 +125,11 @@ def metadata_by_as_strided(x):
     return x * 2
 
 
-@case(lambda: (torch.randn(2, 3),))
-class MetadataOfAParameter(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3, 3))
-
-    def forward(self, x):
-        with torch.no_grad():
-            self.weight.t_()
-        return x @ self.weight
+@case(lambda: (torch.randn(2, 3),), members=lambda: {"weight": nn.Parameter(torch.randn(3, 3))})
+def metadata_of_a_parameter(self, x):
+    with torch.no_grad():
+        self.weight.t_()
+    return x @ self.weight
 
 
 @case(lambda: (torch.randn(3, 4),))
@@ -198,28 +193,17 @@ class BufferInPlace(nn.Module):
         return x * self.weight + self.seen
 
 
-@case(lambda: (torch.randn(2, 3),))
-class ParameterUnderNoGrad(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3))
-
-    def forward(self, x):
-        with torch.no_grad():
-            self.weight.clamp_(-0.5, 0.5)
-        return x * self.weight
+@case(lambda: (torch.randn(2, 3),), members=lambda: {"weight": nn.Parameter(torch.randn(3))})
+def parameter_under_no_grad(self, x):
+    with torch.no_grad():
+        self.weight.clamp_(-0.5, 0.5)
+    return x * self.weight
 
 
-@case(lambda: (torch.randn(2, 3),))
-class BufferReplaced(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("mean", torch.zeros(3))
-        self.weight = nn.Parameter(torch.randn(3))
-
-    def forward(self, x):
-        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
-        return (x - self.mean) * self.weight
+@case(lambda: (torch.randn(2, 3),), members=lambda: {"mean": torch.zeros(3), "weight": nn.Parameter(torch.randn(3))})
+def buffer_replaced(self, x):
+    self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+    return (x - self.mean) * self.weight
 
 
 @case(lambda: (torch.randn(2, 3),))
@@ -257,18 +241,14 @@ class ParameterDataAssigned(nn.Module):
         return x * self.weight
 
 
-@case(lambda: (leaf(2, 3),))
-class AttributesReplacedWithGradients(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("last", torch.zeros(3))
-        self.register_buffer("before", torch.zeros(2, 3))
-        self.weight = nn.Parameter(torch.randn(3))
-
-    def forward(self, x):
-        hidden = (x * self.weight + self.last.detach()).tanh()
-        self.last, self.before = hidden[0], x.detach()
-        return hidden.sum(), self.last * 2
+@case(
+    lambda: (leaf(2, 3),),
+    members=lambda: {"last": torch.zeros(3), "before": torch.zeros(2, 3), "weight": nn.Parameter(torch.randn(3))},
+)
+def attributes_replaced_with_gradients(self, x):
+    hidden = (x * self.weight + self.last.detach()).tanh()
+    self.last, self.before = hidden[0], x.detach()
+    return hidden.sum(), self.last * 2
 
 
 @case(lambda: (leaf(2, 3),), forward_only="set_ on a graph input")
@@ -378,23 +358,16 @@ def many_tensors_changed_at_once(x, y):
     return scaled * y
 
 
-@case(lambda: (torch.randn(2, 4),))
-class OwnOptimizer(nn.Module):
+@case(lambda: (torch.randn(2, 4),), members=lambda: {"layer": nn.Linear(4, 3), "momentum": torch.zeros(3, 4)})
+def own_optimizer(self, x):
     """Takes a step with momentum of its own weight, by operators on lists."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 3)
-        self.register_buffer("momentum", torch.zeros(3, 4))
-
-    def forward(self, x):
-        weight = self.layer.weight
-        (gradient,) = torch.autograd.grad(self.layer(x).square().sum(), [weight])
-        with torch.no_grad():
-            torch._foreach_mul_([self.momentum], 0.9)
-            torch._foreach_add_([self.momentum], [gradient])
-            torch._foreach_add_([weight], [self.momentum], alpha=-0.1)
-        return self.layer(x).detach()
+    weight = self.layer.weight
+    (gradient,) = torch.autograd.grad(self.layer(x).square().sum(), [weight])
+    with torch.no_grad():
+        torch._foreach_mul_([self.momentum], 0.9)
+        torch._foreach_add_([self.momentum], [gradient])
+        torch._foreach_add_([weight], [self.momentum], alpha=-0.1)
+    return self.layer(x).detach()
 
 
 @case(lambda: (leaf(2, 3), {"labels": torch.randn(2, 3), "layers": [[torch.randn(2, 3)], None], "steps": 1}))

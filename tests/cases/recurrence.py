@@ -35,28 +35,19 @@ class RecurrenceOfAnyLength(nn.Module):
     lambda: (torch.randn(3, 4, 2), torch.tensor([2, 4, 1]), torch.randn(2, 3, 3)),
     dynamic_shapes=({0: BATCH, 1: LENGTH}, {0: BATCH}, {1: BATCH}),
     forward_only=WHOLE,
+    members=lambda: {"linear": nn.Linear(2, 2), "lstm": nn.LSTM(2, 3, bidirectional=True), "gru": nn.GRU(6, 3, 2)},
 )
-class PackedSequences(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(2, 2)
-        self.lstm = nn.LSTM(2, 3, bidirectional=True)
-        self.gru = nn.GRU(6, 3, 2)
-
-    def forward(self, x, lengths, state):
-        packed = pack_padded_sequence(self.linear(x), lengths, batch_first=True, enforce_sorted=False)
-        inner, (hidden, _) = self.lstm(packed)
-        outer, last = self.gru(inner, state)
-        padded, longest = pad_packed_sequence(outer, batch_first=True, total_length=x.shape[1])
-        return padded + x.sum(2, keepdim=True), pad_packed_sequence(inner)[0].mean(0), longest, hidden + 1, last
+def packed_sequences(self, x, lengths, state):
+    packed = pack_padded_sequence(self.linear(x), lengths, batch_first=True, enforce_sorted=False)
+    inner, (hidden, _) = self.lstm(packed)
+    outer, last = self.gru(inner, state)
+    padded, longest = pad_packed_sequence(outer, batch_first=True, total_length=x.shape[1])
+    return padded + x.sum(2, keepdim=True), pad_packed_sequence(inner)[0].mean(0), longest, hidden + 1, last
 
 
-@case(lambda: (torch.randn(4, 3, 2), torch.tensor([4, 2, 2])), forward_only=WHOLE)
-class PackedSequencesOfAFixedBatch(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.RNN(2, 3)
-
-    def forward(self, x, lengths):
-        packed, last = self.rnn(pack_padded_sequence(x, lengths))
-        return pad_packed_sequence(packed, padding_value=-1.0)[0], last
+@case(
+    lambda: (torch.randn(4, 3, 2), torch.tensor([4, 2, 2])), forward_only=WHOLE, members=lambda: {"rnn": nn.RNN(2, 3)}
+)
+def packed_sequences_of_a_fixed_batch(self, x, lengths):
+    packed, last = self.rnn(pack_padded_sequence(x, lengths))
+    return pad_packed_sequence(packed, padding_value=-1.0)[0], last

@@ -43,17 +43,12 @@ def branch_between_writes_to_an_argument(x, total):
     return total.sum()
 
 
-@case(lambda: (leaf(4),))
-class CountedCalls(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
-
-    def forward(self, x):
-        self.calls.add_(1)
-        if self.calls > 0:
-            x = x / self.calls
-        return x
+@case(lambda: (leaf(4),), members=lambda: {"calls": torch.zeros((), dtype=torch.long)})
+def counted_calls(self, x):
+    self.calls.add_(1)
+    if self.calls > 0:
+        x = x / self.calls
+    return x
 
 
 @case(lambda: (leaf(4), torch.randn(4).abs() + 0.1))
@@ -76,14 +71,9 @@ def operators_that_read_values(classes, x, start):
     return nn.functional.one_hot(classes), x.narrow(0, start, 3), torch.combinations(x[:, 0])
 
 
-@case(lambda: (torch.randn(4, 3),), programs=("train",))
-class CumulativeBatchNorm(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm = nn.BatchNorm1d(3, momentum=None)
-
-    def forward(self, x):
-        return self.norm(x)
+@case(lambda: (torch.randn(4, 3),), programs=("train",), members=lambda: {"norm": nn.BatchNorm1d(3, momentum=None)})
+def cumulative_batch_norm(self, x):
+    return self.norm(x)
 
 
 def _speech():

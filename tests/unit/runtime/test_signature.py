@@ -49,12 +49,17 @@ def parameter(name: str, tree: Any, kind: Any = "positional_or_keyword", *, opti
     return Parameter(name=name, kind=kind, tree=tree, optional=optional)
 
 
+def call(*args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    return args, kwargs
+
+
 def flatten(parameters: list[Parameter], args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], list[str]]:
     leaves: list[Any] = [None] * 4
     violations = Signature(tuple(parameters), lambda tree: tree.value).flatten(args, kwargs, leaves)
     return leaves, violations
 
 
+MORE = [parameter("more", mapping(a=leaf(0), b=leaf(1), any_order=True), "var_keyword")]
 BY_KEY = [parameter("x", mapping(a=leaf(0), b=leaf(1), any_order=True))]
 PLAIN = [parameter("x", leaf(0)), parameter("y", leaf(1))]
 DEFAULT = [parameter("x", leaf(0)), parameter("scale", constant(2.0), optional=True)]
@@ -68,33 +73,36 @@ NESTED = [parameter("x", mapping(a=sequence("list", leaf(0), constant(None)), b=
 POSITIONAL = [parameter("x", leaf(0), "positional_only"), parameter("y", leaf(1))]
 
 FITTING = {
-    "positional": (PLAIN, (X, Y), {}, [X, Y]),
-    "by_keyword": (PLAIN, (), {"y": Y, "x": X}, [X, Y]),
-    "mixed": (PLAIN, (X,), {"y": Y}, [X, Y]),
-    "default_left_out": (DEFAULT, (X,), {}, [X]),
-    "default_passed_as_it_was": (DEFAULT, (X, 2.0), {}, [X]),
-    "default_passed_by_keyword": (DEFAULT, (X,), {"scale": 2.0}, [X]),
-    "keyword_only": (KEYWORD, (X,), {"y": Y}, [X, Y]),
-    "variadic": (VARIADIC, (X, Y), {"z": Z}, [X, Y, Z]),
-    "nested": (NESTED, ({"a": [X, None], "b": (Y,)},), {}, [X, Y]),
-    "named_tuple": ([parameter("x", pair("namedtuple", leaf(0), leaf(1)))], (Pair(X, Y),), {}, [X, Y]),
-    "dataclass": ([parameter("x", pair("dataclass", leaf(0), leaf(1)))], (Record(X, Y),), {}, [X, Y]),
+    "positional": (PLAIN, call(X, Y), [X, Y]),
+    "by_keyword": (PLAIN, call(y=Y, x=X), [X, Y]),
+    "mixed": (PLAIN, call(X, y=Y), [X, Y]),
+    "default_left_out": (DEFAULT, call(X), [X]),
+    "default_passed_as_it_was": (DEFAULT, call(X, 2.0), [X]),
+    "default_passed_by_keyword": (DEFAULT, call(X, scale=2.0), [X]),
+    "keyword_only": (KEYWORD, call(X, y=Y), [X, Y]),
+    "variadic": (VARIADIC, call(X, Y, z=Z), [X, Y, Z]),
+    "nested": (NESTED, call({"a": [X, None], "b": (Y,)}), [X, Y]),
+    "named_tuple": ([parameter("x", pair("namedtuple", leaf(0), leaf(1)))], call(Pair(X, Y)), [X, Y]),
+    "dataclass": ([parameter("x", pair("dataclass", leaf(0), leaf(1)))], call(Record(X, Y)), [X, Y]),
     "mapping_with_the_fields": (
         [parameter("x", pair("model_output", leaf(0), leaf(1)))],
-        (collections.OrderedDict(first=X, second=Y),),
-        {},
+        call(collections.OrderedDict(first=X, second=Y)),
         [X, Y],
     ),
-    "same_tensor_twice": ([parameter("x", leaf(0)), parameter("y", leaf(0))], (X, X), {}, [X]),
-    "size": ([parameter("s", sequence("size", constant(2), constant(3)))], (torch.Size([2, 3]),), {}, []),
-    "nan": ([parameter("s", constant(float("nan")))], (float("nan"),), {}, []),
-    "cpu_of_an_index": ([parameter("s", constant(torch.device("cpu")))], (torch.device("cpu:0"),), {}, []),
+    "same_tensor_twice": ([parameter("x", leaf(0)), parameter("y", leaf(0))], call(X, X), [X]),
+    "size": ([parameter("s", sequence("size", constant(2), constant(3)))], call(torch.Size([2, 3])), []),
+    "nan": ([parameter("s", constant(float("nan")))], call(float("nan")), []),
+    "by_key": (BY_KEY, call({"b": Y, "a": X}), [X, Y]),
+    "ordered_by_key": (BY_KEY, call(collections.OrderedDict(b=Y, a=X)), [X, Y]),
+    "mapping_by_key": (BY_KEY, call(collections.UserDict({"b": Y, "a": X})), [X, Y]),
+    "keywords_by_key": (MORE, call(b=Y, a=X), [X, Y]),
+    "cpu_of_an_index": ([parameter("s", constant(torch.device("cpu")))], call(torch.device("cpu:0")), []),
 }
 
 
-@pytest.mark.parametrize(("parameters", "args", "kwargs", "expected"), FITTING.values(), ids=FITTING)
-def test_call_that_fits_is_flattened(parameters, args, kwargs, expected):
-    leaves, violations = flatten(parameters, args, kwargs)
+@pytest.mark.parametrize(("parameters", "call", "expected"), FITTING.values(), ids=FITTING)
+def test_call_that_fits_is_flattened(parameters, call, expected):
+    leaves, violations = flatten(parameters, *call)
     assert violations == []
     assert [id(value) for value in leaves] == [id(value) for value in [*expected, *[None] * (4 - len(expected))]]
 
@@ -102,140 +110,107 @@ def test_call_that_fits_is_flattened(parameters, args, kwargs, expected):
 UNFITTING = {
     "no_array": (
         [parameter("x", Leaf(index=0, array=True))],
-        (3,),
-        {},
+        call(3),
         ["`x`: expected an array, as at capture; 3 is no `numpy.ndarray`"],
     ),
-    "long": (DEFAULT, (X, "a" * 99), {}, ["`scale`: expected 2.0, as at capture, got '" + "a" * 79]),
-    "missing": (PLAIN, (X,), {}, ["`y`: missing; it was passed at capture"]),
+    "long": (DEFAULT, call(X, "a" * 99), ["`scale`: expected 2.0, as at capture, got '" + "a" * 79]),
+    "missing": (PLAIN, call(X), ["`y`: missing; it was passed at capture"]),
     "all_missing": (
         PLAIN,
-        (),
-        {},
+        call(),
         ["`x`: missing; it was passed at capture", "`y`: missing; it was passed at capture"],
     ),
-    "missing_keyword": (KEYWORD, (X,), {}, ["`y`: missing; it was passed at capture"]),
-    "too_many": (PLAIN, (X, Y, Z), {}, ["takes 2 positional arguments (`x`, `y`), got 3"]),
+    "missing_keyword": (KEYWORD, call(X), ["`y`: missing; it was passed at capture"]),
+    "too_many": (PLAIN, call(X, Y, Z), ["takes 2 positional arguments (`x`, `y`), got 3"]),
     "keyword_only_by_position": (
         KEYWORD,
-        (X, Y),
-        {},
+        call(X, Y),
         ["takes 1 positional arguments (`x`), got 2", "`y`: missing; it was passed at capture"],
     ),
-    "unexpected": (PLAIN, (X, Y), {"z": Z}, ["`z`: unexpected keyword argument; there are `x`, `y`"]),
-    "twice": (PLAIN, (X, Y), {"x": X}, ["`x`: passed twice"]),
+    "unexpected": (PLAIN, call(X, Y, z=Z), ["`z`: unexpected keyword argument; there are `x`, `y`"]),
+    "twice": (PLAIN, call(X, Y, x=X), ["`x`: passed twice"]),
     "positional_only_by_keyword": (
         POSITIONAL,
-        (),
-        {"x": X, "y": Y},
+        call(x=X, y=Y),
         ["`x`: unexpected keyword argument; there are `x`, `y`", "`x`: missing; it was passed at capture"],
     ),
-    "none": (PLAIN, (X,), {"y": None}, ["`y`: expected a tensor or number, got None"]),
-    "constant_changed": (DEFAULT, (X, 3.0), {}, ["`scale`: expected 2.0, as at capture, got 3.0"]),
-    "constant_of_another_type": (DEFAULT, (X, 2), {}, ["`scale`: expected 2.0, as at capture, got 2"]),
+    "none": (PLAIN, call(X, y=None), ["`y`: expected a tensor or number, got None"]),
+    "constant_changed": (DEFAULT, call(X, 3.0), ["`scale`: expected 2.0, as at capture, got 3.0"]),
+    "constant_of_another_type": (DEFAULT, call(X, 2), ["`scale`: expected 2.0, as at capture, got 2"]),
     "tensor_in_place_of_none": (
         NESTED,
-        ({"a": [X, Y], "b": (Y,)},),
-        {},
+        call({"a": [X, Y], "b": (Y,)}),
         ["`x['a'][1]`: expected None, as at capture, got a tensor float32[3]"],
     ),
     "other_keys": (
         NESTED,
-        ({"a": [X, None]},),
-        {},
+        call({"a": [X, None]}),
         ["`x`: expected a dict with keys ['a', 'b'] in this order; missing: 'b'"],
     ),
     "other_order": (
         NESTED,
-        ({"b": (Y,), "a": [X, None]},),
-        {},
+        call({"b": (Y,), "a": [X, None]}),
         ["`x`: expected a dict with keys ['a', 'b'] in this order, got a dict with keys ['b', 'a']"],
     ),
     "tensor_in_place_of_a_dict": (
         NESTED,
-        (X,),
-        {},
+        call(X),
         ["`x`: expected a dict with keys ['a', 'b'] in this order, got a tensor float32[2]"],
     ),
     "tuple_in_place_of_a_list": (
         NESTED,
-        ({"a": (X, None), "b": (Y,)},),
-        {},
+        call({"a": (X, None), "b": (Y,)}),
         ["`x['a']`: expected a list of 2, got a tuple of 2"],
     ),
     "other_length": (
         NESTED,
-        ({"a": [X], "b": ()},),
-        {},
+        call({"a": [X], "b": ()}),
         ["`x['a']`: expected a list of 2, got a list of 1", "`x['b']`: expected a tuple of 1, got a tuple of 0"],
     ),
-    "more_variadic_arguments": (VARIADIC, (X, Y, Z), {"z": Z}, ["`rest`: expected a tuple of 1, got a tuple of 2"]),
+    "more_variadic_arguments": (VARIADIC, call(X, Y, Z, z=Z), ["`rest`: expected a tuple of 1, got a tuple of 2"]),
     "other_variadic_keywords": (
         VARIADIC,
-        (X, Y),
-        {"w": Z},
+        call(X, Y, w=Z),
         ["`more`: expected a dict with keys ['z'] in this order; missing: 'z'; unexpected: 'w'"],
     ),
     "keys_in_any_order_others": (
         BY_KEY,
-        ({"c": X, "b": Y, "d": Z},),
-        {},
+        call({"c": X, "b": Y, "d": Z}),
         ["`x`: expected a dict with keys ['a', 'b'] in any order; missing: 'a'; unexpected: 'c', 'd'"],
     ),
     "keys_in_any_order_more": (
         BY_KEY,
-        ({"c": X, "b": Y, "a": Z},),
-        {},
+        call({"c": X, "b": Y, "a": Z}),
         ["`x`: expected a dict with keys ['a', 'b'] in any order; unexpected: 'c'"],
     ),
     "keys_in_any_order_no_dict": (
         BY_KEY,
-        (X,),
-        {},
+        call(X),
         ["`x`: expected a dict with keys ['a', 'b'] in any order, got a tensor float32[2]"],
     ),
     "keys_of_keywords_in_any_order": (
-        [parameter("more", mapping(a=leaf(0), b=leaf(1), any_order=True), "var_keyword")],
-        (),
-        {"c": X, "b": Y},
+        MORE,
+        call(c=X, b=Y),
         ["`more`: expected a dict with keys ['a', 'b'] in any order; missing: 'a'; unexpected: 'c'"],
     ),
     "field_missing": (
         [parameter("x", pair("dataclass", leaf(0), leaf(1)))],
-        ({"first": X},),
-        {},
+        call({"first": X}),
         ["`x`: expected a `Pair` with fields first, second, got a dict with keys ['first']"],
     ),
     "other_tensor_where_it_was_the_same": (
         [parameter("x", leaf(0)), parameter("y", leaf(0))],
-        (X, Y),
-        {},
+        call(X, Y),
         ["`y`: at capture another argument was the very same tensor; pass the same one"],
     ),
     "none_where_it_was_the_same": (
         [parameter("x", leaf(0)), parameter("y", leaf(0))],
-        (None, Y),
-        {},
+        call(None, Y),
         ["`x`: expected a tensor or number, got None"],
     ),
 }
 
 
-@pytest.mark.parametrize(("parameters", "args", "kwargs", "expected"), UNFITTING.values(), ids=UNFITTING)
-def test_call_that_does_not_fit_is_told_every_violation(parameters, args, kwargs, expected):
-    assert flatten(parameters, args, kwargs)[1] == expected
-
-
-@pytest.mark.parametrize("dict_type", [dict, collections.OrderedDict, collections.UserDict])
-def test_dict_that_is_read_by_key_fits_in_any_order(dict_type):
-    leaves, violations = flatten(BY_KEY, (dict_type({"b": Y, "a": X}),), {})
-    assert violations == []
-    assert leaves[0] is X
-    assert leaves[1] is Y
-
-
-def test_keywords_that_are_read_by_key_fit_in_any_order():
-    more = parameter("more", mapping(a=leaf(0), b=leaf(1), any_order=True), "var_keyword")
-    leaves, violations = flatten([more], (), {"b": Y, "a": X})
-    assert violations == []
-    assert leaves[:2] == [X, Y]
+@pytest.mark.parametrize(("parameters", "call", "expected"), UNFITTING.values(), ids=UNFITTING)
+def test_call_that_does_not_fit_is_told_every_violation(parameters, call, expected):
+    assert flatten(parameters, *call)[1] == expected
