@@ -53,118 +53,105 @@ def refused(*violations: str) -> str:
     return "\n".join(["the call does not fit program `infer`:", *(f"  - {violation}" for violation in violations)])
 
 
-# (name, what the user does, class of the error, its whole text)
-CALLS = [
-    ("nothing", call(), CallInvalid, refused("`input`: missing; it was passed at capture")),
-    ("too_much", call(X, X), CallInvalid, refused("takes 1 positional arguments (`input`), got 2")),
-    (
-        "other_name",
+# what the user does, class of the error, its whole text
+CALLS = {
+    "nothing": (call(), CallInvalid, refused("`input`: missing; it was passed at capture")),
+    "too_much": (call(X, X), CallInvalid, refused("takes 1 positional arguments (`input`), got 2")),
+    "other_name": (
         call(x=X),
         CallInvalid,
         refused("`x`: unexpected keyword argument; there are `input`", "`input`: missing; it was passed at capture"),
     ),
-    ("list", call([X]), CallInvalid, refused("`input`: expected a tensor float32, got list")),
-    ("array", call(X.numpy()), CallInvalid, refused("`input`: expected a tensor float32, got ndarray")),
-    ("other_dtype", call(X.long()), CallInvalid, refused("`input`: expected dtype float32, got int64")),
-    ("other_rank", call(X[0]), CallInvalid, refused("`input`: expected shape [batch, 4], got [4]")),
-    ("other_width", call(X[:, :3]), CallInvalid, refused("`input`: expected shape [batch, 4], got [3, 3] at axis 1")),
-    ("too_many_rows", call(torch.ones(9, 4)), CallInvalid, refused("`input`: size 0: `batch` is 9, outside [1:8]")),
-    ("other_device", call(X.to("meta")), CallInvalid, refused("`input`: expected a tensor on cpu, got one on meta")),
-    ("half", with_module(lambda module: module.half()), NotSupported, WEIGHTS),
-    (
-        "pickle",
+    "list": (call([X]), CallInvalid, refused("`input`: expected a tensor float32, got list")),
+    "array": (call(X.numpy()), CallInvalid, refused("`input`: expected a tensor float32, got ndarray")),
+    "other_dtype": (call(X.long()), CallInvalid, refused("`input`: expected dtype float32, got int64")),
+    "other_rank": (call(X[0]), CallInvalid, refused("`input`: expected shape [batch, 4], got [4]")),
+    "other_width": (call(X[:, :3]), CallInvalid, refused("`input`: expected shape [batch, 4], got [3, 3] at axis 1")),
+    "too_many_rows": (call(torch.ones(9, 4)), CallInvalid, refused("`input`: size 0: `batch` is 9, outside [1:8]")),
+    "other_device": (call(X.to("meta")), CallInvalid, refused("`input`: expected a tensor on cpu, got one on meta")),
+    "half": (with_module(lambda module: module.half()), NotSupported, WEIGHTS),
+    "pickle": (
         with_module(lambda module: torch.save(module, "module.pt")),
         NotSupported,
         "a loaded bundle is not pickled: save it with `aotexport_runtime.save(module, path)`, or its weights alone with "
         "`module.state_dict()`",
     ),
-]
+}
 
-SAVES = [
-    (
-        "no_bundle",
+SAVES = {
+    "no_bundle": (
         lambda: aotexport_runtime.save(nn.Linear(4, 2), "new"),
         ArgumentInvalid,
         f"`module`: expected a loaded bundle, got Linear. {MAKE}",
     ),
-    (
-        "weights",
+    "weights": (
         save(wrap=lambda module: module.state_dict()),
         ArgumentInvalid,
         f"`module`: expected a loaded bundle, got OrderedDict. {MAKE}",
     ),
-    (
-        "wrapper",
+    "wrapper": (
         save(wrap=lambda module: nn.Sequential(module, nn.Linear(2, 3))),
         ArgumentInvalid,
         "`module`: expected a loaded bundle, got Sequential. It holds one as `0`: save that one, or export the whole "
         "(`aotexport.export`)",
     ),
-    (
-        "arguments_swapped",
+    "arguments_swapped": (
         with_module(lambda module: aotexport_runtime.save("new", module)),
         ArgumentInvalid,
         f"`module`: expected a loaded bundle, got str. {MAKE}",
     ),
-    ("path_is_a_number", save(3), ArgumentInvalid, "`path`: expected a path, got int"),
-    (
-        "over_itself",
+    "path_is_a_number": (save(3), ArgumentInvalid, "`path`: expected a path, got int"),
+    "over_itself": (
         save("bundle"),
         OutputExists,
         "`bundle` exists; give force=True (--force) to replace it, or choose another place",
     ),
-    ("over_a_folder", save("data"), OutputExists, "`data` exists and is no bundle; choose another place"),
-    (
-        "below_a_file",
+    "over_a_folder": (save("data"), OutputExists, "`data` exists and is no bundle; choose another place"),
+    "below_a_file": (
         save("weights.pt/new"),
         OutputExists,
         "`weights.pt/new` would be below `{here}/weights.pt`, which is no directory; choose another place",
     ),
-]
+}
 
-CHANGES = [
-    (
-        "parametrized",
+CHANGES = {
+    "parametrized": (
         change_and_save(lambda module: parametrizations.weight_norm(module.head)),
         NotSupported,
         f"`head` is parametrized, and {CHANGED}",
     ),
-    (
-        "pruned",
+    "pruned": (
         change_and_save(lambda module: prune.l1_unstructured(module.head, "weight", 0.5)),
         NotSupported,
         f"`head` has a `weight` that is computed, and {CHANGED}",
     ),
-    (
-        "other_head",
+    "other_head": (
         change_and_save(lambda module: setattr(module, "head", nn.Linear(4, 5))),
         NotSupported,
         f"`head` was replaced by a `Linear`, and {CHANGED}",
     ),
-    (
-        "no_head",
+    "no_head": (
         change_and_save(lambda module: delattr(module, "head")),
         NotSupported,
         "`head` was removed, and program `train` calls it. Put a module in its place (`torch.nn.Identity()` passes on what "
         "it gets)",
     ),
-    (
-        "attribute_that_nothing_reads",
+    "attribute_that_nothing_reads": (
         change_and_save(lambda module: setattr(module.head, "extra", 3)),
         NotSupported,
         "no call looks at the attribute `extra` of `head`: what the model's code read of it was fixed at export. Set it "
         "before the export",
     ),
-]
+}
 
 ROWS = [
-    (f"{table}_{name}", *row)
+    pytest.param(*row, id=f"{table}_{name}")
     for table, rows in (("call", CALLS), ("save", SAVES), ("change", CHANGES))
-    for name, *row in rows
+    for name, row in rows.items()
 ]
 
 
-@pytest.mark.parametrize(("act", "kind", "text"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+@pytest.mark.parametrize(("act", "kind", "text"), ROWS)
 def test_mistake_with_a_loaded_module_is_told_in_whole(
     act: Callable[[], Any], kind: type[Exception], text: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -24,209 +24,143 @@ def function(line: str) -> str:
     return f"{NN}def model(x):\n    {line}\n\n{X}"
 
 
-# (name, text of model.py, command line, exit code, whole message)
-FILES = [
-    ("no_file", LINEAR, "net.py -o new", 2, "no file `net.py`"),
-    ("folder", LINEAR, "./data -o new", 2, f"`./data` {NO_FILE}"),
-    ("weights", LINEAR, "weights.pt -o new", 2, f"`weights.pt` {NO_FILE}"),
-    ("no_name_after_the_colon", LINEAR, "model.py: -o new", 2, f"`model.py:` {NO_FILE}"),
-    (
-        "other_name",
-        LINEAR,
-        "model.py:net -o new",
-        2,
+NAMES = {
+    "no_file": ("net.py", "no file `net.py`"),
+    "folder": ("./data", f"`./data` {NO_FILE}"),
+    "weights": ("weights.pt", f"`weights.pt` {NO_FILE}"),
+    "no_name_after_the_colon": ("model.py:", f"`model.py:` {NO_FILE}"),
+    "other_name": (
+        "model.py:net",
         "`model.py` has no `net`. Add the line\n\n    net = MyModule()\n\nor name what it has: model.py:model",
     ),
-    (
-        "no_module",
-        LINEAR,
-        "my.nets:model -o new",
-        2,
-        "importing `my.nets` failed: ModuleNotFoundError: No module named 'my'",
-    ),
-    (
-        "syntax",
+    "no_module": ("my.nets:model", "importing `my.nets` failed: ModuleNotFoundError: No module named 'my'"),
+}
+"""What is no name of a model: the name, and the whole message."""
+
+REFUSED = {
+    "syntax": (
         NN + "model = nn.Linear(4, 2\n",
-        "model.py -o new",
-        2,
         "running `model.py` failed at model.py:4: SyntaxError: '(' was never closed",
     ),
-    (
-        "import",
+    "import": (
         "import torhc\n",
-        "model.py -o new",
-        2,
         "running `model.py` failed at model.py:1: ModuleNotFoundError: No module named 'torhc'",
     ),
-    (
-        "exception",
+    "exception": (
         NN + "model = nn.Linear(4, 2)\nmodel.load_state_dict(torch.load('nothing.pt'))\n",
-        "model.py -o new",
-        2,
         "running `model.py` failed at model.py:5: FileNotFoundError: [Errno 2] No such file or directory: 'nothing.pt'",
     ),
-    (
-        "factory_raises",
+    "factory_raises": (
         NN + "def model():\n    raise ValueError('no weights')\n" + X,
-        "model.py -o new",
-        2,
         "calling `model()` of `model.py`, to see whether it makes a module, failed at model.py:5: ValueError: no weights",
     ),
-    (
-        "state_dict",
+    "state_dict": (
         NN + "model = nn.Linear(4, 2).state_dict()\n" + X,
-        "model.py -o new",
-        2,
         f"`model` in `model.py` is of type OrderedDict; it must be {KINDS}",
     ),
-    (
-        "class_needs_arguments",
+    "class_needs_arguments": (
         NN + "class model(nn.Module):\n    def __init__(self, width):\n        super().__init__()\n" + X,
-        "model.py -o new",
-        2,
         "`model` in `model.py` needs the arguments width. Add the line\n\n    model = model(width=...)",
     ),
-    (
-        "factory_needs_arguments",
-        NN + "def model(width):\n    return nn.Linear(width, 2)\n" + X,
-        "model.py -o new",
-        1,
-        "the model fails on the example inputs: {here}/model.py:5: in model: TypeError: empty(): argument 'size' failed "
-        'to unpack the object at pos 2 with error "type must be tuple of ints,but got Tensor". `model` seems to make '
-        "the model, and has required arguments: give it these (`functools.partial`), or export what it returns",
-    ),
-    (
-        "factory_takes_what_it_is_given",
-        NN + "def model(x):\n    return nn.Linear(4, 2)\n" + X,
-        "model.py -o new",
-        1,
-        "output `output` is a `torch.nn.modules.linear.Linear`, which a bundle cannot hold. Return tensors. Of a function "
-        "that makes a module, export what it returns",
-    ),
-    (
-        "no_example",
+    "no_example": (
         NN + "model = nn.Linear(4, 2)\n",
-        "model.py -o new",
-        2,
         "`model.py` has no `example_inputs`. Add the arguments of one call, for example\n\n"
         '    example_inputs = {"input": torch.randn(2, 8)}\n\n'
         "as a dict of keyword arguments, a tuple of positional ones, or a function that returns either",
     ),
-    (
-        "example_is_a_list",
+    "example_is_a_list": (
         NN + "model = nn.Linear(4, 2)\nexample_inputs = [torch.ones(3, 4)]\n",
-        "model.py -o new",
-        2,
         f"`example_inputs` in `model.py` is of type list; it must be {FORMS}. For one argument, write\n\n"
         "    example_inputs = (value,)",
     ),
-    (
-        "example_of_another_name",
+    "example_of_another_name": (
         NN + "model = nn.Linear(4, 2)\nexample_inputs = {'x': torch.ones(3, 4)}\n",
-        "model.py -o new",
-        2,
         "the example inputs do not fit `Linear(input: torch.Tensor) -> torch.Tensor`: missing a required argument: 'input'",
     ),
-    (
-        "example_too_short",
+    "example_too_short": (
         NN + "model = nn.Bilinear(4, 4, 2)\n" + X,
-        "model.py -o new",
-        2,
         "the example inputs do not fit `Bilinear(input1: torch.Tensor, input2: torch.Tensor) -> torch.Tensor`: missing a "
         "required argument: 'input2'",
     ),
-    (
-        "example_of_another_shape",
+}
+"""Model files that are refused before the model is called (exit code 2): the text, and the whole message."""
+
+FAILING = {
+    "factory_needs_arguments": (
+        NN + "def model(width):\n    return nn.Linear(width, 2)\n" + X,
+        "the model fails on the example inputs: {here}/model.py:5: in model: TypeError: empty(): argument 'size' failed "
+        'to unpack the object at pos 2 with error "type must be tuple of ints,but got Tensor". `model` seems to make '
+        "the model, and has required arguments: give it these (`functools.partial`), or export what it returns",
+    ),
+    "factory_takes_what_it_is_given": (
+        NN + "def model(x):\n    return nn.Linear(4, 2)\n" + X,
+        "output `output` is a `torch.nn.modules.linear.Linear`, which a bundle cannot hold. Return tensors. Of a function "
+        "that makes a module, export what it returns",
+    ),
+    "example_of_another_shape": (
         net("return self.linear(x.view(7))"),
-        "model.py -o new",
-        1,
         "the model fails on the example inputs in train mode: {here}/model.py:9: in forward: RuntimeError: shape '[7]' is "
         "invalid for input of size 12",
     ),
-    (
-        "example_of_another_dtype",
+    "example_of_another_dtype": (
         net("return self.linear(x.long())"),
-        "model.py -o new",
-        1,
         "the model fails on the example inputs in train mode: {here}/model.py:9: in forward: RuntimeError: mat1 and mat2 "
         "must have the same dtype, but got Long and Float",
     ),
-    (
-        "example_out_of_range",
+    "example_out_of_range": (
         NN + "model = nn.Embedding(4, 2)\nexample_inputs = (torch.tensor([1, 9]),)\n",
-        "model.py -o new",
-        1,
         "the model fails on the example inputs in train mode: IndexError: index out of range in self",
     ),
-    (
-        "example_on_meta",
+    "example_on_meta": (
         NN + "model = nn.Linear(4, 2)\nexample_inputs = (torch.ones(3, 4, device='meta'),)\n",
-        "model.py -o new",
-        1,
         "`input` is on the meta device, and has no values. Make it on a real one",
     ),
-    (
-        "example_holds_a_function",
+    "example_holds_a_function": (
         NN + "def model(x, f):\n    return f(x)\n\nexample_inputs = (torch.ones(3), torch.sin)\n",
-        "model.py -o new",
-        1,
         "input `f` is a `builtins.builtin_function_or_method`, which a bundle cannot hold. Pass tensors, numbers, strings, "
         "None, or tuples, lists, dicts, named tuples or dataclasses of them",
     ),
-    (
-        "eager_raises",
+    "eager_raises": (
         net("raise ValueError('too long')"),
-        "model.py -o new",
-        1,
         "the model fails on the example inputs in train mode: {here}/model.py:9: in forward: ValueError: too long",
     ),
-    (
-        "no_forward",
+    "no_forward": (
         NN + "class Net(nn.Module):\n    pass\n\nmodel = Net()\n" + X,
-        "model.py -o new",
-        1,
         "the model fails on the example inputs in train mode: NotImplementedError: Module [Net] is missing the required "
         '"forward" function',
     ),
-    (
-        "writes_to_a_parameter",
+    "writes_to_a_parameter": (
         net("return self.linear.weight.add_(1).sum() + x"),
-        "model.py -o new",
-        1,
         "the model fails on the example inputs in train mode: {here}/model.py:9: in forward: RuntimeError: a leaf Variable "
         "that requires grad is being used in an in-place operation. It runs without gradients in eval mode: export that "
         "alone (`--program infer`)",
     ),
-    (
-        "python_random",
+    "python_random": (
         function("import random; return x * random.random()"),
-        "model.py -o new",
-        1,
         "the call draws from Python's `random`, and a bundle draws from torch's default generator alone. Draw by torch "
         "(`torch.rand`), or outside of the model, and pass the numbers",
     ),
-    (
-        "not_initialised",
+    "not_initialised": (
         NN + "model = nn.LazyLinear(2)\n" + X,
-        "model.py -o new",
-        1,
         "`weight` is not initialised yet; call the module once before exporting it",
     ),
-    (
-        "torchscript",
+    "torchscript": (
         NN + "import warnings\nwarnings.simplefilter('ignore')\nmodel = torch.jit.script(nn.Linear(4, 2))\n" + X,
-        "model.py -o new",
-        1,
         "the model is TorchScript, whose code a trace does not see; export the Python module that it was made from",
     ),
+}
+"""Model files whose model cannot be exported (exit code 1)."""
+
+ROWS = [
+    *(pytest.param(LINEAR, name, 2, text, id=row) for row, (name, text) in NAMES.items()),
+    *(pytest.param(source, "model.py", 2, text, id=row) for row, (source, text) in REFUSED.items()),
+    *(pytest.param(source, "model.py", 1, text, id=row) for row, (source, text) in FAILING.items()),
 ]
 
 
-@pytest.mark.parametrize(
-    ("source", "command", "code", "text"), [row[1:] for row in FILES], ids=[row[0] for row in FILES]
-)
+@pytest.mark.parametrize(("source", "name", "code", "text"), ROWS)
 def test_mistake_in_a_model_file_is_told_in_whole(
-    source: str, command: str, code: int, text: str, here: Path, capfd: pytest.CaptureFixture[str]
+    source: str, name: str, code: int, text: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (here / "model.py").write_text(source)
-    check(command, code, text, here, capfd)
+    check(f"{name} -o new", code, text, here, capfd)

@@ -11,140 +11,112 @@ SYNTAX = (
     "INPUT=NAME[MIN:MAX], for example 'steps=count[1:100]'"
 )
 
-# (name, command line, exit code, whole message)
 SUM = """import torch
 def model(ids, types):
     return ids + types
 example_inputs = (torch.ones(2, 5), torch.ones(2, 5))
 """
 
-OPTIONS = [
-    ("bundle_as_model", "bundle -o new", 2, "`bundle` is a bundle; write `aotexport inspect bundle`"),
-    (
-        "unknown_command",
-        "exprot new",
-        2,
-        "`exprot` is neither a model file nor a command; the commands are export, inspect, verify, diff, derive, finetune, onnx, convert, bom, sign, verify-signature",
-    ),
-    (
-        "fast_and_full",
-        "model.py -o new --fast --verify full",
-        2,
-        "--verify, --fast and --no-verify exclude each other; give one",
-    ),
-    ("no_output", "model.py", 2, "Missing option '-o' / '--output'."),
-    ("output_is_a_file", "model.py -o weights.pt", 2, "`weights.pt` exists and is no bundle; choose another place"),
-    ("output_is_a_folder", "model.py -o data --force", 2, "`data` exists and is no bundle; choose another place"),
-    (
-        "output_exists",
-        "model.py -o bundle",
-        2,
-        "`bundle` exists; give force=True (--force) to replace it, or choose another place",
-    ),
-    (
-        "output_below_a_file",
-        "model.py -o weights.pt/new",
-        2,
-        "`weights.pt/new` would be below `{here}/weights.pt`, which is no directory; choose another place",
-    ),
-    (
-        "output_not_writable",
-        "model.py -o /proc/new",
-        2,
-        "`/proc/new` would be in `/proc`, where {closed}; choose another place",
-    ),
-    (
-        "dynamic_name_is_wrong",
-        "model.py -o new --dynamic x:0=batch",
-        2,
+OPTIONS = {
+    "fast_and_full": ("--fast --verify full", "--verify, --fast and --no-verify exclude each other; give one"),
+    "dynamic_name_is_wrong": (
+        "--dynamic x:0=batch",
         "--dynamic 'x:0=batch': there is no such tensor in the example call; its tensors are input",
     ),
-    ("dynamic_without_a_name", "model.py -o new --dynamic input:0", 2, f"--dynamic 'input:0': {SYNTAX}"),
-    (
-        "dynamic_of_no_axis",
-        "model.py -o new --dynamic input=batch",
-        2,
+    "dynamic_without_a_name": ("--dynamic input:0", f"--dynamic 'input:0': {SYNTAX}"),
+    "dynamic_of_no_axis": (
+        "--dynamic input=batch",
         "--dynamic 'input=batch': it is a tensor; say which of its axes, INPUT:AXIS=NAME",
     ),
-    (
-        "dynamic_of_another_axis",
-        "model.py -o new --dynamic input:5=batch",
-        2,
+    "dynamic_of_another_axis": (
+        "--dynamic input:5=batch",
         "--dynamic 'input:5=batch': the tensor has 2 axes in the example call, no axis 5",
     ),
-    (
-        "dynamic_range_is_empty",
-        "model.py -o new --dynamic input:0=batch[64:1]",
-        2,
+    "dynamic_range_is_empty": (
+        "--dynamic input:0=batch[64:1]",
         "--dynamic 'input:0=batch[64:1]': [64:1] leaves no choice of sizes",
     ),
-    (
-        "dynamic_range_is_elsewhere",
-        "model.py -o new --dynamic input:0=batch[4:64]",
-        2,
+    "dynamic_range_is_elsewhere": (
+        "--dynamic input:0=batch[4:64]",
         "dynamic_shapes: `input.shape[0]` is 3 in the example inputs, outside of [4:64]",
     ),
-    (
-        "dynamic_and_needed",
+    "target_is_unknown": ("--target gpu", "no target `gpu`; there are portable, cpu, cuda"),
+    "target_is_an_option": (
+        "--target onnx",
+        "no target `onnx`; there are portable, cpu, cuda. ONNX models are an option of their own: --onnx (onnx=True)",
+    ),
+    "level_is_unknown": ("--target cpu:v9", "no level `v9` of target `cpu`; there are v3, v4"),
+    "architecture_is_unknown": (
+        "--target cuda:sm_1",
+        "no architecture `sm_1`; there are sm_80, sm_86, sm_89, sm_90, sm_100, sm_120",
+    ),
+    "program_is_unknown": (
+        "--program eval",
+        "no program `eval`; there are train, infer, eval-joint, and `aotexport.Program`",
+    ),
+    "dtype_is_unknown": (
+        "--dtype fp16",
+        "Invalid value for '--dtype': 'fp16' is not one of 'float64', 'float32', 'bfloat16', 'float16'.",
+    ),
+    "option_without_onnx": ("--opset 17", "--opset, --onnx-state and --onnx-translations are for --onnx; give both"),
+    "opset_is_unknown": ("--onnx --opset 3", "no operator set 3; there are 18 to 23"),
+}
+"""Options of an export (exit code 2), and the whole message."""
+
+REFUSED = {
+    "bundle_as_model": ("bundle -o new", "`bundle` is a bundle; write `aotexport inspect bundle`"),
+    "unknown_command": (
+        "exprot new",
+        "`exprot` is neither a model file nor a command; the commands are export, inspect, verify, diff, derive, finetune, onnx, convert, bom, sign, verify-signature",
+    ),
+    "no_output": ("model.py", "Missing option '-o' / '--output'."),
+    "output_is_a_file": ("model.py -o weights.pt", "`weights.pt` exists and is no bundle; choose another place"),
+    "output_is_a_folder": ("model.py -o data --force", "`data` exists and is no bundle; choose another place"),
+    "output_exists": (
+        "model.py -o bundle",
+        "`bundle` exists; give force=True (--force) to replace it, or choose another place",
+    ),
+    "output_below_a_file": (
+        "model.py -o weights.pt/new",
+        "`weights.pt/new` would be below `{here}/weights.pt`, which is no directory; choose another place",
+    ),
+    "output_not_writable": (
+        "model.py -o /proc/new",
+        "`/proc/new` would be in `/proc`, where {closed}; choose another place",
+    ),
+    "inspect_nothing": ("inspect nothing", "Invalid value for 'BUNDLE': Directory 'nothing' does not exist."),
+    "inspect_no_program": ("inspect bundle --program eval", "no program 'eval'; the bundle has train, infer"),
+    "import_is_unknown": (
+        "verify bundle --against model.py --import nothing",
+        "importing `nothing` failed: No module named 'nothing'",
+    ),
+}
+"""Command lines (exit code 2), and the whole message."""
+
+FAILING = {
+    "dynamic_and_needed": (
         "model.py -o new --dynamic input:1=width",
-        1,
         "`input`: axis 1 was declared dynamic as `width`, and the model works only for size 4. Give another example size, "
         "change the model, or leave this axis static",
     ),
-    (
-        "dynamic_and_tied",
+    "dynamic_and_tied": (
         "sum.py -o new --dynamic ids:0=batch",
-        1,
         "{here}/sum.py:3: in model: `ids`: axis 0 was declared dynamic as `batch`, and the model works only for size 2. "
         "Give another example size, change the model, or leave this axis static; if it must equal axis 0 of `types`, "
         "which is fixed, declare that as `batch` too",
     ),
-    ("target_is_unknown", "model.py -o new --target gpu", 2, "no target `gpu`; there are portable, cpu, cuda"),
-    (
-        "target_is_an_option",
-        "model.py -o new --target onnx",
-        2,
-        "no target `onnx`; there are portable, cpu, cuda. ONNX models are an option of their own: --onnx (onnx=True)",
-    ),
-    ("level_is_unknown", "model.py -o new --target cpu:v9", 2, "no level `v9` of target `cpu`; there are v3, v4"),
-    (
-        "architecture_is_unknown",
-        "model.py -o new --target cuda:sm_1",
-        2,
-        "no architecture `sm_1`; there are sm_80, sm_86, sm_89, sm_90, sm_100, sm_120",
-    ),
-    (
-        "program_is_unknown",
-        "model.py -o new --program eval",
-        2,
-        "no program `eval`; there are train, infer, eval-joint, and `aotexport.Program`",
-    ),
-    (
-        "dtype_is_unknown",
-        "model.py -o new --dtype fp16",
-        2,
-        "Invalid value for '--dtype': 'fp16' is not one of 'float64', 'float32', 'bfloat16', 'float16'.",
-    ),
-    (
-        "option_without_onnx",
-        "model.py -o new --opset 17",
-        2,
-        "--opset, --onnx-state and --onnx-translations are for --onnx; give both",
-    ),
-    ("opset_is_unknown", "model.py -o new --onnx --opset 3", 2, "no operator set 3; there are 18 to 23"),
-    ("inspect_nothing", "inspect nothing", 2, "Invalid value for 'BUNDLE': Directory 'nothing' does not exist."),
-    ("inspect_a_folder", "inspect data", 1, "`data` is no bundle: it has no file `bundle.json`"),
-    ("inspect_no_program", "inspect bundle --program eval", 2, "no program 'eval'; the bundle has train, infer"),
-    (
-        "import_is_unknown",
-        "verify bundle --against model.py --import nothing",
-        2,
-        "importing `nothing` failed: No module named 'nothing'",
-    ),
+    "inspect_a_folder": ("inspect data", "`data` is no bundle: it has no file `bundle.json`"),
+}
+"""Command lines whose work fails (exit code 1)."""
+
+ROWS = [
+    *(pytest.param(f"model.py -o new {options}", 2, text, id=row) for row, (options, text) in OPTIONS.items()),
+    *(pytest.param(command, 2, text, id=row) for row, (command, text) in REFUSED.items()),
+    *(pytest.param(command, 1, text, id=row) for row, (command, text) in FAILING.items()),
 ]
 
 
-@pytest.mark.parametrize(("command", "code", "text"), [row[1:] for row in OPTIONS], ids=[row[0] for row in OPTIONS])
+@pytest.mark.parametrize(("command", "code", "text"), ROWS)
 def test_mistake_on_the_command_line_is_told_in_whole(
     command: str, code: int, text: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

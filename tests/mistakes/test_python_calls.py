@@ -48,223 +48,193 @@ def load(**options: Any) -> Callable[[], Any]:
     return lambda: aotexport_runtime.load("bundle", **options)
 
 
-# (name, what the user does, class of the error, its whole text)
-EXPORTS = [
-    (
-        "tensor_for_arguments",
+# what the user does, class of the error, its whole text
+EXPORTS = {
+    "tensor_for_arguments": (
         export(LINEAR, X),
         ModelFileInvalid,
         "example arguments must be a tuple, got Tensor; write `(x,)` for one",
     ),
-    (
-        "class_for_model",
+    "class_for_model": (
         export(nn.Linear),
         ModelFileInvalid,
         "what to export must be a module or a function of tensors, got the class `Linear`: pass an instance",
     ),
-    ("name_with_a_wide_space", export(named("a\xa0b")), ExportFailed, unstorable(r"'a\xa0b'")),
-    ("name_with_half_a_letter", export(named("\ud800")), ExportFailed, unstorable(r"'\ud800'")),
-    ("name_of_1001_letters", export(named("x" * 1001)), ExportFailed, unstorable(repr("x" * 80))),
-    ("name_of_safetensors", export(named("__metadata__")), ExportFailed, unstorable("'__metadata__'")),
-    (
-        "name_for_model",
+    "name_with_a_wide_space": (export(named("a\xa0b")), ExportFailed, unstorable(r"'a\xa0b'")),
+    "name_with_half_a_letter": (export(named("\ud800")), ExportFailed, unstorable(r"'\ud800'")),
+    "name_of_1001_letters": (export(named("x" * 1001)), ExportFailed, unstorable(repr("x" * 80))),
+    "name_of_safetensors": (export(named("__metadata__")), ExportFailed, unstorable("'__metadata__'")),
+    "name_for_model": (
         export("net"),
         ModelFileInvalid,
         "what to export must be a module or a function of tensors, got str",
     ),
-    (
-        "weights_for_model",
+    "weights_for_model": (
         export(LINEAR.state_dict()),
         ModelFileInvalid,
         "what to export must be a module or a function of tensors, got OrderedDict",
     ),
-    (
-        "list_for_kwargs",
+    "list_for_kwargs": (
         export(LINEAR, (), [X]),
         ArgumentInvalid,
         "`kwargs`: expected a dict of keyword arguments, got list",
     ),
-    (
-        "too_many_arguments",
+    "too_many_arguments": (
         export(LINEAR, (X, X)),
         ModelFileInvalid,
         "the example inputs do not fit `Linear(input: torch.Tensor) -> torch.Tensor`: too many positional arguments",
     ),
-    (
-        "double_for_float",
+    "double_for_float": (
         export(LINEAR, (X.double(),)),
         ExportFailed,
         "the model fails on the example inputs in train mode: RuntimeError: mat1 and mat2 must have the same dtype, but "
         "got Double and Float",
     ),
-    ("output_is_none", export(output=None), ArgumentInvalid, "`output`: expected a path, got None"),
-    ("targets_are_a_number", export(targets=3), ArgumentInvalid, "`targets`: expected names, got int"),
-    ("programs_are_a_number", export(programs=3), ArgumentInvalid, "`programs`: expected names of programs, got int"),
-    ("programs_are_empty", export(programs=[]), ModelFileInvalid, "no programs were asked for"),
-    (
-        "method_is_missing",
+    "output_is_none": (export(output=None), ArgumentInvalid, "`output`: expected a path, got None"),
+    "targets_are_a_number": (export(targets=3), ArgumentInvalid, "`targets`: expected names, got int"),
+    "programs_are_a_number": (export(programs=3), ArgumentInvalid, "`programs`: expected names of programs, got int"),
+    "programs_are_empty": (export(programs=[]), ModelFileInvalid, "no programs were asked for"),
+    "method_is_missing": (
         export(programs=Program("encode", method="encode")),
         ModelFileInvalid,
         "`Linear` has no method `encode`",
     ),
-    (
-        "mode_is_unknown",
+    "mode_is_unknown": (
         export(programs=Program("test", mode="test")),
         ModelFileInvalid,
         "program `test`: no mode 'test'; there are train and eval",
     ),
-    ("example_of_a_program", export(programs=Program("own", example=X)), ModelFileInvalid, EXAMPLE),
-    ("variants_are_tensors", export(variants=[X]), ModelFileInvalid, EXAMPLE),
-    (
-        "dynamic_is_a_name",
+    "example_of_a_program": (export(programs=Program("own", example=X)), ModelFileInvalid, EXAMPLE),
+    "variants_are_tensors": (export(variants=[X]), ModelFileInvalid, EXAMPLE),
+    "dynamic_is_a_name": (
         export(dynamic_shapes="batch"),
         ModelFileInvalid,
         "dynamic_shapes must be a dict or tuple, got str",
     ),
-    (
-        "dynamic_of_another_argument",
+    "dynamic_of_another_argument": (
         export(dynamic_shapes={"x": {0: BATCH}}),
         ModelFileInvalid,
         "dynamic_shapes names `x`; the parameters are input",
     ),
-    (
-        "dynamic_axis_is_a_name",
+    "dynamic_axis_is_a_name": (
         export(dynamic_shapes={"input": {"0": BATCH}}),
         ModelFileInvalid,
         "dynamic_shapes: `input` needs a dict from axis, a number, got '0'",
     ),
-    (
-        "dynamic_dimension_is_a_name",
+    "dynamic_dimension_is_a_name": (
         export(dynamic_shapes={"input": {0: "batch"}}),
         ModelFileInvalid,
         "dynamic_shapes: axis 0 of `input` needs a dimension, `torch.export.Dim(\"name\")`, got 'batch'",
     ),
-    (
-        "dynamic_dimension_is_another_size",
+    "dynamic_dimension_is_another_size": (
         export(dynamic_shapes={"input": {0: 9}}),
         ModelFileInvalid,
         "dynamic_shapes: axis 0 of `input` is fixed to 9; it is 3 in the example inputs",
     ),
-    (
-        "one_name_for_two_sizes",
+    "one_name_for_two_sizes": (
         export(nn.Bilinear(4, 4, 2), (X, X[:2]), dynamic_shapes=({0: BATCH}, {0: BATCH})),
         ModelFileInvalid,
         "dynamic_shapes: axis 0 of `input1` is 3 in the example inputs, so with the dimension `batch` axis 0 of `input2` "
         "must be 3; it is 2",
     ),
-    ("onnx_is_a_word", export(onnx="yes"), ArgumentInvalid, "`onnx`: expected True, False or `OnnxOptions`, got str"),
-    (
-        "size_is_a_word",
+    "onnx_is_a_word": (export(onnx="yes"), ArgumentInvalid, "`onnx`: expected True, False or `OnnxOptions`, got str"),
+    "size_is_a_word": (
         export(shard_nbytes="5GB"),
         ArgumentInvalid,
         "`shard_nbytes`: expected a number of bytes, got str",
     ),
-]
+}
 
-LOADS = [
-    ("nothing_there", lambda: aotexport_runtime.load("nothing"), BundleInvalid, "no directory `nothing`"),
-    (
-        "file",
+LOADS = {
+    "nothing_there": (lambda: aotexport_runtime.load("nothing"), BundleInvalid, "no directory `nothing`"),
+    "file": (
         lambda: aotexport_runtime.load("weights.pt"),
         BundleInvalid,
         "`weights.pt` is a file, and a bundle is a directory",
     ),
-    (
-        "folder",
+    "folder": (
         lambda: aotexport_runtime.load("data"),
         BundleInvalid,
         "`data` is no bundle: it has no file `bundle.json`",
     ),
-    ("number", lambda: aotexport_runtime.load(3), ArgumentInvalid, "`path`: expected a path, got int"),
-    (
-        "target_is_unknown",
+    "number": (lambda: aotexport_runtime.load(3), ArgumentInvalid, "`path`: expected a path, got int"),
+    "target_is_unknown": (
         load(target="gpu"),
         NotSupported,
         "no target `gpu`; there are auto, cpu, portable, autograd, cuda, onnx, openvino",
     ),
-    ("target_is_a_number", load(target=3), ArgumentInvalid, "`target`: expected the name of a target, got int"),
-    (
-        "target_has_no_kernels",
+    "target_is_a_number": (load(target=3), ArgumentInvalid, "`target`: expected the name of a target, got int"),
+    "target_has_no_kernels": (
         load(target="cuda"),
         NotSupported,
         "the bundle has no kernels. Export it with `--target cuda`",
     ),
-    (
-        "target_has_no_models",
+    "target_has_no_models": (
         load(target="onnx"),
         NotSupported,
         "the bundle has no ONNX models; add them with `aotexport onnx`, or load another target",
     ),
-    ("trust_is_true", load(trust=True), NotSupported, "no trust tier `True`; there are data, native and Signed(...)"),
-    (
-        "budget_is_a_percentage",
+    "trust_is_true": (load(trust=True), NotSupported, "no trust tier `True`; there are data, native and Signed(...)"),
+    "budget_is_a_percentage": (
         load(memory_budget=50),
         NotSupported,
         "no memory budget 50; it is a part of what is saved otherwise, from 0 to 1",
     ),
-    (
-        "budget_is_a_word",
+    "budget_is_a_word": (
         load(memory_budget="half"),
         ArgumentInvalid,
         "`memory_budget`: expected a number from 0 to 1, got str",
     ),
-    (
-        "matmul_backend_is_unknown",
+    "matmul_backend_is_unknown": (
         load(matmul="mkl"),
         NotSupported,
         "no `mkl` matmul backend; there are fastest, onednn, torch",
     ),
-    ("device_is_a_fraction", load(device=0.5), ArgumentInvalid, "`device`: expected the name of a device, got float"),
-    (
-        "namespaces_are_a_number",
+    "device_is_a_fraction": (load(device=0.5), ArgumentInvalid, "`device`: expected the name of a device, got float"),
+    "namespaces_are_a_number": (
         load(operator_namespaces=3),
         ArgumentInvalid,
         "`operator_namespaces`: expected names, got int",
     ),
-    (
-        "class_for_classes",
+    "class_for_classes": (
         load(tensor_types=nn.Linear),
         ArgumentInvalid,
         "`tensor_types`: expected a list of classes, got type",
     ),
-    (
-        "program_is_unknown",
+    "program_is_unknown": (
         lambda: aotexport_runtime.load("bundle").program("eval"),
         ArgumentInvalid,
         "no program 'eval'; the bundle has train, infer",
     ),
-]
+}
 
-SELFTESTS = [
-    ("nothing_there", lambda: aotexport_runtime.selftest("nothing"), BundleInvalid, "no directory `nothing`"),
-    (
-        "module",
+SELFTESTS = {
+    "nothing_there": (lambda: aotexport_runtime.selftest("nothing"), BundleInvalid, "no directory `nothing`"),
+    "module": (
         lambda: aotexport_runtime.selftest(aotexport_runtime.load("bundle")),
         ArgumentInvalid,
         "`path`: expected a path, got Linear",
     ),
-    (
-        "target_is_unknown",
+    "target_is_unknown": (
         lambda: aotexport_runtime.selftest("bundle", target="gpu"),
         NotSupported,
         "no target `gpu`; there are auto, cpu, portable, autograd, cuda, onnx, openvino",
     ),
-    (
-        "target_has_no_kernels",
+    "target_has_no_kernels": (
         lambda: aotexport_runtime.selftest("bundle", target="cuda", trust="native"),
         NotSupported,
         "the bundle has no kernels. Export it with `--target cuda`",
     ),
-]
+}
 
 ROWS = [
-    (f"{table}_{name}", *row)
+    pytest.param(*row, id=f"{table}_{name}")
     for table, rows in (("export", EXPORTS), ("load", LOADS), ("selftest", SELFTESTS))
-    for name, *row in rows
+    for name, row in rows.items()
 ]
 
 
-@pytest.mark.parametrize(("act", "kind", "text"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+@pytest.mark.parametrize(("act", "kind", "text"), ROWS)
 def test_mistake_in_a_call_is_told_in_whole(
     act: Callable[[], Any], kind: type[Exception], text: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,39 +6,35 @@ import pytest
 
 from aotexport_runtime.__main__ import main
 
-# (name, command line, exit code, whole message)
-ROWS = [
-    ("inspect_nothing", "inspect nothing", 1, "no directory `nothing`"),
-    ("inspect_a_file", "inspect weights.pt", 1, "`weights.pt` is a file, and a bundle is a directory"),
-    ("inspect_no_program", "inspect bundle --program eval", 2, "no program 'eval'; the bundle has train, infer"),
-    (
-        "target_is_unknown",
+# command line, exit code, whole message
+ROWS = {
+    "inspect_nothing": ("inspect nothing", 1, "no directory `nothing`"),
+    "inspect_a_file": ("inspect weights.pt", 1, "`weights.pt` is a file, and a bundle is a directory"),
+    "inspect_no_program": ("inspect bundle --program eval", 2, "no program 'eval'; the bundle has train, infer"),
+    "target_is_unknown": (
         "selftest bundle --target gpu",
         1,
         "no target `gpu`; there are auto, cpu, portable, autograd, cuda, onnx, openvino",
     ),
-    (
-        "target_has_no_kernels",
+    "target_has_no_kernels": (
         "selftest bundle --target cuda --trust native",
         1,
         "the bundle has no kernels. Export it with `--target cuda`",
     ),
-    (
-        "import_is_unknown",
+    "import_is_unknown": (
         "selftest bundle --import nothing",
         2,
         "importing `nothing` failed: No module named 'nothing'",
     ),
-    (
-        "class_is_unknown",
+    "class_is_unknown": (
         "selftest bundle --tensor-type collections:Nothing",
         2,
         "`collections:Nothing` is no class; write MODULE:NAME, for example `mine.tensors:Int8Tensor`",
     ),
-]
+}
 
 
-@pytest.mark.parametrize(("command", "code", "text"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+@pytest.mark.parametrize(("command", "code", "text"), ROWS.values(), ids=ROWS)
 def test_mistake_on_the_command_line_of_the_runtime_is_told_in_whole(
     command: str, code: int, text: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
