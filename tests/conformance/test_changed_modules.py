@@ -388,11 +388,6 @@ REFUSED_AT_ONCE = {
         lambda m: setattr(m.block, "gain", 3.0),
         f"no call looks at the attribute `gain` of `block`: {FIXED}",
     ),
-    "another dtype": (
-        lambda m: m.half(),
-        "the programs were captured with weights of float32, and do not hold for float16. Load the bundle in "
-        "that dtype (`load(..., dtype=)`), or export again",
-    ),
     "another class": (
         lambda m: setattr(m, "__class__", nn.Linear),
         "the loaded module cannot become a `Linear`, only an object of a subclass of `Model`",

@@ -1,4 +1,4 @@
-"""Mistakes with loaded modules: calls, changes and saves, each with its error and the whole text of it."""
+"""Mistakes with loaded modules: calls and saves, each with its error and the whole text of it."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,22 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, prune
 
 import aotexport_runtime
-from aotexport_runtime import ArgumentInvalid, CallInvalid, NotSupported, OutputExists
+from aotexport_runtime import ArgumentInvalid, CallInvalid, OutputExists
 from tests.mistakes.told import check_raises
 
 X = torch.ones(3, 4)
 MAKE = "To make a bundle of a model, export it (`aotexport.export`)"
-WEIGHTS = (
-    "the programs were captured with weights of float32, and do not hold for float16. Load the bundle in that dtype "
-    "(`load(..., dtype=)`), or export again"
-)
-CHANGED = (
-    "`save` writes the programs that were exported, with other weights. Export the loaded module as it is now "
-    "(`aotexport.export(module, ...)`), which captures it whole"
-)
 
 
 def call(*args: Any, **kwargs: Any) -> Callable[[], Any]:
@@ -35,18 +26,6 @@ def with_module(act: Callable[[Any], Any]) -> Callable[[], Any]:
 
 def save(path: Any = "new", wrap: Callable[[Any], Any] = lambda module: module) -> Callable[[], Any]:
     return with_module(lambda module: aotexport_runtime.save(wrap(module), path))
-
-
-def change_and_save(change: Callable[[Any], Any]) -> Callable[[], Any]:
-    """Return a call that changes a module of two layers, calls it, and saves it."""
-
-    def act() -> None:
-        module = aotexport_runtime.load("net").train()
-        change(module)
-        module(X)
-        aotexport_runtime.save(module, "new")
-
-    return act
 
 
 def refused(*violations: str) -> str:
@@ -69,13 +48,6 @@ CALLS = {
     "other_width": (call(X[:, :3]), CallInvalid, refused("`input`: expected shape [batch, 4], got [3, 3] at axis 1")),
     "too_many_rows": (call(torch.ones(9, 4)), CallInvalid, refused("`input`: size 0: `batch` is 9, outside [1:8]")),
     "other_device": (call(X.to("meta")), CallInvalid, refused("`input`: expected a tensor on cpu, got one on meta")),
-    "half": (with_module(lambda module: module.half()), NotSupported, WEIGHTS),
-    "pickle": (
-        with_module(lambda module: torch.save(module, "module.pt")),
-        NotSupported,
-        "a loaded bundle is not pickled: save it with `aotexport_runtime.save(module, path)`, or its weights alone with "
-        "`module.state_dict()`",
-    ),
 }
 
 SAVES = {
@@ -114,39 +86,9 @@ SAVES = {
     ),
 }
 
-CHANGES = {
-    "parametrized": (
-        change_and_save(lambda module: parametrizations.weight_norm(module.head)),
-        NotSupported,
-        f"`head` is parametrized, and {CHANGED}",
-    ),
-    "pruned": (
-        change_and_save(lambda module: prune.l1_unstructured(module.head, "weight", 0.5)),
-        NotSupported,
-        f"`head` has a `weight` that is computed, and {CHANGED}",
-    ),
-    "other_head": (
-        change_and_save(lambda module: setattr(module, "head", nn.Linear(4, 5))),
-        NotSupported,
-        f"`head` was replaced by a `Linear`, and {CHANGED}",
-    ),
-    "no_head": (
-        change_and_save(lambda module: delattr(module, "head")),
-        NotSupported,
-        "`head` was removed, and program `train` calls it. Put a module in its place (`torch.nn.Identity()` passes on what "
-        "it gets)",
-    ),
-    "attribute_that_nothing_reads": (
-        change_and_save(lambda module: setattr(module.head, "extra", 3)),
-        NotSupported,
-        "no call looks at the attribute `extra` of `head`: what the model's code read of it was fixed at export. Set it "
-        "before the export",
-    ),
-}
-
 ROWS = [
     pytest.param(*row, id=f"{table}_{name}")
-    for table, rows in (("call", CALLS), ("save", SAVES), ("change", CHANGES))
+    for table, rows in (("call", CALLS), ("save", SAVES))
     for name, row in rows.items()
 ]
 

@@ -64,6 +64,7 @@ OPTIONS = {
 """Options of an export (exit code 2), and the whole message."""
 
 REFUSED = {
+    "dtype_of_no_model": ("verify data --dtype float16", "--dtype casts the model of --against; give both"),
     "bundle_as_model": ("bundle -o new", "`bundle` is a bundle; write `aotexport inspect bundle`"),
     "unknown_command": (
         "exprot new",

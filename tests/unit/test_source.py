@@ -166,8 +166,6 @@ def test_optional_names_of_a_model_file_are_read(write: Write) -> None:
 
 # --- errors -----------------------------------------------------------------------------------------------
 
-FORMS = "a tuple of positional arguments, a dict of keyword arguments, or a function that returns either"
-
 
 @pytest.mark.parametrize(
     ("text", "message"),
@@ -183,32 +181,13 @@ FORMS = "a tuple of positional arguments, a dict of keyword arguments, or a func
             "not run. Add the line\n\n    model = Net()\n\nor name what it has: model.py:Net",
         ),
         ("", "`model.py` has no `model`. Add the line\n\n    model = MyModule()"),
-        (
-            "model = 3",
-            "`model` in `model.py` is of type int; it must be an nn.Module, a class or function without required "
-            "arguments that returns one, or a function of tensors",
-        ),
         ("class model: pass", "`model` in `model.py` is a class, and no nn.Module"),
-        (
-            "from torch import nn\nmodel = nn.Linear",
-            "`model` in `model.py` needs the arguments in_features, out_features. Add the line\n\n"
-            "    model = Linear(in_features=..., out_features=...)",
-        ),
         ("def model(): pass", "`model()` in `model.py` returned None; it must return an nn.Module"),
-        (
-            "def model(path='net.pt'):\n    raise OSError('no file')",
-            "calling `model()` of `model.py`, to see whether it makes a module, failed at model.py:2: OSError: no file",
-        ),
         (
             "def model(x, mask, scale=1): return x",
             "`model.py` has no `example_inputs`. Add the arguments of one call, for example\n\n"
             '    example_inputs = {"x": torch.randn(2, 8), "mask": torch.randn(2, 8)}\n\n'
             "as a dict of keyword arguments, a tuple of positional ones, or a function that returns either",
-        ),
-        (
-            "def model(x): return x\nexample_inputs = [1]",
-            f"`example_inputs` in `model.py` is of type list; it must be {FORMS}. For one argument, write\n\n"
-            "    example_inputs = (value,)",
         ),
         (
             "def model(x): return x\ndef example_inputs():\n    return 1 / 0",
@@ -258,8 +237,6 @@ def test_model_file_offering_something_wrong_is_refused(write: Write, text: str,
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("import torch\nimport no_such_module", "model.py:2: ModuleNotFoundError: No module named 'no_such_module'"),
-        ("x = = 3", "model.py:1: SyntaxError: invalid syntax"),
         ("import sibling", "sibling.py:2: ValueError: the\nwhole message"),
         (
             "import argparse\n\nargparse.ArgumentParser().parse_args(['--hidden'])",
@@ -287,11 +264,7 @@ def test_model_file_that_raises_is_refused_with_the_users_line(write: Write, tex
 @pytest.mark.parametrize(
     ("where", "message"),
     [
-        ("missing.py", "no file `missing.py`"),
         ("missing.py:net", "no file `missing.py`"),
-        ("no_such.module:net", "importing `no_such.module` failed: ModuleNotFoundError: No module named 'no_such'"),
-        ("model", "`model` is no model file; write model.py, model.py:attr or package.module:attr"),
-        ("model.py:", "`model.py:` is no model file; write model.py, model.py:attr or package.module:attr"),
         ("model.py:a b", "`model.py:a b` is no model file; write model.py, model.py:attr or package.module:attr"),
     ],
 )

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import aotexport
-from aotexport_runtime import ArgumentInvalid, NotSupported, load
+from aotexport_runtime import NotSupported, load
 from tests.hostile.crafted import Crafted
 
 TIED = Path(__file__).parents[2] / "golden/v1.0/tied_weights/bundle"
@@ -171,25 +171,6 @@ def test_program_is_called_by_name_whatever_the_mode(loaded, batch):
     result = loaded.program("infer")(batch)["best"]
     assert loaded.training
     assert torch.equal(result, loaded.eval()(batch)["best"])
-
-
-def test_program_of_an_unknown_name_is_refused(loaded):
-    with pytest.raises(ArgumentInvalid) as caught:
-        loaded.program("tune")
-    assert str(caught.value) == "no program 'tune'; the bundle has train, infer"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"target": "tpu"}, "no target `tpu`; there are auto, cpu, portable, autograd, cuda, onnx, openvino"),
-        ({"trust": "all"}, "no trust tier `all`; there are data, native and Signed(...)"),
-    ],
-)
-def test_option_of_load_that_is_unknown_is_refused(tiny, options, message):
-    with pytest.raises(NotSupported) as caught:
-        load(tiny, **options)
-    assert str(caught.value) == message
 
 
 # --- copies and hooks -------------------------------------------------------------------------------------
