@@ -363,9 +363,3 @@ def test_self_test_runs_onnx_models_and_names_one_that_is_wrong(tmp_path, selfte
 def test_self_test_of_onnx_models_that_a_bundle_has_not_fails(tiny, selftest):
     message = "error: the bundle has no ONNX models; add them with `aotexport onnx`\n"
     assert selftest(tiny, "--target", "onnx") == (1, "", message)
-
-
-def test_unknown_target_is_refused_by_the_self_test(tiny, selftest):
-    code, output, errors = selftest(tiny, "--target", "tpu")
-    assert (code, output) == (1, "")
-    assert errors.startswith("error: no target `tpu`; there are auto, cpu, ")

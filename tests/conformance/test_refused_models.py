@@ -151,18 +151,6 @@ def test_buffer_that_the_first_call_fills_is_computed_anew(load):
     assert type(net.table) is torch.Tensor
 
 
-@pytest.mark.parametrize("target", [nn.Linear, "model", None])
-def test_what_is_no_module_or_function_is_refused(tmp_path, target):
-    with pytest.raises(aotexport.ModelFileInvalid, match="what to export must be a module or a function of tensors"):
-        aotexport.export(target, (torch.ones(1),), output=tmp_path / "bundle")
-
-
-@pytest.mark.parametrize("args", [None, torch.ones(1)])
-def test_example_arguments_that_are_no_tuple_are_refused(tmp_path, args):
-    with pytest.raises(aotexport.ModelFileInvalid, match=r"must be a tuple, got \w+; write `\(x,\)` for one"):
-        aotexport.export(linear(), args, output=tmp_path / "bundle")
-
-
 def test_device_that_is_not_here_is_refused(tmp_path):
     aotexport.export(linear(), (torch.randn(4, 3),), output=tmp_path / "bundle", verify=False)
     with pytest.raises(NotSupported, match="no device `nonsense` here"):

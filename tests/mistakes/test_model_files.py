@@ -19,11 +19,6 @@ def net(forward: str) -> str:
     )
 
 
-def function(line: str) -> str:
-    """Return a model file whose model is a function of `x`; the line is line 5 of the file."""
-    return f"{NN}def model(x):\n    {line}\n\n{X}"
-
-
 NAMES = {
     "no_file": ("net.py", "no file `net.py`"),
     "folder": ("./data", f"`./data` {NO_FILE}"),
@@ -134,11 +129,6 @@ FAILING = {
         "the model fails on the example inputs in train mode: {here}/model.py:9: in forward: RuntimeError: a leaf Variable "
         "that requires grad is being used in an in-place operation. It runs without gradients in eval mode: export that "
         "alone (`--program infer`)",
-    ),
-    "python_random": (
-        function("import random; return x * random.random()"),
-        "the call draws from Python's `random`, and a bundle draws from torch's default generator alone. Draw by torch "
-        "(`torch.rand`), or outside of the model, and pass the numbers",
     ),
     "not_initialised": (
         NN + "model = nn.LazyLinear(2)\n" + X,
