@@ -153,16 +153,16 @@ class InFloat32(nn.Module):
         return softmax_in_float32(self.linear(x))
 
 
-@pytest.mark.parametrize("target", ["auto", "portable"])
-def test_model_captured_under_autocast_trains_under_it(tmp_path, target):
+def test_model_captured_under_autocast_trains_under_it(tmp_path):
     torch.manual_seed(0)
     net, x = InFloat32(), torch.randn(4, 4)
     with torch.autocast("cpu", torch.bfloat16):
         aotexport.export(net, (x,), output=tmp_path / "bundle")
-    module = aotexport_runtime.load(tmp_path / "bundle", target=target)
-    torch.testing.assert_close(*(trained_under_autocast(model, x) for model in (module, net)))
-    with pytest.raises(CallInvalid, match=r"autocast: expected bfloat16 around the call.*got none"):
-        module(x)
+    for target in ("auto", "portable"):
+        module = aotexport_runtime.load(tmp_path / "bundle", target=target)
+        torch.testing.assert_close(*(trained_under_autocast(model, x) for model in (module, net)))
+        with pytest.raises(CallInvalid, match=r"autocast: expected bfloat16 around the call.*got none"):
+            module(x)
 
 
 def product_and_its_cast(x):
