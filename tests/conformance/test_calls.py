@@ -61,9 +61,6 @@ def assert_same(pair, call):
         torch.testing.assert_close(got, expected, rtol=1e-6, atol=1e-7)
 
 
-ROWS = torch.eye(5, 4).requires_grad_()
-
-
 @pytest.mark.parametrize("used", [(0,), (1,), (2,), (0, 1), (0, 2), (1, 2), (0, 1, 2)])
 def test_backward_from_some_outputs_gives_the_same_gradients_and_nones(pair, used):
     def call(module):
