@@ -100,86 +100,98 @@ STATE = (
 )
 
 
-@pytest.mark.parametrize(
-    ("hook", "reason"),
-    [
-        (_Keeper().append, f"a hook of the model changes `self.seen[0]`, {STATE}"),
-        (_Keeper().remember, f"a hook of the model changes `self.last`, {STATE}"),
-        (partial(_Keeper.append, _Keeper()), f"a hook of the model changes `seen[0]`, {STATE}"),
-        ([].append, f"a hook of the model changes `append[0]`, {STATE}"),
-        (_counted(), f"a hook of the model changes `count`, {STATE}"),
-        (lambda grad: 1.0, "a hook of the model cannot be captured as a graph: it returns a value of type `float`"),
-    ],
-    ids=["list", "attribute", "partial", "builtin", "nonlocal", "number"],
-)
-def test_hook_that_does_more_than_change_gradients_is_refused(tmp_path, hook, reason):
-    def hooked(x):
+def hooked(hook):
+    def model(x):
         hidden = x * 2
         hidden.register_hook(hook)
         return hidden
 
-    with pytest.raises(ExportFailed) as caught:
-        aotexport.export(hooked, (leaf(),), output=tmp_path / "bundle", verify=False)
-    line = f"{__file__}:{hooked.__code__.co_firstlineno + 2}: in hooked: "
-    assert str(caught.value) == line + reason
+    return model
 
 
-def test_hook_on_a_parameter_is_refused(tmp_path):
-    class Hooked(nn.Linear):
-        def forward(self, x):
-            self.weight.register_hook(torch.neg)
-            return super().forward(x)
+class HookedOnItsParameter(nn.Linear):
+    def forward(self, x):
+        self.weight.register_hook(torch.neg)
+        return super().forward(x)
 
-    with pytest.raises(ExportFailed) as caught:
-        aotexport.export(Hooked(4, 4), (leaf(),), output=tmp_path / "bundle", verify=False)
-    assert str(caught.value) == (
+
+def removing(x):
+    hidden = x * 2
+    hidden.register_hook(lambda grad: grad * 2).remove()
+    return hidden
+
+
+def transforming(x):
+    hidden = torch.vmap(torch.sin)(x)
+    hidden.register_hook(lambda grad: grad * 2)
+    return hidden
+
+
+def retaining(x):
+    hidden = x * 2
+    hidden.retain_grad()
+    return hidden, hidden.sin()
+
+
+def hooked_nodes(register):
+    def model(x):
+        hidden = x * 2
+        getattr(hidden.grad_fn, register)(lambda *grads: None)
+        return hidden.sin()
+
+    return model
+
+
+REFUSED = {
+    "list": (hooked(_Keeper().append), f"a hook of the model changes `self.seen[0]`, {STATE}"),
+    "attribute": (hooked(_Keeper().remember), f"a hook of the model changes `self.last`, {STATE}"),
+    "partial": (hooked(partial(_Keeper.append, _Keeper())), f"a hook of the model changes `seen[0]`, {STATE}"),
+    "builtin": (hooked([].append), f"a hook of the model changes `append[0]`, {STATE}"),
+    "nonlocal": (hooked(_counted()), f"a hook of the model changes `count`, {STATE}"),
+    "number": (
+        hooked(lambda grad: 1.0),
+        "a hook of the model cannot be captured as a graph: it returns a value of type `float`",
+    ),
+    "parameter": (
+        HookedOnItsParameter(4, 4),
         "the model registers a hook on its own `weight` in the call, and every call would add one. Register it on the "
-        "loaded module's parameter"
-    )
-
-
-def test_hook_that_is_removed_in_the_call_is_refused(tmp_path):
-    def hooked(x):
-        hidden = x * 2
-        hidden.register_hook(lambda grad: grad * 2).remove()
-        return hidden
-
-    with pytest.raises(ExportFailed) as caught:
-        aotexport.export(hooked, (leaf(),), output=tmp_path / "bundle", verify=False)
-    assert str(caught.value) == (
-        f"{__file__}:{hooked.__code__.co_firstlineno + 2}: in hooked: the model removes a hook that it registered in "
-        "the call, which a bundle cannot hold. Leave the hook out, or let it return gradients as they are where it "
-        "should do nothing"
-    )
-
-
-def test_hook_in_a_function_transform_is_refused(tmp_path):
-    def hooked(x):
-        hidden = torch.vmap(torch.sin)(x)
-        hidden.register_hook(lambda grad: grad * 2)
-        return hidden
-
-    with pytest.raises(ExportFailed) as caught:
-        aotexport.export(hooked, (leaf(),), output=tmp_path / "bundle", verify=False)
-    assert str(caught.value) == (
-        f"{__file__}:{hooked.__code__.co_firstlineno + 2}: in hooked: the model calls `Tensor.register_hook`, which a "
-        "bundle cannot hold beside function transforms. Register hooks on the loaded bundle's parameters, inputs or "
-        "outputs instead"
-    )
-
-
-def test_gradient_retained_of_an_output_is_refused(tmp_path):
-    def retaining(x):
-        hidden = x * 2
-        hidden.retain_grad()
-        return hidden, hidden.sin()
-
-    with pytest.raises(ExportFailed) as caught:
-        aotexport.export(retaining, (leaf(),), output=tmp_path / "bundle", verify=False)
-    assert str(caught.value) == (
+        "loaded module's parameter",
+    ),
+    "removed": (
+        removing,
+        "the model removes a hook that it registered in the call, which a bundle cannot hold. Leave the hook out, or "
+        "let it return gradients as they are where it should do nothing",
+    ),
+    "transform": (
+        transforming,
+        "the model calls `Tensor.register_hook`, which a bundle cannot hold beside function transforms. Register hooks "
+        "on the loaded bundle's parameters, inputs or outputs instead",
+    ),
+    "retained": (
+        retaining,
         "the model calls `retain_grad` on what it returns, which a bundle cannot hold. Call it on what the loaded "
-        "module returns"
-    )
+        "module returns",
+    ),
+    **{
+        register: (
+            hooked_nodes(register),
+            f"the model calls `Node.{register}`, which a bundle cannot hold. Register hooks on tensors instead",
+        )
+        for register in ("register_hook", "register_prehook")
+    },
+}
+WITHOUT_A_LINE = ("parameter", "retained")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_hook_that_a_bundle_cannot_hold_is_refused_with_its_line(tmp_path, name):
+    model, reason = REFUSED[name]
+    if name not in WITHOUT_A_LINE:
+        code = model.__code__
+        reason = f"{__file__}:{code.co_firstlineno + 2}: in {code.co_name}: {reason}"
+    with pytest.raises(ExportFailed) as caught:
+        aotexport.export(model, (leaf(),), output=tmp_path / "bundle", verify=False)
+    assert str(caught.value) == reason
 
 
 @pytest.mark.parametrize("register", ["register_full_backward_hook", "register_full_backward_pre_hook"])
@@ -195,7 +207,7 @@ def slope(x):
     return torch.autograd.grad(x.sin().sum(), x, create_graph=True)[0]
 
 
-NO_LEAF = leaf() * 1
+LEAF, NO_LEAF = leaf(), leaf() * 1
 
 
 @pytest.mark.parametrize("target", ["portable", "autograd"])
@@ -233,31 +245,17 @@ def test_hook_of_a_parameter_that_a_backward_does_not_come_to_is_not_called(tmp_
         assert sorted(called) == ["first.bias", "first.weight"]
 
 
-@pytest.mark.parametrize("register", ["register_hook", "register_prehook"])
-def test_hook_on_a_node_is_refused(tmp_path, register):
-    def hooked(x):
-        hidden = x * 2
-        getattr(hidden.grad_fn, register)(lambda *grads: None)
-        return hidden.sin()
-
-    with pytest.raises(ExportFailed) as caught:
-        aotexport.export(hooked, (leaf(),), output=tmp_path / "bundle", verify=False)
-    assert str(caught.value) == (
-        f"{__file__}:{hooked.__code__.co_firstlineno + 2}: in hooked: the model calls `Node.{register}`, which a "
-        "bundle cannot hold. Register hooks on tensors instead"
-    )
-
-
 def hang_a_hook(output):
     output.register_hook(lambda grad: None if grad is None else grad * 2)
 
 
-@pytest.mark.parametrize("hang", [hang_a_hook, torch.Tensor.retain_grad])
-def test_what_hangs_on_an_output_of_which_another_is_computed_is_served_by_the_nodes_alone(tmp_path, hang):
-    def features_and_scores(x):
-        features = (x * 2).tanh()
-        return features, features.sin()
+def features_and_scores(x):
+    features = (x * 2).tanh()
+    return features, features.sin()
 
+
+@pytest.mark.parametrize("hang", [hang_a_hook, torch.Tensor.retain_grad])
+def test_what_hangs_on_an_output_of_which_another_is_computed_is_served_by_the_nodes_alone(bundle_of, hang):
     def gradient(function, of):
         x = leaf()
         outputs = function(x)
@@ -265,9 +263,8 @@ def test_what_hangs_on_an_output_of_which_another_is_computed_is_served_by_the_n
         sum(outputs[i].sum() for i in of).backward()
         return x.grad
 
-    aotexport.export(features_and_scores, (leaf(),), output=tmp_path / "bundle", verify=False)
-    nodes = aotexport_runtime.load(tmp_path / "bundle", target="autograd")
-    joint = aotexport_runtime.load(tmp_path / "bundle", target="portable")
+    bundle = bundle_of(features_and_scores, LEAF)
+    nodes, joint = (aotexport_runtime.load(bundle, target=target) for target in ("autograd", "portable"))
     for of in ([0], [1], [0, 1]):
         assert torch.equal(gradient(nodes, of), gradient(features_and_scores, of))
     assert torch.equal(gradient(joint, [0]), gradient(features_and_scores, [0]))
@@ -296,10 +293,9 @@ def complex_view_and_its_part(x):
 @pytest.mark.parametrize(
     "function", [views_of_a_view_of_a_result, views_of_a_view_of_an_input, complex_view_and_its_part]
 )
-def test_output_that_is_a_view_has_the_gradients_of_its_views(tmp_path, function, which, hang):
-    aotexport.export(function, (leaf(),), output=tmp_path / "bundle", verify=False)
+def test_output_that_is_a_view_has_the_gradients_of_its_views(bundle_of, function, which, hang):
     seen = []
-    for model in (function, aotexport_runtime.load(tmp_path / "bundle", target="portable")):
+    for model in (function, aotexport_runtime.load(bundle_of(function, LEAF), target="portable")):
         x = leaf()
         outputs = [output for output in model(x) if output.dim()]
         hang(outputs[which])
