@@ -11,15 +11,11 @@ from aotexport.model.memory_snapshots import spans_of
 from aotexport.model.state import State, collect_state
 from aotexport.state.tensors import UNCHANGED, restored
 from aotexport.write.weights import weights_as_snapshots, write_weights
+from tests.models import module
 
 
-class Holder(nn.Module):
-    """A module of the given buffers."""
-
-    def __init__(self, *tensors: torch.Tensor) -> None:
-        super().__init__()
-        for index, tensor in enumerate(tensors):
-            self.register_buffer(f"b{index}", tensor)
+def holder(*tensors: torch.Tensor) -> nn.Module:
+    return module(**{f"b{index}": tensor for index, tensor in enumerate(tensors)})
 
 
 def matrix() -> torch.Tensor:
@@ -76,47 +72,47 @@ def write(tensor: torch.Tensor) -> None:
 
 @pytest.mark.parametrize("make", TENSORS.values(), ids=TENSORS)
 def test_memory_that_a_call_writes_is_put_back_to_the_bit(make, keep):
-    module = Holder(*make())
-    state = keep(module)
-    before = [(id(b), b.data_ptr(), b.shape, b.stride(), bits(b)) for b in module.buffers()]
+    model = holder(*make())
+    state = keep(model)
+    before = [(id(b), b.data_ptr(), b.shape, b.stride(), bits(b)) for b in model.buffers()]
     with restored(state):
-        for buffer in module.buffers():
+        for buffer in model.buffers():
             if buffer.numel():
                 write(buffer)
-    assert [(id(b), b.data_ptr(), b.shape, b.stride(), bits(b)) for b in module.buffers()] == before
+    assert [(id(b), b.data_ptr(), b.shape, b.stride(), bits(b)) for b in model.buffers()] == before
 
 
 @pytest.mark.parametrize("make", TENSORS.values(), ids=TENSORS)
 def test_changes_of_a_call_that_writes_nothing_are_none(make, keep):
-    module = Holder(*make())
-    with restored(keep(module)) as snapshot:
-        assert snapshot.changes() == [UNCHANGED] * len(list(module.buffers()))
+    model = holder(*make())
+    with restored(keep(model)) as snapshot:
+        assert snapshot.changes() == [UNCHANGED] * len(list(model.buffers()))
 
 
 def test_changes_of_a_call_are_copies_of_what_is_there(keep):
-    module: Any = Holder(matrix(), matrix(), matrix(), matrix(), matrix())
-    kept = module.b0
-    with restored(keep(module)) as snapshot:
-        module.b0.add_(1)
-        module.b1 = matrix()
-        module.b2 = None
-        module.b3.data = torch.ones(2)
+    model: Any = holder(matrix(), matrix(), matrix(), matrix(), matrix())
+    kept = model.b0
+    with restored(keep(model)) as snapshot:
+        model.b0.add_(1)
+        model.b1 = matrix()
+        model.b2 = None
+        model.b3.data = torch.ones(2)
         found = snapshot.changes()
     assert torch.equal(found[0], matrix() + 1)
     assert found[0] is not kept
     assert found[1:3] == [UNCHANGED, None]
     assert torch.equal(found[3], torch.ones(2))
     assert found[4] == UNCHANGED
-    assert module.b0 is kept
-    assert all(torch.equal(buffer, matrix()) for buffer in module.buffers())
+    assert model.b0 is kept
+    assert all(torch.equal(buffer, matrix()) for buffer in model.buffers())
 
 
 def test_storage_that_a_call_frees_is_put_back(keep):
-    module: Any = Holder(matrix())
-    state = keep(module)
+    model: Any = holder(matrix())
+    state = keep(model)
     with restored(state):
-        module.b0.untyped_storage().resize_(0)
-    assert torch.equal(module.b0, matrix())
+        model.b0.untyped_storage().resize_(0)
+    assert torch.equal(model.b0, matrix())
 
 
 def test_gradients_and_requires_grad_are_put_back(keep):
@@ -130,7 +126,7 @@ def test_gradients_and_requires_grad_are_put_back(keep):
 
 
 def test_files_keep_what_they_hold_and_copies_the_rest(tmp_path):
-    state = collect_state(Holder(matrix(), torch.tensor([1 + 2j]).conj()))
+    state = collect_state(holder(matrix(), torch.tensor([1 + 2j]).conj()))
     with weights_as_snapshots(state, write_weights(state, tmp_path), tmp_path):
         assert [each.memory.numel() for each in state.snapshots or ()] == [48, 8]
     assert state.snapshots is None

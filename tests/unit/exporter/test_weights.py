@@ -20,6 +20,7 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_tensors
 from aotexport_runtime.execution.codegen import Environment
 from aotexport_runtime.schema.manifest import Manifest, Producer, ProgramEntry
+from tests.models import module
 
 DTYPES = [
     *(torch.bool, torch.uint8, torch.uint16, torch.uint32, torch.uint64),
@@ -30,20 +31,8 @@ DTYPES = [
 ]
 
 
-class Holder(nn.Module):
-    """A module of the given parameters and buffers."""
-
-    def __init__(self, **tensors: torch.Tensor) -> None:
-        super().__init__()
-        for name, tensor in tensors.items():
-            if isinstance(tensor, nn.Parameter):
-                self.register_parameter(name, tensor)
-            else:
-                self.register_buffer(name, tensor)
-
-
-def written(module: nn.Module, root, **options) -> Bundle:
-    state = write_weights(collect_state(module), root, **options)
+def written(holder: nn.Module, root, **options) -> Bundle:
+    state = write_weights(collect_state(holder), root, **options)
     manifest = Manifest(
         format="1.0",
         min_reader="1.0",
@@ -58,8 +47,8 @@ def written(module: nn.Module, root, **options) -> Bundle:
     return Bundle(BundleDirectory(root), manifest)
 
 
-def round_trip(module: nn.Module, root, *, mapped: bool = True, **options) -> dict[str, torch.Tensor]:
-    bundle = written(module, root, **options)
+def round_trip(holder: nn.Module, root, *, mapped: bool = True, **options) -> dict[str, torch.Tensor]:
+    bundle = written(holder, root, **options)
     return load_tensors(bundle, bundle.manifest.state, Environment().form, mapped=mapped)
 
 
@@ -82,7 +71,7 @@ def test_tensor_of_every_dtype_is_restored_to_the_bit(tmp_path, dtype, mapped):
     nbytes = 6 * dtype.itemsize
     raw = torch.arange(nbytes, dtype=torch.uint8) % (2 if dtype is torch.bool else 251)
     tensor = raw.view(dtype).reshape(2, 3)
-    restored = round_trip(Holder(value=tensor), tmp_path, mapped=mapped)["value"]
+    restored = round_trip(module(value=tensor), tmp_path, mapped=mapped)["value"]
     assert (restored.dtype, restored.shape, restored.stride()) == (dtype, (2, 3), (3, 1))
     assert bits(restored) == bits(tensor)
 
@@ -106,20 +95,20 @@ LAYOUTS = {
 @pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
 def test_tensor_of_any_layout_is_restored_with_its_values_and_strides(tmp_path, make, mapped):
     tensor = make()
-    restored = round_trip(Holder(value=tensor), tmp_path, mapped=mapped)["value"]
+    restored = round_trip(module(value=tensor), tmp_path, mapped=mapped)["value"]
     assert torch.equal(restored, tensor.resolve_conj().resolve_neg())
     assert (restored.shape, restored.stride()) == (tensor.shape, tensor.stride())
 
 
 def test_part_of_a_larger_storage_is_stored_alone(tmp_path):
-    written(Holder(value=torch.arange(1000.0)[10:14]), tmp_path)
+    written(module(value=torch.arange(1000.0)[10:14]), tmp_path)
     with safe_open(tmp_path / "weights/model.safetensors", framework="pt") as file:
         assert file.get_tensor("value").tolist() == [10.0, 11.0, 12.0, 13.0]
 
 
 def test_tied_parameter_is_stored_once_under_its_first_name(tmp_path):
     weight = nn.Parameter(torch.randn(2, 3))
-    bundle = written(Holder(first=weight, second=weight), tmp_path)
+    bundle = written(module(first=weight, second=weight), tmp_path)
     (entry,) = bundle.manifest.state
     assert (entry.name, entry.tied, entry.role) == ("first", ("second",), "parameter")
     with safe_open(tmp_path / "weights/model.safetensors", framework="pt") as file:
@@ -138,7 +127,7 @@ OVERLAPS = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
 def test_overlapping_tensors_overlap_again(tmp_path, make, dtype, mapped):
     first, second = make(torch.arange(12).to(dtype))
-    restored = round_trip(Holder(first=first, second=second), tmp_path, mapped=mapped)
+    restored = round_trip(module(first=first, second=second), tmp_path, mapped=mapped)
     assert shares(restored["first"], restored["second"])
     for value in (first, restored["first"]):
         value.mul_(10)
@@ -148,7 +137,7 @@ def test_overlapping_tensors_overlap_again(tmp_path, make, dtype, mapped):
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_disjoint_parts_of_one_storage_are_stored_apart(tmp_path, order):
     halves = torch.arange(12.0).split(6)
-    restored = round_trip(Holder(first=halves[order[0]], second=halves[order[1]]), tmp_path)
+    restored = round_trip(module(first=halves[order[0]], second=halves[order[1]]), tmp_path)
     assert not shares(restored["first"], restored["second"])
     assert torch.equal(restored["second"], halves[order[1]])
 
@@ -156,14 +145,14 @@ def test_disjoint_parts_of_one_storage_are_stored_apart(tmp_path, order):
 def test_overlap_of_different_dtypes_is_refused(tmp_path):
     base = torch.arange(4.0)
     with pytest.raises(ExportFailed) as caught:
-        written(Holder(first=base, second=base.view(torch.int32)), tmp_path)
+        written(module(first=base, second=base.view(torch.int32)), tmp_path)
     assert str(caught.value) == "`first` and `second` share memory with different dtypes"
 
 
 def test_conjugate_of_another_buffer_is_refused(tmp_path):
     base = torch.ones(2, dtype=torch.complex64)
     with pytest.raises(ExportFailed) as caught:
-        written(Holder(first=base, second=base.conj()), tmp_path)
+        written(module(first=base, second=base.conj()), tmp_path)
     assert str(caught.value) == (
         "`second` is a conjugated or negated view of the memory of `first`, which a bundle cannot hold; "
         "give it memory of its own (`.resolve_conj().resolve_neg()`)"
@@ -171,17 +160,17 @@ def test_conjugate_of_another_buffer_is_refused(tmp_path):
 
 
 def test_buffers_that_are_not_persistent_are_stored_apart(tmp_path, mapped):
-    module = Holder(weight=nn.Parameter(torch.ones(2)))
-    module.register_buffer("cache", torch.arange(3.0), persistent=False)
-    restored = round_trip(module, tmp_path, mapped=mapped)
+    holder = module(weight=nn.Parameter(torch.ones(2)))
+    holder.register_buffer("cache", torch.arange(3.0), persistent=False)
+    restored = round_trip(holder, tmp_path, mapped=mapped)
     assert restored["cache"].tolist() == [0.0, 1.0, 2.0]
     with safe_open(tmp_path / "weights/constants.safetensors", framework="pt") as file:
         assert list(file.keys()) == ["cache"]
 
 
 def test_state_above_the_limit_is_split_with_the_index_of_hugging_face(tmp_path, mapped):
-    module = Holder(**{name: nn.Parameter(torch.full((8,), float(index))) for index, name in enumerate("abc")})
-    restored = round_trip(module, tmp_path, mapped=mapped, shard_nbytes=64)
+    holder = module(**{name: nn.Parameter(torch.full((8,), float(index))) for index, name in enumerate("abc")})
+    restored = round_trip(holder, tmp_path, mapped=mapped, shard_nbytes=64)
     index = json.loads((tmp_path / "weights/model.safetensors.index.json").read_text())
     assert index == {
         "metadata": {"total_size": 96},
@@ -195,12 +184,12 @@ def test_state_above_the_limit_is_split_with_the_index_of_hugging_face(tmp_path,
 
 
 def test_tensor_above_the_limit_has_a_file_of_its_own(tmp_path):
-    bundle = written(Holder(a=torch.ones(1), b=torch.ones(100), c=torch.ones(1)), tmp_path, shard_nbytes=64)
+    bundle = written(module(a=torch.ones(1), b=torch.ones(100), c=torch.ones(1)), tmp_path, shard_nbytes=64)
     assert len({entry.file for entry in bundle.manifest.state}) == 3
 
 
 def test_training_in_place_never_reaches_the_file(tmp_path, mapped):
-    bundle = written(Holder(weight=nn.Parameter(torch.ones(1000))), tmp_path)
+    bundle = written(module(weight=nn.Parameter(torch.ones(1000))), tmp_path)
     path = tmp_path / "weights/model.safetensors"
     before = hashlib.sha256(path.read_bytes()).hexdigest()
     tensor = load_tensors(bundle, bundle.manifest.state, Environment().form, mapped=mapped)["weight"]
@@ -211,23 +200,20 @@ def test_training_in_place_never_reaches_the_file(tmp_path, mapped):
 
 
 def test_module_without_state_writes_no_weights(tmp_path):
-    assert written(Holder(), tmp_path).manifest.state == ()
+    assert written(module(), tmp_path).manifest.state == ()
     assert list((tmp_path / "weights").iterdir()) == []
 
 
-class Overlapping(Holder):
-    """Writes to one buffer and reads the other, which shares its memory."""
-
-    def forward(self, x):
-        self.whole.add_(1)
-        return x + self.part
+def adding(self, x):
+    self.whole.add_(1)
+    return x + self.part
 
 
 def test_export_leaves_overlapping_buffers_overlapping_in_the_model_and_in_the_bundle(tmp_path):
     base = torch.arange(6.0)
-    module = Overlapping(whole=base, part=base[::2])
-    aotexport.export(module, (torch.zeros(3),), output=tmp_path / "bundle", verify=False)
+    model = module(adding, whole=base, part=base[::2])
+    aotexport.export(model, (torch.zeros(3),), output=tmp_path / "bundle", verify=False)
     loaded = aotexport_runtime.load(tmp_path / "bundle")
-    for overlapping in (module, loaded, copy.deepcopy(loaded)):
+    for overlapping in (model, loaded, copy.deepcopy(loaded)):
         assert overlapping.part.stride() == (2,)
         assert overlapping(torch.zeros(3)).tolist() == [1.0, 3.0, 5.0]
