@@ -18,11 +18,12 @@ CASES = all_cases()
 
 
 @pytest.fixture(scope="module")
-def bundles(tmp_path_factory):
-    """Export every case without verification, and run all their self-tests in one fresh process."""
+def bundles(request, tmp_path_factory):
+    """Export the cases that are tested without verification, and run all their self-tests in one fresh process."""
     root = tmp_path_factory.mktemp("bundles")
     failures = {}
-    for case in CASES:
+    cases = [item.callspec.params["case"] for item in request.session.items if item.path == request.path]
+    for case in cases:
         callable_, args, kwargs = case.make()
         try:
             # Operators with bodies make torch compile, which warns of its own deprecations.
@@ -31,7 +32,7 @@ def bundles(tmp_path_factory):
                 aotexport.export(callable_, args, kwargs, output=root / case.name, **{"verify": False} | case.options)
         except aotexport.AotExportError as error:
             failures[case.name] = error
-    paths = [str(root / case.name) for case in CASES if case.name not in failures]
+    paths = [str(root / case.name) for case in cases if case.name not in failures]
     types = [f"--tensor-type={type_name(type_)}" for type_ in TYPES]
     operators = ["--import", "tests.cases.operators", "--operator-namespace", NAMESPACE]
     command = [sys.executable, "-m", "aotexport_runtime", "selftest", "--json", *types, *operators, *paths]
@@ -51,29 +52,14 @@ def _failures(results, case: Case, target: str):
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_case_by_the_forward_graph_equals_eager(bundles, case):
+def test_case_by_both_graphs_equals_eager(bundles, case):
     root, failures, results = bundles
     assert case.name not in failures, failures[case.name]
-    if all(
-        record.forward.differentiable
-        for record in map(aotexport_runtime.open_bundle(root / case.name).program, _programs(root, case))
-    ):
+    bundle = aotexport_runtime.open_bundle(root / case.name)
+    programs = [bundle.program(name) for name in bundle.program_names]
+    if all(program.forward.differentiable for program in programs):
         assert _failures(results, case, "autograd") == []
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_case_by_the_functional_graph_equals_eager(bundles, case):
-    root, failures, results = bundles
-    assert case.name not in failures, failures[case.name]
-    reasons = [
-        refusal.reason
-        for name in _programs(root, case)
-        for refusal in aotexport_runtime.open_bundle(root / case.name).program(name).refusals
-    ]
     assert _failures(results, case, "portable") == []
+    reasons = [refusal.reason for program in programs for refusal in program.refusals]
     assert bool(reasons) == bool(case.forward_only), reasons
     assert all(case.forward_only in reason for reason in reasons)
-
-
-def _programs(root, case: Case):
-    return aotexport_runtime.open_bundle(root / case.name).program_names
