@@ -72,20 +72,8 @@ def is_noticed(mutant: Mutant, tests: list[str], workers: int) -> bool:
             shutil.copy2(ROOT / name, Path(directory, name), follow_symlinks=False)
         Path(directory, mutant.file.relative_to(ROOT)).write_text(mutant.source())
         paths = os.pathsep.join(str(Path(directory, Path(package).parent)) for package in PACKAGES)
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "-m",
-            "not slow",
-            "-n",
-            str(workers),
-            "--dist",
-            "loadfile",
-            *tests,
-        ]
+        options = f"-x -q -n {workers} --dist loadfile".split()
+        command = [sys.executable, "-m", "pytest", *options, "-m", "not slow", *tests]
         environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
         try:
             done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, timeout=MOST_S)
