@@ -55,6 +55,16 @@ EXPORTS = {
         ModelFileInvalid,
         "example arguments must be a tuple, got Tensor; write `(x,)` for one",
     ),
+    "nothing_for_arguments": (
+        export(LINEAR, None),
+        ModelFileInvalid,
+        "example arguments must be a tuple, got NoneType; write `(x,)` for one",
+    ),
+    "nothing_for_model": (
+        export(None),
+        ModelFileInvalid,
+        "what to export must be a module or a function of tensors, got NoneType",
+    ),
     "class_for_model": (
         export(nn.Linear),
         ModelFileInvalid,
