@@ -11,14 +11,15 @@ import torch
 
 # Fake tensors with a shape environment that knows the user's dynamic dimensions.
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-
-# The user's declarations of dynamic sizes and integers: named dimensions, and hints (`Dim.DYNAMIC`, `Dim.AUTO`).
-from torch.export.dynamic_shapes import _DimHint, _DimHintType, _StaticDim
+from torch.export import Dim
 
 # Containers that torch's tree utilities know and this package does not (caches of model libraries).
 from torch.utils._pytree import SUPPORTED_NODES, tree_leaves, tree_map
 
 __all__ = ["SUPPORTED_NODES", "FakeTensor", "FakeTensorMode", "tree_leaves", "tree_map"]
+
+_HINT = type(Dim.AUTO)
+"""The class of hints, the declarations without a name: `Dim.AUTO`, `Dim.DYNAMIC(min=2)`."""
 
 
 def tensors_in(value: Any) -> list[torch.Tensor]:
@@ -33,15 +34,14 @@ def memory_of(tensor: torch.Tensor) -> int:
 
 def is_dimension(spec: Any) -> bool:
     """Return whether `spec` declares a size or an integer dynamic: a named dimension, `Dim.DYNAMIC` or `Dim.AUTO`."""
-    return isinstance(spec, torch.export.Dim | _DimHint) and not is_fixed_dimension(spec)
+    return isinstance(spec, Dim | _HINT) and not is_fixed_dimension(spec)
 
 
 def is_required_dimension(spec: Any) -> bool:
     """Return whether `spec` declares a dimension that must be dynamic: a named one, or `Dim.DYNAMIC`."""
-    return is_dimension(spec) and getattr(spec, "type", _DimHintType.DYNAMIC) is _DimHintType.DYNAMIC
+    return is_dimension(spec) and getattr(spec, "type", None) is not Dim.AUTO.type
 
 
 def is_fixed_dimension(spec: Any) -> bool:
     """Return whether `spec` declares a size or an integer fixed: `Dim.STATIC`, a number, or nothing at all."""
-    static_hint = isinstance(spec, _DimHint) and spec.type is _DimHintType.STATIC
-    return spec is None or isinstance(spec, int | _StaticDim) or static_hint
+    return spec is None or isinstance(spec, int) or getattr(spec, "type", None) is Dim.STATIC.type

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo.device_interface as device_interface
 import torch._inductor.codecache as codecache
 import torch._inductor.codegen.common as codegen_common
 import torch._inductor.config as inductor_config
@@ -26,11 +25,12 @@ import torch._inductor.runtime.triton_heuristics as triton_heuristics
 import torch._inductor.utils as inductor_utils
 import torch.fx.traceback
 import torch.utils._triton as triton_utils
+from torch._dynamo.device_interface import CudaInterface, device_interfaces, init_device_reg
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
 from torch._inductor.async_compile import CompiledTritonKernels
 from torch._inductor.codegen.common import FileBackedGraphModule
-from torch._inductor.codegen.wrapper import KernelCallLine, KernelDefinitionLine, SymbolicCallArg, WrapperLine
+from torch._inductor.codegen.wrapper import SymbolicCallArg, WrapperLine
 from torch._inductor.codegen.wrapper_fxir import FxConverter, WrapperFxCodegen
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.ir import IRNode, NonOwningLayout
@@ -57,8 +57,6 @@ __all__ = [
     "FxConverter",
     "GridExpr",
     "IRNode",
-    "KernelCallLine",
-    "KernelDefinitionLine",
     "NonOwningLayout",
     "SymbolicCallArg",
     "WrapperFxCodegen",
@@ -98,14 +96,9 @@ def offline_gpu(wrapper: type[WrapperFxCodegen]) -> Iterator[None]:
     `wrapper` turns the compiler's program into a graph.
     """
     codegen_common.init_backend_registration()
-    device_interface.init_device_reg()
-    interfaces = dict(device_interface.device_interfaces)
+    init_device_reg()
     with contextlib.ExitStack() as stack:
         stack.callback(_forget_devices)
-        for name in ("cuda", "cuda:0"):
-            device_interface.register_interface_for_device(name, _interface())
-        stack.callback(device_interface.device_interfaces.update, interfaces)
-        stack.callback(device_interface.device_interfaces.clear)
         stack.enter_context(patched(*_device_answers(wrapper)))
         stack.enter_context(triton_target())
         stack.enter_context(cuda_guard())
@@ -132,6 +125,19 @@ def _device_answers(wrapper: type[WrapperFxCodegen]) -> list[Patch]:
     ]
     if not hasattr(torch._C, "_cuda_getCurrentRawStream"):
         answers.append((torch._C, "_cuda_getCurrentRawStream", constant(0)))
+    of_compiler = {
+        **dict.fromkeys(("current_device", "exchange_device", "maybe_exchange_device", "get_raw_stream"), 0),
+        "device_count": 1,
+        "is_available": True,
+        "is_bf16_supported": True,
+        "memory_allocated": 0,
+        "get_device_properties": DEVICE,
+        "set_device": None,
+        "synchronize": None,
+    }
+    answers += [(CudaInterface, name, staticmethod(constant(value))) for name, value in of_compiler.items()]
+    answers.append((CudaInterface.Worker, "get_device_properties", staticmethod(constant(DEVICE))))
+    answers.append((device_interfaces, "cuda:0", CudaInterface))
     answered = [Patch(owner, name, answer, "Answer for a GPU that is not there") for owner, name, answer in answers]
     plugins, codegen = constant([_Uncompiled()]), codegen_common.device_codegens["cuda"]
     return [
@@ -144,32 +150,6 @@ def _device_answers(wrapper: type[WrapperFxCodegen]) -> list[Patch]:
 def constant(value: Any) -> Callable[..., Any]:
     """Return a function that returns `value` for any arguments."""
     return lambda *args, **kwargs: value
-
-
-def _interface() -> type[device_interface.DeviceInterface]:
-    """Return a device interface for torch's compiler that answers its queries for `DEVICE`."""
-    answers = {
-        "current_device": 0,
-        "set_device": None,
-        "device_count": 1,
-        "exchange_device": 0,
-        "maybe_exchange_device": 0,
-        "is_available": True,
-        "get_device_properties": DEVICE,
-        "get_compute_capability": DEVICE.major * 10 + DEVICE.minor,
-        "is_triton_capable": True,
-        "raise_if_triton_unavailable": None,
-        "get_raw_stream": 0,
-        "synchronize": None,
-        "is_bf16_supported": True,
-        "memory_allocated": 0,
-    }
-    members: dict[str, Any] = {name: staticmethod(constant(value)) for name, value in answers.items()}
-    for name in ("Event", "Stream", "device"):
-        members[name] = getattr(device_interface.CudaInterface, name)
-    worker = {name: members[name] for name in ("set_device", "current_device", "get_device_properties")}
-    members["Worker"] = type("Worker", (), worker)
-    return type("OfflineCuda", (device_interface.DeviceInterface,), members)
 
 
 class _Uncompiled:
@@ -213,17 +193,9 @@ def _forget_devices() -> None:
     CompiledTritonKernels.cache_clear()
     codecache.PyCodeCache.cache_clear()
     DeviceProperties.create.cache_clear()
-    for module in (inductor_utils, triton_utils):
-        for name in _DEVICE_CACHES:
-            clear = getattr(getattr(module, name, None), "cache_clear", None)
-            if clear is not None:
-                clear()
-    for value in vars(triton_utils).values():
+    for value in (*vars(inductor_utils).values(), *vars(triton_utils).values()):
         if isinstance(value, functools._lru_cache_wrapper):
             value.cache_clear()
-
-
-_DEVICE_CACHES = ("get_gpu_shared_memory", "is_big_gpu", "get_max_num_sms", "get_num_sms", "has_triton")
 
 
 aten: Any = torch.ops.aten

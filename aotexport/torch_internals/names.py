@@ -36,7 +36,6 @@ from torch._functorch.autograd_function import AutogradFunctionApply
 from torch._library.custom_ops import OPDEFS
 from torch._library.triton import triton_ops_to_kernels
 from torch.fx.experimental.symbolic_shapes import (
-    ConstraintViolationError,
     GuardOnDataDependentSymNode,
     ShapeEnv,
     free_unbacked_symbols,
@@ -49,7 +48,6 @@ from aotexport.process.objects import namespace_of
 
 __all__ = [
     "AutogradFunctionApply",
-    "ConstraintViolationError",
     "GuardOnDataDependentSymNode",
     "InputAliasInfo",
     "MemoryFormatMeta",

@@ -21,8 +21,6 @@ from aotexport.torch_internals.inductor import (
     FileBackedGraphModule,
     FxConverter,
     IRNode,
-    KernelCallLine,
-    KernelDefinitionLine,
     NonOwningLayout,
     SymbolicCallArg,
     WrapperFxCodegen,
@@ -143,12 +141,10 @@ class _Converter(FxConverter):
         return {}
 
     def _generate_kernel_definition(self, line: Any) -> None:
-        assert isinstance(line, KernelDefinitionLine)
         super()._generate_kernel_definition(line)
         self._origins[line.kernel_name] = _nodes_named_in(line.metadata or "")
 
     def _generate_triton_call(self, line: Any) -> None:
-        assert isinstance(line, KernelCallLine)
         tuner = self.kernels[line.kernel_name].tuner
         names = launch_arguments(tuner)
         values = [self._argument(argument, line) for argument in line.call_args]
@@ -159,7 +155,7 @@ class _Converter(FxConverter):
         node.meta["tuner"] = tuner
         node.meta["origins"] = self._origins.get(line.kernel_name, [])
 
-    def _argument(self, argument: Any, line: KernelCallLine) -> Any:
+    def _argument(self, argument: Any, line: Any) -> Any:
         if isinstance(argument, SymbolicCallArg):
             argument = argument.inner_expr
         if not isinstance(argument, str):
