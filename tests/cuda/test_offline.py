@@ -6,10 +6,11 @@ from triton.runtime import driver
 
 from aotexport.torch_internals.inductor import (
     SETTINGS,
+    CudaInterface,
     _guard_registry,
     codegen_common,
     cuda_guard,
-    device_interface,
+    device_interfaces,
     inductor_config,
     triton_helpers,
     triton_heuristics,
@@ -21,7 +22,8 @@ def observed():
     """Return everything that lowering changes, as it is now."""
     return {
         "guards": [*_guard_registry()],
-        "interfaces": dict(device_interface.device_interfaces),
+        "interfaces": dict(device_interfaces),
+        "answers": {**vars(CudaInterface), **vars(CudaInterface.Worker)},
         "settings": inductor_config.save_config_portable(),
         "plugins": triton_heuristics.get_caching_autotuner_plugins,
         "driver": triton_helpers.set_driver_to_gpu,

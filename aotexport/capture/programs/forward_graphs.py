@@ -1,4 +1,4 @@
-"""The forward graph of each program; programs share a trace if nothing in the model's code tells them apart."""
+"""The forward graph of each program, over one state that calls of all of them may change."""
 
 from __future__ import annotations
 
@@ -28,14 +28,13 @@ class ForwardGraphs:
     """Captures forward graphs over one state."""
 
     def __init__(self, state: State, *, captured: bool = False) -> None:
-        """Begin with nothing to share.
+        """Begin with a state.
 
         Args:
             state: the module's state; constants that traces find are added.
             captured: whether programs over it have been captured before.
         """
         self._state = state
-        self._shared: list[tuple[ProgramSpec, ForwardCapture]] = []
         self._captured = captured
 
     def capture(self, spec: ProgramSpec) -> ForwardCapture:
@@ -46,15 +45,9 @@ class ForwardGraphs:
             PythonStateChanged: the call cannot be followed through the values that it stores in attributes.
             StateReshaped: the call changes the shape of state, and earlier programs do not know.
         """
-        for earlier, forward in self._shared:
-            if _serves(earlier, spec):
-                return forward
-        known = len(self._state.entries)
         forward = self._trace(spec)
         self._note_reshaped(forward)
         self._captured = True
-        if _tells_nothing_apart(forward) and len(self._state.entries) == known:
-            self._shared.append((spec, forward))
         return forward
 
     def _note_reshaped(self, forward: ForwardCapture) -> None:
@@ -80,36 +73,6 @@ class ForwardGraphs:
             else:
                 forward.effects.notes += _note(spec.call)
                 return forward
-
-
-def _tells_nothing_apart(forward: ForwardCapture) -> bool:
-    """Return whether the model's code does the same with and without gradients: programs of one mode share its graph.
-
-    Sizes must be static: assumptions of a functional graph about sizes are recorded with its own forward graph.
-    """
-    effects, environment = forward.effects, forward.fakes.mode.shape_env
-    assert environment is not None
-    seen = effects.reads or effects.autograd_functions or effects.takes_gradients or effects.sets_requires_grad
-    seen = seen or effects.stored or effects.notes or effects.questions.asked or not effects.above_autograd
-    return not (seen or environment.var_to_range) and forward.function.strategy.is_direct
-
-
-def _serves(earlier: ProgramSpec, spec: ProgramSpec) -> bool:
-    """Return whether `spec` makes the call of `earlier` in its modes, and records gradients only if that does."""
-    same = earlier.mode == spec.mode and earlier.autocast == spec.autocast
-    return same and (earlier.grad or not spec.grad) and _is_same(earlier.call, spec.call)
-
-
-def _is_same(one: ExampleCall, other: ExampleCall) -> bool:
-    """Return whether two calls are of one callable with identical arguments, of static sizes."""
-    values = [*zip(one.args, other.args, strict=False), *zip(one.tensors, other.tensors, strict=False)]
-    values += [(value, other.kwargs.get(key)) for key, value in one.kwargs.items()]
-    return (
-        one.callable == other.callable
-        and (len(one.args), [*one.kwargs], one.paths) == (len(other.args), [*other.kwargs], other.paths)
-        and all(first is second for first, second in values)
-        and not any((*one.axes, *other.axes, *one.first_call_constants, *other.first_call_constants))
-    )
 
 
 def _add_first_call_constants(call: ExampleCall, state: State, mode: Mode, change: AttributeChanged) -> bool:
