@@ -52,7 +52,7 @@ def test_call_that_fails_inside_of_a_region_restores_grad_mode_and_autocast(load
 
 
 class Layer(torch.nn.Module):
-    """One layer: AOTAutograd takes a recurrent one apart, step by step."""
+    """One layer: a joint graph takes a recurrent one apart, step by step."""
 
     def __init__(self, layer):
         super().__init__()
