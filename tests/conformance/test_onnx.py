@@ -600,43 +600,29 @@ def _loop(x):
     return torch.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))[1]
 
 
-@pytest.mark.parametrize(
-    ("make", "x"),
-    [
-        (lambda: _attend, torch.linspace(-1, 1, 24).reshape(2, 3, 4)),
-        (lambda: _loop, torch.linspace(-1, 1, 4)),
-        (Quantised, torch.linspace(-1, 1, 12).reshape(3, 4)),
-        (lambda: _cond, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
-        (Branches, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
-        (Recurrence, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
-        (lambda: lambda x: _Triple.apply(x) + 1, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
-        (lambda: lambda x: x[x > 0] * 2, torch.linspace(-1, 1.5, 12)),
-        (lambda: _mapped, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
-        (lambda: _hooked, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
-        (lambda: lambda x: (x.t() @ x.sum(1), x.sum(0) @ x.t()), torch.linspace(-1, 1.5, 12).reshape(3, 4)),
-        (lambda: _chosen, torch.tensor([[1.0, -1, 1, 0], [2, 2, -3, 2]])),
-        (lambda: _sums, torch.linspace(-1, 1.5, 12, dtype=torch.float16).reshape(3, 4)),
-        (lambda: _half, torch.linspace(-1, 1.5, 12, dtype=torch.float16).reshape(3, 4)),
-        (lambda: nn.Conv2d(3, 4, 3, padding=1).eval(), torch.randn(2, 3, 5, 5)),
-    ],
-    ids=[
-        "attention",
-        "while_loop",
-        "quantised",
-        "cond",
-        "branches",
-        "scan",
-        "custom",
-        "selected",
-        "map",
-        "hook",
-        "transposed_times_vector",
-        "chosen",
-        "sums_of_float16",
-        "float16",
-        "convolution",
-    ],
-)
+KINDS = {
+    "attention": (lambda: _attend, torch.linspace(-1, 1, 24).reshape(2, 3, 4)),
+    "while_loop": (lambda: _loop, torch.linspace(-1, 1, 4)),
+    "quantised": (Quantised, torch.linspace(-1, 1, 12).reshape(3, 4)),
+    "cond": (lambda: _cond, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
+    "branches": (Branches, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
+    "scan": (Recurrence, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
+    "custom": (lambda: lambda x: _Triple.apply(x) + 1, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
+    "selected": (lambda: lambda x: x[x > 0] * 2, torch.linspace(-1, 1.5, 12)),
+    "map": (lambda: _mapped, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
+    "hook": (lambda: _hooked, torch.linspace(-1, 1.5, 12).reshape(3, 4)),
+    "transposed_times_vector": (
+        lambda: lambda x: (x.t() @ x.sum(1), x.sum(0) @ x.t()),
+        torch.linspace(-1, 1.5, 12).reshape(3, 4),
+    ),
+    "chosen": (lambda: _chosen, torch.tensor([[1.0, -1, 1, 0], [2, 2, -3, 2]])),
+    "sums_of_float16": (lambda: _sums, torch.linspace(-1, 1.5, 12, dtype=torch.float16).reshape(3, 4)),
+    "float16": (lambda: _half, torch.linspace(-1, 1.5, 12, dtype=torch.float16).reshape(3, 4)),
+    "convolution": (lambda: nn.Conv2d(3, 4, 3, padding=1).eval(), torch.randn(2, 3, 5, 5)),
+}
+
+
+@pytest.mark.parametrize(("make", "x"), KINDS.values(), ids=KINDS)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_program_of_a_kind_equals_eager_in_onnx_runtime(tmp_path, make, x):
     torch.manual_seed(0)

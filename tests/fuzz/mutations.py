@@ -27,7 +27,6 @@ _OPERATORS = (
         "aten::sum.default",
     ),
 )
-JSON_NBYTES = 1 << 20
 
 
 class Mutator:

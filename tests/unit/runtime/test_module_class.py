@@ -81,29 +81,19 @@ def exported(tmp_path):
     return export
 
 
-@pytest.mark.parametrize(
-    ("function", "args", "kwargs", "shown"),
-    [
-        (plain, (X,), {}, "(x, scale=2.0)"),
-        (plain, (X, X), {}, "(x, scale=2.0)"),
-        (kinds, (X, X), {"k": X, "n": "mean"}, "(x, /, y, z=None, *, k, m=True, n='sum')"),
-        (labelled, (X,), {"labels": X}, "(x, mask=None, labels=None, hidden=())"),
-        (labelled, (X, None, X, (X,)), {}, "(x, mask=None, labels=None, hidden=Ellipsis)"),
-        (open_ended, (X, X), {"shift": X}, "(*args, shift)"),
-        (open_ended, (X,), {"shift": X, "class": X}, "(*args, shift)"),
-        (lambda x, *rest, flag=False, **options: x * 2, (X,), {}, "(x, *, flag=False)"),
-    ],
-    ids=[
-        "default",
-        "default passed",
-        "kinds",
-        "optional before passed",
-        "default unknown",
-        "star",
-        "no name",
-        "star empty",
-    ],
-)
+ROWS = {
+    "default": (plain, (X,), {}, "(x, scale=2.0)"),
+    "default passed": (plain, (X, X), {}, "(x, scale=2.0)"),
+    "kinds": (kinds, (X, X), {"k": X, "n": "mean"}, "(x, /, y, z=None, *, k, m=True, n='sum')"),
+    "optional before passed": (labelled, (X,), {"labels": X}, "(x, mask=None, labels=None, hidden=())"),
+    "default unknown": (labelled, (X, None, X, (X,)), {}, "(x, mask=None, labels=None, hidden=Ellipsis)"),
+    "star": (open_ended, (X, X), {"shift": X}, "(*args, shift)"),
+    "no name": (open_ended, (X,), {"shift": X, "class": X}, "(*args, shift)"),
+    "star empty": (lambda x, *rest, flag=False, **options: x * 2, (X,), {}, "(x, *, flag=False)"),
+}
+
+
+@pytest.mark.parametrize(("function", "args", "kwargs", "shown"), ROWS.values(), ids=ROWS)
 def test_forward_has_the_captured_signature(exported, function, args, kwargs, shown):
     module = exported(function, args, kwargs)
     assert str(inspect.signature(module.forward)) == shown
