@@ -26,7 +26,6 @@ from aotexport.state.mode import in_mode
 from aotexport.values.subclasses import CLASSES
 from aotexport.vectors.record import record_vectors, write_vectors
 from aotexport.vectors.small_sizes import begun_at_zero
-from aotexport_runtime.bundle.cast_programs import call_name
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.results import describe_failures
 from aotexport_runtime.commands.self_test import run_vector
@@ -105,7 +104,7 @@ def _verified(
         if not result.agrees:
             report = describe_failures(result)
             raise VerificationFailed(f"it disagreed with the cast model: {report[0].strip()}", report)
-    write_vectors([replace(each, name=call_name(each.name, dtype)) for each in vectors], directory)
+    write_vectors([replace(each, name=f"{each.name}.{dtype}") for each in vectors], directory)
     return replace(cast, record=record)
 
 

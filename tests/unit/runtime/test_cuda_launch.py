@@ -113,11 +113,15 @@ def test_grid_is_computed_from_the_arguments(numel, blocks):
     assert grid_of(record, record.candidates[0], {"n": numel}) == (blocks, 1, 1)
 
 
-def test_grid_beyond_the_device_is_refused():
-    record = kernel(grid=(1, "n", 1))
+@pytest.mark.parametrize(("axis", "most"), [(0, 2147483647), (1, 65535), (2, 65535)])
+def test_grid_beyond_the_device_is_refused(axis, most):
+    record = kernel(grid=tuple("n" if each == axis else 1 for each in range(3)))
+    taken = grid_of(record, record.candidates[0], {"n": most})
+    assert taken == tuple(most if each == axis else 1 for each in range(3))
     with pytest.raises(NotSupported) as caught:
-        grid_of(record, record.candidates[0], {"n": 1 << 16})
-    assert str(caught.value) == "kernel `k` would need 1 x 65536 x 1 blocks, more than a device takes"
+        grid_of(record, record.candidates[0], {"n": most + 1})
+    blocks = " x ".join(str(most + 1 if each == axis else 1) for each in range(3))
+    assert str(caught.value) == f"kernel `k` would need {blocks} blocks, more than a device takes"
 
 
 # --- launches ---------------------------------------------------------------------------------------------

@@ -70,6 +70,7 @@ VARIADIC = [
     parameter("more", mapping(z=leaf(2)), "var_keyword"),
 ]
 NESTED = [parameter("x", mapping(a=sequence("list", leaf(0), constant(None)), b=sequence("tuple", leaf(1))))]
+MANY = [f"key {number}" for number in range(40)]
 POSITIONAL = [parameter("x", leaf(0), "positional_only"), parameter("y", leaf(1))]
 
 FITTING = {
@@ -97,6 +98,8 @@ FITTING = {
     "mapping_by_key": (BY_KEY, call(collections.UserDict({"b": Y, "a": X})), [X, Y]),
     "keywords_by_key": (MORE, call(b=Y, a=X), [X, Y]),
     "cpu_of_an_index": ([parameter("s", constant(torch.device("cpu")))], call(torch.device("cpu:0")), []),
+    "zero_of_its_sign": ([parameter("s", constant(-0.0))], call(-0.0), []),
+    "set": ([parameter("s", sequence("set", constant(1), constant(2)))], call({2, 1}), []),
 }
 
 
@@ -192,6 +195,21 @@ UNFITTING = {
         MORE,
         call(c=X, b=Y),
         ["`more`: expected a dict with keys ['a', 'b'] in any order; missing: 'a'; unexpected: 'c'"],
+    ),
+    "zero_of_another_sign": (
+        [parameter("s", constant(0.0))],
+        call(-0.0),
+        ["`s`: expected 0.0, as at capture, got -0.0"],
+    ),
+    "set_of_others": (
+        [parameter("s", sequence("set", constant(1)))],
+        call({2}),
+        ["`s`: expected {1}, as at capture, got {2}"],
+    ),
+    "many_keys": (
+        [parameter("x", mapping(**dict.fromkeys(MANY, leaf(0))))],
+        call({}),
+        ["`x`: " + f"expected a dict with keys {MANY} in this order; missing: {str(MANY)[1:-1]}"[:400]],
     ),
     "field_missing": (
         [parameter("x", pair("dataclass", leaf(0), leaf(1)))],

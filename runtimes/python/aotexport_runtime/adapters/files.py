@@ -92,10 +92,7 @@ def save_adapter(
         stored = {key: gathering.whole(tensor).cpu().contiguous() for key, tensor in tensors.items()}
         _write(output, record, stored, metadata)
 
-    if gathering.in_parts:
-        gathering.written_by_first_rank(write)
-    else:
-        write()
+    gathering.written_by_first_rank(write)
     return output.absolute()
 
 

@@ -37,11 +37,6 @@ def cast_dtypes(manifest: Manifest) -> list[str]:
     return sorted({match[1] for match in found if match is not None and match[1] in FLOATS})
 
 
-def call_name(name: str, dtype: str) -> str:
-    """Return the name in files of a recorded call of the cast model."""
-    return f"{name}.{dtype}"
-
-
 def is_cast(entry: StateTensor) -> bool:
     """Return whether `model.to(dtype)` casts a tensor, if it is floating."""
     return entry.role != "constant"

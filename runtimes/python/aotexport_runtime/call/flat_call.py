@@ -15,14 +15,13 @@ import torch
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.guards.signature import Signature
-from aotexport_runtime.schema.program import ArgumentInput, ContainerChange, Program, SizeInput, StateInput
+from aotexport_runtime.schema.program import ContainerChange, Program, StateInput
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, NamedFields, Sequence, Tree
 from aotexport_runtime.values.trees import builder, key_of, keys_of, steps
 
 
 def arguments_of(program: Program) -> Any:
     """Return a function from the flat tensors of a call, and the state, to the call's `(args, kwargs)`."""
-    positions = [i for i, spec in enumerate(program.inputs) if isinstance(spec, ArgumentInput | SizeInput)]
     environment = Environment()
     builders = [
         (parameter, builder(parameter.tree, lambda leaf: constant_value(leaf.value, environment)))
@@ -30,9 +29,8 @@ def arguments_of(program: Program) -> Any:
     ]
 
     def arguments(values: list[Any], state: dict[str, torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        flat: list[Any] = [state[spec.name] if isinstance(spec, StateInput) else None for spec in program.inputs]
-        for position, value in zip(positions, values, strict=True):
-            flat[position] = value
+        given = iter(values)
+        flat = [state[spec.name] if isinstance(spec, StateInput) else next(given) for spec in program.inputs]
         args: list[Any] = []
         kwargs: dict[str, Any] = {}
         for parameter, build in builders:

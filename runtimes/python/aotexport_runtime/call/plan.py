@@ -91,10 +91,8 @@ class Plan:
 
     def bind_flat(self, values: Sequence[Any]) -> Bound:
         """Return the call with a tensor, array or integer per argument of the program."""
-        arguments = (i for i, spec in enumerate(self.program.inputs) if not isinstance(spec, StateInput))
-        inputs: list[Any] = [None] * len(self.program.inputs)
-        for index, value in zip(arguments, values, strict=True):
-            inputs[index] = value
+        given = iter(values)
+        inputs = [None if isinstance(spec, StateInput) else next(given) for spec in self.program.inputs]
         return self._checked(inputs, {})
 
     def _checked(self, inputs: list[Any], containers: dict[str, Any]) -> Bound:

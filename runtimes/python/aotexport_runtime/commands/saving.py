@@ -86,10 +86,7 @@ def save(module: BundleModule, path: str | os.PathLike[str], *, force: bool = Fa
         # File by file, as they are written.
         plain = sorted((e for e in module.bundle.manifest.state if e.subclass is None), key=lambda entry: entry.file)
         gathering = Gathering([tensors[entry.name] for entry in plain], in_parts=in_parts)
-    if in_parts:
-        gathering.written_by_first_rank(write)
-    else:
-        write()
+    gathering.written_by_first_rank(write)
     return output.absolute()
 
 

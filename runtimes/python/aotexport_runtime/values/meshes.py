@@ -160,7 +160,13 @@ class Gathering:
         return self._left.popleft().full_tensor()
 
     def written_by_first_rank(self, write: Callable[[], None]) -> None:
-        """Run `write` on rank 0 alone, which may ask for whole tensors; return on all ranks, or raise its error."""
+        """Run `write` on rank 0 alone, which may ask for whole tensors; return on all ranks, or raise its error.
+
+        Where no tensor is in parts, each process runs it.
+        """
+        if not self.in_parts:
+            write()
+            return
         import torch.distributed as dist
 
         # The other ranks wait, and raise it too.

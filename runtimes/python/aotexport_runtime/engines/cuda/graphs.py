@@ -160,11 +160,10 @@ class _CapturedPass:
         key = _shapes(args, fixed), tuple(symbols.items()), _settings()
         addresses = tuple([arg.data_ptr() for arg, is_fixed in zip(args, fixed, strict=True) if is_fixed])
         counted = self._counted.get(key)
+        if counted is None and len(self._counted) >= _MAX_COUNTED:
+            return None
         if counted is None or counted.addresses != addresses:
             # The graph would read replaced state at its old address.
-            self._counted.pop(key, None)
-            if len(self._counted) >= _MAX_COUNTED:
-                return None
             counted = self._counted[key] = _Counted(addresses)
         counted.calls += 1
         is_due = counted.graph is None and not counted.failed and counted.calls > WARM_UPS
