@@ -221,6 +221,7 @@ def test_bundle_for_autocast_serves_calls_with_and_without_it(for_autocast):
     )
     with torch.autocast("cpu", torch.float16), pytest.raises(CallInvalid) as caught:
         module.eval()(torch.randn(4, 4))
+    assert caught.value.program == "infer"
     assert caught.value.violations == [
         f"variant `infer`: autocast: expected none around the call, {reason}",
         f"variant `infer.bfloat16`: autocast: expected bfloat16 around the call, {reason}",

@@ -1,8 +1,15 @@
 """The manifest: names, references and numbers that do not hold together."""
 
 import pytest
+from msgspec.structs import replace
 
-from aotexport_runtime import BundleTooNew, load
+from aotexport_runtime import BundleInvalid, BundleTooNew, load
+from aotexport_runtime.errors import Place
+from aotexport_runtime.schema.manifest import OnnxModel
+from aotexport_runtime.schema.program import ArgumentInput, ForwardGraph, Program, StateInput
+from aotexport_runtime.schema.trees import Leaf
+from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.validate.manifest import check_onnx
 from tests.hostile.crafted import Crafted
 
 DIGEST = "0" * 64
@@ -109,3 +116,45 @@ def test_bundle_that_was_only_copied_and_sealed_still_loads_and_runs(crafted: Cr
     crafted.read()
     module = load(crafted.root)
     assert module(torch.ones(3, 4))["turned"].shape == (4, 3)
+
+
+META = TensorMeta(dtype="float32", shape=(2,), stride=(1,))
+PROGRAM = Program(
+    name="infer",
+    mode="eval",
+    grad=False,
+    parameters=(),
+    inputs=(ArgumentInput(path="x", meta=META), StateInput(name="calls", meta=META)),
+    outputs=(META,),
+    output_tree=Leaf(index=0),
+    forward=ForwardGraph(file="forward.json"),
+)
+MODEL = OnnxModel(
+    program="infer",
+    file="infer.onnx",
+    opset=18,
+    inputs=("x",),
+    outputs=("y", "calls.1", "holds"),
+    updates=("calls",),
+    checks=("x is positive",),
+)
+
+
+@pytest.mark.parametrize("updates", [("calls",), ("x",)])
+def test_model_of_onnx_returns_outputs_changes_and_checks(updates):
+    check_onnx(replace(MODEL, updates=updates), PROGRAM, where=Place("bundle.json"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"inputs": ()}, "0 inputs and 3 outputs, and program `infer` has 1 and 3"),
+        ({"outputs": ("y",)}, "1 inputs and 1 outputs, and program `infer` has 1 and 3"),
+        ({"checks": ()}, "1 inputs and 3 outputs, and program `infer` has 1 and 2"),
+        ({"updates": ("y",)}, "the model changes 'y', which is no one input"),
+    ],
+)
+def test_model_of_onnx_that_does_not_fit_its_program_is_refused(fields, message):
+    with pytest.raises(BundleInvalid) as caught:
+        check_onnx(replace(MODEL, **fields), PROGRAM, where=Place("bundle.json"))
+    assert caught.value.reason == message

@@ -58,6 +58,23 @@ def test_gradients_of_served_calls_are_those_of_autograd(bundle):
     torch.testing.assert_close(module.linear.weight.grad, (2 * x().sum(0)).expand(3, 4))
 
 
+def by_name(*, x):
+    return x * 2
+
+
+def by_position(x, /):
+    return x * 2
+
+
+@pytest.mark.parametrize(("function", "args", "kwargs"), [(by_name, (), {"x": x()}), (by_position, (x(),), {})])
+def test_calls_that_pass_arguments_in_one_way_alone_are_served(tmp_path, function, args, kwargs):
+    aotexport.export(function, args, kwargs, output=tmp_path / "bundle")
+    module = load(tmp_path / "bundle", target="portable")
+    (name,) = module.bundle.program_names
+    with torch.no_grad():
+        torch.testing.assert_close(only_fast(module, name)(args, kwargs), x() * 2)
+
+
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [
