@@ -230,13 +230,27 @@ def test_shapes_have_graphs_of_their_own_up_to_a_limit(pair):
     assert capture.captures == MAX_GRAPHS
 
 
+def test_shapes_beyond_those_that_are_counted_run_without_graphs(pair, monkeypatch):
+    module, eager, capture = pair
+    monkeypatch.setattr("aotexport_runtime.engines.cuda.graphs._MAX_COUNTED", 2)
+    module.eval()
+    eager.eval()
+    with torch.no_grad():
+        for _ in range(WARM_UPS + 2):
+            for batch in (2, 3, 4, 5):
+                x = torch.randn(batch, 3)
+                torch.testing.assert_close(module(x), eager(x))
+    assert capture.captures == 2
+
+
 def test_strided_and_repeated_inputs_are_served(pair):
     module, eager, _ = pair
     module.eval()
     eager.eval()
     with torch.no_grad():
         for step in range(WARM_UPS + 3):
-            for x in (torch.randn(3, 4).t(), torch.full((1, 3), float(step)).expand(4, 3)):
+            repeated = torch.full((1, 3), float(step))
+            for x in (torch.randn(3, 4).t(), repeated.expand(4, 3), repeated.expand(2, 3)):
                 torch.testing.assert_close(module(x), eager(x))
 
 
