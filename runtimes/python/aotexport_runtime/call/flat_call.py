@@ -69,14 +69,11 @@ def flat_outputs(tree: Tree, value: Any) -> list[tuple[str, Any]]:
 
 
 def _tensor_of(array: Any, path: str, made: dict[int, torch.Tensor]) -> torch.Tensor:
-    """Return a tensor with the memory of an array: the one that the array was made of, or a new one per array."""
-    from aotexport_runtime.values.arrays import known_array, why_not
+    """Return a tensor with the memory of an array, a new one per array."""
+    from aotexport_runtime.values.arrays import why_not
 
     if (reason := why_not(array)) is not None:
         raise NotSupported(f"`{path}`, a `{type(array).__name__}`, {reason}")
-    base = array.base
-    if isinstance(base, torch.Tensor) and known_array(base) is array:
-        return base
     return made.setdefault(id(array), torch.from_numpy(array))
 
 
