@@ -99,9 +99,20 @@ _STAND_INS = torch.library.Library("aotexport_recurrence", "DEF")
 _PACKED = (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data, aten._pad_packed_sequence.default)
 
 
-def stand_ins() -> Mapping[OpOverload, OpOverload]:
-    """Return operators that tracing leaves whole, by the recurrent ones of padded sequences that they stand for."""
-    return {layer: _stand_in(layer) for layer in _LAYERS}
+def stand_ins() -> Mapping[OpOverload, Function]:
+    """Return functions that trace operators whole in place of recurrent ones of padded sequences, by operator."""
+    return {layer: functools.partial(_by_stand_in, layer) for layer in _LAYERS}
+
+
+def put_back(graph: torch.fx.Graph) -> None:
+    """Put recurrent operators in place of those that stand for them."""
+    for layer in _LAYERS:
+        for node in graph.find_nodes(op="call_function", target=_stand_in(layer)):
+            node.target = layer
+
+
+def _by_stand_in(layer: OpOverload, result: Any, *args: Any) -> Any:
+    return _stand_in(layer)(*args)
 
 
 @functools.cache

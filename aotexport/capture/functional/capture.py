@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -15,7 +14,7 @@ from aotexport.capture.effects.applied_function import AppliedFunction, apply_fu
 from aotexport.capture.effects.checkpoints import enter_checkpoint
 from aotexport.capture.effects.grad_mode import marked_regions
 from aotexport.capture.effects.hooks import apply_hook
-from aotexport.capture.effects.recurrence import drops_between_layers, stand_ins, stepwise
+from aotexport.capture.effects.recurrence import drops_between_layers, put_back, stand_ins, stepwise
 from aotexport.capture.functional.mutating_operators import nest_mutating_calls
 from aotexport.capture.functional.retrace import Retrace, hidden_values
 from aotexport.capture.passes.launches import launched_kernels, name_launches
@@ -69,8 +68,8 @@ def capture_functional_graph(
     grad = grad and any(fake.requires_grad for fake in inputs if isinstance(fake, torch.Tensor))
     if (unfit := _unfit(forward, grad)) is not None:
         return Refused(unfit)
-    whole = {} if grad or launches else stand_ins()
-    instead = {layer: functools.partial(_stand_in, other) for layer, other in whole.items()} | dict(instead)
+    if not (grad or launches):
+        instead = {**stand_ins(), **instead}
     try:
         # A joint graph is traced below autograd, with grad mode off. Torch would pick recurrent kernels that eager
         # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.
@@ -94,10 +93,8 @@ def capture_functional_graph(
                 grad=grad,
                 launches=launches,
             )
-            for layer, other in whole.items():
-                for node in captured.module.graph.find_nodes(op="call_function", target=other):
-                    node.target = layer
             if not launches:
+                put_back(captured.module.graph)
                 nest_mutating_calls(captured.module, mode)
                 name_launches(captured.module)
             assumed = _checked(forward, captured)
@@ -107,10 +104,6 @@ def capture_functional_graph(
     if unfit is not None:
         return Refused(unfit)
     return captured if assumed is None else Refused(f"it assumes `{assumed}`, which the forward graph does not check")
-
-
-def _stand_in(operator: OpOverload, result: Any, *args: Any) -> Any:
-    return operator(*args)
 
 
 def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
