@@ -16,7 +16,8 @@ import aotexport
 import aotexport_runtime
 from aotexport import ModelFileInvalid
 from aotexport.cli import app
-from aotexport_runtime import ArgumentInvalid, adapters
+from aotexport_runtime import ArgumentInvalid, NotSupported, adapters
+from aotexport_runtime.generation.decoder import Decoder
 
 VOCABULARY = 64
 PROMPTS = torch.tensor([[0, 0, 5, 9, 3], [7, 2, 8, 1, 4], [0, 6, 6, 2, 9]])
@@ -206,6 +207,40 @@ def test_arguments_out_of_range_are_told_in_whole(generator):
         "the bundle has no programs `prefill` and `decode`; export the model by `aotexport --recipe causal-lm` or "
         "`--recipe seq2seq`"
     )
+
+
+def test_steps_fill_slots_of_caches_and_give_the_scores_of_decode(generator):
+    module = generator.module
+    first = (PROMPTS, MASK, PROMPTS.new_zeros(3, 1)) if generator.is_seq2seq else (PROMPTS, MASK)
+    with torch.no_grad():
+        _, cache = module.prefill(*first)
+        steps, mask, kept = Decoder(module, module.decode, 3), MASK, cache
+        for token in (5, 9, 2):
+            tokens = PROMPTS.new_full((3, 1), token)
+            mask = mask if generator.is_seq2seq else torch.cat([mask, torch.ones_like(tokens)], 1)
+            expected, cache = module.decode(tokens, mask, cache)
+            scores, kept = steps(tokens, mask, kept)
+            assert kept is None
+            torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_call_without_a_mask_reads_every_token(generator):
+    given = {"input_ids": PROMPTS, "labels": PROMPTS}
+    with torch.no_grad():
+        got, expected = generator.module(**given), generator.model(**given)
+    torch.testing.assert_close(got.loss, expected.loss)
+    torch.testing.assert_close(got.logits, expected.logits)
+
+
+def test_model_without_dropout_generates_in_train_mode(generator):
+    module = generator.module.twin().train()
+    words = {"attention_mask": MASK, "max_new_tokens": 4, "start": generator.start}
+    if generator.model.config.model_type == "llama":
+        got = aotexport_runtime.generate(module, PROMPTS, **words)
+        assert torch.equal(got, aotexport_runtime.generate(module.eval(), PROMPTS, **words))
+        return
+    with pytest.raises(NotSupported, match="the module is in train mode"):
+        aotexport_runtime.generate(module, PROMPTS, **words)
 
 
 def test_functional_graph_serves_the_tokens_that_generation_brings(generator):

@@ -10,6 +10,8 @@ from typing import Any, Protocol
 import torch
 
 from aotexport_runtime.errors import ArgumentInvalid
+from aotexport_runtime.generation.decoder import Decode, Decoder
+from aotexport_runtime.rewrite.names import random_nodes
 
 
 class Streamer(Protocol):
@@ -46,7 +48,7 @@ def generate(
     They are those that `generate` of transformers gives for the model, by a draw with the same seed.
 
     Args:
-        module: a bundle of `aotexport --recipe`, loaded, in eval mode.
+        module: a bundle of `aotexport --recipe`, loaded; in eval mode, if the model has dropout.
         input_ids: prompts, or what an encoder reads, (batch, length); shorter prompts are padded on the left.
         attention_mask: 0 for padding, like `input_ids`; None: there is none.
         max_new_tokens: the most tokens per sequence.
@@ -87,6 +89,7 @@ class _Prompt:
 
     def __init__(self, module: Any, ids: torch.Tensor, mask: torch.Tensor | None, start: int | None) -> None:
         self.module, self.sequences = module, ids
+        self.prefill, self.step = (_called(module, name) for name in ("prefill", "decode"))
         self.mask = torch.ones_like(ids) if mask is None else mask
         self.padding = (self.mask != 0).int().argmax(1)
         self.first: tuple[torch.Tensor, ...] = (ids, self.mask)
@@ -100,7 +103,19 @@ class _Prompt:
         """Return the scores after `tokens`, (batch), and the longer cache."""
         if self._grows:
             self.mask = torch.cat([self.mask, self.mask.new_ones(len(self.mask), 1)], 1)
-        return self.module.decode(tokens[:, None], self.mask, cache)
+        return self.step(tokens[:, None], self.mask, cache)
+
+
+def _called(module: Any, name: str) -> Decode:
+    """Return a program as a function: in train mode that of evaluation, where the model draws nothing in either."""
+    if getattr(module, "training", False) and hasattr(module, "bundle"):
+        programs = [
+            program for each in module.bundle.program_names if (program := module.bundle.program(each)).mode == "train"
+        ]
+        graphs = [module.bundle.graph(program.name, program.forward.file) for program in programs]
+        if graphs and not any(map(random_nodes, graphs)):
+            return module.program(name)
+    return getattr(module, name)
 
 
 def _continued(
@@ -117,7 +132,8 @@ def _continued(
     going = torch.ones(len(sequences), dtype=torch.bool, device=sequences.device)
     if streamer is not None:
         streamer.put(sequences.cpu())
-    scores, cache = prompt.module.prefill(*prompt.first)
+    scores, cache = prompt.prefill(*prompt.first)
+    prompt.step = Decoder(prompt.module, prompt.step, max_new_tokens)
     for left in reversed(range(max_new_tokens)):
         tokens = choice.chosen(choice.penalised(sequences, prompt.padding, scores.float()))
         if filler is not None:
@@ -143,7 +159,7 @@ def _searched(
     # transformers takes a padding token 0 for none.
     filler = (pad or int(ends[0])) if len(ends) else -1
     beams = _Beams(prompt.sequences, choice, longest=longest, ends=ends, filler=filler)
-    scores, cache = prompt.module.prefill(*prompt.first)
+    scores, cache = prompt.prefill(*prompt.first)
     rows = torch.arange(len(scores), device=scores.device).repeat_interleave(choice.num_beams)
     scores, prompt.mask, prompt.padding = scores[rows], prompt.mask[rows], prompt.padding[rows]
     cache = _rows_of(cache, rows)

@@ -81,6 +81,18 @@ class LanguageModel:
     """Settings of `generate` that its caller leaves out."""
     _embeddings: tuple[str, str]
 
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the program of the current mode; without an `attention_mask` every token counts, as for the model.
+
+        Raises:
+            CallInvalid: the call does not fit the program.
+            NotSupported: the bundle has no program for this mode.
+        """
+        ids = kwargs.get("input_ids", *args[:1])
+        if len(args) < 2 and kwargs.get("attention_mask") is None and isinstance(ids, torch.Tensor):
+            kwargs["attention_mask"] = torch.ones_like(ids)
+        return super().forward(*args, **kwargs)  # type: ignore[misc]
+
     def generate(
         self,
         inputs: torch.Tensor | None = None,

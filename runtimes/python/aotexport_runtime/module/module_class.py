@@ -42,6 +42,13 @@ def class_of(base: type[Any], bundle: Bundle, environment: Environment, call: Ca
     calls `call(module, method, *args, **kwargs)`, and every attribute with a value in the bundle, unless `base` has it;
     `forward` is the code of `base` with another signature.
     """
+    # Items of a `Sequential` have indices.
+    is_sequential = any(record.name == "" and record.type == "Sequential" for record in bundle.manifest.modules)
+    bases = (base, Sliced, nn.Sequential) if is_sequential else (base,)
+    if TRANSFORMERS in bundle.manifest.extensions:
+        from aotexport_runtime.generation.language_model import LanguageModel
+
+        bases = (LanguageModel, *bases)
     namespace: dict[str, Any] = {"__module__": base.__module__, "__doc__": base.__doc__}
 
     def value_of(leaf: trees.Constant) -> Any:
@@ -53,19 +60,13 @@ def class_of(base: type[Any], bundle: Bundle, environment: Environment, call: Ca
     for method, programs in methods_of(bundle, variants=True).items():
         signature = signature_of(programs, value_of, hidden)
         if method == "forward":
-            code = FunctionType(base.forward.__code__, base.forward.__globals__, closure=base.forward.__closure__)
-            code.__doc__ = base.forward.__doc__
+            own = bases[0].forward
+            code = FunctionType(own.__code__, own.__globals__, closure=own.__closure__)
+            code.__doc__ = own.__doc__
             namespace[method] = _shown(code, method, signature)
         elif not hasattr(base, method):
             namespace[method] = _shown(_caller(method, call), method, signature)
     name = bundle.manifest.name
-    # Items of a `Sequential` have indices.
-    is_sequential = any(record.name == "" and record.type == "Sequential" for record in bundle.manifest.modules)
-    bases = (base, Sliced, nn.Sequential) if is_sequential else (base,)
-    if TRANSFORMERS in bundle.manifest.extensions:
-        from aotexport_runtime.generation.language_model import LanguageModel
-
-        bases = (LanguageModel, *bases)
     return type(name if _is_name(name) else base.__name__, bases, namespace)
 
 

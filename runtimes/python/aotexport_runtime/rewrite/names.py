@@ -74,7 +74,9 @@ _OF_THE_FIRST = "aten::native_dropout.default"
 
 def writes_in_place(op: str) -> bool:
     """Return whether an operator changes its first argument, and returns it."""
-    return op.startswith("aten::") and op.partition(".")[0].endswith("_")
+    base = op.removeprefix("aten::").partition(".")[0]
+    # `__and__` computes, and `__iand__` writes.
+    return op.startswith("aten::") and base.endswith("_") and (base[:2] != "__" or base.startswith("__i"))
 
 
 def returned_operand(node: Node, made_by: Callable[[str], Node | None], metas: Mapping[str, ValueMeta]) -> str | None:

@@ -15,6 +15,7 @@ from aotexport_runtime.engines.runs import WHOLE, Engines
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution import transforms
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 
 if TYPE_CHECKING:
@@ -57,16 +58,25 @@ class ForwardEngine(Engine):
         with self._restored():
             return self._compiled(inputs, symbols)
 
+    @property
+    def graph(self) -> Graph:
+        """The graph that runs."""
+        live = self._live
+        return self._bundle.graph(self._program.name, self._program.forward.file) if live is None else live.graph
+
+    @property
+    def environment(self) -> Environment:
+        """The environment of the graph that runs."""
+        return self._environment if self._live is None else self._live.environment
+
     def _compile(self) -> Function:
-        program, live = self._program, self._live
-        graph = self._bundle.graph(program.name, program.forward.file) if live is None else live.graph
-        environment = self._environment if live is None else live.environment
+        graph, environment = self.graph, self.environment
         if any(node.op.startswith("torch::") for node in graph.nodes):
             from aotexport_runtime.execution.higher_order import restored_on_error
 
             self._restored = restored_on_error
         names = [graph_input.name for graph_input in graph.inputs]
-        label = f"{program.name} forward graph"
+        label = f"{self._program.name} forward graph"
         return compile_graph(graph, graph.nodes, names, graph.outputs, environment, label=label)
 
     def _way_out(self, because: str) -> str:

@@ -1,0 +1,147 @@
+"""The steps of a generation: calls of `decode`, whose keys and values stay in place from token to token."""
+
+# A loaded module has its options and plans in attributes without public names.
+# pyright: reportPrivateUsage=false
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+
+from aotexport_runtime.call.plan import Plan
+from aotexport_runtime.engines.candidates import AUTOGRAD, PORTABLE
+from aotexport_runtime.engines.forward.engine import ForwardEngine
+from aotexport_runtime.execution.codegen import Function, compile_graph
+from aotexport_runtime.guards.signature import Bound
+from aotexport_runtime.rewrite.decoding import decoding
+from aotexport_runtime.rewrite.names import names_in, operands
+from aotexport_runtime.schema.values import TensorMeta
+
+Decode = Callable[..., tuple[torch.Tensor, Any]]
+
+
+class Decoder:
+    """Calls `decode` of a loaded bundle: by a graph that fills slots of caches where it can, else as it is."""
+
+    def __init__(self, module: Any, decode: Decode, most: int) -> None:
+        """Take a module, its `decode`, and how many tokens follow at most."""
+        self._module, self._decode, self._most = module, decode, most
+        self._begun = False
+        self._steps: _Steps | None = None
+
+    def __call__(self, tokens: torch.Tensor, mask: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Any]:
+        """Return the scores of the token after `tokens`, (batch, 1), and what the next call takes for its cache."""
+        if not self._begun:
+            self._begun, self._steps = True, _begun(self._module, tokens, mask, cache, self._most)
+        if self._steps is None:
+            return self._decode(tokens, mask, cache)
+        return self._steps.advance(tokens, mask), None
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A compiled step.
+
+    Attributes:
+        run: computes the scores from the graph's inputs and the caches with a free place.
+        past: symbol of the length of the caches.
+        most: the greatest such length; None: there is none.
+        grows: indices of the inputs that are caches which grow.
+        read: those of them whose own tensor is read too.
+    """
+
+    run: Function
+    past: str
+    most: int | None
+    grows: tuple[int, ...]
+    read: frozenset[int]
+
+
+class _Steps:
+    """Steps over buffers that have a place for every token."""
+
+    def __init__(self, step: _Step, bound: Bound, places: Sequence[int], most: int) -> None:
+        self._step, self._inputs, self._symbols, self._places = step, bound.inputs, bound.symbols, places
+        self._length = bound.symbols[step.past]
+        self._buffers: list[tuple[int, torch.Tensor]] = []
+        for index in step.grows:
+            before = bound.inputs[index]
+            buffer = before.new_empty((*before.shape[:2], self._length + most, before.shape[3]))
+            buffer[:, :, : self._length].copy_(before)
+            self._buffers.append((index, buffer))
+            bound.inputs[index] = None
+
+    def advance(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Return the scores after `tokens`, (batch, 1), whose keys and values take the next place."""
+        inputs, length = [*self._inputs], self._length
+        for place, value in zip(self._places, (tokens, mask), strict=True):
+            inputs[place] = value
+        for index, buffer in self._buffers:
+            if index in self._step.read:
+                inputs[index] = buffer.narrow(2, 0, length)
+            inputs.append(buffer.narrow(2, 0, length + 1))
+        (scores,) = self._step.run(inputs, {**self._symbols, self._step.past: length})
+        self._length += 1
+        return scores
+
+
+def _begun(module: Any, tokens: torch.Tensor, mask: torch.Tensor, cache: Any, most: int) -> _Steps | None:
+    """Return the steps after a prompt; None: each is to be a call of the module."""
+    if not hasattr(module, "_plan") or module._request.target != "auto" or module._taps:
+        return None
+    if module.bundle.manifest.attributes or torch.is_autocast_enabled(tokens.device.type):
+        return None
+    for name in module.bundle.manifest.with_variants("decode"):
+        plan: Plan = module._plan(name)
+        bound = plan.bind((tokens, mask, cache), {})
+        if not bound.violations:
+            break
+    else:
+        return None
+    if plan not in _known:
+        _known[plan] = _compiled(plan, bound, [part for layer in cache for part in layer])
+    step, places = _known[plan], _places(bound, (tokens, mask))
+    if step is None or places is None:
+        return None
+    exceeds = step.most is not None and bound.symbols[step.past] + most > step.most + 1
+    return None if exceeds else _Steps(step, bound, places, most)
+
+
+_known: WeakKeyDictionary[Plan, _Step | None] = WeakKeyDictionary()
+"""Steps by plan, which a change of the module drops."""
+
+
+def _places(bound: Bound, values: Sequence[torch.Tensor]) -> tuple[int, ...] | None:
+    """Return the indices of tensors among the inputs; None: one is no input, or several are the same."""
+    indices = {id(each): index for index, each in enumerate(bound.inputs)}
+    found = tuple(indices.get(id(value), -1) for value in values)
+    return None if -1 in found or len({*found}) < len(found) else found
+
+
+def _compiled(plan: Plan, bound: Bound, cache: Sequence[torch.Tensor]) -> _Step | None:
+    """Return the step of a program; None: native code serves it, or it does more than to append to caches."""
+    program, engine, indices = plan.program, plan.engines[-1], _places(bound, cache)
+    if plan.engines[0].name not in (PORTABLE, AUTOGRAD) or not isinstance(engine, ForwardEngine):
+        return None
+    graph = engine.graph
+    if program.rebinds or program.container_changes or indices is None or len(graph.outputs) != 1 + len(indices):
+        return None
+    names = [value.name for value in graph.inputs]
+    found = decoding(graph, {names[index]: 1 + order for order, index in enumerate(indices)})
+    if found is None:
+        return None
+    grows = tuple(index for index in indices if names[index] in found.grown)
+    shapes = [meta.shape for index in grows if isinstance(meta := graph.inputs[index].meta, TensorMeta)]
+    past = {shape[2] for shape in shapes}
+    symbol = past.pop() if len(past) == 1 else None
+    if not isinstance(symbol, str):
+        return None
+    used = {*names_in([found.scores]), *(name for node in found.nodes for name in operands(node))}
+    taken, label = [*names, *(found.grown[names[index]] for index in grows)], f"{program.name} steps"
+    run = compile_graph(graph, found.nodes, taken, [found.scores], engine.environment, label=label)
+    most = next((each.max for each in program.dimensions if each.symbol == symbol), None)
+    return _Step(run, symbol, most, grows, frozenset(index for index in grows if names[index] in used))

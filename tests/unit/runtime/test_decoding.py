@@ -1,0 +1,88 @@
+"""Graphs of a decoding step, before and after."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from aotexport_runtime.execution.codegen import Environment, compile_graph
+from aotexport_runtime.rewrite.decoding import decoding
+from aotexport_runtime.rewrite.names import writes_in_place
+from aotexport_runtime.schema.graph import Graph, GraphInput, Node
+from aotexport_runtime.schema.values import TensorMeta
+
+LENGTH = 5
+
+
+def tensor(*shape, dtype="float32"):
+    strides = [1]
+    for size in shape[:0:-1]:
+        strides.insert(0, strides[0] * size)
+    return TensorMeta(dtype=dtype, shape=shape, stride=tuple(strides))
+
+
+def node(name, op, *args, meta, **kwargs):
+    return Node(name=name, op=f"aten::{op}", args=list(args), kwargs=kwargs, meta=meta)
+
+
+def step(heads=4, *, mask="bool", axis=-2):
+    """A step of attention: normed tokens are queries, and the keys and values of two heads that queries share."""
+    cache, longer, short = tensor(1, 2, LENGTH - 1, 8), tensor(1, 2, LENGTH, 8), tensor(1, heads, 1, 8)
+    one, spread, whole = tensor(1, heads, 1, 1), tensor(1, 2, heads // 2, LENGTH, 8), tensor(1, heads, LENGTH, 8)
+    nodes = [
+        node("square", "pow.Tensor_Scalar", "x", 2, meta=short),
+        node("mean", "mean.dim", "square", [-1], True, meta=one),
+        node("shifted", "add.Tensor", "mean", 1e-6, meta=one),
+        node("inverse", "rsqrt.default", "shifted", meta=one),
+        node("normed", "mul.Tensor", "x", "inverse", meta=short),
+        node("query", "mul.Tensor", "weight", "normed", meta=short),
+        node("same", "contiguous.default", "query", meta=short),
+        node("keys", "cat.default", ["cache", "new"], axis, meta=longer),
+        node("several", "unsqueeze.default", "keys", 2, meta=tensor(1, 2, 1, LENGTH, 8)),
+        node("spread", "expand.default", "several", [1, 2, heads // 2, LENGTH, 8], meta=spread),
+        node("whole", "reshape.default", "spread", [1, heads, LENGTH, 8], meta=whole),
+        node("found", "scaled_dot_product_attention.default", "same", "whole", "whole", "mask", meta=short, scale=0.3),
+    ]
+    named = {"x": short, "weight": tensor(8), "mask": tensor(1, 1, 1, LENGTH, dtype=mask), "cache": cache}
+    inputs = [GraphInput(name=name, meta=meta) for name, meta in named.items()]
+    new = GraphInput(name="new", meta=tensor(1, 2, 1, 8))
+    return Graph(inputs=(*inputs, new), nodes=tuple(nodes), outputs=["found", "keys"])
+
+
+def run(graph, nodes, given, outputs):
+    return compile_graph(graph, nodes, list(given), outputs, Environment())(list(given.values()), {})
+
+
+@pytest.mark.parametrize("mask", ["bool", "float32"])
+def test_step_writes_into_a_slot_and_computes_the_same(mask):
+    torch.manual_seed(0)
+    graph = step(mask=mask)
+    shown = torch.tensor([False, True, True, False, True])
+    numbers = torch.zeros(LENGTH).masked_fill(~shown, -torch.inf)
+    given = {
+        "x": torch.randn(1, 4, 1, 8),
+        "weight": torch.randn(8),
+        "mask": (shown if mask == "bool" else numbers).reshape(1, 1, 1, LENGTH),
+        "cache": torch.randn(1, 2, LENGTH - 1, 8),
+        "new": torch.randn(1, 2, 1, 8),
+    }
+    expected, keys = run(graph, graph.nodes, given, graph.outputs)
+    found = decoding(graph, {"cache": 1})
+    grown = torch.zeros(1, 2, 2 * LENGTH, 8)[:, :, :LENGTH]
+    grown[:, :, :-1] = given["cache"]
+    (got,) = run(graph, found.nodes, {**given, "keys": grown}, [found.scores])
+    torch.testing.assert_close(got, expected)
+    assert torch.equal(grown, keys)
+    gone = {"aten::cat.default", "aten::expand.default", "aten::contiguous.default", "aten::rsqrt.default"}
+    assert not gone & {each.op for each in found.nodes}
+    assert found.grown == {"cache": "keys"}
+    assert len(found.nodes) == (9 if mask == "bool" else 6)
+
+
+def test_cache_that_grows_along_another_axis_is_left_to_the_graph():
+    assert decoding(step(axis=1), {"cache": 1}) is None
+
+
+@pytest.mark.parametrize(("op", "writes"), [("add_.Tensor", True), ("__and__.Tensor", False), ("__iand__.Tensor", True)])
+def test_operators_that_write_are_told_by_their_name(op, writes):
+    assert writes_in_place(f"aten::{op}") is writes
