@@ -83,6 +83,8 @@ def test_cache_that_grows_along_another_axis_is_left_to_the_graph():
     assert decoding(step(axis=1), {"cache": 1}) is None
 
 
-@pytest.mark.parametrize(("op", "writes"), [("add_.Tensor", True), ("__and__.Tensor", False), ("__iand__.Tensor", True)])
+@pytest.mark.parametrize(
+    ("op", "writes"), [("add_.Tensor", True), ("__and__.Tensor", False), ("__iand__.Tensor", True)]
+)
 def test_operators_that_write_are_told_by_their_name(op, writes):
     assert writes_in_place(f"aten::{op}") is writes
