@@ -57,6 +57,7 @@ BATCH = program(
 HALVES = program(
     tensor("x", size("add", size("mul", 2, "h"), 1)), dimensions=(dimension("h", "half", factor=2, offset=1),)
 )
+DOUBLES = program(tensor("x", size("mul", 2, "h")), dimensions=(dimension("h", "half", factor=2),))
 OPEN = program(tensor("x", "n"), dimensions=(dimension("n", "n", min=5, max=None),))
 COUNT = program(tensor("x", "b"), SizeInput(path="n", symbol="b"), dimensions=(dimension("b", "batch"),))
 RATIO = program(
@@ -86,6 +87,7 @@ IDS = torch.zeros(4, dtype=torch.int64)
         (STATIC, (torch.zeros(3, 2).t(), IDS), {}),
         (BATCH, (torch.zeros(4, 3), torch.zeros(4, 8)), {"b": 4}),
         (HALVES, (torch.zeros(9),), {"h": 4}),
+        (DOUBLES, (torch.zeros(8),), {"h": 4}),
         (OPEN, (torch.zeros(5000),), {"n": 5000}),
         (COUNT, (torch.zeros(3), 3), {"b": 3}),
         (RATIO, (torch.zeros(5), torch.zeros(4)), {"b": 5}),
