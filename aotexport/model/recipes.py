@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import shutil
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from aotexport.model.programs import Example, Program
 from aotexport.model.source import ModelSource, load_target
 from aotexport_runtime.generation.language_model import Description
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.schema.manifest import TRANSFORMERS
+from aotexport_runtime.schema.manifest import TOKENIZER, TOKENIZER_FILES, TRANSFORMERS
 
 RECIPES = ("causal-lm", "seq2seq")
 
@@ -136,6 +137,23 @@ def extensions_of(module: nn.Module | None, methods: Collection[str]) -> dict[st
         output_embeddings=paths[id(model.get_output_embeddings())],
     )
     return {TRANSFORMERS: msgspec.to_builtins(description)}
+
+
+def write_tokenizer(module: nn.Module | None, directory: Path) -> None:
+    """Write the tokenizer of a language model, where it was saved beside the model, or is in its bundle."""
+    if isinstance(module, BundleModule):
+        bundle = module.bundle
+        listed = {entry.path for entry in bundle.manifest.files}
+        found = {
+            name: bundle.file(f"{TOKENIZER}/{name}") for name in TOKENIZER_FILES if f"{TOKENIZER}/{name}" in listed
+        }
+    else:
+        root = Path(str(getattr(module, "name_or_path", None) or "."))
+        found = {name: root / name for name in TOKENIZER_FILES if (root / name).is_file()}
+    if TOKENIZER_FILES[0] in found:
+        (directory / TOKENIZER).mkdir(exist_ok=True)
+        for name, path in found.items():
+            shutil.copyfile(path, directory / TOKENIZER / name)
 
 
 def _plain(config: Any) -> dict[str, Any]:

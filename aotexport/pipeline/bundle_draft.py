@@ -14,7 +14,7 @@ from aotexport.encode.submodules import settings_of
 from aotexport.lower.build import TargetFiles, write_targets
 from aotexport.model.call import ExampleCall
 from aotexport.model.programs import ProgramSpec
-from aotexport.model.recipes import extensions_of
+from aotexport.model.recipes import extensions_of, write_tokenizer
 from aotexport.model.state import State
 from aotexport.pipeline.options import ExportOptions
 from aotexport.process.blocks import collected_rarely
@@ -24,6 +24,7 @@ from aotexport.verify.report import Comparison
 from aotexport.write import weights
 from aotexport.write.files import write_manifest, write_programs, write_readme
 from aotexport_runtime.schema.manifest import (
+    TRANSFORMERS,
     Ancestor,
     FileEntry,
     Manifest,
@@ -92,6 +93,9 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
     write_programs(programs, directory)
     write_targets(programs, draft.target_files, directory)
     write_readme(directory, name, programs)
+    extensions = extensions_of(module, {program.record.method for program in programs})
+    if TRANSFORMERS in extensions:
+        write_tokenizer(module, directory)
     version = format_version(FORMAT_VERSION)
     kept = {*draft.attributes}.union(*((entry.name, *entry.tied) for entry in draft.weights))
     manifest = Manifest(
@@ -110,7 +114,7 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
         testvectors=draft.entries,
         verification=draft.options.verification,
         ancestors=draft.ancestors,
-        extensions=extensions_of(module, {program.record.method for program in programs}),
+        extensions=extensions,
         files=(),
     )
     return write_manifest(manifest, programs, directory, draft.digested)

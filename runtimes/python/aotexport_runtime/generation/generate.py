@@ -70,9 +70,7 @@ def generate(
     Raises:
         ArgumentInvalid: an argument is out of its range, or the bundle has no such programs.
     """
-    choice = _Choice(
-        do_sample, temperature, top_k, top_p, repetition_penalty, num_beams, length_penalty, early_stopping
-    )
+    choice = Choice(do_sample, temperature, top_k, top_p, repetition_penalty, num_beams, length_penalty, early_stopping)
     _check(module, input_ids, start, max_new_tokens, choice)
     if num_beams > 1 and (do_sample or streamer is not None):
         raise ArgumentInvalid(f"`{'do_sample' if do_sample else 'streamer'}` does not go with `num_beams` above 1")
@@ -120,7 +118,7 @@ def _called(module: Any, name: str) -> Decode:
 
 def _continued(
     prompt: _Prompt,
-    choice: _Choice,
+    choice: Choice,
     max_new_tokens: int,
     ends: torch.Tensor,
     pad: int | None,
@@ -152,7 +150,7 @@ def _continued(
 
 
 def _searched(
-    prompt: _Prompt, choice: _Choice, max_new_tokens: int, ends: torch.Tensor, pad: int | None
+    prompt: _Prompt, choice: Choice, max_new_tokens: int, ends: torch.Tensor, pad: int | None
 ) -> torch.Tensor:
     """Return the best sequence of each prompt."""
     longest = prompt.sequences.shape[1] + max_new_tokens
@@ -176,7 +174,7 @@ def _rows_of(cache: Any, rows: torch.Tensor) -> list[tuple[torch.Tensor, ...]]:
     return [tuple(part.index_select(0, rows) for part in layer) for layer in cache]
 
 
-def _check(module: Any, input_ids: torch.Tensor, start: int | None, max_new_tokens: int, choice: _Choice) -> None:
+def _check(module: Any, input_ids: torch.Tensor, start: int | None, max_new_tokens: int, choice: Choice) -> None:
     if not callable(getattr(module, "prefill", None)) or not callable(getattr(module, "decode", None)):
         raise ArgumentInvalid(
             "the bundle has no programs `prefill` and `decode`; export the model by `aotexport --recipe causal-lm` or "
@@ -207,17 +205,17 @@ _WORST = -1.0e9
 
 
 @dataclass(frozen=True)
-class _Choice:
+class Choice:
     """How tokens are chosen; see `generate`."""
 
-    do_sample: bool
-    temperature: float
-    top_k: int | None
-    top_p: float
-    repetition_penalty: float
-    num_beams: int
-    length_penalty: float
-    early_stopping: bool
+    do_sample: bool = False
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    repetition_penalty: float = 1.0
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: bool = False
 
     def penalised(self, sequences: torch.Tensor, padding: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         """Return the scores, (batch, vocabulary), with the penalty for tokens of `sequences` behind their padding."""
@@ -231,11 +229,11 @@ class _Choice:
         penalised = torch.where(scores < 0, scores * self.repetition_penalty, scores / self.repetition_penalty)
         return torch.where(seen, penalised, scores)
 
-    def chosen(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return a token per row of `scores`, (batch, vocabulary)."""
+    def chosen(self, scores: torch.Tensor, source: torch.Generator | None = None) -> torch.Tensor:
+        """Return a token per row of `scores`, (batch, vocabulary), drawn by `source`; None: by torch's default one."""
         if not self.do_sample:
             return scores.argmax(-1)
-        return torch.multinomial(self._limited(scores).softmax(-1), num_samples=1).squeeze(1)
+        return torch.multinomial(self._limited(scores).softmax(-1), num_samples=1, generator=source).squeeze(1)
 
     def _limited(self, scores: torch.Tensor) -> torch.Tensor:
         """Return the scores by which tokens are drawn."""
@@ -262,9 +260,7 @@ class _Beams:
         over: whether the search is over.
     """
 
-    def __init__(
-        self, prompts: torch.Tensor, choice: _Choice, *, longest: int, ends: torch.Tensor, filler: int
-    ) -> None:
+    def __init__(self, prompts: torch.Tensor, choice: Choice, *, longest: int, ends: torch.Tensor, filler: int) -> None:
         self._choice, self._ends, self._longest = choice, ends, longest
         batch, self._prompt = prompts.shape
         self.length, self.over = self._prompt, False

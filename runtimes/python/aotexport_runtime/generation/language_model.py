@@ -127,7 +127,7 @@ class LanguageModel:
         for given in (self.generation_config, generation_config, settings):
             plain: Mapping[str, Any] = getattr(given, "to_dict", dict)() if given is not settings else settings
             chosen |= {name: value for name, value in plain.items() if value is not None}
-        options = _options(chosen)
+        options = options_of(chosen)
         is_seq2seq = bool(self.config.get("is_encoder_decoder"))
         if is_seq2seq:
             options["start"] = chosen.get("decoder_start_token_id", chosen.get("bos_token_id"))
@@ -183,8 +183,8 @@ _NEUTRAL = {
 """Values of settings that change nothing, beside 0 and False."""
 
 
-def _options(chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of transformers as arguments of `generate`."""
+def options_of(chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of transformers as arguments of `generate` (`ArgumentInvalid`: it does not know one)."""
     known = (*_SAME, *_OF_DRAWS, *_TOKENS, *_ELSEWHERE)
     for name, value in chosen.items():
         helps = name.startswith(("_", "assistant_", "num_assistant_", "target_lookbehind", "cache_"))

@@ -67,7 +67,7 @@ def _only_axis(meta: TensorMeta | None, symbol: str) -> int | None:
 State = Rows | None | tuple["State", ...]
 """Where a value has rows; None: it has none, and does not depend on their number. A tuple: of each item."""
 
-_KEEPS_NUMBERS = ("moved", "reshaped", "expanded")
+_KEEPS_NUMBERS = ("moved", "reshaped", "expanded", "sliced")
 _COUNTS = {
     "filled": ("size",),
     "expanded": ("size", "repeats", "dims"),

@@ -16,6 +16,9 @@ ProgramName = Annotated[bounded.PlainName, bounded.NameOf("Manifest.programs.nam
 
 TRANSFORMERS = "x-aotexport-transformers"
 """Extension of language models: what libraries ask of a model of transformers; see `generation.language_model`."""
+TOKENIZER = "tokenizer"
+"""Folder with the tokenizer of a language model, as transformers saves it: the first of the files, and others."""
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 class FileEntry(Record, kw_only=True):

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote, unquote
 
 from aotexport_runtime.errors import AotExportError, attempt, first_line
@@ -22,6 +22,11 @@ from aotexport_runtime.server.bundles import Candidate, Fingerprint, find_models
 from aotexport_runtime.server.messages import Signature
 from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.serving.servable import Servable
+
+if TYPE_CHECKING:
+    from aotexport_runtime.serving.generator import Generator
+
+    AnyServable = Servable | Generator
 
 log = logging.getLogger("aotexport_runtime.server")
 
@@ -36,7 +41,7 @@ class Served:
     """A version of a model that has passed its self-test."""
 
     version: str
-    servable: Servable
+    servable: AnyServable
     signature: Signature
     nbytes: int
 
@@ -102,7 +107,7 @@ class Repository:
     def __init__(
         self,
         root: Path,
-        make: Callable[[Path], Servable],
+        make: Callable[[Path], AnyServable],
         *,
         name: str | None = None,
         required: Collection[str] = (),
@@ -132,7 +137,7 @@ class Repository:
         self._watcher = watcher
         self._lock = threading.RLock()
         self._seen: dict[Path, Fingerprint] | None = None
-        self._ending: Servable | None = None
+        self._ending: AnyServable | None = None
         self.models: dict[str, Model] = {}
 
     @property
@@ -291,7 +296,7 @@ class Repository:
         """Load a bundle beside the one that is served, prove it, and swap; return whether it is served."""
         began = time.monotonic()
 
-        def load() -> tuple[Servable, Signature]:
+        def load() -> tuple[AnyServable, Signature]:
             self._make_room(model, bundle)
             servable = self._make(bundle.path)
             servable.warm_up()

@@ -89,11 +89,14 @@ class AnyProgram:
         """Return a float32 array as a value of a dtype that numpy lacks."""
         raise NotImplementedError
 
-    def result(self, entry: VectorEntry, vector: Vector, expected: Observed, got: Observed) -> VectorResult:
-        """Return the result of a recorded call that was run again."""
-        least = max(self.least, least_tolerance(self.bundle, entry.program, self.target))
-        differences = compare(expected, got, least=least, eager_errors=vector.eager_errors)
-        return VectorResult(entry.program, entry.name, self.target, differences)
+
+def result_of(
+    bundle: Bundle, target: str, least: float, entry: VectorEntry, vector: Vector, expected: Observed, got: Observed
+) -> VectorResult:
+    """Return the result of a recorded call that was run again; `least`: see `AnyProgram`."""
+    least = max(least, least_tolerance(bundle, entry.program, target))
+    differences = compare(expected, got, least=least, eager_errors=vector.eager_errors)
+    return VectorResult(entry.program, entry.name, target, differences)
 
 
 def _observed(outputs: Sequence[Any]) -> Observed:

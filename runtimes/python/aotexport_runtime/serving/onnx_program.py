@@ -21,7 +21,7 @@ from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.vectors import Vector, VectorInput
 from aotexport_runtime.serving.interface import interface_of, is_rare
-from aotexport_runtime.serving.joining import AnyProgram, Values
+from aotexport_runtime.serving.joining import AnyProgram, Values, result_of
 from aotexport_runtime.validate.vector import check_stored
 from aotexport_runtime.values.compare import NORM, NORMS, Observed, kept
 from aotexport_runtime.values.trees import leaves
@@ -99,7 +99,7 @@ class OnnxProgram(AnyProgram):
                 else:
                     got.facts[name] = f"{output.dtype}{list(output.shape)}"
                     got.values |= _sampled(name, output.reshape(-1), vector.sample)
-            yield values, self.result(entry, vector, expected, got)
+            yield values, result_of(self.bundle, self.target, self.least, entry, vector, expected, got)
 
 
 def _sampled(name: str, flat: Array, sample: int | None) -> dict[str, Array]:

@@ -24,6 +24,7 @@ class ServableOptions:
         max_batch_size: greatest joined batch; 1: none is joined.
         max_latency_ms: how long a call waits for others; 0: no longer than the calls before it take.
         max_waiting: most calls that wait for a model.
+        max_tokens: of a model that generates text: most tokens of a prompt with its answer, within the model's own.
         trust: native: run native files as well; see `load`.
         mapped: map weights, so that processes share them; nobody may write into files that are served; see `load`.
         precision: of layers of float32: bfloat16, where the processor has its instructions and recorded calls agree to
@@ -39,13 +40,20 @@ class ServableOptions:
     max_batch_size: int = 32
     max_latency_ms: float = 0.0
     max_waiting: int = 1024
+    max_tokens: int = 4096
     trust: Literal["data", "native"] = "data"
     mapped: bool | None = None
     precision: Literal["float32", "bfloat16"] = "float32"
     limits: Limits = DEFAULT
     adapters: Mapping[str, str | os.PathLike[str]] | None = None
 
-    LEAST: ClassVar[dict[str, float]] = {"threads": 1, "max_batch_size": 1, "max_latency_ms": 0.0, "max_waiting": 1}
+    LEAST: ClassVar[dict[str, float]] = {
+        "threads": 1,
+        "max_batch_size": 1,
+        "max_latency_ms": 0.0,
+        "max_waiting": 1,
+        "max_tokens": 1,
+    }
     """Least values of numbers; of those that are integers, as integers."""
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -16,13 +16,15 @@ from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
 from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.commands.self_test import observe_vector
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.compose import program_of
 from aotexport_runtime.module.loading import load
 from aotexport_runtime.module.module_class import methods_of
 from aotexport_runtime.module.recorded import read_vector, recorded_observation
 from aotexport_runtime.schema.manifest import VectorEntry
+from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.serving.joining import AnyProgram, Values
+from aotexport_runtime.serving.joining import AnyProgram, Values, result_of
 from aotexport_runtime.serving.options import ServableOptions
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.arguments import path_of
@@ -45,32 +47,18 @@ class ServedProgram(AnyProgram):
             ArgumentInvalid: an adapter cannot be read, or is one of other weights.
             NotSupported: see `load`; or the bundle has no program for evaluation, or clients cannot call it.
         """
-        adapters = {name: path_of("adapters", path) for name, path in (options.adapters or {}).items()}
         with torch.no_grad():
             name = program_of("forward", methods_of(bundle), training=False)
         super().__init__(bundle, bundle.manifest.with_variants(name), target)
-        if options.threads is not None:
-            torch.set_num_threads(options.threads)
-        # Copies of mapped weights would be memory that processes do not share.
-        frozen = not options.mapped and not adapters
-        if options.precision != "float32":
-            frozen, self.least = options.precision, TOLERANCES[options.precision]
-        device, trust, mapped = options.device, options.trust, options.mapped
-        self.module = load(bundle, target=target, device=device, trust=trust, mapped=mapped, frozen=frozen).eval()
-        trainable = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        for adapter, path in adapters.items():
-            load_adapter(self.module, path, name=adapter)
-        for parameter in trainable:  # Adapters freeze them, and recorded calls are compared with gradients and all.
-            parameter.requires_grad_(True)
-        self.adapters = tuple(adapters)
+        self.least = least_of(options)
+        self.module = load_served(bundle, target, options)
+        self.adapters = tuple(options.adapters or ())
         programs = [bundle.program(variant) for variant in self.variants]
         self._output_tree = programs[0].output_tree
         self._function = self.module.program(name)
         self._arguments = [arguments_of(program) for program in programs]
-        self._device = torch.device(device)
-        # The model's own gradients are not recorded in inference mode.
-        inference = all("inference_mode" not in program.fixed for program in programs)
-        self._without_gradients: Any = torch.inference_mode if inference else torch.no_grad
+        self._device = torch.device(options.device)
+        self._without_gradients = without_gradients(programs)
 
     def run(self, values: Values, choice: int = 0) -> list[Any]:
         tensors = [value if isinstance(value, int) else self._tensor(value) for value in values]
@@ -89,25 +77,8 @@ class ServedProgram(AnyProgram):
         return make_inputs(vector.inputs, stored, self.module.device, self.module.form).values
 
     def run_recorded(self) -> Iterator[tuple[Values, VectorResult]]:
-        before = self._state()
-        for entry in self.recorded_calls:
-            vector, stored = read_vector(self.bundle, entry)
-            expected, got = recorded_observation(vector, stored), observe_vector(self.module, vector, stored)
-            self.module.zero_grad()
-            yield self._made(vector, stored), self.result(entry, vector, expected, got)
-        self.module.eval()
-        changed = [name for name, state in self._state().items() if state != before[name]]
-        changed += [attribute.name for attribute in self.bundle.manifest.attributes]
-        if changed:
-            raise NotSupported(
-                f"calls of program `{self.name}` change the module's {', '.join(f'`{name}`' for name in changed)}, and "
-                "what one client is answered would depend on the calls of others. Let the model's `forward` take this "
-                "state and return it, and export again"
-            )
-
-    def _state(self) -> dict[str, tuple[int, int, int]]:
-        # Batch norm raises no version.
-        return {name: (id(t), t._version, checksum(t)) for name, t in self.module.state_tensors().items()}
+        for vector, stored, result in run_recorded(self.module, self.recorded_calls, self.target, self.least):
+            yield self._made(vector, stored), result
 
     def rounded(self, array: np.ndarray[Any, Any], dtype: str) -> Any:
         return torch.tensor(array, dtype=dtypes.dtype(dtype))
@@ -118,3 +89,66 @@ class ServedProgram(AnyProgram):
             fits = value.flags.writeable and all(step >= 0 for step in value.strides)
             value = torch.from_numpy(value if fits else value.copy())
         return value.to(self._device)
+
+
+def load_served(bundle: Bundle, target: str, options: ServableOptions) -> BundleModule:
+    """Return the bundle in evaluation mode, with its adapters, none of which is applied.
+
+    Raises:
+        ArgumentInvalid: an adapter cannot be read, or is one of other weights.
+        NotSupported: see `load`.
+    """
+    adapters = {name: path_of("adapters", path) for name, path in (options.adapters or {}).items()}
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    # Copies of mapped weights would be memory that processes do not share.
+    frozen = not options.mapped and not adapters if options.precision == "float32" else options.precision
+    device, trust, mapped = options.device, options.trust, options.mapped
+    module = load(bundle, target=target, device=device, trust=trust, mapped=mapped, frozen=frozen).eval()
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for adapter, path in adapters.items():
+        load_adapter(module, path, name=adapter)
+    for parameter in trainable:  # Adapters freeze them, and recorded calls are compared with gradients and all.
+        parameter.requires_grad_(True)
+    return module
+
+
+def least_of(options: ServableOptions) -> float:
+    """Return the error that values may have by the precision of layers, see `AnyProgram.least`."""
+    return 0.0 if options.precision == "float32" else TOLERANCES[options.precision]
+
+
+def without_gradients(programs: Iterable[Program]) -> Callable[[], AbstractContextManager[Any]]:
+    """Return the mode in which calls of programs record no gradients."""
+    # The model's own gradients are not recorded in inference mode.
+    return torch.no_grad if any("inference_mode" in program.fixed for program in programs) else torch.inference_mode
+
+
+def run_recorded(
+    module: BundleModule, entries: Iterable[VectorEntry], target: str, least: float
+) -> Iterator[tuple[Vector, dict[str, torch.Tensor], VectorResult]]:
+    """Run recorded calls; yield each with its stored tensors and its result; `least`: see `AnyProgram`.
+
+    Raises:
+        NotSupported: calls change the module's state.
+    """
+    before = _state(module)
+    for entry in entries:
+        vector, stored = read_vector(module.bundle, entry)
+        expected, got = recorded_observation(vector, stored), observe_vector(module, vector, stored)
+        module.zero_grad()
+        yield vector, stored, result_of(module.bundle, target, least, entry, vector, expected, got)
+    module.eval()
+    changed = [name for name, state in _state(module).items() if state != before[name]]
+    changed += [attribute.name for attribute in module.bundle.manifest.attributes]
+    if changed:
+        raise NotSupported(
+            f"calls change the module's {', '.join(f'`{name}`' for name in changed)}, and what one client is answered "
+            "would depend on the calls of others. Let the model's `forward` take this state and return it, and export "
+            "again"
+        )
+
+
+def _state(module: BundleModule) -> dict[str, tuple[int, int, int]]:
+    # Batch norm raises no version.
+    return {name: (id(t), t._version, checksum(t)) for name, t in module.state_tensors().items()}

@@ -76,6 +76,11 @@ class Servable:
         self.texts = self._program.interface.texts
 
     @property
+    def waiting(self) -> int:
+        """How many calls wait."""
+        return self.batcher.waiting
+
+    @property
     def batch_axes(self) -> BatchAxes | None:
         """Where calls that name no string may be joined; None: nowhere, or `warm_up` has not shown it."""
         return self._batches.get(0)

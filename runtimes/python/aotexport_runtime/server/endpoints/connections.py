@@ -9,10 +9,13 @@ import re
 from typing import Any
 
 import msgspec
-from fastapi import Response
+from fastapi import Request, Response
 from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from aotexport_runtime.server.endpoints.plane import Hold
+from aotexport_runtime.server.openai import described_error
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import CODES, Refusal
 
@@ -83,13 +86,52 @@ def _name(host: str) -> str:
     return host.partition(":")[0].lower()
 
 
-def refused(refusal: Refusal) -> Response:
-    """Return the response to a request that is not answered."""
+def refused(refusal: Refusal, path: str = "") -> Response:
+    """Return the response to a request that is not answered: below `/v1`, as OpenAI's clients read it."""
     headers: dict[str, str] = {}
     if refusal.kind in ("too_slow", "too_large"):
         # What is left of such a request is not read: its connection is of no further use.
         headers["connection"] = "close"
     if refusal.kind in ("overloaded", "unavailable"):
         headers["retry-after"] = "1"
-    body = msgspec.json.encode({"error": str(refusal)})
+    body = msgspec.json.encode(described_error(refusal) if path.startswith("/v1/") else {"error": str(refusal)})
     return Response(body, status_code=CODES[refusal.kind][0], media_type="application/json", headers=headers)
+
+
+async def read_body(request: Request, options: ServeOptions, hold: Hold) -> bytearray:
+    """Return the body of a request; `Refusal`: it is larger, or takes longer, than the options allow."""
+    most = options.max_request_bytes
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding != "identity":
+        raise Refusal(f"the body is encoded as `{encoding[:50]}`; send it as it is")
+    too_large = Refusal(f"the request is larger than {most} bytes, see `--max-request-bytes`", "too_large")
+    if int(request.headers.get("content-length", 0)) > 2 * most:
+        raise too_large
+    body, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(options.request_timeout_s):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size <= most:
+                    hold(len(chunk))
+                    body += chunk
+                elif size > 2 * most:
+                    break
+    except ClientDisconnect:
+        raise Refusal("the client went away before its request was whole", "cancelled") from None
+    except TimeoutError:
+        raise Refusal(
+            f"the request took longer than {options.request_timeout_s:g} s to come, see `--request-timeout-s`",
+            "too_slow",
+        ) from None
+    # As much again is read and dropped: a client that still sends would not see the answer.
+    if size > most:
+        raise too_large
+    return body
+
+
+async def cancel_when_gone(request: Request, task: asyncio.Task[Any]) -> None:
+    """Cancel the task of a request, whose body is read, when its client goes away."""
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    task.cancel()

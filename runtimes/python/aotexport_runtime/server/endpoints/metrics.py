@@ -25,6 +25,8 @@ COMPUTE = Histogram("aotexport_compute_seconds", "How long the batch of a reques
 BATCH = Histogram(
     "aotexport_batch_size", "Size of the batch of a request", ["model"], buckets=[2**i for i in range(11)]
 )
+TOKENS = Counter("aotexport_generated_tokens", "Tokens that models have generated", ["model"])
+FIRST = Histogram("aotexport_first_token_seconds", "From the request to its first token", ["model"], buckets=_SECONDS)
 WAITING = Gauge("aotexport_waiting_requests", "Requests that wait", ["model"], multiprocess_mode="livesum")
 VERSION = Gauge(
     "aotexport_model_workers", "Workers that serve a version", ["model", "version"], multiprocess_mode="livesum"

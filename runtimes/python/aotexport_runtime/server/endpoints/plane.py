@@ -9,7 +9,7 @@ import contextlib
 import functools
 import logging
 import time
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -25,6 +25,7 @@ from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal, refusal_of
 from aotexport_runtime.server.repository import Marks, Repository, Served
 from aotexport_runtime.serving.batcher import Answer
+from aotexport_runtime.serving.servable import Servable
 
 log = logging.getLogger("aotexport_runtime.server.access")
 
@@ -44,7 +45,7 @@ class Asked:
     model: str
     protocol: str
     began: float = field(default_factory=time.monotonic)
-    request: Request | None = None
+    id: str = ""
     served: Served | None = None
     answer: Answer | None = None
 
@@ -170,15 +171,21 @@ class BundlePlane(DataPlane):
         Raises:
             Refusal: the request is not answered; says why.
         """
-        asked = Asked(model=model, protocol=protocol)
+        async with self.accounted(Asked(model=model, protocol=protocol)) as asked:
+            with self.holding() as hold:
+                return await self._reply(asked, version, lambda signature: read(signature, hold), write)
+
+    @contextlib.asynccontextmanager
+    async def accounted(self, asked: Asked) -> AsyncGenerator[Asked]:
+        """Count and log a request, which is answered in the block; its errors become refusals."""
         outcome, text = "cancelled", ""
         task: Any = asyncio.current_task()
         self._running.add(task)
         try:
-            with self.holding() as hold:
-                reply = await self._reply(asked, version, lambda signature: read(signature, hold), write)
+            if self._is_ending:
+                raise Refusal(ENDING, "unavailable")
+            yield asked
             outcome = "ok"
-            return reply
         except asyncio.CancelledError:
             if not self._is_over:
                 raise
@@ -201,18 +208,26 @@ class BundlePlane(DataPlane):
         read: Callable[[Signature], Awaitable[Request]],
         write: Callable[[Request, Served, Answer], Reply],
     ) -> Reply:
-        if self._is_ending:
-            raise Refusal(ENDING, "unavailable")
         begins, wait_s = asyncio.get_running_loop().time(), self._options.request_timeout_s
         try:
             async with asyncio.timeout(wait_s) as limit:
-                signature = (await self.loaded(asked.model, version)).signature
+                served = await self.loaded(asked.model, version)
+                _tensors_of(served, asked.model)
+                signature = served.signature
                 limit.reschedule(None)  # `read` has a limit of its own
-                request = asked.request = await read(signature)
+                request = await read(signature)
+                asked.id = request.id
                 wait_s = min(request.timeout_s or wait_s, wait_s)
                 limit.reschedule(begins + wait_s)
                 # Not by `DataPlane.infer`: it measures each request once more, for a tenth of a millisecond.
-                served, answer = await self._submit(asked.model, version, request, asked.began + wait_s)
+                deadline = asked.began + wait_s
+
+                async def submit(served: Served) -> Answer:
+                    left_s = deadline - time.monotonic()
+                    servable = _tensors_of(served, asked.model)
+                    return servable.submit(request.inputs, timeout_s=left_s, adapter=request.adapter)
+
+                served, answer = await self.submit(asked.model, version, submit)
                 outputs = await asyncio.wrap_future(answer)
                 asked.served, asked.answer = served, answer
         except TimeoutError:
@@ -221,12 +236,18 @@ class BundlePlane(DataPlane):
             return await asyncio.to_thread(write, request, served, answer)
         return write(request, served, answer)
 
-    async def _submit(self, name: str, version: str, request: Request, deadline: float) -> tuple[Served, Answer]:
+    async def submit(
+        self, name: str, version: str, submit: Callable[[Served], Awaitable[Reply]]
+    ) -> tuple[Served, Reply]:
+        """Return what serves a model, and what `submit`, which queues a call of it, returns.
+
+        Raises:
+            Refusal: see `loaded`, or too many wait already.
+        """
         while True:
             served = await self.loaded(name, version)
-            wait_s = deadline - time.monotonic()
             try:
-                return served, served.servable.submit(request.inputs, timeout_s=wait_s, adapter=request.adapter)
+                return served, await submit(served)
             except Overloaded:
                 most = self._options.max_waiting
                 text = f"{most} requests wait for model `{name}` already, see `--max-waiting`; try again later"
@@ -241,7 +262,7 @@ class BundlePlane(DataPlane):
         # Names that a client invents are no labels.
         label = "" if outcome == "not_found" else model
         metrics.REQUESTS.labels(label, version, asked.protocol, outcome).inc()
-        fields: dict[str, Any] = {"id": asked.request.id if asked.request else "", "model": model[:100]}
+        fields: dict[str, Any] = {"id": asked.id, "model": model[:100]}
         fields |= {"protocol": asked.protocol, "outcome": outcome, "version": version, "ms": round(seconds * 1e3, 3)}
         if answer is not None:
             metrics.SECONDS.labels(model).observe(seconds)
@@ -254,6 +275,13 @@ class BundlePlane(DataPlane):
             fields["error"] = text[:500]
         if self._options.access_log == "on":
             log.info("request", extra={"fields": fields})
+
+
+def _tensors_of(served: Served, model: str) -> Servable:
+    """Return a servable that takes and returns tensors; refuse one that generates text."""
+    if isinstance(served.servable, Servable):
+        return served.servable
+    raise Refusal(f"model `{model}` generates text; ask POST /v1/completions")
 
 
 def _described(tensors: Any) -> list[dict[str, Any]]:

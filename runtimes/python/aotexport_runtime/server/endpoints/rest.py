@@ -17,10 +17,10 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from kserve.protocol.rest.server import RESTServer
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from aotexport_runtime.server.endpoints import metrics
-from aotexport_runtime.server.endpoints.connections import Connection, Door, refused
+from aotexport_runtime.server.endpoints.connections import Connection, Door, cancel_when_gone, read_body, refused
+from aotexport_runtime.server.endpoints.generation import generation_routes
 from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold, refusal_of_kserve
 from aotexport_runtime.server.messages import Request as InferRequest
 from aotexport_runtime.server.messages import Signature, read_request, write_answer, write_call
@@ -92,6 +92,7 @@ class RestServer(RESTServer):
             ("GET", f"{version}/ready", self.model_ready),
             ("GET", model, self.version_metadata),
             ("GET", version, self.version_metadata),
+            *generation_routes(self._plane, self._options),
         ]
         pages = [
             ("GET", "/ui", self.file),
@@ -167,7 +168,7 @@ class RestServer(RESTServer):
         async def read(signature: Signature, hold: Hold) -> InferRequest:
             nonlocal watching
             body = await read_body(request, self._options, hold)
-            watching = asyncio.create_task(_cancel_when_gone(request, task))
+            watching = asyncio.create_task(cancel_when_gone(request, task))
             return read_request(body, _json_nbytes(request), signature, request.headers.get("x-request-id", ""))
 
         def write(asked: InferRequest, served: Served, took: Answer) -> Response:
@@ -222,51 +223,12 @@ def _json_nbytes(request: Request) -> int | None:
     return int(header)
 
 
-async def read_body(request: Request, options: ServeOptions, hold: Hold) -> bytearray:
-    """Return the body of a request; `Refusal`: it is larger, or takes longer, than the options allow."""
-    most = options.max_request_bytes
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding != "identity":
-        raise Refusal(f"the body is encoded as `{encoding[:50]}`; send it as it is")
-    too_large = Refusal(f"the request is larger than {most} bytes, see `--max-request-bytes`", "too_large")
-    if int(request.headers.get("content-length", 0)) > 2 * most:
-        raise too_large
-    body, size = bytearray(), 0
-    try:
-        async with asyncio.timeout(options.request_timeout_s):
-            async for chunk in request.stream():
-                size += len(chunk)
-                if size <= most:
-                    hold(len(chunk))
-                    body += chunk
-                elif size > 2 * most:
-                    break
-    except ClientDisconnect:
-        raise Refusal("the client went away before its request was whole", "cancelled") from None
-    except TimeoutError:
-        raise Refusal(
-            f"the request took longer than {options.request_timeout_s:g} s to come, see `--request-timeout-s`",
-            "too_slow",
-        ) from None
-    # As much again is read and dropped: a client that still sends would not see the answer.
-    if size > most:
-        raise too_large
-    return body
-
-
-async def _cancel_when_gone(request: Request, task: asyncio.Task[Any]) -> None:
-    """Cancel the task of a request, whose body is read, when its client goes away."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
-    task.cancel()
-
-
 def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
 
 
 async def _refuse(request: Request, error: Exception) -> Response:
-    return refused(refusal_of_kserve(error))
+    return refused(refusal_of_kserve(error), request.url.path)
 
 
 async def _refuse_body(request: Request, error: Exception) -> Response:

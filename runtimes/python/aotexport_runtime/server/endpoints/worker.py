@@ -15,7 +15,10 @@ import threading
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.schema.manifest import TRANSFORMERS
 from aotexport_runtime.server.bundles import adapters_beside
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.endpoints.plane import BundlePlane
@@ -26,6 +29,10 @@ from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.repository import Marks, Repository
 from aotexport_runtime.serving.options import ServableOptions
 from aotexport_runtime.serving.servable import Servable
+from aotexport_runtime.values.arguments import check_torch
+
+if TYPE_CHECKING:
+    from aotexport_runtime.server.repository import AnyServable
 
 log = logging.getLogger("aotexport_runtime.server")
 
@@ -84,10 +91,16 @@ def _end_at_once() -> None:
     os._exit(1)
 
 
-def make_servable(path: Path, options: ServeOptions) -> Servable:
-    """Return the servable of a bundle, and of the adapters beside it."""
+def make_servable(path: Path, options: ServeOptions) -> AnyServable:
+    """Return the servable of a bundle, and of the adapters beside it; of a language model, its generator."""
     own = {each.name: getattr(options, each.name) for each in dataclasses.fields(ServableOptions)}
-    return Servable(path, **own | {"adapters": adapters_beside(path)})
+    own["adapters"] = adapters_beside(path)
+    if TRANSFORMERS not in open_bundle(path, limits=options.limits).manifest.extensions:
+        return Servable(path, **own)
+    check_torch("a model that generates")
+    from aotexport_runtime.serving.generator import Generator
+
+    return Generator(path, **own)
 
 
 def watch(repository: Repository, marks: Marks, poll_s: float, again: threading.Event, ended: threading.Event) -> None:
@@ -115,7 +128,7 @@ async def beat(repository: Repository, life: Connection) -> None:
         metrics.EMPTY.set(bool(repository.is_empty))
         for model in [*repository.models.values()]:
             if model.served:
-                metrics.WAITING.labels(model.name).set(model.served.servable.batcher.waiting)
+                metrics.WAITING.labels(model.name).set(model.served.servable.waiting)
         await asyncio.sleep(BEAT_S)
 
 

@@ -1,0 +1,294 @@
+"""OpenAI's routes for texts, over the generators of the repository: whole answers, and streams of events.
+
+KServe has such routes too, which import vLLM.
+"""
+# kserve is an extra, and its packages are not where types are checked.
+# pyright: basic, reportMissingImports=false
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from fastapi import Request, Response
+
+from aotexport_runtime.server.endpoints import metrics
+from aotexport_runtime.server.endpoints.connections import cancel_when_gone, read_body
+from aotexport_runtime.server.endpoints.plane import Asked, BundlePlane
+from aotexport_runtime.server.openai import (
+    Answering,
+    Chat,
+    Completion,
+    Scored,
+    Written,
+    described_error,
+    read_asked,
+)
+from aotexport_runtime.server.options import ServeOptions
+from aotexport_runtime.server.refusals import Refusal
+from aotexport_runtime.server.repository import Served
+from aotexport_runtime.serving.batcher import Answer
+from aotexport_runtime.serving.servable import Servable
+from aotexport_runtime.serving.tokenizer import Text, Tokenizer
+
+if TYPE_CHECKING:
+    from aotexport_runtime.serving.generator import Generator
+    from aotexport_runtime.serving.sequences import Generation, Token
+
+_TOKENS = 16
+"""How many tokens a completion has that says nothing of it, as OpenAI's has; a chat goes on to its end."""
+_CHARACTERS = 64
+"""More characters than this per token have no text that a model reads: it is refused before it is read."""
+
+
+def generation_routes(plane: BundlePlane, options: ServeOptions) -> list[tuple[str, str, Any]]:
+    """Return method, path and endpoint of each route."""
+
+    async def models(request: Request) -> Response:
+        """Return the models that generate, and their adapters."""
+        found = [_described(name) for name in _names(plane)]
+        return _json({"object": "list", "data": found})
+
+    async def model(request: Request) -> Response:
+        """Return one of them."""
+        name = request.path_params["model"]
+        if name not in _names(plane):
+            raise Refusal(f"there is no model `{name[:100]}` that generates", "not_found")
+        return _json(_described(name))
+
+    async def completions(request: Request) -> Response:
+        """Go on with texts."""
+        return _Reply(plane, options, request, Completion)
+
+    async def chat(request: Request) -> Response:
+        """Answer a chat."""
+        return _Reply(plane, options, request, Chat)
+
+    return [
+        ("GET", "/v1/models", models),
+        ("GET", "/v1/models/{model}", model),
+        ("POST", "/v1/completions", completions),
+        ("POST", "/v1/chat/completions", chat),
+    ]
+
+
+def _names(plane: BundlePlane) -> list[str]:
+    """Return the names that the field `model` of a request may have."""
+    served = [(model.name, model.served.servable) for model in [*plane.repository.models.values()] if model.served]
+    found = [(name, each) for name, each in served if not isinstance(each, Servable)]
+    return [one for name, each in found for one in (name, *(f"{name}:{adapter}" for adapter in each.adapters))]
+
+
+def _described(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "aotexport"}
+
+
+def _json(value: Any) -> Response:
+    return Response(msgspec.json.encode(value), media_type="application/json")
+
+
+class _Reply(Response):
+    """The answer to a request, which is read, generated and sent when the response is."""
+
+    background = None
+
+    def __init__(
+        self, plane: BundlePlane, options: ServeOptions, request: Request, kind: type[Completion | Chat]
+    ) -> None:
+        """Read nothing yet."""
+        self._plane, self._options, self._request, self._kind = plane, options, request, kind
+        self._is_begun = False
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer, until the client goes away."""
+        task: Any = asyncio.current_task()
+        watching: asyncio.Task[None] | None = None
+        asked = Asked(model="", protocol="openai", id=self._request.headers.get("x-request-id", ""))
+        try:
+            async with self._plane.accounted(asked):
+                with self._plane.holding() as hold:
+                    body = await read_body(self._request, self._options, hold)
+                    watching = asyncio.create_task(cancel_when_gone(self._request, task))
+                    wanted = read_asked(body, self._kind)
+                    await self._answer(asked, wanted, send)
+        except asyncio.CancelledError:
+            if watching is None or not watching.done():
+                raise
+            task.uncancel()  # nobody reads an answer
+        except Refusal as refusal:
+            if not self._is_begun:
+                raise
+            await self._send(send, b"data: " + msgspec.json.encode(described_error(refusal)) + b"\n\n", more=False)
+        finally:
+            if watching is not None:
+                watching.cancel()
+
+    async def _answer(self, asked: Asked, wanted: Completion | Chat, send: Any) -> None:
+        asked.model, adapter = self._split(wanted.model)
+        texts = _Texts(wanted, adapter, self._options.request_timeout_s)
+        answering = Answering(model=wanted.model, is_chat=isinstance(wanted, Chat))
+        asked.id = asked.id or answering.id
+        try:
+            async with texts.limit():
+                asked.served, generator = await self._plane.submit(asked.model, "", texts.submit)
+            answering.prompt_tokens, count = texts.prompt_tokens, len(texts.generations)
+            pieces: list[Written] = []
+            async for piece in texts.pieces(generator):
+                if texts.tokens == 1:
+                    metrics.FIRST.labels(asked.model).observe(time.monotonic() - asked.began)
+                if not wanted.stream:
+                    pieces.append(piece)
+                    continue
+                if not self._is_begun:
+                    await self._begin(send, b"text/event-stream", b"".join(answering.first(count)))
+                if piece.text or piece.scored or piece.finish:
+                    await self._send(send, answering.piece(piece))
+            asked.answer, answering.tokens = texts.took(), texts.tokens
+            if wanted.stream:
+                await self._send(send, answering.last(wanted.stream_options), more=False)
+            else:
+                await self._begin(send, b"application/json", answering.whole(pieces, count), more=False)
+        finally:
+            texts.end()
+            metrics.TOKENS.labels(asked.model if asked.served else "").inc(texts.tokens)
+
+    def _split(self, name: str) -> tuple[str, str | None]:
+        """Return the model and the adapter that `MODEL` or `MODEL:ADAPTER` names."""
+        model, colon, adapter = name.rpartition(":")
+        return (model, adapter) if colon and name not in self._plane.repository.models else (name, None)
+
+    async def _begin(self, send: Any, media_type: bytes, body: bytes, *, more: bool = True) -> None:
+        self._is_begun = True
+        headers = [(b"content-type", media_type), (b"cache-control", b"no-cache")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await self._send(send, body, more=more)
+
+    async def _send(self, send: Any, body: bytes, *, more: bool = True) -> None:
+        await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+class _Texts:
+    """The texts that a request asks for, while they are generated.
+
+    Attributes:
+        generations: each of them, those of one prompt side by side.
+        prompt_tokens: of all prompts; `tokens`: of all texts so far.
+    """
+
+    def __init__(self, wanted: Completion | Chat, adapter: str | None, wait_s: float) -> None:
+        """Ask for nothing yet; whole answers come within `wait_s`, and so does each piece of a stream."""
+        self._wanted, self._adapter, self._wait_s = wanted, adapter, wait_s
+        self._began = asyncio.get_running_loop().time()
+        self._came: asyncio.Queue[tuple[int, Token | Exception]] = asyncio.Queue()
+        self.generations: list[Generation] = []
+        self.prompt_tokens = self.tokens = 0
+        self._first_s = 0.0
+
+    @contextlib.asynccontextmanager
+    async def limit(self) -> AsyncIterator[None]:
+        """Refuse what takes too long in the block."""
+        begin = asyncio.get_running_loop().time() if self._wanted.stream and self.tokens else self._began
+        try:
+            async with asyncio.timeout_at(begin + self._wait_s):
+                yield
+        except TimeoutError:
+            text = f"the request was not answered within {self._wait_s:g} s, see `--request-timeout-s`"
+            raise Refusal(text, "deadline") from None
+
+    async def submit(self, served: Served) -> Generator:
+        """Queue the texts."""
+        generator = served.servable
+        if isinstance(generator, Servable):
+            raise Refusal(f"model `{self._wanted.model[:100]}` generates no text; ask /v2/models for its inputs")
+        prompts = await asyncio.to_thread(self._prompts, generator)
+        self.end()
+        self.generations.clear()
+        self.prompt_tokens = sum(map(len, prompts))
+        for prompt in prompts:
+            for number in range(self._wanted.n or 1):
+                self.generations.append(self._submitted(generator, prompt, number))
+        return generator
+
+    def _prompts(self, generator: Generator) -> list[list[int]]:
+        """Return the tokens of each prompt."""
+        wanted, tokenizer = self._wanted, generator.tokenizer
+        texts = [tokenizer.chat(wanted.plain)] if isinstance(wanted, Chat) else wanted.prompts
+        for text in texts:
+            if isinstance(text, str) and len(text) > _CHARACTERS * generator.longest:
+                raise Refusal(f"a prompt has {len(text)} characters; the model reads {generator.longest} tokens")
+        special = not isinstance(wanted, Chat)  # a template has them
+        return [tokenizer.tokens(text, special=special) if isinstance(text, str) else text for text in texts]
+
+    def _submitted(self, generator: Generator, prompt: list[int], number: int) -> Generation:
+        wanted, left = self._wanted, max(generator.most_after(prompt), 1)
+        if isinstance(wanted, Chat):
+            most, best = wanted.max_completion_tokens or wanted.max_tokens or left, wanted.top_logprobs or 0
+            logprobs = best if wanted.logprobs else None
+        else:
+            most, logprobs = wanted.max_tokens or min(_TOKENS, left), wanted.logprobs
+        loop, index = asyncio.get_running_loop(), len(self.generations)
+
+        def put(token: Token | Exception) -> None:
+            with contextlib.suppress(RuntimeError):  # the server has ended
+                loop.call_soon_threadsafe(self._came.put_nowait, (index, token))
+
+        return generator.submit(
+            prompt,
+            put,
+            most=most,
+            temperature=wanted.temperature,
+            top_k=wanted.top_k,
+            top_p=wanted.top_p,
+            seed=None if wanted.seed is None else wanted.seed + number,
+            logprobs=logprobs,
+            adapter=self._adapter,
+        )
+
+    async def pieces(self, generator: Generator) -> AsyncIterator[Written]:
+        """Yield the pieces of all texts, as they come."""
+        texts = [Text(generator.tokenizer, self._wanted.stops) for _ in self.generations]
+        going = set(range(len(texts)))
+        while going:
+            async with self.limit():
+                index, token = await self._came.get()
+            if isinstance(token, Exception):
+                raise token
+            if index in going:
+                self.tokens += 1
+                piece = self._piece(generator.tokenizer, texts[index], index, token)
+                if piece.finish:
+                    self.generations[index].wanted = False
+                    going.discard(index)
+                yield piece
+
+    def _piece(self, tokenizer: Tokenizer, text: Text, index: int, token: Token) -> Written:
+        piece = Written(index)
+        if token.ended != "stop":
+            piece.text = text.add(token.id)
+        if token.ended and not text.stopped:
+            piece.text += text.end()
+        if token.ended or text.stopped:
+            piece.finish = "stop" if text.stopped else token.ended
+        if token.best is not None:
+            best = tuple((tokenizer.name(each), logprob) for each, logprob in token.best)
+            scored = Scored(tokenizer.name(token.id), token.logprob, best)
+            piece.scored = [] if token.ended == "stop" else [scored]
+        return piece
+
+    def took(self) -> Answer:
+        """Return how long the texts waited and were generated."""
+        took = Answer()
+        first = min(self.generations, key=lambda each: each.began)
+        took.waited_s = first.began - first.since
+        took.ran_s = time.monotonic() - first.began
+        took.batch_size = max(each.company for each in self.generations)
+        return took
+
+    def end(self) -> None:
+        """Want no more."""
+        for each in self.generations:
+            each.wanted = False

@@ -1,0 +1,358 @@
+"""`Generator`: a bundle that generates tokens for many callers at once, by its programs `prefill` and `decode`.
+
+Between two steps sequences join the batch and leave it: each gets the tokens that it gets alone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from aotexport_runtime.adapters import use_adapter
+from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.commands.results import check_results
+from aotexport_runtime.engines.candidates import MODEL_ENGINES
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported, Overloaded, attempt
+from aotexport_runtime.generation.generate import Choice
+from aotexport_runtime.generation.language_model import described, options_of
+from aotexport_runtime.rows.analysis import dependence, row_axes
+from aotexport_runtime.serving.batcher import Batcher, Waiting
+from aotexport_runtime.serving.options import ServableOptions
+from aotexport_runtime.serving.program import least_of, load_served, run_recorded, without_gradients
+from aotexport_runtime.serving.sequences import Generation, SequenceBatch, Token
+from aotexport_runtime.serving.tokenizer import Tokenizer
+from aotexport_runtime.values.arguments import keywords_of
+
+METHODS = ("prefill", "decode")
+_PREFILL_TOKENS = 1024
+"""Tokens of prompts that are read at once, with their padding, before those that wait for their next token get it."""
+
+
+class Generator:
+    """A loaded bundle that generates tokens. Sequences may come from any thread; steps run in a thread of its own.
+
+    Attributes:
+        tokenizer: that of the bundle.
+        choice: how tokens are chosen where nobody says it, by the model's generation config.
+        adapters: names of the adapters that sequences may ask for.
+        batcher: the queue of steps.
+        longest: the most tokens of a prompt and of what comes after it; of an encoder-decoder model, of each.
+        not_joined: why sequences are not decoded together; empty: they are.
+    """
+
+    inputs = outputs = texts = ()
+    batch_axes = None
+
+    @keywords_of(ServableOptions)
+    def __init__(self, path: str | os.PathLike[str], options: ServableOptions) -> None:
+        """Load the bundle at `path`; nothing has run yet, see `warm_up`.
+
+        Args:
+            path: directory of the bundle.
+            options: as keywords, see below.
+
+        Raises:
+            ArgumentInvalid: an argument is of a wrong type, or below its least value; or an adapter cannot be read.
+            BundleInvalid: see `load`.
+            NotSupported: see `load`; or the bundle has no tokenizer, or its generation config asks for what `generate`
+                does not know.
+        """
+        bundle = self._bundle = open_bundle(path, limits=options.limits)
+        self._target = options.engine or "auto"
+        if self._target in MODEL_ENGINES:
+            raise NotSupported(f"engine `{self._target}` generates no tokens; serve the bundle by torch")
+        self._least = least_of(options)
+        self.tokenizer = Tokenizer(bundle)
+        config = described(bundle.manifest)["generation_config"]
+        chosen = {name: value for name, value in config.items() if value is not None}
+        known = options_of(chosen)
+        self._ends = frozenset([known["eos"]] if isinstance(known.get("eos"), int) else known.get("eos", ()))
+        self._start = chosen.get("decoder_start_token_id", chosen.get("bos_token_id", 0))
+        names = ("temperature", "top_k", "top_p", "repetition_penalty")
+        self.choice = Choice(**{name: chosen[name] for name in names if name in chosen})
+        past, prompt = self._most("decode", "past") + 1, self._most("prefill", "prompt")
+        self.longest = min(past, prompt, options.max_tokens)
+        self.adapters = tuple(options.adapters or ())
+        self.not_joined = ""
+        self._most_rows, self._most_waiting = options.max_batch_size, options.max_waiting
+        self._waiting: deque[Generation] = deque()
+        self._batches: list[SequenceBatch] = []
+        self._changed = threading.Condition()
+        self._is_running = self._is_closed = False
+        self._without_gradients = without_gradients(map(bundle.program, METHODS))
+        self.batcher = Batcher(_none, max_batch_size=1, max_latency_s=0, max_waiting=options.max_waiting)
+        self._module: Any = self.batcher.apply(lambda: load_served(bundle, self._target, options))
+
+    @property
+    def _is_seq2seq(self) -> bool:
+        return len(self._bundle.program("prefill").parameters) == 3
+
+    def _most(self, program: str, name: str) -> int:
+        sizes = (each.max for each in self._bundle.program(program).dimensions if each.name == name)
+        return next((size for size in sizes if size is not None), 1 << 20)
+
+    @property
+    def waiting(self) -> int:
+        """How many sequences wait until their prompt is read."""
+        return len(self._waiting)
+
+    def recorded_call(self) -> None:
+        """Return None: calls have no inputs by name."""
+
+    def warm_up(self) -> None:
+        """Run the recorded calls, compare with what eager gave, and find out whether sequences keep apart in a batch.
+
+        Raises:
+            SelfTestFailed: an answer differs; the message lists the differences.
+            NotSupported: calls change the module's state.
+        """
+        entries = [entry for entry in self._bundle.manifest.testvectors if entry.program in METHODS]
+
+        def prove() -> None:
+            with self._applying(None):
+                check_results(result for _, _, result in run_recorded(self._module, entries, self._target, self._least))
+                self.not_joined = self._why_not_joined()
+
+        self.batcher.apply(prove)
+
+    def submit(
+        self,
+        prompt: Sequence[int],
+        put: Callable[[Token | Exception], None],
+        *,
+        most: int,
+        temperature: float | None = None,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int | None = None,
+        logprobs: int | None = None,
+        adapter: str | None = None,
+    ) -> Generation:
+        """Queue a sequence.
+
+        Args:
+            prompt: see `Generation`.
+            put: see there; it is called in the generator's thread.
+            most: see there; at least 1.
+            temperature: of draws; 0: none, the likeliest token each; None: that of `choice`.
+            top_k: draw from so many best tokens; 0: from all; None: that of `choice`.
+            top_p: draw from the best tokens that have this much of the probability; None: that of `choice`.
+            seed: of draws, which are then those of `generate` for this sequence alone; None: any.
+            logprobs: see `Generation`.
+            adapter: see there.
+
+        Returns:
+            The sequence; with `wanted` off, it ends.
+
+        Raises:
+            ArgumentInvalid: the prompt is empty or too long, or there is no such adapter.
+            Overloaded: as many sequences wait already as may.
+            NotSupported: the generator is closed.
+        """
+        self._check(len(prompt), most, adapter)
+        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        choice = replace(self.choice, **{name: value for name, value in given.items() if value is not None})
+        source = None
+        if choice.temperature > 0:
+            choice, source = replace(choice, do_sample=True), torch.Generator(self._module.device)
+            source.manual_seed(seed) if seed is not None else source.seed()
+        generation = Generation(
+            prompt=prompt, put=put, most=most, choice=choice, source=source, logprobs=logprobs, adapter=adapter
+        )
+        with self._changed:
+            if self._is_closed:
+                raise NotSupported("the generator is closed")
+            if len(self._waiting) >= self._most_waiting:
+                raise Overloaded(
+                    f"{self._most_waiting} sequences wait already. Try again later, or allow more: `max_waiting`"
+                )
+            self._waiting.append(generation)
+            self._go_on()
+        return generation
+
+    def _check(self, read: int, most: int, adapter: str | None) -> None:
+        """Refuse an adapter that there is not, and a prompt of so many tokens that cannot be gone on with by `most`."""
+        if adapter is not None and adapter not in self.adapters:
+            there = ", ".join(f"`{name}`" for name in self.adapters) or "none"
+            raise ArgumentInvalid(f"there is no adapter `{adapter[:100]}`; there are {there}")
+        whole = max(read, most) if self._is_seq2seq else read + most
+        if read == 0 or whole > self.longest:
+            together = "each" if self._is_seq2seq else "together"
+            raise ArgumentInvalid(
+                f"the prompt has {read} tokens, and {most} are to come; the model takes 1 to {self.longest}, {together}"
+            )
+
+    def most_after(self, prompt: Sequence[int]) -> int:
+        """Return how many tokens may come after a prompt."""
+        return self.longest if self._is_seq2seq else self.longest - len(prompt)
+
+    def close(self) -> None:
+        """Refuse further sequences, and return when those that came have ended."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.wait_for(lambda: not self._is_running)
+        self.batcher.close()
+        self._module = None
+
+    def _applying(self, adapter: str | None) -> AbstractContextManager[None]:
+        return use_adapter(self._module, [adapter] if adapter else []) if self.adapters else nullcontext()
+
+    def _why_not_joined(self) -> str:
+        """Return why a sequence may get other tokens beside others, by graphs and by a trial; empty: it does not."""
+        for name in METHODS:
+            program = self._bundle.program(name)
+            axes = next((axes for axes in row_axes(program) if axes.dimension.name == "batch"), None)
+            reason = (
+                "it has no batch" if axes is None else dependence(self._bundle.graph(name, program.forward.file), axes)
+            )
+            if reason is not None:
+                return f"program `{name}`: {reason}"
+        # Padding is harmless where positions come from the mask, which rows do not tell.
+        alone, together = (self._tried(prompts) for prompts in ([[3, 1, 2]], [[3, 1, 2], [4, 5, 1, 2, 6, 3]]))
+        scale = max(float(scores.abs().max()) for scores in alone)
+        error = max(torch.finfo(alone[0].dtype).eps ** 0.5, self._least) * scale
+        if any(float((one - two[:1]).abs().max()) > error for one, two in zip(alone, together, strict=True)):
+            return "a prompt that is padded gets other scores than alone"
+        return ""
+
+    def _tried(self, prompts: list[list[int]]) -> list[torch.Tensor]:
+        """Return the scores of two steps."""
+        with self._without_gradients():
+            new = [Generation(prompt=each, most=2, put=_none, tokens=[1]) for each in prompts]
+            batch, first = self._prefilled(new)
+            return [first, self._decoded(batch)]
+
+    def _go_on(self) -> None:
+        if not self._is_running:
+            self._is_running = True
+            self.batcher.submit(Waiting(function=self._step))
+
+    def _step(self) -> None:
+        """Read prompts that wait, if there is room, and generate a token for every sequence."""
+        try:
+            with self._without_gradients():
+                if new := self._next_prompts():
+                    self._begin(new)
+                for batch in self._batches:
+                    self._decode(batch)
+        finally:
+            self._batches = [batch for batch in self._batches if batch.rows]
+            with self._changed:
+                self._is_running = False
+                if self._batches or self._waiting:
+                    self._go_on()
+                self._changed.notify_all()
+
+    def _next_prompts(self) -> list[Generation]:
+        """Remove sequences from the queue: the first, and those behind it that are read with it."""
+        taken: list[Generation] = []
+        with self._changed:
+            room = self._most_rows - sum(len(batch.rows) for batch in self._batches)
+            while self._waiting and len(taken) < room:
+                first = self._waiting[0]
+                if first.wanted:
+                    longest = max(len(each.prompt) for each in [*taken, first])
+                    is_alike = not taken or (first.adapter == taken[0].adapter and not self.not_joined)
+                    if taken and not (is_alike and longest * (len(taken) + 1) <= _PREFILL_TOKENS):
+                        break
+                    taken.append(first)
+                self._waiting.popleft()
+        return taken
+
+    def _begin(self, new: list[Generation]) -> None:
+        """Read prompts together; where that fails, each alone."""
+        for sequence in new:
+            sequence.began = time.monotonic()
+        with self._applying(new[0].adapter):
+            found = attempt(lambda: self._prefilled(new))
+        if isinstance(found, Exception):
+            if len(new) == 1:
+                new[0].put(found)
+                return
+            for sequence in new:
+                self._begin([sequence])
+            return
+        batch, scores = found
+        self._advance(batch, scores)
+        alike = (each for each in self._batches if each.rows[0].adapter == new[0].adapter)
+        if batch.rows and not self.not_joined and batch.read is not None and (other := next(alike, None)):
+            other.join(batch)
+        elif batch.rows:
+            self._batches.append(batch)
+
+    def _prefilled(self, new: list[Generation]) -> tuple[SequenceBatch, torch.Tensor]:
+        """Return a batch of prompts that were read, and the scores of their next tokens."""
+        length, device = max(len(each.prompt) for each in new), self._module.device
+        ids, mask = torch.zeros((2, len(new), length), dtype=torch.int64, device=device)
+        for row, each in enumerate(new):
+            # What an encoder reads begins at its first position; what a decoder goes on with ends at the last.
+            place = slice(len(each.prompt)) if self._is_seq2seq else slice(length - len(each.prompt), None)
+            ids[row, place] = torch.tensor(each.prompt)
+            mask[row, place] = 1
+        first = (ids.new_full((len(new), 1), self._start),) if self._is_seq2seq else ()
+        scores, cache = self._module.prefill(ids, mask, *first)
+        read = None if self._is_seq2seq else [len(each.prompt) for each in new]
+        return SequenceBatch(new, mask, cache, read), scores
+
+    def _decode(self, batch: SequenceBatch) -> None:
+        batch.keep([place for place, each in enumerate(batch.rows) if each.wanted])
+        if not batch.rows:
+            return
+        with self._applying(batch.rows[0].adapter):
+            scores = attempt(lambda: self._decoded(batch))
+        if isinstance(scores, Exception):
+            for each in batch.rows:
+                each.put(scores)
+            batch.rows = []
+            return
+        self._advance(batch, scores)
+
+    def _decoded(self, batch: SequenceBatch) -> torch.Tensor:
+        """Return the scores after the last token of each sequence."""
+        tokens = torch.tensor([[each.tokens[-1]] for each in batch.rows], device=batch.mask.device)
+        if batch.read is not None:
+            batch.mask = torch.nn.functional.pad(batch.mask, (0, 1), value=1)
+            batch.read = [length + 1 for length in batch.read]
+        scores, batch.cache = self._module.decode(tokens, batch.mask, batch.cache)
+        return scores
+
+    def _advance(self, batch: SequenceBatch, scores: torch.Tensor) -> None:
+        """Choose a token for each sequence of a batch, and keep those that go on."""
+        going: list[int] = []
+        best, scores = scores.argmax(-1).tolist(), scores.float()
+        for row, each in enumerate(batch.rows):
+            each.company = max(each.company, len(batch.rows))
+            token = attempt(lambda: self._token(each, scores[row : row + 1], best[row]))  # noqa: B023
+            each.put(token)
+            if isinstance(token, Token) and not token.ended and each.wanted:
+                going.append(row)
+        batch.keep(going)
+
+    def _token(self, sequence: Generation, scores: torch.Tensor, best: int) -> Token:
+        """Return the next token of a sequence, by its scores, (1, vocabulary)."""
+        chosen, choice = best, sequence.choice
+        if choice.repetition_penalty != 1.0 or choice.do_sample:
+            before = [self._start] if self._is_seq2seq else sequence.prompt
+            read = torch.tensor([[*before, *sequence.tokens]], device=scores.device)
+            penalised = choice.penalised(read, read.new_zeros(1), scores)
+            chosen = int(choice.chosen(penalised, sequence.source))
+        sequence.tokens.append(chosen)
+        ended = "stop" if chosen in self._ends else "length" if len(sequence.tokens) >= sequence.most else ""
+        if sequence.logprobs is None:
+            return Token(chosen, ended=ended)
+        likely = scores[0].log_softmax(-1)
+        values, places = likely.topk(sequence.logprobs)
+        pairs = tuple(zip(places.tolist(), values.tolist(), strict=True))
+        return Token(chosen, float(likely[chosen]), pairs, ended)
+
+
+def _none(_: Any) -> Any:
+    """Take tokens of trials, and calls that a queue of steps does not get."""
