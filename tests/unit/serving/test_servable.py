@@ -139,7 +139,8 @@ def test_warm_up_refuses_a_model_that_keeps_state(exported):
     with pytest.raises(NotSupported) as caught:
         Servable(exported("counter")).warm_up()
     assert str(caught.value) == (
-        "calls change the module's `calls`, and what one client is answered would depend on the calls of others. Let the model's `forward` take this state and return it, and export again"
+        "calls change the module's `calls`, and what one client is answered would depend on the calls of others. Let "
+        "the model's `forward` take this state and return it, and export again"
     )
 
 

@@ -31,7 +31,7 @@ from aotexport_runtime.server.openai import (
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.server.repository import Served
-from aotexport_runtime.serving.batcher import Answer
+from aotexport_runtime.serving.batcher import Answer, Waiting
 from aotexport_runtime.serving.servable import Servable
 from aotexport_runtime.serving.tokenizer import Text, Tokenizer
 
@@ -154,7 +154,8 @@ class _Reply(Response):
                 await self._begin(send, b"application/json", answering.whole(pieces, count), more=False)
         finally:
             texts.end()
-            metrics.TOKENS.labels(asked.model if asked.served else "").inc(texts.tokens)
+            if texts.tokens:
+                metrics.TOKENS.labels(asked.model).inc(texts.tokens)
 
     def _split(self, name: str) -> tuple[str, str | None]:
         """Return the model and the adapter that `MODEL` or `MODEL:ADAPTER` names."""
@@ -183,10 +184,8 @@ class _Texts:
         """Ask for nothing yet; whole answers come within `wait_s`, and so does each piece of a stream."""
         self._wanted, self._adapter, self._wait_s = wanted, adapter, wait_s
         self._began = asyncio.get_running_loop().time()
-        self._came: asyncio.Queue[tuple[int, Token | Exception]] = asyncio.Queue()
         self.generations: list[Generation] = []
         self.prompt_tokens = self.tokens = 0
-        self._first_s = 0.0
 
     @contextlib.asynccontextmanager
     async def limit(self) -> AsyncIterator[None]:
@@ -204,9 +203,11 @@ class _Texts:
         generator = served.servable
         if isinstance(generator, Servable):
             raise Refusal(f"model `{self._wanted.model[:100]}` generates no text; ask /v2/models for its inputs")
-        prompts = await asyncio.to_thread(self._prompts, generator)
-        self.end()
-        self.generations.clear()
+        # In the thread whose standstill is noticed: a bundle's template and patterns may not come to an end.
+        reading = Waiting(function=lambda: self._prompts(generator))
+        prompts = await asyncio.wrap_future(generator.batcher.submit(reading))
+        self.end()  # those of a version that was swapped meanwhile
+        self.generations, self._came = [], asyncio.Queue[tuple[int, "Token | Exception"]]()
         self.prompt_tokens = sum(map(len, prompts))
         for prompt in prompts:
             for number in range(self._wanted.n or 1):
@@ -230,11 +231,11 @@ class _Texts:
             logprobs = best if wanted.logprobs else None
         else:
             most, logprobs = wanted.max_tokens or min(_TOKENS, left), wanted.logprobs
-        loop, index = asyncio.get_running_loop(), len(self.generations)
+        loop, came, index = asyncio.get_running_loop(), self._came, len(self.generations)
 
         def put(token: Token | Exception) -> None:
             with contextlib.suppress(RuntimeError):  # the server has ended
-                loop.call_soon_threadsafe(self._came.put_nowait, (index, token))
+                loop.call_soon_threadsafe(came.put_nowait, (index, token))
 
         return generator.submit(
             prompt,

@@ -1,0 +1,172 @@
+"""Sequences that join and leave a batch between steps: each gets the tokens that it gets alone."""
+
+from __future__ import annotations
+
+import queue
+import random
+import shutil
+import threading
+
+import pytest
+import torch
+
+from aotexport_runtime import ArgumentInvalid, BundleInvalid, NotSupported
+from aotexport_runtime.errors import attempt
+from aotexport_runtime.serving.generator import Generator
+from tests.unit.serving.language_models import best_tokens, exported_model
+
+KINDS = ["llama", "t5", pytest.param("gpt2", marks=pytest.mark.slow)]
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory):
+    found = {}
+
+    def export(kind):
+        if kind not in found:
+            found[kind] = exported_model(kind, tmp_path_factory.mktemp(kind))
+        return found[kind]
+
+    return export
+
+
+@pytest.fixture(scope="module")
+def llama(exports):
+    model, bundle = exports("llama")
+    generator = Generator(bundle, max_batch_size=4, max_waiting=64)
+    generator.warm_up()
+    yield model, generator
+    generator.close()
+
+
+class Asked:
+    """A sequence and what came of it."""
+
+    def __init__(self, generator, prompt, most, **options):
+        self.prompt, self.most, self.came = prompt, most, queue.Queue()
+        self.generation = generator.submit(prompt, self.came.put, most=most, **{"temperature": 0.0, **options})
+
+    def tokens(self):
+        found = []
+        while not found or not found[-1].ended:
+            token = self.came.get(timeout=60)
+            if isinstance(token, Exception):
+                raise token
+            found.append(token)
+        return found
+
+    def ids(self):
+        return [token.id for token in self.tokens()]
+
+
+def prompts(count, seed=0, longest=24):
+    drawn = random.Random(seed)
+    return [[drawn.randrange(4, 300) for _ in range(drawn.randrange(1, longest))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_of_sequences_of_mixed_lengths_are_those_of_transformers(exports, kind):
+    model, bundle = exports(kind)
+    generator = Generator(bundle, max_batch_size=5)
+    generator.warm_up()
+    assert generator.not_joined == ""
+    asked = []
+    for number, prompt in enumerate(prompts(16)):
+        asked.append(Asked(generator, prompt, 3 + number % 9))
+        if number % 3 == 0:
+            asked[-1].came.get(timeout=60)  # the next ones come in the middle of it
+            asked[-1].came = queue.Queue()
+    for each in asked:
+        each.tokens()
+        assert each.generation.tokens == best_tokens(model, each.prompt, each.most)
+    assert max(each.generation.company for each in asked) > 1
+    generator.close()
+
+
+def test_model_that_takes_no_positions_from_the_mask_is_not_joined(exports):
+    model, bundle = exports("unplaced")
+    generator = Generator(bundle, max_batch_size=5)
+    generator.warm_up()
+    assert generator.not_joined == "a prompt that is padded gets other scores than alone"
+    asked = [Asked(generator, prompt, 6) for prompt in prompts(6)]
+    assert [each.ids() for each in asked] == [best_tokens(model, each.prompt, 6) for each in asked]
+    assert {each.generation.company for each in asked} == {1}
+    generator.close()
+
+
+def test_draws_of_a_seed_are_those_of_transformers_in_any_company(llama):
+    model, generator = llama
+    options = {"temperature": 0.8, "top_p": 0.9, "top_k": 40}
+    asked = [Asked(generator, prompt, 8, seed=seed, **options) for seed, prompt in enumerate(prompts(4, seed=1))]
+    for seed, each in enumerate(asked):
+        torch.manual_seed(seed)
+        assert each.ids() == best_tokens(model, each.prompt, 8, do_sample=True, **options)
+
+
+def test_logarithms_are_those_of_the_models_scores(llama):
+    model, generator = llama
+    token = Asked(generator, [5, 6, 7], 1, logprobs=3).tokens()[0]
+    with torch.no_grad():
+        expected = model(torch.tensor([[5, 6, 7]])).logits[0, -1].log_softmax(-1)
+    assert token.logprob == pytest.approx(float(expected[token.id]), abs=1e-4)
+    assert [place for place, _ in token.best] == expected.topk(3).indices.tolist()
+
+
+def test_sequence_that_nobody_wants_leaves_its_place_to_others(llama):
+    _, generator = llama
+    held = [Asked(generator, [5, 6], 200, seed=1, temperature=2.0) for _ in range(4)]
+    for each in held:
+        each.came.get(timeout=60)
+        each.generation.wanted = False
+    assert len(Asked(generator, [7, 8], 2).ids()) <= 2
+    assert all(len(each.generation.tokens) < 200 for each in held)
+
+
+def test_wrong_token_ends_its_own_sequence_alone(llama):
+    model, generator = llama
+    asked = [Asked(generator, prompt, 4) for prompt in ([5, 6, 7], [5, 100_000], [8, 9])]
+    assert asked[0].ids() == best_tokens(model, [5, 6, 7], 4)
+    with pytest.raises(IndexError):
+        asked[1].ids()
+    assert asked[2].ids() == best_tokens(model, [8, 9], 4)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "most", "options", "message"),
+    [
+        ([5] * 250, 7, {}, "the prompt has 250 tokens, and 7 are to come; the model takes 1 to 256, together"),
+        ([], 7, {}, "the prompt has 0 tokens, and 7 are to come; the model takes 1 to 256, together"),
+        ([5], 1, {"adapter": "dutch"}, "there is no adapter `dutch`; there are none"),
+    ],
+)
+def test_sequence_that_does_not_fit_is_refused(llama, prompt, most, options, message):
+    with pytest.raises(ArgumentInvalid) as caught:
+        llama[1].submit(prompt, print, most=most, **options)
+    assert str(caught.value) == message
+
+
+def test_full_queue_refuses_and_a_closed_generator_ends_what_it_has(exports):
+    model, bundle = exports("llama")
+    generator = Generator(bundle, max_batch_size=1, max_waiting=1)
+    generator.warm_up()
+    go_on = threading.Event()
+    first = Asked(generator, [5, 6], 9)
+    generator.submit([5], lambda _: go_on.wait(60), most=1)
+    refused = [attempt(lambda: generator.submit([5], print, most=1)) for _ in range(3)]
+    assert "1 sequences wait already" in str(refused[-1])
+    go_on.set()
+    generator.close()
+    assert first.ids() == best_tokens(model, [5, 6], 9)
+    with pytest.raises(NotSupported, match="the generator is closed"):
+        generator.submit([5], print, most=1)
+
+
+def test_bundle_without_or_with_a_broken_tokenizer_is_refused(exports, tmp_path):
+    _, bundle = exports("llama")
+    with pytest.raises(NotSupported, match="engine `onnx` generates no tokens"):
+        Generator(bundle, engine="onnx")
+    copy = tmp_path / "bundle"
+    shutil.copytree(bundle, copy)
+    (copy / "tokenizer" / "tokenizer.json").write_bytes(b"x" * (bundle / "tokenizer/tokenizer.json").stat().st_size)
+    with pytest.raises(BundleInvalid):
+        Generator(copy)
