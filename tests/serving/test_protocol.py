@@ -98,13 +98,15 @@ def test_json_inference_equals_eager(server):
     x = np.random.default_rng(1).random((2, 8), np.float32)
     inputs = [{"name": "input", "shape": [2, 8], "datatype": "FP32", "data": x.tolist()}]
     asked = time.perf_counter()
-    status, found, head = server.ask("/v2/models/digits/versions/1/infer", {"inputs": inputs}, {"x-request-id": "a"})
+    headers = {"x-request-id": "a", "traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"}
+    status, found, head = server.ask("/v2/models/digits/versions/1/infer", {"inputs": inputs}, headers)
     took_ms = (time.perf_counter() - asked) * 1e3
     assert (status, found["id"], found["outputs"][0]["shape"]) == (200, "a", [2, 3])
     np.testing.assert_allclose(np.reshape(found["outputs"][0]["data"], (2, 3)), eager(x), rtol=1e-5, atol=1e-6)
     waited_ms, computed_ms = map(float, re.findall("dur=([0-9.]+)", head["server-timing"]))
     assert waited_ms >= 0 < computed_ms
     assert waited_ms + computed_ms < took_ms
+    server.wait_for_log("request", id="a", trace_id="ab" * 16)
 
 
 def test_every_kind_of_tensor_goes_in_and_out(client):

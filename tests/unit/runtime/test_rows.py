@@ -109,6 +109,11 @@ DEPENDENT = {
         "index.Tensor",
         "takes elements by the number of the row",
     ),
+    "numbers_from_another": (
+        lambda m, x: x[torch.arange(x.shape[0] + 1)[1:] - 1],
+        "arange.default",
+        "has a size that is no multiple of the number of rows",
+    ),
     "numbers_added": (
         lambda m, x: x + m.table[(x[:, 0, 0] > 0).long() + torch.arange(x.shape[0])][:, None],
         "add.Tensor",
@@ -181,12 +186,18 @@ def last_of_each(m, x):
     return x[torch.arange(x.shape[0]), x[:, :, 0].argmax(-1)]
 
 
+def mask_by_numbers(m, x):
+    mask, rows = x[:, :, 0] > 0, torch.arange(x.shape[0])
+    return x * mask[rows[:, None], torch.arange(LENGTH)[None, :]][:, :, None]
+
+
 def experts(m, x):
     p, e = m.gate(x).topk(1)
     return x.new_zeros(x.shape[0], LENGTH, 2).scatter_(2, e, p) @ m.gate.weight
 
 
 INDEPENDENT = {
+    "mask_by_numbers": mask_by_numbers,
     "linear": lambda m, x: functional.gelu(m.norm(m.linear(x))),
     "batch_norm_of_evaluation": lambda m, x: m.batch_norm(x),
     "recurrent": lambda m, x: m.lstm(x)[0],

@@ -7,7 +7,7 @@ import pytest
 
 from aotexport_runtime.errors import ArgumentInvalid
 from aotexport_runtime.schema.limits import Limits
-from aotexport_runtime.server.bundles import find_models
+from aotexport_runtime.server.bundles import find_models, options_beside
 from aotexport_runtime.server.options import ServeOptions, limits_of, usable_cores
 from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.server.repository import Marks, Repository
@@ -218,3 +218,37 @@ def test_unknown_names_are_refused(root):
     with pytest.raises(Refusal) as caught:
         repository.current("digits", "2")
     assert str(caught.value) == "model `digits` has no version `2` that is served; 1 is"
+
+
+def test_options_beside_a_version_are_its_own_and_loaded_anew_when_they_change(root):
+    repository = Repository(root, lambda path: Servable(path, **options_beside(path)))
+    file = root / "digits/1.options.json"
+    file.write_text('{"max_batch_size": 3}')
+    repository.scan()
+    assert repository.current("digits").servable.batcher.max_batch_size == 3
+    assert repository.current("words").servable.batcher.max_batch_size == 32
+    file.write_text('{"max_batch_size": 5}')
+    repository.scan()
+    repository.scan()
+    assert repository.current("digits").servable.batcher.max_batch_size == 5
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "`1.options.json` holds no options: Input data was truncated"),
+        ("[]", "`1.options.json` holds no options: Expected `object`, got `array`"),
+        (
+            '{"trust": "native"}',
+            "`1.options.json`: there is no option `trust`; there are engine, max_batch_size, max_latency_ms, "
+            "max_waiting, max_tokens",
+        ),
+        ('{"max_batch_size": 0}', "`max_batch_size`: expected at least 1, got 0"),
+        ('{"max_batch_size": "8"}', "`max_batch_size`: expected an integer, got str"),
+    ],
+)
+def test_wrong_options_beside_a_version_are_the_reason_why_it_is_not_served(root, text, message):
+    (root / "digits/1.options.json").write_text(text)
+    repository = Repository(root, lambda path: Servable(path, **options_beside(path)))
+    repository.scan()
+    assert repository.models["digits"].reason == f"version 1: {message}"

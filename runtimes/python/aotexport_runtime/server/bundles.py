@@ -5,10 +5,19 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from aotexport_runtime.errors import ArgumentInvalid
 
 MANIFEST = "bundle.json"
 ADAPTERS = ".adapters"
 """What the directory of a bundle's adapters is named after the bundle's own: `1.adapters/NAME/`."""
+OPTIONS = ".options.json"
+"""What the file with a bundle's own options is named after its directory: `1.options.json`."""
+OWN = ("engine", "max_batch_size", "max_latency_ms", "max_waiting", "max_tokens")
+"""The options that a bundle may have of its own: see `ServableOptions`."""
 _ADAPTER = "adapter_config.json"
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
@@ -75,6 +84,8 @@ def _is_version(name: str) -> bool:
 def _candidate(version: str, path: Path) -> Candidate:
     beside = path.with_name(path.name + ADAPTERS)
     added = [(f"{ADAPTERS}/{name}", nbytes, when, inode) for name, nbytes, when, inode in _files(beside)]
+    own = path.with_name(path.name + OPTIONS)
+    added += _file(str(own), OPTIONS)
     return Candidate(version=version, path=path, files=tuple(sorted([*_files(path), *added])))
 
 
@@ -87,17 +98,36 @@ def adapters_beside(path: Path) -> dict[str, Path]:
     return dict(sorted(found.items()))
 
 
-def _files(root: Path) -> list[tuple[str, int, int, int]]:
-    found: list[tuple[str, int, int, int]] = []
-    for folder, _, names in os.walk(root):
-        for name in names:
-            path = os.path.join(folder, name)
-            try:
-                status = os.stat(path)
-            except OSError:  # it went while we looked
-                continue
-            found.append((os.path.relpath(path, root), status.st_size, status.st_mtime_ns, status.st_ino))
+def options_beside(path: Path) -> dict[str, Any]:
+    """Return the options of the bundle at `path` alone, by name: those of `<path>.options.json`.
+
+    Raises:
+        ArgumentInvalid: the file is malformed, or has others than `OWN`.
+    """
+    file = path.with_name(path.name + OPTIONS)
+    if not file.exists():
+        return {}
+    try:
+        found = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ArgumentInvalid(f"`{file.name}` holds no options: {error}") from None
+    if unknown := sorted(found.keys() - set(OWN)):
+        raise ArgumentInvalid(f"`{file.name}`: there is no option `{unknown[0][:100]}`; there are {', '.join(OWN)}")
     return found
+
+
+def _files(root: Path) -> list[tuple[str, int, int, int]]:
+    paths = (os.path.join(folder, name) for folder, _, names in os.walk(root) for name in names)
+    return [entry for path in paths for entry in _file(path, os.path.relpath(path, root))]
+
+
+def _file(path: str, shown: str) -> list[tuple[str, int, int, int]]:
+    """Return the entry of a file in a fingerprint, if it is there."""
+    try:
+        status = os.stat(path)
+    except OSError:  # it went while we looked
+        return []
+    return [(shown, status.st_size, status.st_mtime_ns, status.st_ino)]
 
 
 def _directories(path: Path) -> list[os.DirEntry[str]]:

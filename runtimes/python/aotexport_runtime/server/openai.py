@@ -217,7 +217,8 @@ class Answering:
             scored = text.scored and {
                 "tokens": [each.text for each in text.scored],
                 "token_logprobs": [each.logprob for each in text.scored],
-                "top_logprobs": [dict(each.best) for each in text.scored],
+                # Of tokens that read the same, parts of characters, the likeliest.
+                "top_logprobs": [dict(reversed(each.best)) for each in text.scored],
                 "text_offset": None,
             }
             return choice | {"text": text.text, "logprobs": scored}

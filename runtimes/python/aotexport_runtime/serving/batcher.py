@@ -116,6 +116,7 @@ class Batcher:
     Attributes:
         pace: how long batches take.
         max_batch_size: greatest size of a joined batch; a call that is larger runs alone.
+        max_waiting: how many calls may wait.
         running_since: when the batch that runs began, by `time.monotonic`; None: none runs.
     """
 
@@ -127,7 +128,7 @@ class Batcher:
         self.pace = Pace()
         self.max_batch_size = max_batch_size
         self._max_latency_s = max_latency_s
-        self._max_waiting = max_waiting
+        self.max_waiting = max_waiting
         self._waiting: deque[Waiting] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -144,9 +145,9 @@ class Batcher:
         with self._changed:
             if self._closed:
                 raise NotSupported("the servable is closed")
-            if len(self._waiting) >= self._max_waiting:
+            if len(self._waiting) >= self.max_waiting:
                 raise Overloaded(
-                    f"{self._max_waiting} calls wait already. Try again later, or allow more: `max_waiting`"
+                    f"{self.max_waiting} calls wait already. Try again later, or allow more: `max_waiting`"
                 )
             if self._thread is None or not self._thread.is_alive():  # A fork of the process has no such thread.
                 self._thread = threading.Thread(target=self._work, name="aotexport batches", daemon=True)

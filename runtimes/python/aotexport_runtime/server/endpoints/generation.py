@@ -18,7 +18,7 @@ from fastapi import Request, Response
 
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.endpoints.connections import cancel_when_gone, read_body
-from aotexport_runtime.server.endpoints.plane import Asked, BundlePlane
+from aotexport_runtime.server.endpoints.plane import Asked, BundlePlane, trace_of
 from aotexport_runtime.server.openai import (
     Answering,
     Chat,
@@ -107,7 +107,9 @@ class _Reply(Response):
         """Answer, until the client goes away."""
         task: Any = asyncio.current_task()
         watching: asyncio.Task[None] | None = None
-        asked = Asked(model="", protocol="openai", id=self._request.headers.get("x-request-id", ""))
+        headers = self._request.headers
+        asked = Asked(model="", protocol="openai", id=headers.get("x-request-id", ""))
+        asked.trace = trace_of(headers.get("traceparent"))
         try:
             async with self._plane.accounted(asked):
                 with self._plane.holding() as hold:

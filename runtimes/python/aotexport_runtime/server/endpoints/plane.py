@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import functools
 import logging
+import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass, field
@@ -46,6 +47,7 @@ class Asked:
     protocol: str
     began: float = field(default_factory=time.monotonic)
     id: str = ""
+    trace: str = ""
     served: Served | None = None
     answer: Answer | None = None
 
@@ -163,6 +165,7 @@ class BundlePlane(DataPlane):
         version: str,
         read: Callable[[Signature, Hold], Awaitable[Request]],
         write: Callable[[Request, Served, Answer], Reply],
+        traceparent: str | None = None,
     ) -> Reply:
         """Return the reply to a request, which `read` reads by the signature of the model, and `write` writes.
 
@@ -171,7 +174,7 @@ class BundlePlane(DataPlane):
         Raises:
             Refusal: the request is not answered; says why.
         """
-        async with self.accounted(Asked(model=model, protocol=protocol)) as asked:
+        async with self.accounted(Asked(model=model, protocol=protocol, trace=trace_of(traceparent))) as asked:
             with self.holding() as hold:
                 return await self._reply(asked, version, lambda signature: read(signature, hold), write)
 
@@ -249,7 +252,7 @@ class BundlePlane(DataPlane):
             try:
                 return served, await submit(served)
             except Overloaded:
-                most = self._options.max_waiting
+                most = served.servable.batcher.max_waiting
                 text = f"{most} requests wait for model `{name}` already, see `--max-waiting`; try again later"
                 raise Refusal(text, "overloaded") from None
             except NotSupported:
@@ -271,10 +274,18 @@ class BundlePlane(DataPlane):
             metrics.BATCH.labels(model).observe(answer.batch_size)
             took_ms = {"queue_ms": round(answer.waited_s * 1e3, 3), "compute_ms": round(answer.ran_s * 1e3, 3)}
             fields |= took_ms | {"batch": answer.batch_size}
+        if asked.trace:
+            fields["trace_id"] = asked.trace
         if text:
             fields["error"] = text[:500]
         if self._options.access_log == "on":
             log.info("request", extra={"fields": fields})
+
+
+def trace_of(traceparent: str | None) -> str:
+    """Return the id of the trace that a request belongs to, by the header of W3C; empty: it names none."""
+    found = re.fullmatch(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", traceparent or "")
+    return found[1] if found else ""
 
 
 def _tensors_of(served: Served, model: str) -> Servable:

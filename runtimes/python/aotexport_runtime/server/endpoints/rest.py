@@ -180,7 +180,7 @@ class RestServer(RESTServer):
             return Response(body, media_type="application/octet-stream", headers=headers)
 
         try:
-            return await self._plane.answer("http", model, version, read, write)
+            return await self._plane.answer("http", model, version, read, write, request.headers.get("traceparent"))
         except asyncio.CancelledError:
             if watching is None or not watching.done():
                 raise

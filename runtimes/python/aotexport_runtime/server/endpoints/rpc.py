@@ -73,7 +73,8 @@ class Service(InferenceServicer):
         def write(asked: Request, served: Served, answer: Answer) -> Any:
             return write_grpc(asked, request.model_name, served, answer.result())
 
-        return await self._data_plane.answer("grpc", request.model_name, request.model_version, read, write)
+        trace = dict(context.invocation_metadata() or ()).get("traceparent")
+        return await self._data_plane.answer("grpc", request.model_name, request.model_version, read, write, trace)
 
 
 def _named(message: Any) -> Any:

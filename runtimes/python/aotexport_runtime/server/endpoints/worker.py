@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.schema.manifest import TRANSFORMERS
-from aotexport_runtime.server.bundles import adapters_beside
+from aotexport_runtime.server.bundles import adapters_beside, options_beside
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.endpoints.plane import BundlePlane
 from aotexport_runtime.server.endpoints.rest import RestServer
@@ -94,7 +94,7 @@ def _end_at_once() -> None:
 def make_servable(path: Path, options: ServeOptions) -> AnyServable:
     """Return the servable of a bundle, and of the adapters beside it; of a language model, its generator."""
     own = {each.name: getattr(options, each.name) for each in dataclasses.fields(ServableOptions)}
-    own["adapters"] = adapters_beside(path)
+    own |= {"adapters": adapters_beside(path), **options_beside(path)}
     if TRANSFORMERS not in open_bundle(path, limits=options.limits).manifest.extensions:
         return Servable(path, **own)
     check_torch("a model that generates")
