@@ -75,6 +75,10 @@ async function choose(name) {
     return;
   }
   if (own !== chosen) return;
+  if (!metadata.outputs.length) {
+    at("joining").textContent = "The model generates text: ask POST v1/completions or v1/chat/completions.";
+    return;
+  }
   const { along, not_joined: why } = await json(`ui/models/${encodeURIComponent(name)}/joining`);
   if (own !== chosen) return;
   at("joining").textContent = along ? `Requests are joined along ${along}.` : `Requests are not joined: ${why}.`;
