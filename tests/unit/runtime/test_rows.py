@@ -109,11 +109,6 @@ DEPENDENT = {
         "index.Tensor",
         "takes elements by the number of the row",
     ),
-    "numbers_from_another": (
-        lambda m, x: x[torch.arange(x.shape[0] + 1)[1:] - 1],
-        "arange.default",
-        "has a size that is no multiple of the number of rows",
-    ),
     "numbers_added": (
         lambda m, x: x + m.table[(x[:, 0, 0] > 0).long() + torch.arange(x.shape[0])][:, None],
         "add.Tensor",

@@ -25,10 +25,10 @@ CONFIGS = {
 class Unplaced(transformers.GPT2LMHeadModel):
     """Takes positions from the length of the cache alone, whatever the mask says."""
 
-    def forward(self, input_ids, attention_mask=None, past_key_values=None, use_cache=None, labels=None, **more):
+    def forward(self, input_ids, attention_mask=None, cache=None, use_cache=None, labels=None, **more):
         more.pop("position_ids", None)
         given = {"input_ids": input_ids, "attention_mask": attention_mask, "use_cache": use_cache, "labels": labels}
-        return super().forward(past_key_values=past_key_values, **given, **more)
+        return super().forward(cache=cache, **given, **more)
 
 
 def saved(kind, path):

@@ -150,6 +150,7 @@ def test_full_queue_refuses_and_a_closed_generator_ends_what_it_has(exports):
     generator.warm_up()
     go_on = threading.Event()
     first = Asked(generator, [5, 6], 9)
+    first.begun = [first.came.get(timeout=60)]
     generator.submit([5], lambda _: go_on.wait(60), most=1)
     refused = [attempt(lambda: generator.submit([5], print, most=1)) for _ in range(3)]
     assert "1 sequences wait already" in str(refused[-1])

@@ -13,6 +13,7 @@ from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.describe import describe
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported, SelfTestFailed
 from aotexport_runtime.module.recorded import read_vector, recorded_observation
+from aotexport_runtime.serving.joining import result_of
 from aotexport_runtime.serving.servable import Servable
 from tests.unit.serving.conftest import Pair, digits_model
 
@@ -153,7 +154,8 @@ def test_float32_beside_bfloat16_is_compared_as_float32_where_a_graph_is_asked_f
     expected, got = (recorded_observation(vector, stored) for _ in range(2))
     name = next(name for name in got.values if name.endswith("output['sum']"))
     got.values[name] = got.values[name] * 1.001
-    assert program.result(entry, vector, expected, got).agrees == agrees
+    result = result_of(bundle, program.target, program.least, entry, vector, expected, got)
+    assert result.agrees == agrees
     servable.close()
 
 

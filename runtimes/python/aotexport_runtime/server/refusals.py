@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from typing import Literal
 
-from aotexport_runtime.errors import AotExportError, CallInvalid, CheckFailed, DeadlinePassed, Overloaded
+from aotexport_runtime.errors import (
+    AotExportError,
+    ArgumentInvalid,
+    CallInvalid,
+    CheckFailed,
+    DeadlinePassed,
+    Overloaded,
+)
 
 Kind = Literal[
     "invalid",
@@ -44,6 +51,7 @@ class Refusal(AotExportError):
 
 
 _KINDS: dict[type[Exception], Kind] = {
+    ArgumentInvalid: "invalid",
     CallInvalid: "invalid",
     CheckFailed: "invalid",
     Overloaded: "overloaded",
