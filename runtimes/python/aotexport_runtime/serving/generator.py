@@ -90,6 +90,7 @@ class Generator:
         self._without_gradients = without_gradients(map(bundle.program, METHODS))
         self.batcher = Batcher(_none, max_batch_size=1, max_latency_s=0, max_waiting=options.max_waiting)
         self._module: Any = self.batcher.apply(lambda: load_served(bundle, self._target, options))
+        self._device = self._module.device
 
     @property
     def _is_seq2seq(self) -> bool:
@@ -162,7 +163,7 @@ class Generator:
         choice = replace(self.choice, **{name: value for name, value in given.items() if value is not None})
         source = None
         if choice.temperature > 0:
-            choice, source = replace(choice, do_sample=True), torch.Generator(self._module.device)
+            choice, source = replace(choice, do_sample=True), torch.Generator(self._device)
             source.manual_seed(seed) if seed is not None else source.seed()
         generation = Generation(
             prompt=prompt, put=put, most=most, choice=choice, source=source, logprobs=logprobs, adapter=adapter
@@ -290,7 +291,7 @@ class Generator:
 
     def _prefilled(self, new: list[Generation]) -> tuple[SequenceBatch, torch.Tensor]:
         """Return a batch of prompts that were read, and the scores of their next tokens."""
-        length, device = max(len(each.prompt) for each in new), self._module.device
+        length, device = max(len(each.prompt) for each in new), self._device
         ids, mask = torch.zeros((2, len(new), length), dtype=torch.int64, device=device)
         for row, each in enumerate(new):
             # What an encoder reads begins at its first position; what a decoder goes on with ends at the last.
