@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import importlib.util
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 import msgspec
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, NotSupported, first_line
+from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, NotSupported, attempt, first_line
 from aotexport_runtime.schema.manifest import TOKENIZER, TOKENIZER_FILES
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -41,17 +42,16 @@ class Tokenizer:
                 )
         import tokenizers
 
-        try:
-            self._tokens = tokenizers.Tokenizer.from_str(bundle.read(first).decode())
-            self._config = msgspec.json.decode(bundle.read(config) if config in listed else b"{}", type=dict[str, Any])
-            found = bundle.read(template).decode() if template in listed else self._config.get("chat_template")
-            self._render = _renderer(found) if found else None
-        except BundleInvalid:
-            raise
-        except Exception as error:  # noqa: BLE001 - `tokenizers` has no class of its own
-            raise BundleInvalid(
-                f"the tokenizer cannot be read: {first_line(error)}", check="json-record/tokenizer"
-            ) from None
+        read = {name: bundle.read(name) for name in (first, config, template) if name in listed}
+
+        def parse() -> tuple[Any, dict[str, Any], Callable[..., str] | None]:
+            settings = msgspec.json.decode(read.get(config, b"{}"), type=dict[str, Any])
+            found = read[template].decode() if template in read else settings.get("chat_template")
+            return tokenizers.Tokenizer.from_str(read[first].decode()), settings, _renderer(found) if found else None
+
+        if isinstance(parts := attempt(parse), Exception):
+            raise BundleInvalid(f"the tokenizer cannot be read: {first_line(parts)}", check="json-record/tokenizer")
+        self._tokens, self._config, self._render = parts
         # Files say what a trainer cut and padded to.
         self._tokens.no_truncation()
         self._tokens.no_padding()
@@ -84,10 +84,10 @@ class Tokenizer:
         if self._render is None:
             raise ArgumentInvalid("the model's tokenizer has no chat template; ask for completions")
         special = {name: _content(self._config[name]) for name in _SPECIAL if self._config.get(name)}
-        try:
-            return self._render(messages=messages, add_generation_prompt=True, **special)
-        except Exception as error:  # noqa: BLE001 - a template is code of the bundle
-            raise ArgumentInvalid(f"the chat template refuses the messages: {first_line(error)}") from None
+        render = functools.partial(self._render, messages=messages, add_generation_prompt=True, **special)
+        if isinstance(text := attempt(render), Exception):
+            raise ArgumentInvalid(f"the chat template refuses the messages: {first_line(text)}")
+        return text
 
 
 class Text:
