@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, NotSupported, attempt, first_line
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported, attempt, first_line
 from aotexport_runtime.schema.manifest import TOKENIZER, TOKENIZER_FILES
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -25,8 +25,7 @@ class Tokenizer:
         """Read the files of the bundle.
 
         Raises:
-            BundleInvalid: they are malformed.
-            NotSupported: there are none, or `tokenizers` is not installed.
+            NotSupported: there are none, they are malformed, or `tokenizers` is not installed.
         """
         first, config, template = (f"{TOKENIZER}/{name}" for name in TOKENIZER_FILES)
         listed = {entry.path for entry in bundle.manifest.files}
@@ -50,7 +49,7 @@ class Tokenizer:
             return tokenizers.Tokenizer.from_str(read[first].decode()), settings, _renderer(found) if found else None
 
         if isinstance(parts := attempt(parse), Exception):
-            raise BundleInvalid(f"the tokenizer cannot be read: {first_line(parts)}", check="json-record/tokenizer")
+            raise NotSupported(f"the tokenizer cannot be read: {first_line(parts)}")
         self._tokens, self._config, self._render = parts
         # Files say what a trainer cut and padded to.
         self._tokens.no_truncation()
