@@ -39,6 +39,7 @@ class Connection(HttpToolsProtocol):
         self.on_message_begin()
 
     def on_message_begin(self) -> None:
+        """Begin with the head of a request."""
         super().on_message_begin()
         if self._ending is None:
             self._head_nbytes, self._ending = 0, self.loop.call_later(self._head_s, self.transport.close)
@@ -51,6 +52,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def on_headers_complete(self) -> None:
+        """Go on with the body."""
         if self._ending is not None:
             self._ending.cancel()
             self._ending = None
