@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport.errors import ExportFailed, ModelFileInvalid, OutputExists, VerificationFailed
+from aotexport.errors import AttemptFailed, ExportFailed, ModelFileInvalid, OutputExists, VerificationFailed
 from aotexport.model.bundle_source import source_of, without_defaults
 from aotexport.model.programs import Example, Program
+from aotexport.model.refusals import attempt
 from aotexport.pipeline.derive import forward_graphs_run
 from aotexport.torch_internals.calls import tree_leaves
 from aotexport_runtime.call.flat_call import arguments_of
@@ -63,8 +64,8 @@ def convert(
         raise ModelFileInvalid(f"`{place}` does not end with `.pt2`, by which readers know such a file")
     if place.is_dir() or (place.exists() and not force):
         raise OutputExists(f"`{place}` exists; choose another place, or replace a file by `--force`")
-    module = bundle if isinstance(bundle, BundleModule) else load(bundle)
-    with _mode_kept(module), forward_graphs_run(module):
+    module = bundle.twin() if isinstance(bundle, BundleModule) else load(bundle)
+    with forward_graphs_run(module):
         chosen = _chosen(module, program)
         module.train(chosen.mode == "train")
         with _written(place) as file:
@@ -104,10 +105,11 @@ def _exported(module: BundleModule, program: Program) -> torch.export.ExportedPr
 @contextlib.contextmanager
 def _refused_by_torch(program: str) -> Iterator[None]:
     try:
-        yield
-    except Exception as error:  # Its refusals have no class in common.
-        reason = str(error).partition("\n\n")[0]
-        raise ExportFailed(f"`torch.export` does not take program `{program}`: {reason}") from error
+        with attempt(f"torch.export of program `{program}`"):
+            yield
+    except AttemptFailed as failure:
+        reason = str(failure.error).partition("\n\n")[0]
+        raise ExportFailed(f"`torch.export` does not take program `{program}`: {reason}") from failure
 
 
 def _with_plain_results(whole: BundleModule) -> nn.Module:
@@ -160,21 +162,21 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 @contextlib.contextmanager
-def _mode_kept(module: BundleModule) -> Iterator[None]:
-    training = module.training
-    try:
-        yield
-    finally:
-        module.train(training)
+def _written(place: Path) -> Iterator[str]:
+    """Yield the name of a file beside `place`, which takes its place if the block succeeds."""
+    with _told(place):
+        place.parent.mkdir(parents=True, exist_ok=True)
+        scratch = tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent)
+    with scratch:
+        file = os.path.join(scratch.name, place.name)
+        yield file
+        with _told(place):
+            os.replace(file, place)
 
 
 @contextlib.contextmanager
-def _written(place: Path) -> Iterator[str]:
-    """Yield the name of a file beside `place`, which takes its place if the block succeeds."""
+def _told(place: Path) -> Iterator[None]:
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as scratch:
-            yield os.path.join(scratch, place.name)
-            os.replace(os.path.join(scratch, place.name), place)
+        yield
     except OSError as error:
         raise NotWritten(f"`{place}` cannot be written: {error.strerror}", error.errno or 0) from error

@@ -13,7 +13,7 @@ from transformers.utils import ModelOutput
 
 import aotexport
 from aotexport import ExportFailed, ModelFileInvalid, OutputExists
-from aotexport_runtime import load
+from aotexport_runtime import NotWritten, load
 from tests.e2e.processes import run_command
 
 BATCH = torch.export.Dim("batch", min=2, max=64)
@@ -83,12 +83,14 @@ def test_file_loads_with_torch_alone(bundle, tmp_path):
 
 def test_tuned_weights_are_in_the_file_and_the_module_stays_as_it_is(bundle, tmp_path):
     module = load(bundle).train()
+    module.encoder[1].eval()
     engines = str(module.explain())
     with torch.no_grad():
         module.scale.fill_(3)
     exported = aotexport.convert(module, tmp_path / "tuned.pt2")
     assert torch.equal(exported.state_dict["scale"], torch.full((2,), 3.0))
     assert module.training
+    assert not module.encoder[1].training
     assert str(module.explain()) == engines
 
 
@@ -106,6 +108,7 @@ def branching(x):
             ModelFileInvalid,
             "no program `encode` of `forward`; there are train, infer",
         ),
+        ("there.pt2/net.pt2", {}, NotWritten, "`there.pt2/net.pt2` cannot be written: File exists"),
         ("there.pt2", {}, OutputExists, "`there.pt2` exists; choose another place, or replace a file by `--force`"),
     ],
 )
