@@ -108,7 +108,7 @@ def state_rows(
     for index in program.differentiated:
         found += _differentiated(index, names[index], program)
     found += [_question(each, [names[index] for index in each.inputs]) for each in program.questions]
-    if added and not all(question.requires_grad for question in program.questions):
+    if not all(question.requires_grad for question in program.questions):
         found.append(_added(added))
     return found + [_tie(*tie) for tie in ties]
 

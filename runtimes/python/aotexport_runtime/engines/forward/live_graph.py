@@ -314,7 +314,7 @@ class _Outline:
             later = [use for use in self._uses.get(value, ()) if use >= call.end]
             if not later:
                 continue
-            made_inside = self._made.get(value, -1) in inside
+            made_inside = self._made.get(value) in inside
             same_as = self._tensor_outside(value, inside)
             # Users of the result and users of the tensor that it is cannot be told apart.
             must_be = None if same_as is None or self._later(value, call.end) < 2 else self._names.get(same_as, same_as)
@@ -343,7 +343,7 @@ class _Outline:
 
     def _tensor_outside(self, value: str, inside: range) -> str | None:
         """Return the outside value whose tensor `value` is, changed in place or not; None: it is one of its own."""
-        while self._made.get(value, -1) in inside:
+        while self._made.get(value) in inside:
             operand = self._operand(self._nodes[value])
             if operand is None:
                 return None
