@@ -121,20 +121,13 @@ def test_sequence_that_nobody_wants_leaves_its_place_to_others(llama):
     assert all(len(each.generation.tokens) < 200 for each in held)
 
 
-def test_wrong_token_ends_its_own_sequence_alone(llama):
-    model, generator = llama
-    asked = [Asked(generator, prompt, 4) for prompt in ([5, 6, 7], [5, 100_000], [8, 9])]
-    assert asked[0].ids() == best_tokens(model, [5, 6, 7], 4)
-    with pytest.raises(IndexError):
-        asked[1].ids()
-    assert asked[2].ids() == best_tokens(model, [8, 9], 4)
-
-
 @pytest.mark.parametrize(
     ("prompt", "most", "options", "message"),
     [
         ([5] * 250, 7, {}, "the prompt has 250 tokens, and 7 are to come; the model takes 1 to 256, together"),
         ([], 7, {}, "the prompt has 0 tokens, and 7 are to come; the model takes 1 to 256, together"),
+        ([5, 400, -1], 7, {}, "there is no token 400; the model knows 0 to 299"),
+        ([5, -1], 7, {}, "there is no token -1; the model knows 0 to 299"),
         ([5], 1, {"adapter": "dutch"}, "there is no adapter `dutch`; there are none"),
     ],
 )

@@ -90,7 +90,7 @@ class Generator:
         self._without_gradients = without_gradients(map(bundle.program, METHODS))
         self.batcher = Batcher(_none, max_batch_size=1, max_latency_s=0, max_waiting=options.max_waiting)
         self._module: Any = self.batcher.apply(lambda: load_served(bundle, self._target, options))
-        self._device = self._module.device
+        self._device, self._vocabulary = self._module.device, len(self._module.get_input_embeddings().weight)
 
     @property
     def _is_seq2seq(self) -> bool:
@@ -154,11 +154,11 @@ class Generator:
             The sequence; with `wanted` off, it ends.
 
         Raises:
-            ArgumentInvalid: the prompt is empty or too long, or there is no such adapter.
+            ArgumentInvalid: the prompt is empty, too long or no tokens of the model, or there is no such adapter.
             Overloaded: as many sequences wait already as may.
             NotSupported: the generator is closed.
         """
-        self._check(len(prompt), most, adapter)
+        self._check(prompt, most, adapter)
         given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         choice = replace(self.choice, **{name: value for name, value in given.items() if value is not None})
         source = None
@@ -179,17 +179,20 @@ class Generator:
             self._go_on()
         return generation
 
-    def _check(self, read: int, most: int, adapter: str | None) -> None:
-        """Refuse an adapter that there is not, and a prompt of so many tokens that cannot be gone on with by `most`."""
+    def _check(self, prompt: Sequence[int], most: int, adapter: str | None) -> None:
+        """Refuse an adapter that there is not, and a prompt that the model does not read or go on with by `most`."""
         if adapter is not None and adapter not in self.adapters:
             there = ", ".join(f"`{name}`" for name in self.adapters) or "none"
             raise ArgumentInvalid(f"there is no adapter `{adapter[:100]}`; there are {there}")
+        read = len(prompt)
         whole = max(read, most) if self._is_seq2seq else read + most
         if read == 0 or whole > self.longest:
             together = "each" if self._is_seq2seq else "together"
             raise ArgumentInvalid(
                 f"the prompt has {read} tokens, and {most} are to come; the model takes 1 to {self.longest}, {together}"
             )
+        if unknown := [token for token in prompt if not 0 <= token < self._vocabulary]:
+            raise ArgumentInvalid(f"there is no token {unknown[0]}; the model knows 0 to {self._vocabulary - 1}")
 
     def most_after(self, prompt: Sequence[int]) -> int:
         """Return how many tokens may come after a prompt."""
@@ -269,17 +272,14 @@ class Generator:
         return taken
 
     def _begin(self, new: list[Generation]) -> None:
-        """Read prompts together; where that fails, each alone."""
+        """Read prompts together."""
         for sequence in new:
             sequence.began = time.monotonic()
         with self._applying(new[0].adapter):
             found = attempt(lambda: self._prefilled(new))
         if isinstance(found, Exception):
-            if len(new) == 1:
-                new[0].put(found)
-                return
             for sequence in new:
-                self._begin([sequence])
+                sequence.put(found)
             return
         batch, scores = found
         self._advance(batch, scores)
