@@ -65,6 +65,42 @@ def test_calls_of_other_sizes_are_not_joined(exported):
     servable.close()
 
 
+def test_shorter_calls_are_padded_where_each_gets_what_it_gets_alone(exported):
+    servable = ready(exported("recurrent"), max_batch_size=4, max_latency_ms=LONG_MS, pad="length")
+    assert (servable.batch_axes.padded.name, servable.not_joined) == ("length", "")
+    calls = [torch.rand(length, 1, 4) for length in (5, 8, 6, 8)]
+    for kind in (lambda x: x, lambda x: x.numpy()):
+        results = [future.result() for future in [servable.submit({"steps": kind(x)}) for x in calls]]
+        for x, result in zip(calls, results, strict=True):
+            torch.testing.assert_close(torch.as_tensor(result["output"]), servable.infer({"steps": x})["output"])
+    short, long = (servable.submit({"steps": torch.rand(length, 1, 4)}) for length in (4, 5))
+    servable.close()
+    assert (short.batch_size, long.batch_size) == (1, 1), "half of a batch at most is padding"
+
+
+@pytest.mark.parametrize(
+    ("name", "pad", "reason"),
+    [
+        ("attention", "length", "not padded along `length`: padded calls gave other answers than each alone"),
+        ("words", "length", "not padded along `length`: padded calls gave other answers than each alone"),
+        (
+            "words",
+            "words",
+            "not padded along `words`: no such size stands at most once in each tensor; there are `length`",
+        ),
+        (
+            "digits",
+            "batch",
+            "not padded along `batch`: no such size stands at most once in each tensor; there are none",
+        ),
+    ],
+)
+def test_calls_are_not_padded_where_that_changes_answers_and_the_reason_is_told(name, pad, reason, exported):
+    servable = ready(exported(name), pad=pad)
+    assert servable.batch_axes.padded is None
+    assert servable.not_joined == reason
+
+
 def test_wrong_call_fails_alone_and_its_batch_is_answered(exported):
     servable = ready(exported("words"), max_batch_size=3, max_latency_ms=LONG_MS)
     good, wrong = np.array([[1, 2, 3]]), np.array([[1, 2, 10]])

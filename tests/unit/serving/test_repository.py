@@ -240,7 +240,7 @@ def test_options_beside_a_version_are_its_own_and_loaded_anew_when_they_change(r
         ("[]", "`1.options.json` holds no options: Expected `object`, got `array`"),
         (
             '{"trust": "native"}',
-            "`1.options.json`: there is no option `trust`; there are engine, max_batch_size, max_latency_ms, "
+            "`1.options.json`: there is no option `trust`; there are engine, max_batch_size, pad, max_latency_ms, "
             "max_waiting, max_tokens",
         ),
         ('{"max_batch_size": 0}', "`max_batch_size`: expected at least 1, got 0"),

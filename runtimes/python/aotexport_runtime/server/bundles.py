@@ -16,7 +16,7 @@ ADAPTERS = ".adapters"
 """What the directory of a bundle's adapters is named after the bundle's own: `1.adapters/NAME/`."""
 OPTIONS = ".options.json"
 """What the file with a bundle's own options is named after its directory: `1.options.json`."""
-OWN = ("engine", "max_batch_size", "max_latency_ms", "max_waiting", "max_tokens")
+OWN = ("engine", "max_batch_size", "pad", "max_latency_ms", "max_waiting", "max_tokens")
 """The options that a bundle may have of its own: see `ServableOptions`."""
 _ADAPTER = "adapter_config.json"
 

@@ -14,6 +14,7 @@ from aotexport_runtime.rows.analysis import row_axes
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.trees import Constant, Instance, Leaf, Mapping, Sequence, Tree
 from aotexport_runtime.schema.values import StringArgument, TensorMeta
+from aotexport_runtime.values.sizes import symbols_of
 from aotexport_runtime.values.trees import keys_of
 
 RESULT = "output"
@@ -54,6 +55,21 @@ class TextSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Lengths:
+    """An axis that may be padded: a dynamic size that stands at most once in each input and output.
+
+    Attributes:
+        name: the user's name of the size.
+        inputs: axis per input; None: it has none.
+        outputs: axis per output; None: it has none.
+    """
+
+    name: str
+    inputs: tuple[int | None, ...]
+    outputs: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class BatchAxes:
     """An axis of every input and output along which calls may be joined.
 
@@ -63,6 +79,7 @@ class BatchAxes:
         most: greatest size of a call, joined ones too; None: unbounded.
         inputs: axis per input.
         outputs: axis per output.
+        padded: along which shorter calls are padded to join longer ones; None: calls of one batch are as long.
     """
 
     name: str
@@ -70,6 +87,7 @@ class BatchAxes:
     most: int | None
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
+    padded: Lengths | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +98,7 @@ class Interface:
         inputs: in the order of `Program.inputs`.
         outputs: in the order of the result's leaves.
         batches: axes along which calls may be joined as far as sizes tell, the likeliest first.
+        lengths: axes that may be padded as far as sizes tell.
         texts: strings that the program and all of its variants have.
         choices: the values of `texts` in the program and each variant.
     """
@@ -87,6 +106,7 @@ class Interface:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     batches: tuple[BatchAxes, ...] = ()
+    lengths: tuple[Lengths, ...] = ()
     texts: tuple[TextSpec, ...] = ()
     choices: tuple[tuple[str, ...], ...] = ()
 
@@ -111,19 +131,26 @@ def is_rare(dtype: str) -> bool:
 
 
 def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: Iterable[Any]) -> tuple[Hashable, int] | None:
-    """Return what calls of one batch share, and the size of the batch; None: the call does not fit by itself."""
+    """Return what calls of one batch share, and the size of the batch; None: the call does not fit by itself.
+
+    Lengths that are padded are alike up to the next power of two: half of a batch at most is padding.
+    """
     kinds: list[Any] = []
-    sizes: set[int] = set()
-    for spec, axis, value in zip(inputs, axes.inputs, values, strict=True):
-        shape = tuple(value.shape)
+    sizes, lengths = set[int](), set[int]()
+    padded = axes.padded.inputs if axes.padded else [None] * len(axes.inputs)
+    for spec, axis, long, value in zip(inputs, axes.inputs, padded, values, strict=True):
+        shape = [*value.shape]
         fits = len(shape) == len(spec.shape) and all(
             want in (-1, size) for want, size in zip(spec.shape, shape, strict=True)
         )
         if not fits or str(value.dtype).removeprefix("torch.") != spec.dtype:
             return None
         sizes.add(shape[axis])
-        kinds.append((type(value), str(getattr(value, "device", "")), shape[:axis], shape[axis + 1 :]))
-    if len(sizes) != 1 or not axes.least <= min(sizes):
+        if long is not None:
+            lengths.add(shape[long])
+            shape[long] = 1 << (shape[long] - 1).bit_length()
+        kinds.append((type(value), str(getattr(value, "device", "")), *shape[:axis], *shape[axis + 1 :]))
+    if len(sizes) != 1 or len(lengths) > 1 or 0 in lengths or not axes.least <= min(sizes):
         return None
     return tuple(kinds), min(sizes)
 
@@ -171,7 +198,24 @@ def _interface(program: Program) -> Interface:
         )
         for axes in row_axes(program)
     )
-    return Interface(inputs=tuple(inputs), outputs=tuple(outputs), batches=batches)
+    lengths = tuple(_lengths(program, inputs, outputs))
+    return Interface(inputs=tuple(inputs), outputs=tuple(outputs), batches=batches, lengths=lengths)
+
+
+def _lengths(program: Program, inputs: list[TensorSpec], outputs: list[TensorSpec]) -> Iterator[Lengths]:
+    given = [spec.meta if isinstance(spec, ArgumentInput) else None for spec in program.inputs]
+    taken, made = [given[spec.index] for spec in inputs], [program.outputs[spec.index] for spec in outputs]
+    for dimension in program.dimensions:
+        axes = [_axes_of(dimension.symbol, meta) for meta in (*taken, *made)]
+        if all(len(each) <= 1 for each in axes) and any(axes[: len(inputs)]):
+            found = [each[0] if each else None for each in axes]
+            yield Lengths(name=dimension.name, inputs=tuple(found[: len(inputs)]), outputs=tuple(found[len(inputs) :]))
+
+
+def _axes_of(symbol: str, meta: TensorMeta | None) -> list[int]:
+    """Return the axes whose size is a symbol; those whose size depends on it count twice."""
+    shape = meta.shape if meta else ()
+    return [axis for axis, size in enumerate(shape) if symbol in symbols_of(size) for _ in range(1 + (size != symbol))]
 
 
 def _inputs(program: Program) -> list[TensorSpec]:
@@ -234,6 +278,7 @@ def _merged(one: Interface, other: Interface) -> Interface:
         inputs=tuple(_merged_spec(spec, inputs[spec.name]) for spec in one.inputs),
         outputs=tuple(_merged_spec(spec, outputs[spec.name]) for spec in one.outputs),
         batches=tuple(axes for axes in one.batches if axes in other.batches),
+        lengths=tuple(axes for axes in one.lengths if axes in other.lengths),
     )
 
 

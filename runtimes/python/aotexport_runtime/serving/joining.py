@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import logging
 import time
@@ -18,7 +19,7 @@ from aotexport_runtime.errors import AotExportError
 from aotexport_runtime.rows.analysis import dependence, row_axes
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.serving.interface import BatchAxes, interface_of
+from aotexport_runtime.serving.interface import BatchAxes, Lengths, interface_of
 from aotexport_runtime.values.compare import Observed, compare
 from aotexport_runtime.values.tensors import is_torch_tensor
 
@@ -110,10 +111,12 @@ def run_together(
 ) -> list[list[Any]]:
     """Return the outputs of each of several calls: run as one along `axes`, or each alone; see `AnyProgram.run`.
 
-    With axes, calls are alike in all but the size of the batch.
+    With axes, calls are alike in all but the size of the batch, and the length that is padded with zeros at its end.
     """
     if axes is None or len(calls) == 1:
         return [program.run(values, choice) for values in calls]
+    if axes.padded is not None:
+        return _run_padded(program, calls, axes, axes.padded, choice)
     joined = [_concatenated(values, axis) for values, axis in zip(zip(*calls, strict=True), axes.inputs, strict=True)]
     ends = list(itertools.accumulate(values[0].shape[axes.inputs[0]] for values in calls))
     outputs = program.run(joined, choice)
@@ -121,6 +124,34 @@ def run_together(
         [_part(output, axis, begin, end) for output, axis in zip(outputs, axes.outputs, strict=True)]
         for begin, end in itertools.pairwise([0, *ends])
     ]
+
+
+def _run_padded(
+    program: AnyProgram, calls: Sequence[Values], axes: BatchAxes, padded: Lengths, choice: int
+) -> list[list[Any]]:
+    first = next(index for index, axis in enumerate(padded.inputs) if axis is not None)
+    lengths = [values[first].shape[padded.inputs[first]] for values in calls]
+    whole = [
+        [_extended(value, axis, max(lengths)) for value, axis in zip(values, padded.inputs, strict=True)]
+        for values in calls
+    ]
+    results = run_together(program, whole, dataclasses.replace(axes, padded=None), choice)
+    return [
+        [
+            output if axis is None else _part(output, axis, 0, length)
+            for output, axis in zip(outputs, padded.outputs, strict=True)
+        ]
+        for outputs, length in zip(results, lengths, strict=True)
+    ]
+
+
+def _extended(value: Any, axis: int | None, length: int) -> Any:
+    """Return a value with zeros at the end of an axis, so that it is as long."""
+    if axis is None or value.shape[axis] == length:
+        return value
+    shape = (*value.shape[:axis], length - value.shape[axis], *value.shape[axis + 1 :])
+    more = value.new_zeros(shape) if is_torch_tensor(value) else np.zeros(shape, value.dtype)
+    return _concatenated([value, more], axis)
 
 
 def _concatenated(values: Sequence[Any], axis: int) -> Any:
@@ -135,11 +166,14 @@ def _part(value: Any, axis: int, begin: int, end: int | None) -> Any:
     return value[(slice(None),) * axis + (slice(begin, end),)]
 
 
-def batch_of(program: AnyProgram, recorded: Sequence[Values], choice: int, most: int) -> tuple[BatchAxes | None, str]:
+def batch_of(
+    program: AnyProgram, recorded: Sequence[Values], choice: int, most: int, pad: str | None = None
+) -> tuple[BatchAxes | None, str]:
     """Return the first axes along which joined calls give what each gives alone, and why those before it do not.
 
     The forward graph shows that no row knows of another (`rows.dependence`). Calls made of the `recorded` ones are then
     joined to batches of at most `most`, and compared with each alone: what a graph means is not all that may be wrong.
+    `pad` names a length along which calls are padded where that changes no answer either.
     """
     interface, bundle, reasons = program.interface, program.bundle, list[str]()
     records = [
@@ -151,14 +185,33 @@ def batch_of(program: AnyProgram, recorded: Sequence[Values], choice: int, most:
         rows = [(r, next(a for a in row_axes(r) if a.dimension.name == axes.name)) for r in records]
         found = (dependence(bundle.graph(record.name, record.forward.file), each) for record, each in rows)
         reason = next(filter(None, found), None)
-        if reason is None and any(_disagree(program, values, axes, choice, most) for values in recorded):
+        if reason is None and any(_agree(program, each, axes, choice, most) is False for each in recorded):
             reason = "joined calls gave other answers than each alone"
         if reason is None:
-            return axes, "; ".join(reasons)
+            axes, not_padded = _with_padding(program, recorded, axes, choice, most, pad)
+            return axes, "; ".join([*reasons, *not_padded])
         reasons.append(f"not along `{axes.name}`: {reason}")
     where = ", in the program and each of its variants" if len(program.variants) > 1 else ""
     none = f"no dynamic size stands once in every input and output, and nowhere else{where}"
     return None, "; ".join(reasons) or none
+
+
+def _with_padding(
+    program: AnyProgram, recorded: Sequence[Values], axes: BatchAxes, choice: int, most: int, pad: str | None
+) -> tuple[BatchAxes, list[str]]:
+    """Return `axes` with the length named `pad`, if calls of other lengths get what each gets alone; else why not."""
+    lengths = next((each for each in program.interface.lengths if each.name == pad), None)
+    if pad is None:
+        return axes, []
+    if lengths is None or pad == axes.name:
+        there = ", ".join(f"`{each.name}`" for each in program.interface.lengths if each.name != axes.name) or "none"
+        return axes, [f"not padded along `{pad}`: no such size stands at most once in each tensor; there are {there}"]
+    padded = dataclasses.replace(axes, padded=lengths)
+    found = [_agree(program, values, padded, choice, most) for values in recorded]
+    if False in found or True not in found:
+        said = "padded calls gave other answers than each alone" if False in found else "no recorded call could be cut"
+        return axes, [f"not padded along `{pad}`: {said}"]
+    return padded, []
 
 
 def paces(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, most: int) -> Iterator[tuple[int, float]]:
@@ -177,8 +230,8 @@ def paces(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, mos
         size *= 2
 
 
-def _disagree(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, most: int) -> bool:
-    """Return whether calls made of a recorded one are answered otherwise when they are joined.
+def _agree(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, most: int) -> bool | None:
+    """Return whether calls made of a recorded one are answered as alone when they are joined; None: they cannot be.
 
     The batch is the greatest, or what is expected to run in two seconds.
     """
@@ -200,14 +253,17 @@ def _disagree(program: AnyProgram, values: Values, axes: BatchAxes, choice: int,
         joined = run_together(program, [calls[index] for index in chosen], axes, choice)
     except REFUSALS as error:
         log.debug("program %s: joined calls were not tried: %s", program.name, error)
-        return False
+        return None
     pairs = [(_observed(alone[index]), _observed(got)) for index, got in zip(chosen, joined, strict=True)]
     compared = [compare(*pair, least=program.least) for pair in pairs]
-    return not all(each.agrees for differences in compared for each in differences)
+    return all(each.agrees for differences in compared for each in differences)
 
 
 def _variations(values: Values, axes: BatchAxes) -> list[Values]:
-    """Return calls with rows of a recorded one: the first, all, in reverse, and with floats of other magnitudes."""
+    """Return calls with rows of a recorded one: the first, all, in reverse, and with floats of other magnitudes.
+
+    Of lengths that are padded, the first and the last are cut.
+    """
 
     def varied(factor: float, change: Callable[[Any, int], Any]) -> Values:
         made = [change(value, axis) for value, axis in zip(values, axes.inputs, strict=True)]
@@ -219,4 +275,15 @@ def _variations(values: Values, axes: BatchAxes) -> list[Values]:
     def reverse(value: Any, axis: int) -> Any:
         return value.flip(axis) if is_torch_tensor(value) else np.flip(value, axis)
 
-    return [varied(1, first), varied(1, lambda value, _: value), varied(4, first), varied(0.5, reverse)]
+    made = [varied(1, first), varied(1, lambda value, _: value), varied(4, first), varied(0.5, reverse)]
+    return [_cut(made[0], axes, 0.5), *made[1:3], _cut(made[3], axes, 0.7)]
+
+
+def _cut(values: Values, axes: BatchAxes, part: float) -> Values:
+    """Return a call with a part of the length that is padded."""
+    if axes.padded is None:
+        return values
+    return [
+        value if axis is None else _part(value, axis, 0, max(int(value.shape[axis] * part), 1))
+        for value, axis in zip(values, axes.padded.inputs, strict=True)
+    ]

@@ -22,6 +22,8 @@ class ServableOptions:
         threads: threads of an operator, of the whole process (of `onnx` and `openvino`, of this servable); None: as
             torch or the runtime chooses.
         max_batch_size: greatest joined batch; 1: none is joined.
+        pad: name of a dynamic size, such as the length of a text: calls of up to twice the length are joined, with
+            zeros after the shorter; where recorded calls that are padded so get what each gets alone.
         max_latency_ms: how long a call waits for others; 0: no longer than the calls before it take.
         max_waiting: most calls that wait for a model.
         max_tokens: of a model that generates text: most tokens of a prompt with its answer, within the model's own.
@@ -38,6 +40,7 @@ class ServableOptions:
     device: str = "cpu"
     threads: int | None = None
     max_batch_size: int = 32
+    pad: str | None = None
     max_latency_ms: float = 0.0
     max_waiting: int = 1024
     max_tokens: int = 4096

@@ -64,6 +64,7 @@ class Servable:
         self._bundle = open_bundle(path, limits=options.limits)
         self._batches: dict[int, BatchAxes | None] = {}
         self._not_joined: dict[int, str] = {}
+        self._pad = options.pad
         self.batcher = Batcher(
             self._run,
             max_batch_size=options.max_batch_size,
@@ -183,7 +184,7 @@ class Servable:
                 log.warning("%s has no recorded calls of program %s: nothing was checked", root, program.name)
             choices, most = program.interface.choices, self.batcher.max_batch_size
             for choice in {choices.index(each) for each in choices}:
-                self._batches[choice], self._not_joined[choice] = batch_of(program, recorded, choice, most)
+                self._batches[choice], self._not_joined[choice] = batch_of(program, recorded, choice, most, self._pad)
                 if reason := self._not_joined[choice]:
                     log.info("program %s: calls are not joined: %s", program.variants[choice], reason)
                 if (axes := self._batches[choice]) and recorded:
