@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator
@@ -10,25 +11,22 @@ from typing import Any
 
 import sympy
 import torch
-from torch.fx.experimental.symbolic_shapes import ConvertIntKey, ShapeEnv
+from torch.fx.experimental.symbolic_shapes import ConvertIntKey, ShapeEnv, free_unbacked_symbols
 from torch.fx.passes.runtime_assert import insert_deferred_runtime_asserts
 from torch.fx.proxy import GraphAppendingTracer
-from torch.utils._pytree import key_get
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.numbers import int_oo
 from torch.utils._sympy.reference import PythonReferenceAnalysis
-from torch.utils._sympy.symbol import SymT, symbol_is_type
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from aotexport.process.patches import Patch, patched
 
 _TORCH_CHECK = re.compile(r"Runtime assertion failed for expression (.*) on node '\w+'")
-_FROM_DATA = (SymT.UNBACKED_INT, SymT.UNBACKED_FLOAT)
 
 
 def is_data_dependent(number: torch.SymInt | torch.SymFloat | torch.SymBool) -> bool:
     """Return whether a symbolic number depends on the values of tensors."""
-    return any(symbol_is_type(symbol, _FROM_DATA) for symbol in number.node.expr.free_symbols)
+    return bool(free_unbacked_symbols(number.node.expr))
 
 
 def follows_values(size: int | torch.SymInt) -> bool:
@@ -38,7 +36,7 @@ def follows_values(size: int | torch.SymInt) -> bool:
 
 def knows_data_dependent_numbers(shape_env: ShapeEnv) -> bool:
     """Return whether a trace met sizes or numbers that depend on the values of tensors."""
-    return any(symbol_is_type(symbol, _FROM_DATA) for symbol in shape_env.var_to_range)
+    return bool(free_unbacked_symbols(list(shape_env.var_to_range)))
 
 
 def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeEnv) -> None:
@@ -53,7 +51,7 @@ def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeE
         shape_env.var_to_range[symbol] = ValueRanges(0, int_oo)
     for symbol, _ in _truth_values(module.graph):
         # Truth values are always 0 or 1, which needs no check.
-        shape_env.var_to_range[symbol] = ValueRanges.unknown_int()
+        shape_env.var_to_range[symbol] = ValueRanges(-int_oo, int_oo)
     _describe_checks(module.graph)
     insert_deferred_runtime_asserts(module, shape_env, "forward", export=True)
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_scalar.default):
@@ -67,8 +65,7 @@ def insert_data_dependent_checks(module: torch.fx.GraphModule, shape_env: ShapeE
 def _equal_to_sizes(shape_env: ShapeEnv) -> Iterator[Any]:
     """Yield the data-dependent symbols of which a trace assumes that each is equal to a size of the arguments."""
     for deferred in itertools.chain.from_iterable(shape_env.deferred_runtime_asserts.values()):
-        free = deferred.expr.free_symbols
-        data = [symbol for symbol in free if symbol_is_type(symbol, _FROM_DATA)]
+        free, data = deferred.expr.free_symbols, [*free_unbacked_symbols(deferred.expr)]
         if isinstance(deferred.expr, sympy.Eq) and len(free) > len(data) == 1 and data[0] in deferred.expr.args:
             yield data[0]
 
@@ -146,12 +143,12 @@ def find_symbol(graph: torch.fx.Graph, symbol: Any) -> tuple[torch.fx.Node, Any]
 
 def number_at(value: Any, path: Any) -> Any:
     """Return the number at `path` in the result of a node, for use in expressions."""
-    return sympy.sympify(key_get(value, path))
+    return sympy.sympify(functools.reduce(lambda found, key: key.get(found), path, value))
 
 
 def is_float_of_tensors(expression: Any, value: Any) -> bool:
     """Return whether an expression with this value is a float computed from floats of tensors."""
-    floats = [symbol for symbol in expression.free_symbols if symbol_is_type(symbol, SymT.UNBACKED_FLOAT)]
+    floats = [symbol for symbol in free_unbacked_symbols(expression) if not symbol.is_integer]
     return bool(floats) and not value.is_Boolean and not expression.is_integer
 
 
@@ -215,8 +212,7 @@ def unchecked_assumption(
     }
     for symbol in same:
         for deferred in shape_env.deferred_runtime_asserts.get(symbol, ()):
-            own = {s for s in deferred.expr.free_symbols if symbol_is_type(s, _FROM_DATA)}
-            if own <= same.keys():
+            if free_unbacked_symbols(deferred.expr) <= same.keys():
                 expression = deferred.expr.xreplace(same)
                 if shape_env._maybe_evaluate_static(expression) != sympy.true:
                     return expression

@@ -15,9 +15,8 @@ from torch._library.triton import triton_ops_to_kernels
 from torch._library.utils import fill_defaults
 from torch.library import _impls
 
-from aotexport.torch_internals.names import OpOverload
+from aotexport.torch_internals.names import DispatchKey, OpOverload
 
-_KEY = torch._C.DispatchKey
 _TORCHS = ("aten", "prims", "prim", "inductor", "quantized", "_test")
 """Namespaces of operators that torch ships."""
 _COMPOSITE, _EXPLICIT = "CompositeImplicitAutograd", "CompositeExplicitAutograd"
@@ -82,7 +81,7 @@ def _of_kernels(operator: OpOverload, keys: set[str]) -> PythonOperator | None:
     if key is None or (key not in (_COMPOSITE, _AUTOGRAD) and any(key.startswith("Autograd") for key in keys)):
         return None
     # A mode for functions sees what the kernel calls, and not the call of the kernel.
-    kernel = functools.partial(operator.redispatch, torch._C.DispatchKeySet(getattr(_KEY, key)))
+    kernel = functools.partial(operator.redispatch, torch._C.DispatchKeySet(getattr(DispatchKey, key)))
     return PythonOperator(kernel, is_composite=key in (_COMPOSITE, _AUTOGRAD))
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._inductor.codecache as codecache
 import torch._inductor.codegen.common as codegen_common
 import torch._inductor.config as inductor_config
 import torch._inductor.runtime.triton_helpers as triton_helpers
@@ -28,7 +27,6 @@ import torch.utils._triton as triton_utils
 from torch._dynamo.device_interface import CudaInterface, device_interfaces, init_device_reg
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, tracing
-from torch._inductor.async_compile import CompiledTritonKernels
 from torch._inductor.codegen.common import FileBackedGraphModule
 from torch._inductor.codegen.wrapper import SymbolicCallArg, WrapperLine
 from torch._inductor.codegen.wrapper_fxir import FxConverter, WrapperFxCodegen
@@ -190,8 +188,7 @@ def _guard_registry() -> Any:
 
 def _forget_devices() -> None:
     """Empty the caches that hold devices, or kernels made for them."""
-    CompiledTritonKernels.cache_clear()
-    codecache.PyCodeCache.cache_clear()
+    inductor_utils.clear_caches()
     DeviceProperties.create.cache_clear()
     for value in (*vars(inductor_utils).values(), *vars(triton_utils).values()):
         if isinstance(value, functools._lru_cache_wrapper):

@@ -55,7 +55,7 @@ def replace_device_functions(functions: Any) -> None:
     """Replace NVIDIA's functions in torch's library for Triton, which the sources of kernels import."""
     from torch._inductor.runtime import triton_helpers
 
-    triton_helpers.__dict__["libdevice"] = functions
+    vars(triton_helpers)["libdevice"] = functions
 
 
 def launch_recorded(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -66,8 +66,8 @@ def launch_recorded(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     Raises:
         RuntimeError: torch cannot record it; says why.
     """
-    wrapper = triton_kernel_wrap.TraceableTritonKernelWrapper(kernel, None, None)
-    triton_kernel_wrap.tracing_triton_hopifier_singleton.call_run(wrapper, args, kwargs, None)
+    wrapped: Any = torch.library.wrap_triton(kernel)
+    wrapped.run(*args, **kwargs)
 
 
 @contextlib.contextmanager
@@ -93,10 +93,8 @@ def launches_checked(check: Callable[[Any, Sequence[Any]], None]) -> Iterator[No
 
 def is_launch(target: Any) -> bool:
     """Return whether the target of a node is the launch of a kernel, in place or functional."""
-    return target in (
-        triton_kernel_wrap.triton_kernel_wrapper_mutation,
-        triton_kernel_wrap.triton_kernel_wrapper_functional,
-    )
+    operators = torch.ops.higher_order
+    return target in (operators.triton_kernel_wrapper_mutation, operators.triton_kernel_wrapper_functional)
 
 
 def kernel_of(node: torch.fx.Node) -> Any:

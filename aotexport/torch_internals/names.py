@@ -35,6 +35,9 @@ from torch._functorch.autograd_function import AutogradFunctionApply
 # Custom operators with the functions that define them, to tell the user which module to import.
 from torch._library.custom_ops import OPDEFS
 from torch._library.triton import triton_ops_to_kernels
+
+# Targets of nodes of a pre-dispatch graph, beside functions that switch modes.
+from torch._ops import HigherOrderOperator, OpOverload
 from torch.fx.experimental.symbolic_shapes import (
     GuardOnDataDependentSymNode,
     ShapeEnv,
@@ -49,9 +52,11 @@ from aotexport.process.objects import namespace_of
 __all__ = [
     "AutogradFunctionApply",
     "GuardOnDataDependentSymNode",
+    "HigherOrderOperator",
     "InputAliasInfo",
     "MemoryFormatMeta",
     "MutationType",
+    "OpOverload",
     "OutputAliasInfo",
     "OutputType",
     "PlainTensorMeta",
@@ -66,9 +71,7 @@ __all__ = [
 # The function transforms that are active.
 TRANSFORMS: Any = torch._C._functorch  # type: ignore[attr-defined]
 
-# Targets of nodes of a pre-dispatch graph, beside operators.
-OpOverload = torch._ops.OpOverload
-HigherOrderOperator = torch._ops.HigherOrderOperator
+DispatchKey: Any = torch._C.DispatchKey
 SET_GRAD_ENABLED = torch._C._set_grad_enabled
 ENTER_AUTOCAST = torch.amp.autocast_mode._enter_autocast
 EXIT_AUTOCAST = torch.amp.autocast_mode._exit_autocast
@@ -123,7 +126,7 @@ def runs_triton(target: Any) -> bool:
 
 def triton_runs_on_cpu(operator: Any) -> bool:
     """Return whether an operator with Triton kernels has a kernel for CPUs."""
-    return torch._C._dispatch_has_kernel_for_dispatch_key(operator.name(), "CPU")
+    return operator.has_kernel_for_dispatch_key(DispatchKey.CPU)
 
 
 def has_sizes_of_data(node: torch.fx.Node) -> bool:
@@ -137,11 +140,10 @@ def has_autocast_kernel(operator: OpOverload, device_type: str) -> bool:
 
     Composite operators of several tensors may call others that it casts, as `einsum` and `lstm` do; norms call none.
     """
-    key = torch._C._parse_dispatch_key(f"Autocast{device_type.upper()}")
-    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
-    if key is None or has_kernel(operator.name(), key):
+    key = getattr(DispatchKey, f"Autocast{device_type.upper()}", None)
+    if key is None or operator.has_kernel_for_dispatch_key(key):
         return True
     tensors = "".join(str(argument.type) for argument in operator._schema.arguments)
     several = tensors.count("Tensor") > 1 or "List[Tensor]" in tensors
     is_norm = operator._schema.name.endswith("_norm")
-    return several and not is_norm and has_kernel(operator.name(), "CompositeImplicitAutograd")
+    return several and not is_norm and operator.has_kernel_for_dispatch_key(DispatchKey.CompositeImplicitAutograd)

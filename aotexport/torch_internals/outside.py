@@ -1,26 +1,39 @@
-"""Handle tensors that a trace meets from outside: pause its modes, record them in its graph, and set their versions."""
+"""Leave the modes of a trace, and handle tensors from outside of it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
+from torch._guards import TracingContext
 from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import PythonKeyTracer
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack, _pop_mode, _push_mode
 from torch.utils._python_dispatch import _disable_current_modes
+
+
+@contextlib.contextmanager
+def function_modes(keeps: Callable[[TorchFunctionMode], bool]) -> Iterator[None]:
+    """Leave the current modes for functions in the block, but those that are kept."""
+    modes = [_pop_mode() for _ in _get_current_function_mode_stack()][::-1]
+    kept = list(filter(keeps, modes))
+    for mode in kept:
+        _push_mode(mode)
+    try:
+        yield
+    finally:
+        for _ in kept:
+            _pop_mode()
+        for mode in modes:
+            _push_mode(mode)
 
 
 @contextlib.contextmanager
 def without_modes() -> Iterator[None]:
     """Run the block for real, outside of any trace."""
-    modes = [torch.overrides._pop_mode() for _ in torch.overrides._get_current_function_mode_stack()]
-    try:
-        with _disable_current_modes():
-            yield
-    finally:
-        for mode in reversed(modes):
-            torch.overrides._push_mode(mode)
+    with function_modes(lambda mode: False), _disable_current_modes():
+        yield
 
 
 def record_attribute(tracer: PythonKeyTracer, tensor: torch.Tensor, fake: torch.Tensor) -> None:
@@ -39,7 +52,7 @@ def set_version(tensor: torch.Tensor, version: int) -> None:
 @contextlib.contextmanager
 def fresh_symbols_dropped() -> Iterator[None]:
     """Drop data-dependent numbers that the block made and that no value has, as from a trace that failed half way."""
-    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
+    mode = getattr(TracingContext.try_get(), "fake_mode", None)
     environment = None if mode is None else mode.shape_env
     before = None if environment is None else list(environment.pending_fresh_unbacked_symbols)
     try:

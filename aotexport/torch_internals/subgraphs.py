@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._dynamo import _trace_wrapped_higher_order_op as attention_indices
+from torch._higher_order_ops import invoke_subgraph
 from torch._higher_order_ops import utils as hop_utils
-from torch._higher_order_ops.auto_functionalize import auto_functionalized_v2, auto_functionalized_v2_dense
 from torch._higher_order_ops.base_hop import BaseHOP
-from torch._higher_order_ops.flex_attention import FlexAttentionHOP, sdpa_dense
-from torch._higher_order_ops.invoke_subgraph import InvokeSubgraphHOP
-from torch._higher_order_ops.out_dtype import OutDtypeOperator, out_dtype_dense
-from torch._higher_order_ops.wrap import WrapWithSetGradEnabled
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental import proxy_tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpoints
-from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.checkpoint import CheckpointFunction
 
 from aotexport.process.patches import Patch
+from aotexport.torch_internals.names import DispatchKey
+from aotexport.torch_internals.outside import function_modes
 
 __all__ = ["CheckpointFunction", "checkpoints"]
 
@@ -45,25 +40,25 @@ def marks_inlined() -> list[Patch]:
         with torch.set_grad_enabled(mode):
             return function(*args, **kwargs)
 
-    def run_in_dtype(operator: Any, function: Callable[..., Any], dtype: torch.dtype, *operands: Any) -> Any:
-        return out_dtype_dense(function, dtype, *operands)  # type: ignore[arg-type]
-
-    def run_attention(operator: Any, *args: Any, **kwargs: Any) -> Any:
-        return sdpa_dense(*args, **kwargs)
-
+    operators = torch.ops.higher_order
     inlined = [
         (BaseHOP, "__call__", run),
-        (InvokeSubgraphHOP, "__call__", run_subgraph),
-        (sys.modules[InvokeSubgraphHOP.__module__], "invoke_subgraph_placeholder", run_region),
-        (FlexAttentionHOP, "__call__", run_attention),
+        (type(operators.invoke_subgraph), "__call__", run_subgraph),
+        (invoke_subgraph, "invoke_subgraph_placeholder", run_region),
+        (type(operators.flex_attention), "__call__", run_dense),
         (attention_indices, "mod_index", torch.ops.aten.index),
-        (WrapWithSetGradEnabled, "__call__", run_in_mode),
-        (OutDtypeOperator, "__call__", run_in_dtype),
+        (type(operators.wrap_with_set_grad_enabled), "__call__", run_in_mode),
+        (type(operators.out_dtype), "__call__", run_dense),
     ]
     return [
         Patch(owner, name, run, "Trace into regions that are marked for torch's compiler")
         for owner, name, run in inlined
     ]
+
+
+def run_dense(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator that takes functions by its kernel in Python, below autograd."""
+    return operator.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
 
 
 def functionalised_calls(
@@ -74,23 +69,18 @@ def functionalised_calls(
     Each is the node; a function that copies written arguments, calls the operator and returns its results and the
     copies; and the nodes whose values the function takes.
     """
-    for node in module.graph.find_nodes(op="call_function", target=auto_functionalized_v2):
-        arguments = torch.fx.map_arg((node.args, node.kwargs), lambda arg: _attribute(module, arg))
-        leaves, structure = tree_flatten(arguments)
-        operands = list(dict.fromkeys(leaf for leaf in leaves if isinstance(leaf, torch.fx.Node)))
+    for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.auto_functionalized_v2):
+        inputs = node.all_input_nodes
+        attributes = {each: getattr(module, str(each.target)) for each in inputs if each.op == "get_attr"}
+        # Attributes that are no tensors are functions.
+        operands = [each for each in inputs if each.op != "get_attr" or "val" in each.meta]
 
-        def run(*values: Any, leaves: list[Any] = leaves, structure: Any = structure, of: Any = operands) -> Any:
-            value_of = dict(zip(of, values, strict=True))
-            filled = [value_of[leaf] if isinstance(leaf, torch.fx.Node) else leaf for leaf in leaves]
-            args, kwargs = tree_unflatten(filled, structure)
-            return auto_functionalized_v2_dense(*args, **kwargs)
+        def run(*values: Any, node: Any = node, attributes: Any = attributes, operands: Any = operands) -> Any:
+            value_of = attributes | dict(zip(operands, values, strict=True))
+            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of.__getitem__)
+            return run_dense(node.target, *args, **kwargs)
 
         yield node, run, operands
-
-
-def _attribute(module: torch.fx.GraphModule, node: torch.fx.Node) -> Any:
-    """Return the attribute of the graph that a node is, if it is no tensor; else the node."""
-    return node if node.op != "get_attr" or "val" in node.meta else getattr(module, str(node.target))
 
 
 def trace_function(
@@ -104,13 +94,10 @@ def trace_function(
 def bodies_compiled_without(*modes: type[TorchFunctionMode]) -> Patch:
     """Return a patch that takes modes away while torch's compiler captures the body of an operator."""
     environment: Any = hop_utils._set_compilation_env
-    removed: list[Any] = [proxy_tensor._make_temp_remove_mode_context_manager(mode) for mode in modes]
 
     @contextlib.contextmanager
     def compiled() -> Iterator[None]:
-        with environment(), contextlib.ExitStack() as stack:
-            for without_mode in removed:
-                stack.enter_context(without_mode())
+        with environment(), function_modes(lambda mode: not isinstance(mode, modes)):
             yield
 
     return Patch(hop_utils, "_set_compilation_env", compiled, "Hide modes of ours, which the compiler would trace")

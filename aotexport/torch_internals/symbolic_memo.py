@@ -11,14 +11,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._ops import mode_stack_state_for_pre_dispatch
 from torch._prims_common import suggest_memory_format
 
 # Source: torch 2.13, torch/_subclasses/fake_tensor.py, `_get_output_tensor_from_cache_entry`.
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch._subclasses.functional_tensor import FunctionalTensor
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, get_proxy_mode
 
 # Source: torch 2.13, torch/fx/experimental/sym_node.py, `_make_node_magic`.
 from torch.fx.experimental.sym_node import SymNode
@@ -28,10 +27,6 @@ from aotexport.process.patches import Patch, patched
 
 _METHODS = ("add", "eq", "mul")
 """Three quarters of all operations. The result of `mod` depends on the ranges that are known so far."""
-_dispatch_mode = torch._C._get_dispatch_mode
-_PROXY = torch._C._TorchDispatchModeKey.PROXY
-_FIRST = 0
-"""The place of proxy modes among the modes above autograd."""
 _HINTS = (int, float, bool, type(None))
 _REASON = "Compute repeated symbolic arithmetic once"
 
@@ -47,7 +42,6 @@ def computed_once(environment: ShapeEnv) -> Iterator[None]:
         return
     version = environment._replacements_version_counter
     known: dict[str, dict[Any, tuple[Any, ...]]] = {name: {} for name in _METHODS}
-    above_autograd = mode_stack_state_for_pre_dispatch()
 
     def forget() -> None:
         nonlocal version
@@ -60,7 +54,7 @@ def computed_once(environment: ShapeEnv) -> Iterator[None]:
 
         def computed(self: SymNode, other: SymNode) -> SymNode:
             # Under a proxy mode the operation takes a node in a graph.
-            if self.shape_env is not environment or _dispatch_mode(_PROXY) or above_autograd.get(_FIRST):
+            if self.shape_env is not environment or get_proxy_mode() is not None:
                 return compute(self, other)
             hint, hint_of_other = self._hint, other._hint
             if type(hint) not in _HINTS or type(hint_of_other) not in _HINTS:

@@ -30,6 +30,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.frames import frames_kept
 from aotexport.torch_internals.names import OpOverload
+from aotexport.torch_internals.outside import function_modes
 from aotexport.torch_internals.patches import convolution_choice_unguarded, exporting
 from aotexport.torch_internals.subclasses import adopt, subclasses_tracked
 from aotexport.torch_internals.transforms import load_forward_mode
@@ -271,15 +272,11 @@ class UnpausedMode(torch.overrides.TorchFunctionMode):
 @contextlib.contextmanager
 def tracing_paused() -> Iterator[PythonKeyTracer]:
     """Pause the recording of operators and changes of grad mode; yield the tracer."""
-    modes = [torch.overrides._pop_mode() for _ in torch.overrides._get_current_function_mode_stack()]
-    try:
-        with contextlib.ExitStack() as stack, proxy_tensor.disable_proxy_modes_tracing() as mode:
-            for unpaused in [each for each in modes if isinstance(each, UnpausedMode)]:
-                stack.enter_context(unpaused)
-            yield mode.tracer  # type: ignore[misc]
-    finally:
-        for mode in reversed(modes):
-            torch.overrides._push_mode(mode)
+    with (
+        function_modes(lambda mode: isinstance(mode, UnpausedMode)),
+        proxy_tensor.disable_proxy_modes_tracing() as mode,
+    ):
+        yield mode.tracer  # type: ignore[misc]
 
 
 def trace_subgraph(
@@ -357,11 +354,6 @@ def annotate_values(tensors: Sequence[torch.Tensor], key: str) -> None:
     for tensor in tensors:
         for proxy in proxy_tensor._get_proxies(tensor):
             proxy.node.meta[key] = True
-
-
-def traces_functional() -> bool:
-    """Return whether AOTAutograd runs the model, for its analysis or its trace."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FUNCTIONAL) is not None
 
 
 def is_of_backward(node: torch.fx.Node) -> bool:

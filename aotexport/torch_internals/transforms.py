@@ -11,12 +11,7 @@ import torch
 from torch._functorch import eager_transforms
 from torch.autograd import forward_ad
 
-# The container in which `torch.func.linearize` holds the constants of its linear function.
-from torch.fx.experimental.const_fold import FoldedGraphModule
-
 from aotexport.torch_internals.names import TRANSFORMS
-
-__all__ = ["FoldedGraphModule"]
 
 
 def load_forward_mode() -> None:
@@ -25,7 +20,8 @@ def load_forward_mode() -> None:
     Torch does so at the first dual tensor, and cannot during a trace: it reads the source of functions that are
     patched.
     """
-    forward_ad._maybe_load_decompositions()
+    with forward_ad.dual_level():
+        forward_ad.make_dual(torch.zeros(()), torch.zeros(()))
 
 
 def raised_in_transform(error: BaseException) -> bool:

@@ -35,21 +35,6 @@ def test_checkpointed_part_that_writes_to_buffers_is_refused(tmp_path, reentrant
     )
 
 
-def linearized(x):
-    y, tangents_of = torch.func.linearize(torch.sin, x)
-    return tangents_of(y)
-
-
-def test_linear_function_of_what_requires_grad_is_refused(tmp_path):
-    with pytest.raises(ExportFailed) as caught:
-        aotexport.export(linearized, (torch.ones(3, requires_grad=True),), output=tmp_path / "bundle", verify=False)
-    assert str(caught.value) == (
-        f"{__file__}:{linearized.__code__.co_firstlineno + 2}: in linearized: the model calls `torch.func.linearize` "
-        "on tensors that require grad; what its function returns would require grad, and lead to no gradients. Use "
-        "`torch.func.jvp`, or detach the tensors"
-    )
-
-
 def test_failed_capture_leaves_no_level_of_forward_mode_open(tmp_path):
     def leaves_torch(x):
         return x.sum() * float(x.detach().numpy().max())

@@ -19,7 +19,7 @@ from aotexport.model.source_lines import user_line
 from aotexport.process.patches import Patch
 from aotexport.torch_internals.releases import release
 from aotexport.torch_internals.subgraphs import checkpoints
-from aotexport.torch_internals.tracing import current_tracer, record_mark, traces_functional
+from aotexport.torch_internals.tracing import current_tracer, is_functionalised, record_mark
 
 
 def enter_checkpoint(arguments: Sequence[torch.Tensor], repeats_draws: bool) -> None:
@@ -72,10 +72,11 @@ class Checkpoints:
     @contextlib.contextmanager
     def _marked(self, args: Sequence[Any], preserves: bool) -> Iterator[None]:
         """Mark a part in the trace; a nested part belongs to the outer one."""
-        if self._inside or not torch.is_grad_enabled() or current_tracer() is None or traces_functional():
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        is_functional = any(map(is_functionalised, tensors))
+        if self._inside or not torch.is_grad_enabled() or current_tracer() is None or is_functional:
             yield
             return
-        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
         begin = record_mark(enter_checkpoint, tensors, preserves)
         self._inside = True
         try:

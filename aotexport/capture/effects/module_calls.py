@@ -7,9 +7,6 @@ place too.
 from __future__ import annotations
 
 import contextlib
-import dis
-import sys
-import types
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,14 +17,10 @@ from torch import nn
 from aotexport.errors import ExportFailed
 from aotexport.model.structure import tree_of
 from aotexport.process.patches import Patch, patched
-from aotexport.torch_internals.calls import tensors_in, tree_leaves
 from aotexport.torch_internals.tracing import node_annotations, traced_value, traces_subgraph
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.trees import Tree
-
-_AROUND_CALLS = ("aotexport.", "torch.fx.", "torch.nn.modules.module")
-"""Beginnings of the names of modules whose code calls a model's modules for the code of the model."""
 
 CLOCK = "clock"
 """Annotation of traced nodes: the time at which they were traced."""
@@ -99,8 +92,6 @@ class TracedCalls:
             try:
                 result = original(child, *args, **kwargs)
                 traced.result = _structure(traced, result, "a result")
-                if path and _returns_argument(result, (args, kwargs)) and _is_passed_over(sys._getframe(1)):
-                    traced.refusal = "the model's code passes over its result, which is an argument of the call"
             finally:
                 node_annotations()["module"] = before
                 traced.end = self._tick()
@@ -131,20 +122,6 @@ def _loaded_bundles_shown(module: nn.Module) -> Iterator[list[tuple[BundleModule
     bundles = [child for child in module.modules() if isinstance(child, BundleModule)]
     with contextlib.ExitStack() as shown:
         yield [(child, shown.enter_context(child.submodules_called())) for child in bundles]
-
-
-def _returns_argument(result: Any, arguments: Any) -> bool:
-    """Return whether a tensor of a result is one of the arguments, which later nodes may mean by the result's name."""
-    taken = set(map(id, tensors_in(arguments)))
-    return any(id(leaf) in taken for leaf in tree_leaves(result))
-
-
-def _is_passed_over(frame: types.FrameType) -> bool:
-    """Return whether the code that calls a module, above `frame`, does nothing with the result: `self.act(x)` alone."""
-    while str(frame.f_globals.get("__name__")).startswith(_AROUND_CALLS) and frame.f_back is not None:
-        frame = frame.f_back
-    following = (each for each in dis.get_instructions(frame.f_code) if each.offset > frame.f_lasti)
-    return next(following).opname == "POP_TOP"
 
 
 def _structure(call: TracedCall, value: Any, role: str) -> Tree | None:

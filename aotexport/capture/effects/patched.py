@@ -41,7 +41,6 @@ from aotexport.torch_internals.tracing import (
     traces_above_autograd,
     tracing_paused,
 )
-from aotexport.torch_internals.transforms import FoldedGraphModule
 from aotexport_runtime.execution import higher_order
 from aotexport_runtime.execution.higher_order import Step
 from aotexport_runtime.guards.caller import records_gradients
@@ -60,12 +59,6 @@ def patches(effects: Effects) -> list[Patch]:
         _contiguous(effects),
         *_questions(effects),
         _subgraphs_of_functions(effects),
-        Patch(
-            FoldedGraphModule,
-            "run_folding",
-            functools.partialmethod(_fold, effects),
-            "Refuse `torch.func.linearize` on tensors that require grad",
-        ),
         Patch(nn.Module, "_apply", _apply, "Refuse conversions of a module that change its tensors"),
         *_inference_mode(),
         *distributed.patches(),
@@ -259,20 +252,6 @@ def _apply(self: nn.Module, function: Callable[[torch.Tensor], torch.Tensor], re
         if one != other:
             refused(f"Module.to` (or the like), which changes `{name}`, `", "Convert the module before the export")()
     return self
-
-
-_folded = FoldedGraphModule.run_folding
-
-
-def _fold(linear: FoldedGraphModule, effects: Effects) -> None:
-    """Replace the first step of `torch.func.linearize`; refuse it where eager makes parameters of its constants."""
-    _folded(linear)
-    effects.reads.add("requires_grad")
-    if effects.grad and any(constant.requires_grad for constant in linear.parameters()):
-        raise ExportFailed(
-            f"{user_line()}the model calls `torch.func.linearize` on tensors that require grad; what its function "
-            "returns would require grad, and lead to no gradients. Use `torch.func.jvp`, or detach the tensors"
-        )
 
 
 def _inference_mode() -> list[Patch]:
