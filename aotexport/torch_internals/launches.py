@@ -55,7 +55,7 @@ def replace_device_functions(functions: Any) -> None:
     """Replace NVIDIA's functions in torch's library for Triton, which the sources of kernels import."""
     from torch._inductor.runtime import triton_helpers
 
-    vars(triton_helpers)["libdevice"] = functions
+    setattr(triton_helpers, "libdevice", functions)  # noqa: B010
 
 
 def launch_recorded(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
