@@ -90,8 +90,8 @@ def onnx(
 ) -> None:
     """Add ONNX models to BUNDLE, from its forward graphs; the model's code is not needed.
 
-    Their weights are those of the bundle, stored once. ONNX Runtime is compared with the recorded calls, and with the
-    forward graph on random calls of other sizes.
+    Their weights are those of the bundle, stored once. ONNX Runtime is compared with the recorded calls, which have
+    other sizes too where sizes are dynamic.
     """
     with printed_elsewhere(as_json), Progress() as progress:
         progress("import torch")

@@ -17,12 +17,11 @@ from aotexport.lower.onnx.plain import stored_parts
 from aotexport.lower.targets import OnnxOptions, check_options
 from aotexport.model.refusals import bugs_reported
 from aotexport.verify.report import Comparison
-from aotexport.write.files import list_again, list_files
+from aotexport.write.files import list_again
 from aotexport_runtime import open_bundle
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.staging import staged
-from aotexport_runtime.schema.codec import encode_record
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values.trees import arrays_in
@@ -47,7 +46,7 @@ def export_onnx(
     Args:
         path: directory of a bundle.
         options: see there; None: the defaults.
-        verify: compare ONNX Runtime with the recorded calls and with the forward graph.
+        verify: compare ONNX Runtime with the recorded calls.
         progress: called with the name of each stage as it begins.
 
     Returns:
@@ -169,22 +168,11 @@ def _write_model(bundle: Bundle, trace: Trace, file: str, changing: Collection[s
     import onnx_ir as ir
 
     from aotexport.lower.onnx.translate import translate
-    from aotexport.lower.onnx.weights import (
-        attach_constants,
-        attach_state,
-        check_names,
-        finish,
-        input_names,
-        output_names,
-        update_names,
-    )
+    from aotexport.lower.onnx.weights import attach_constants, attach_state, finish, names_of
 
     program, rebuilt, exported = trace
     model = translate(program, exported, rebuilt, opset=options.opset, translations=options.translations)
-    inputs = input_names(program)
-    outputs = output_names(program, inputs)
-    outputs += update_names(rebuilt.updates, [*inputs, *outputs])
-    outputs += check_names(len(rebuilt.checks), [*inputs, *outputs])
+    inputs, outputs = names_of(program, rebuilt.updates, len(rebuilt.checks))
     entries = {name: part for entry in bundle.manifest.state for name, part in stored_parts(entry).items()}
     finish(model, inputs, outputs, reserved=entries, state=rebuilt.state)
     state_inputs = attach_state(model, rebuilt.state, entries, bundle.root, changing=changing)
@@ -216,11 +204,7 @@ def _write_manifest(bundle: Bundle, root: Path, models: list[OnnxModel]) -> Mani
         )
         for entry in bundle.manifest.programs
     )
-    manifest = msgspec.structs.replace(bundle.manifest, programs=programs, onnx=tuple(models), files=list_files(root))
-    # A new file, not new content: the old one may be a hard link to another bundle's.
-    (root / MANIFEST_NAME).unlink()
-    (root / MANIFEST_NAME).write_bytes(encode_record(manifest))
-    return manifest
+    return list_again(root, msgspec.structs.replace(bundle.manifest, programs=programs, onnx=tuple(models), files=()))
 
 
 def constants_file(root: Path, program: str) -> Path:

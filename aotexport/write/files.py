@@ -75,10 +75,11 @@ def _documents(
 
 
 def list_again(directory: Path, manifest: Manifest) -> Manifest:
-    """Rewrite the manifest of a bundle whose recorded calls have changed; return it."""
+    """Rewrite the manifest of a bundle; its `files` have not changed, but for recorded calls. Return it."""
     known = [entry for entry in manifest.files if not entry.path.startswith("testvectors/")]
-    files = list_files(directory, known)
-    manifest = msgspec.structs.replace(manifest, files=files)
+    manifest = msgspec.structs.replace(manifest, files=list_files(directory, known))
+    # A new file, not new content: the old one may be a hard link to another bundle's.
+    (directory / MANIFEST_NAME).unlink()
     (directory / MANIFEST_NAME).write_bytes(encode_record(manifest))
     return manifest
 

@@ -366,19 +366,6 @@ def test_arguments_that_cannot_be_written_to_are_refused(accumulate):
         module(x[:3], np.ones(3, np.float32), z)
 
 
-def _check_in_branch(x):
-    return torch.cond(x.sum() > 0, _checked, lambda x: x.cos(), (x,))
-
-
-def test_check_in_a_branch_holds_where_the_branch_is_taken(tmp_path):
-    export_alone(_check_in_branch, (torch.ones(3),), output=tmp_path / "bundle")
-    module = aotexport_runtime.load(tmp_path / "bundle", target="onnx")
-    np.testing.assert_allclose(module(np.ones(3, np.float32)), np.sin(np.ones(3, np.float32)), rtol=1e-6)
-    assert module(np.array([200, -300, 0], np.float32)).shape == (3,)
-    with pytest.raises(CheckFailed, match=r"^tests/conformance/test_onnx.py:\d+: "):
-        module(np.array([200, 0, 0], np.float32))
-
-
 def _transposes_in_place(x):
     return x.mul_(2).t_() + 1
 
@@ -387,7 +374,7 @@ def test_changes_without_an_onnx_form_are_refused(tmp_path):
     with pytest.raises(ExportFailed, match="changes values and sizes of a tensor at once, which has no ONNX form"):
         export_alone(_transposes_in_place, (torch.ones(3, 4),), output=tmp_path / "sizes", options=STATE_OUTPUTS)
     x = torch.ones(4)
-    with pytest.raises(ExportFailed, match="changes `x`, which shares memory with another argument in the recorded"):
+    with pytest.raises(VerificationFailed, match="^ONNX Runtime disagrees with eager execution; nothing was written"):
         export_alone(lambda x, y: x.mul_(2) + y, (x[1:], x[:3]), output=tmp_path / "memory", options=STATE_OUTPUTS)
 
 
@@ -445,7 +432,11 @@ def _steps(x):
         (_normal, "operator `aten::normal.Tensor_float` (tests/conformance/test_onnx.py:"),
         (
             lambda x: torch.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, _checked(x)), (torch.tensor(0), x))[1],
-            "a loop body checks a value, which has no translation to ONNX: tests/conformance/test_onnx.py:",
+            "a branch or loop body checks a value, which has no translation to ONNX: tests/conformance/test_onnx.py:",
+        ),
+        (
+            lambda x: torch.cond(x.sum() > 0, _checked, lambda x: x.cos(), (x,)),
+            "a branch or loop body checks a value, which has no translation to ONNX: tests/conformance/test_onnx.py:",
         ),
         (_dropped, "operator `aten::dropout.default` (tests/conformance/test_onnx.py:"),
         (_data, "operator `aten::set_data.default` (tests/conformance/test_onnx.py:"),
@@ -650,7 +641,7 @@ def test_weights_of_a_tensor_subclass_are_parts_of_the_bundle(tmp_path):
     torch.manual_seed(0)
     model, x = Wrapped(), torch.randn(3, 4)
     found = export_alone(model, (x,), output=tmp_path / "bundle", dynamic_shapes=({0: BATCH},))
-    assert {comparison.vector for comparison in found} >= {"batch=1", "batch=33"}
+    assert {comparison.vector for comparison in found} >= {"batch-is-1", "other-sizes"}
     proto = onnx.load(tmp_path / "bundle/model.onnx", load_external_data=False)
     parts = {t.name: t.data_type for t in proto.graph.initializer if t.external_data}
     assert parts["linear.weight.integers"] == onnx.TensorProto.INT8
@@ -661,18 +652,6 @@ def test_weights_of_a_tensor_subclass_are_parts_of_the_bundle(tmp_path):
 def test_argument_of_a_tensor_subclass_is_refused_by_name(tmp_path):
     with pytest.raises(ExportFailed, match=r"^program `infer` has no ONNX form: `x` is a `tests.scaled:ScaledInt8`, "):
         export_alone(lambda x: x + 1, (ScaledInt8.of(torch.randn(6, 4)),), output=tmp_path / "bundle")
-
-
-def _sixth(x):
-    return x[torch.tensor([5])]
-
-
-def test_sizes_that_the_model_refuses_are_named_among_the_comparisons(tmp_path):
-    sizes = ({0: Dim("rows", min=2, max=64)},)
-    found = export_alone(_sixth, (torch.randn(6, 4),), output=tmp_path / "bundle", dynamic_shapes=sizes)
-    names = {comparison.vector: comparison.name for comparison in found}
-    assert names["rows=2"].startswith("not compared at rows=2: the model refuses it: index 5 is out of bounds")
-    assert names["rows=16"] == "call 0: output"
 
 
 @pytest.mark.parametrize("repeats", [8, 1000])

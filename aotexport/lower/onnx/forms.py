@@ -129,108 +129,11 @@ def _extreme(function: Any) -> Form:
     return form
 
 
-def _roll(value: Tensor, shifts: Sequence[Any], axes: Sequence[int] = ()) -> Tensor:
-    """Return a roll; one by dynamic shifts, which torch's exporter does not support, is joined from pieces."""
-    if not any(isinstance(shift, torch.SymInt) for shift in shifts):
-        return aten.roll.default(value, shifts, axes)
-    if len(axes) != len(shifts):
-        raise NoForm("its shift is a dynamic size and it names no axis. Flatten first, and roll along axis 0")
-    for shift, axis in zip(shifts, axes, strict=True):
-        size = value.shape[axis]
-        begin = size - shift % size
-        value = aten.cat.default([aten.slice.Tensor(value, axis, *e) for e in ((begin, 1 << 62), (0, begin))], axis)
-    return value
-
-
-def _with_axes(function: Any, like: int = 0) -> Form:
-    """Return the form of an operator along an axis for operands without axes, which ONNX does not allow.
-
-    The operand at position `like` has as many axes as the result.
-    """
-
-    def form(*args: Any, **kwargs: Any) -> Any:
-        bare = [isinstance(arg, Tensor) and not arg.dim() for arg in args]
-        if not any(bare):
-            return function(*args, **kwargs)
-        wide = (aten.unsqueeze.default(a, 0) if one else a for a, one in zip(args, bare, strict=True))
-        result = function(*wide, **kwargs)
-        if not bare[like]:
-            return result
-        if isinstance(result, Tensor):
-            return aten.squeeze.dim(result, 0)
-        return tuple(aten.squeeze.dim(part, 0) for part in result)
-
-    return form
-
-
-def _scatter_reduce(value: Tensor, axis: int, index: Tensor, source: Tensor, reduce: str, **kwargs: Any) -> Tensor:
-    """Return a scatter with a mean as one with a sum, divided by a count: ONNX has no mean."""
-    form = _with_axes(aten.scatter_reduce.two)
-    if reduce != "mean":
-        return form(value, axis, index, source, reduce, **kwargs)
-    if not value.is_floating_point():
-        raise NoForm("the mean of integers is rounded. Convert them first")
-    ones = [aten.ones_like.default(one) for one in (value, source)]
-    total, count = (
-        form(value, axis, index, source, "sum", **kwargs),
-        form(ones[0], axis, index, ones[1], "sum", **kwargs),
-    )
-    return total / count
-
-
 def _softmax(function: Any) -> Form:
     """Return the form of a softmax that is computed in its `dtype`; torch's exporter would convert afterwards."""
     return lambda value, axis, dtype=None: function(
         value if dtype is None else aten._to_copy.default(value, dtype=dtype), axis
     )
-
-
-def _average(function: Any) -> Form:
-
-    def form(*args: Any, **kwargs: Any) -> Tensor:
-        if len(args) > 6 and args[6] is not None:
-            raise NoForm("with `divisor_override`. Multiply its result instead")
-        return function(*args, **kwargs)
-
-    return form
-
-
-def _pad(value: Tensor, widths: Sequence[Any], mode: str = "constant", *rest: Any) -> Tensor:
-    """Return a padded tensor; circular borders are joined from pieces, since ONNX Runtime has no kernel for them."""
-    if mode != "circular":
-        return aten.pad.default(value, widths, mode, *rest)
-    for index in range(0, len(widths), 2):
-        before, after, axis = widths[index], widths[index + 1], value.dim() - 1 - index // 2
-        if not (isinstance(before, int) and isinstance(after, int) and min(before, after) >= 0):
-            raise NoForm("with circular borders of negative or dynamic width")
-        pieces = [aten.slice.Tensor(value, axis, -before, 1 << 62)] if before else []
-        pieces += [value] + ([aten.slice.Tensor(value, axis, 0, after)] if after else [])
-        value = aten.cat.default(pieces, axis)
-    return value
-
-
-def _cross_entropy(value: Tensor, target: Tensor, *rest: Any) -> Tensor:
-    """Return a cross entropy with classes as targets, the only one that torch's exporter translates correctly."""
-    if (len(rest) > 3 and rest[3] != 0) or target.is_floating_point():
-        raise NoForm("with `label_smoothing`, or targets that are probabilities. Compute it from `log_softmax`")
-    return aten.cross_entropy_loss.default(value, target, *rest)
-
-
-def _search_sorted(
-    boundaries: Tensor,
-    values: Tensor,
-    *,
-    out_int32: bool = False,
-    right: bool = False,
-    side: Any = None,
-    sorter: Any = None,
-) -> Tensor:
-    """Return for each value the number of boundaries below it, or with `right` also equal to it."""
-    if side is not None or sorter is not None:
-        raise NoForm("with `side` or `sorter`. Use `right`, and sort the boundaries first")
-    compare = aten.le.Tensor if right else aten.lt.Tensor
-    below = compare(aten.unsqueeze.default(boundaries, -2), aten.unsqueeze.default(values, -1))
-    return aten.sum.dim_IntList(below, [-1], dtype=torch.int32 if out_int32 else torch.int64)
 
 
 FORMS: dict[str, Form] = {
@@ -243,22 +146,9 @@ FORMS: dict[str, Form] = {
     "aten::masked_select.default": _masked_select,
     "aten::amax.default": _extreme(aten.amax.default),
     "aten::amin.default": _extreme(aten.amin.default),
-    "aten::roll.default": _roll,
-    "aten::gather.default": _with_axes(aten.gather.default, like=2),
-    "aten::scatter.src": _with_axes(aten.scatter.src),
-    "aten::scatter.value": _with_axes(aten.scatter.value),
-    "aten::scatter_add.default": _with_axes(aten.scatter_add.default),
-    "aten::scatter_reduce.two": _scatter_reduce,
-    "aten::topk.default": _with_axes(aten.topk.default),
-    "aten::prod.dim_int": _with_axes(aten.prod.dim_int),
     # The data determine the size of the result, whatever `output_size` says.
     "aten::repeat_interleave.Tensor": lambda repeats, **_: aten.repeat_interleave.Tensor(repeats),
-    "aten::pad.default": _pad,
-    "aten::cross_entropy_loss.default": _cross_entropy,
     "aten::softmax.int": _softmax(aten.softmax.int),
     "aten::log_softmax.int": _softmax(aten.log_softmax.int),
-    "aten::avg_pool2d.default": _average(aten.avg_pool2d.default),
-    "aten::avg_pool3d.default": _average(aten.avg_pool3d.default),
-    "aten::searchsorted.Tensor": _search_sorted,
 }
 """Forms by operator; that of `as_strided` also takes metadata."""

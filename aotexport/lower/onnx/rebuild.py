@@ -6,7 +6,6 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
@@ -180,10 +179,10 @@ def _messages(graph: Graph) -> Iterator[str]:
             # Of a custom function, the forward alone is run.
             called = node.args[:1] if node.op == "higher_order::autograd_function" else node.args
             words = [w for a in called if isinstance(a, SubgraphArgument) for w in _messages(graph.subgraphs[a.name])]
-            if words and node.op.partition("::")[2] not in ("cond", "invoke_subgraph", "autograd_function"):
+            if words and node.op.partition("::")[2] not in ("invoke_subgraph", "autograd_function"):
                 raise ExportFailed(
-                    f"a loop body checks a value, which has no translation to ONNX: {words[0]}. Check what comes out "
-                    "of the loop, after it"
+                    f"a branch or loop body checks a value, which has no translation to ONNX: {words[0]}. Check what "
+                    "comes out of it, after it"
                 )
             yield from words
 
@@ -281,31 +280,13 @@ class _Run:
             results, truths = self._called(node.args[0], given, self.symbols)
             self.truths += truths
             return results
-        if name == "cond":
-            return self._cond(node)
         operands = [self._argument(argument) for argument in node.args]
         operands = [tuple(operand) if isinstance(operand, list) else operand for operand in operands]
         if name == "map_impl":
             return torch.ops.higher_order.scan(operands[0], (), *operands[1:])
-        if name not in ("while_loop", "scan"):
+        if name not in ("cond", "while_loop", "scan"):
             raise ExportFailed(f"operator `{node.op}`{where(self.record, node)} has no translation to ONNX")
         return getattr(torch.ops.higher_order, name)(*operands)
-
-    def _cond(self, node: Node) -> Any:
-        """Return the results of the taken branch, then the truths of the checks of both."""
-        subgraphs: list[Any] = node.args[1:3]
-        yes, no = (len([*_messages(self.record.subgraphs[each.name])]) for each in subgraphs)
-
-        def run(branch: Argument, before: int, after: int, *operands: Any) -> tuple[Any, ...]:
-            results, truths = self._called(branch, operands)
-            true = [aten.full.default([], True, dtype=torch.bool) for _ in range(before + after)]
-            return (*results, *true[:before], *truths, *true[before:])
-
-        branches = partial(run, subgraphs[0], 0, no), partial(run, subgraphs[1], yes, 0)
-        predicate, operands = self._argument(node.args[0]), tuple(self._argument(node.args[3]))
-        results = torch.ops.higher_order.cond(predicate, *branches, operands)
-        self.truths += results[len(results) - yes - no :]
-        return results
 
     def _called(
         self, subgraph: Argument, operands: Sequence[Any], symbols: dict[str, Any] | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any
 
@@ -24,13 +24,9 @@ from aotexport.torch_internals.general_sizes import zero_and_one_symbolic
 from aotexport.torch_internals.names import OpOverload
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import first_line
-from aotexport_runtime.execution.codegen import Environment
-from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.sizes import Size
-from aotexport_runtime.validate.arguments import span_end
 from aotexport_runtime.values import dtypes
-from aotexport_runtime.values.observe import make_inputs
 from aotexport_runtime.values.sizes import evaluate
 
 INLINE_NBYTES = 1024
@@ -64,7 +60,6 @@ def traced(bundle: Bundle, program: Program, options: OnnxOptions) -> Trace:
         return program, rebuilt, exported
     if options.state == "refuse":
         raise _Stateful(program, f"changes {', '.join(f'`{name}`' for name in updated)}")
-    _refuse_shared(bundle, program, updated)
     rebuilt = Rebuilt(program, taken.graph, taken.tensors, namespaces=namespaces, updated=updated)
     return program, rebuilt, _capture(program, rebuilt)
 
@@ -117,31 +112,9 @@ def _updated(program: Program, rebuilt: Rebuilt, exported: ExportedProgram) -> l
     return [*state, *changed]
 
 
-def _refuse_shared(bundle: Bundle, program: Program, updated: Collection[str]) -> None:
-    """Refuse arguments that a program writes to and that share memory with others in the recorded calls."""
-    for entry in bundle.manifest.testvectors:
-        if entry.program != program.name:
-            continue
-        vector, stored = read_vector(bundle, entry)
-        values = make_inputs(vector.inputs, stored, None, Environment().form).values
-        pairs = zip(vector.inputs, values, strict=True)
-        tensors = {spec.path: value for spec, value in pairs if isinstance(value, torch.Tensor)}
-        for path, value in tensors.items():
-            if path in updated and any(other != path and _overlap(value, tensors[other]) for other in tensors):
-                raise ExportFailed(
-                    f"program `{program.name}` changes `{path}`, which shares memory with another argument in the "
-                    "recorded call, and ONNX models know no memory. Export with arguments that share none"
-                )
-
-
-def _overlap(*tensors: torch.Tensor) -> bool:
-    spans = [(t.data_ptr(), t.data_ptr() + span_end(t.shape, t.stride(), 0) * t.element_size()) for t in tensors]
-    return all(begin < end for begin, end in spans) and max(s[0] for s in spans) < min(s[1] for s in spans)
-
-
 def _capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
     """Return the module traced by `torch.export`, dynamic sizes as the program has them."""
-    symbols = example_sizes(program)
+    symbols = _example_sizes(program)
     # Torch's `Dim` cannot have a single size, nor a name that is no identifier, as that of an item of a list.
     dims = {
         d.symbol: Dim(d.name if d.name.isidentifier() else d.symbol, min=d.min, max=d.max)
@@ -196,7 +169,7 @@ def _untouched_sizes() -> Iterator[None]:
         yield
 
 
-def example_sizes(program: Program) -> dict[str, int]:
+def _example_sizes(program: Program) -> dict[str, int]:
     """Return a value per symbol that torch does not treat as special (0, 1), if its range allows."""
     return {
         d.symbol: min(max(d.min or 0, 5 + 2 * i), d.max if d.max is not None else 1 << 30)

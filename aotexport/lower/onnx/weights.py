@@ -99,16 +99,13 @@ def attach_constants(model: ir.Model, file: str, root: Path) -> None:
 _STEP = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(-?\w+))\]")
 
 
-def input_names(program: Program) -> list[str]:
-    """Return a name per input that is no state: its path in the call, `batch['ids'][0]` as `batch.ids.0`."""
-    return _unique(_dotted(spec.path) for spec in program.inputs if not isinstance(spec, StateInput))
+def names_of(program: Program, updates: Iterable[str], checks: int) -> tuple[list[str], list[str]]:
+    """Return names of a model's inputs that are no state, and of its outputs; none stands twice.
 
-
-def output_names(program: Program, taken: Iterable[str]) -> list[str]:
-    """Return a name per entry of `program.outputs`: its path in the returned value, or the state that it replaces.
-
-    No output may have a name that is `taken` by an input.
+    Inputs and results have the names of their paths, `batch['ids'][0]` as `batch.ids.0`, or of the state that a result
+    replaces. Then come the values after the call of inputs and state tensors in `updates`, and whether checks hold.
     """
+    inputs = _unique(_dotted(spec.path) for spec in program.inputs if not isinstance(spec, StateInput))
     paths: dict[int, str] = {}
     for path, leaf in leaves(program.output_tree, "output"):
         if isinstance(leaf, Leaf):
@@ -119,17 +116,8 @@ def output_names(program: Program, taken: Iterable[str]) -> list[str]:
     fields = [name.removeprefix("output.") for name in names]
     # `output.logits` is called `logits`; bare positions would say nothing.
     short = [name if field.split(".")[0].isdigit() else field for name, field in zip(names, fields, strict=True)]
-    return _unique(short, taken)
-
-
-def update_names(updates: Iterable[str], taken: Iterable[str]) -> list[str]:
-    """Return a name per input or state tensor whose value after the call is an output."""
-    return _unique((f"{_dotted(name)}.after" for name in updates), taken)
-
-
-def check_names(count: int, taken: Iterable[str]) -> list[str]:
-    """Return a name per output that says whether a check holds."""
-    return _unique((f"check.{index}" for index in range(count)), taken)
+    further = (*(f"{_dotted(name)}.after" for name in updates), *(f"check.{index}" for index in range(checks)))
+    return inputs, _unique((*short, *further), inputs)
 
 
 def finish(

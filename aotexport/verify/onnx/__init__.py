@@ -1,1 +1,1 @@
-"""Verify ONNX models: compare ONNX Runtime with recorded calls and with the forward graph."""
+"""Verify ONNX models: compare ONNX Runtime with recorded calls."""

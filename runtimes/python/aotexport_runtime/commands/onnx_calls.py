@@ -36,7 +36,6 @@ class Calls:
     Attributes:
         count: number of calls.
         expected: outputs and changes.
-        refused: why there is nothing to compare with; empty: there is.
         eager_errors: see `Vector`.
     """
 
@@ -44,7 +43,6 @@ class Calls:
     values: list[Any]
     count: int
     expected: Observation = field(default_factory=Observation)
-    refused: str = ""
     eager_errors: dict[str, float] = field(default_factory=dict)
 
 
