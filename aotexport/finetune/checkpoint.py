@@ -21,7 +21,7 @@ from aotexport_runtime.module.bundle_module import BundleModule
 
 FILE, BEST = "checkpoint.safetensors", "best.safetensors"
 """That of a run that goes on, and that of its best epoch."""
-_MODEL, _OPTIMIZER, _RANDOM, _CUDA = "model.", "optimizer.", "random.cpu", "random.cuda"
+_MODEL, _OPTIMIZER = "model.", "optimizer."
 _KEY = "aotexport_run"
 
 
@@ -72,9 +72,6 @@ def write(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, id
     tensors = {_MODEL + name: tensor for name, tensor in _state(module).items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors.update({f"{_OPTIMIZER}{names[index]}/{key}": value for key, value in state.items()})
-    tensors[_RANDOM] = torch.get_rng_state()
-    if torch.cuda.is_available():
-        tensors[_CUDA] = torch.cuda.get_rng_state()
     stored = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     record = _Record(identity.settings, identity.base, identity.examples, step)
     beside = path.with_suffix(".new")
@@ -117,9 +114,6 @@ def read(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, ide
         if found:
             states[index] = found
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
-    torch.set_rng_state(tensors[_RANDOM])
-    if _CUDA in tensors and torch.cuda.is_available():
-        torch.cuda.set_rng_state(tensors[_CUDA])
     return record.step
 
 
@@ -128,26 +122,18 @@ _OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
 
 def _check(tensors: dict[str, torch.Tensor], step: int, module: BundleModule, steps: int, path: Path) -> None:
     """Refuse tensors that are not those of the run, before any is copied."""
-    needed = {_MODEL + name: tensor for name, tensor in _state(module).items()} | {_RANDOM: torch.get_rng_state()}
+    needed = {_MODEL + name: tensor for name, tensor in _state(module).items()}
     for name, parameter in trained(module).items():
         if any(key.startswith(f"{_OPTIMIZER}{name}/") for key in tensors):  # Others had no gradient yet.
             own = (torch.empty((), dtype=torch.float32), parameter, parameter)
             needed |= {f"{_OPTIMIZER}{name}/{key}": tensor for key, tensor in zip(_OF_ADAM, own, strict=True)}
     wrong = [f"it is at step {step} of {steps}"] if step > steps else []
-    for key in sorted(needed.keys() | tensors.keys() - {_CUDA}):
+    for key in sorted(needed.keys() | tensors.keys()):
         expected, found = _form(needed.get(key)), _form(tensors.get(key))
         if expected != found:
             wrong.append(f"`{key}` is {found}, and the run has {expected}")
         elif key.startswith(_OPTIMIZER) and key.endswith("/step") and not 0 <= tensors[key].item() <= step:
             wrong.append(f"`{key}` is {tensors[key].item()}, and the run is at step {step}")
-    if not wrong:
-        try:
-            torch.Generator().set_state(tensors[_RANDOM])
-            # torch does not compare these: how many of its 624 numbers are left, and where the next one is.
-            left, _, place, _ = tensors[_RANDOM][8:24].view(torch.int32).tolist()
-            wrong += [f"`{_RANDOM}` tells of more numbers than it has"] if left + place > 625 else []
-        except RuntimeError as error:
-            wrong.append(f"`{_RANDOM}`: {error}")
     if wrong:
         raise DataInvalid(f"--resume: {path} is no checkpoint of this run: {wrong[0]}. Begin anew (--force)")
 

@@ -9,8 +9,9 @@ import torch
 from torch.nn import functional
 
 from aotexport.errors import DataInvalid
-from aotexport.finetune.model import OWN_LOSS, OWN_TARGET, Batch, Model, check_has, chosen
+from aotexport.finetune.model import OWN_LOSS, OWN_TARGET, Batch, Model, chosen
 from aotexport.finetune.settings import Loss, Settings
+from aotexport.finetune.table import listed
 from aotexport.finetune.targets import IGNORED
 
 TARGET = "target"
@@ -67,7 +68,9 @@ def outcome(model: Model, batch: Batch, settings: Settings) -> Outcome:
         target = target[:, 1:]
     counted = target != IGNORED
     weight = int(counted.sum()) if target.dim() == 2 and not target.is_floating_point() else len(target)
-    own = check_has(outputs, OWN_LOSS) if OWN_TARGET in batch else None
+    own = outputs.get(OWN_LOSS) if OWN_TARGET in batch else None
+    if own is None and OWN_TARGET in batch:
+        raise DataInvalid(f"the bundle takes `{OWN_TARGET}` and has no output `{OWN_LOSS}`; it has {listed(outputs)}")
     if own is not None and kind.right is None:
         return Outcome(own, weight)
     output = chosen(outputs, settings.result, "logits", kind.axes, kind.what)

@@ -126,10 +126,3 @@ def chosen(
         named = "one output" if name is None else f"`{name}`"
         raise DataInvalid(f"expected {named} to be {what}; the outputs are {shapes}. Choose one: --result NAME")
     return fitting[name]
-
-
-def check_has(outputs: Mapping[str, Any], name: str) -> torch.Tensor:
-    """Return an output by name; `DataInvalid`: there is none."""
-    if name not in outputs:
-        raise DataInvalid(f"the bundle takes `{OWN_TARGET}` and has no output `{name}`; it has {listed(outputs)}")
-    return outputs[name]

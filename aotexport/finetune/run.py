@@ -98,6 +98,7 @@ class Run:
         """
         self._model = Model(module, validates=bool(settings.validation) or table.held_out is not None)
         self._settings, self._place = settings, place
+        self._file, self._best_file = place.directory / checkpoint.FILE, place.directory / checkpoint.BEST
         self._training, self._validation = examples_of(table, self._model, settings, tokenizer)
         self.notes, self.classes = self._training.notes, self._training.classes
         self._device = next(module.parameters()).device
@@ -119,14 +120,6 @@ class Run:
             self.history = History(place.directory, steps=self.step, tensorboard=place.tensorboard)
         except OSError as error:
             raise NotWritten(f"the run cannot be kept in {place.directory}: {error}", error.errno or 0) from None
-
-    @property
-    def _file(self) -> Path:
-        return self._place.directory / checkpoint.FILE
-
-    @property
-    def _best_file(self) -> Path:
-        return self._place.directory / checkpoint.BEST
 
     @property
     def best(self) -> int | None:
@@ -190,6 +183,8 @@ class Run:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad()
+        # Of the step alone: a run that goes on draws what it would have drawn.
+        torch.manual_seed(hash((self._settings.seed, self.step)))
         parameters = self._optimizer.param_groups[0]["params"]
         value, first, weights = 0.0, 0, 0.0
         for rows in batches:

@@ -84,7 +84,7 @@ def _json_lines(path: Path) -> Columns:
         if not line.strip():
             continue
         try:
-            row = json.loads(line, object_pairs_hook=_object)
+            row = json.loads(line)
         except (ValueError, RecursionError) as error:
             raise DataInvalid(f"{path}, line {number}: no JSON: {error}") from None
         if not isinstance(row, dict) or (rows and row.keys() != rows[0].keys()):
@@ -92,14 +92,6 @@ def _json_lines(path: Path) -> Columns:
             raise DataInvalid(f"{path}, line {number}: expected {wanted}")
         rows.append(row)
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for name, _ in pairs if sum(other == name for other, _ in pairs) > 1)
-        raise ValueError(f"an object has `{twice}` twice")
-    return found
 
 
 def _utf8(path: Path) -> str:
