@@ -74,7 +74,6 @@ def compile_targets(
     targets: Targets,
     progress: Callable[[int, int], None],
     *,
-    kernel_sources: bool = True,
     root: Path | None = None,
 ) -> TargetFiles:
     """Compile the kernels that lowered programs launch.
@@ -90,7 +89,7 @@ def compile_targets(
 
     kernels = joined(kernel for program in lowered for kernel in program.kernels)
     compiled = compile_kernels(kernels.values(), targets.cuda, progress=progress)
-    files = library_files(kernels.values(), compiled, targets.cuda, sources=kernel_sources, root=root)
+    files = library_files(kernels.values(), compiled, targets.cuda, root)
     notes = tuple(
         f"kernel {job.kernel} (candidate {job.candidate}) has no code for {job.architecture}: {reason}"
         for job, reason in compiled.failures.items()

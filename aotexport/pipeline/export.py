@@ -157,10 +157,7 @@ def _compile_kernels(draft: BundleDraft, clock: Clock) -> BundleDraft:
     if options.built.cuda:
         clock.stage("compile kernels")
     root = None if options.strip else options.source_root
-    files = compile_targets(
-        draft.programs, options.built, clock.count, kernel_sources=options.kernel_sources, root=root
-    )
-    return replace(draft, target_files=files)
+    return replace(draft, target_files=compile_targets(draft.programs, options.built, clock.count, root=root))
 
 
 def _compile_libraries(draft: BundleDraft, directory: Path, clock: Clock) -> BundleDraft:

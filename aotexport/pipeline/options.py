@@ -39,7 +39,6 @@ class WriteOptions:
             more. The manifest says which. False: functional graphs and libraries that differ from eager stay in it.
         force: replace a bundle at `output`.
         strip: leave source lines and module paths out.
-        kernel_sources: keep the sources of kernels for NVIDIA GPUs, so that the bundle can be checked without one.
         shard_nbytes: size above which weights are split in several files.
         onnx: add ONNX models of the programs that record no gradients; options, or True for the defaults.
         allow_untested_torch: export with a release of torch that the tests were not run with.
@@ -51,7 +50,6 @@ class WriteOptions:
     verify: bool | Literal["fast", "full"] = True
     force: bool = False
     strip: bool = False
-    kernel_sources: bool = True
     shard_nbytes: int = SHARD_NBYTES
     onnx: OnnxOptions | bool = False
     allow_untested_torch: bool = False

@@ -7,7 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from aotexport.lower.cuda.attention import MOVED, attend, attend_backward, bias, factor_of, fitted, fused_kind
+from aotexport.lower.cuda.attention import MOVED, bias, fitted, fused_kind
+from aotexport.lower.cuda.retarget import CannotLower
 from aotexport_runtime.values.sizes import evaluate, symbols_of
 from tests.cuda.lowered import lowered, operators
 
@@ -51,9 +52,8 @@ FLASH = ["flash_attention", "flash_attention_backward"]
         (Attention(torch.bfloat16, is_causal=True), FLASH),
         (Attention(torch.float16, dropout_p=0.1, width=5), FLASH),
         (Attention(torch.bfloat16, learned=True), EFFICIENT),
-        (Attention(torch.float64), []),
     ],
-    ids=["plain", "odd_head", "dropout", "learned_mask", "groups", "half", "half_dropout", "half_mask", "double"],
+    ids=["plain", "odd_head", "dropout", "learned_mask", "groups", "half", "half_dropout", "half_mask"],
 )
 def test_attention_is_the_fused_operators_of_gpus(module, expected):
     x = torch.randn(2, 6, 16, dtype=module.projections[0].weight.dtype)
@@ -94,24 +94,31 @@ FOR_CPU_BACKWARD = "aten::_scaled_dot_product_flash_attention_for_cpu_backward.d
 
 
 def flash(query, key, value, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
-    out, statistics = attend(query, key, value, None, is_causal, factor_of(query, scale))
+    results = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, scale=scale)
     state = torch.zeros(2, dtype=torch.uint64)
-    return out, statistics, None, None, query.shape[2], key.shape[2], state, state[0], query.new_empty(0)
+    return *results, None, None, query.shape[2], key.shape[2], state, state[0], query.new_empty(0)
 
 
 def flash_backward(grad, query, key, value, out, statistics, *rest, scale=None):
-    factor = factor_of(query, scale)
-    return attend_backward(grad, query, key, value, out, statistics, None, rest[5], factor)[:3]
+    operands = grad, query, key, value, out, statistics, 0.0, rest[5]
+    return aten._scaled_dot_product_flash_attention_for_cpu_backward(*operands, scale=scale)
 
 
 def efficient(query, key, value, mask, statistics, dropout_p=0.0, is_causal=False, *, scale=None):
-    seed = torch.zeros((), dtype=torch.int64)
-    return *attend(query, key, value, mask, is_causal, factor_of(query, scale)), seed, seed
+    options, seed = {"attn_mask": mask, "scale": scale}, torch.zeros((), dtype=torch.int64)
+    results = aten._scaled_dot_product_flash_attention_for_cpu(query, key, value, 0.0, is_causal, **options)
+    return *results, seed, seed
 
 
 def efficient_backward(grad, query, key, value, mask, out, statistics, *rest, is_causal=False, scale=None):
-    is_causal, factor = len(rest) > 4 and rest[4], factor_of(query, scale)
-    return *attend_backward(grad, query, key, value, out, statistics, mask, is_causal, factor)[:3], None
+    operands = grad, query, key, value, out, statistics, 0.0, len(rest) > 4 and rest[4]
+    options = {"attn_mask": mask, "scale": scale}
+    return *aten._scaled_dot_product_flash_attention_for_cpu_backward(*operands, **options), None
+
+
+def test_attention_in_float64_has_no_kernels():
+    with pytest.raises(CannotLower, match=r"^GPUs have nothing like .*flash_attention_for_cpu.* for its dtypes"):
+        lowered(Attention(torch.float64), torch.randn(2, 6, 16, dtype=torch.float64))
 
 
 @pytest.fixture
@@ -159,12 +166,9 @@ CALLS = {
     "half_odd_head": (operands(torch.bfloat16, width=5), None, False),
     "half_masked": (operands(torch.bfloat16), added, False),
     "half_wide": (operands(torch.float16, columns=7), None, True),
-    "double": (operands(torch.float64), None, True),
     "shared_heads": (shared(operands(heads=4)), None, True),
     "half_shared_heads": (shared(operands(torch.float16, heads=4)), None, True),
-    "double_shared_heads": (shared(operands(torch.float64, heads=4)), None, True),
     "rows_without_keys": (operands(), nothing_at_first, False),
-    "double_rows_without_keys": (operands(torch.float64), nothing_at_first, False),
 }
 
 

@@ -39,7 +39,7 @@ def built(tmp_path_factory):
     found = []
     for name in ("first", "second"):
         compiled = compile_kernels([DOUBLED], ["sm_80", "sm_120"], cache=tmp_path_factory.mktemp(name))
-        found.append((compiled, library_files([DOUBLED], compiled, ["sm_80", "sm_120"], sources=True)))
+        found.append((compiled, library_files([DOUBLED], compiled, ["sm_80", "sm_120"])))
     return found
 
 

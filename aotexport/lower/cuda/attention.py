@@ -80,8 +80,10 @@ def bias(mask: torch.Tensor | None, query: torch.Tensor, key: torch.Tensor) -> t
     """Return a mask as efficient attention takes it: added to scores, expanded, its rows aligned."""
     if mask is None:
         return None
-    added = added_by(mask, query.dtype)
-    columns = key.shape[2]
+    added, columns = mask, key.shape[2]
+    if mask.dtype == torch.bool:
+        zeros = torch.zeros(mask.shape, dtype=query.dtype, device=mask.device)
+        added = zeros.masked_fill(mask.logical_not(), -math.inf)
     added = added.expand(*added.shape[:-1], columns)
     if type(columns) is not int:
         # A whole step more, so that the padding is empty for no size.
@@ -127,12 +129,10 @@ def flash_for_cpu(
     *,
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Stand for `aten::_scaled_dot_product_flash_attention_for_cpu`."""
-    _without_dropout(dropout_p)
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Stand for `aten::_scaled_dot_product_flash_attention_for_cpu`; None: GPUs have none for these operands."""
     factor = factor_of(query, scale)
-    found = fused(query, key, value, attn_mask, 0.0, is_causal, factor)
-    return attend(query, key, value, attn_mask, is_causal, factor) if found is None else found
+    return fused(query, key, value, attn_mask, 0.0, is_causal, factor)
 
 
 def flash_for_cpu_backward(
@@ -147,13 +147,12 @@ def flash_for_cpu_backward(
     *,
     attn_mask: torch.Tensor | None = None,
     scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Stand for `aten::_scaled_dot_product_flash_attention_for_cpu_backward`."""
-    _without_dropout(dropout_p)
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
+    """Stand for `aten::_scaled_dot_product_flash_attention_for_cpu_backward`; see `flash_for_cpu`."""
     factor = factor_of(query, scale)
     kind = fused_kind(query, key, value, attn_mask, is_causal)
     if kind is None:
-        return attend_backward(grad_out, query, key, value, out, logsumexp, attn_mask, is_causal, factor)
+        return None
     heads = (key, value) if kind == "flash" else for_all_heads(query, key, value)
     operands = [fitted(tensor) for tensor in (query, *heads)]
     # The kernels read these two by rows, and ignore their strides.
@@ -182,14 +181,6 @@ def _unread(shape: tuple[int, ...], dtype: torch.dtype, like: torch.Tensor) -> t
     return torch.empty(shape, dtype=dtype, device=like.device)
 
 
-def _without_dropout(dropout_p: float) -> None:
-    if dropout_p:
-        raise ValueError("CPUs have no fused attention with dropout")
-
-
-# --- by the definition, forward and backward; memory grows with the square of the length ---------------------
-
-
 def factor_of(query: torch.Tensor, scale: float | None) -> float:
     """Return the factor of the scores."""
     return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
@@ -209,77 +200,6 @@ def summed_heads(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if gradient.shape[1] == like.shape[1]:
         return gradient
     return gradient.unflatten(1, (like.shape[1], -1)).sum(2)
-
-
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.float() if tensor.dtype in HALF else tensor
-
-
-def _scores(
-    query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, is_causal: bool, factor: float
-) -> torch.Tensor:
-    scores = torch.matmul(_wide(query), _wide(key).transpose(-2, -1)) * factor
-    if is_causal:
-        rows = torch.arange(query.shape[-2], device=query.device).unsqueeze(-1)
-        columns = torch.arange(key.shape[-2], device=query.device)
-        scores = scores.masked_fill(columns > rows, -math.inf)
-    return scores if mask is None else scores + added_by(mask, scores.dtype)
-
-
-def attend(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    factor: float,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return results, and the logarithm of each row's sum of exponentials.
-
-    The shapes are those of `fused_kind`. A mask is truths, or a tensor to add to scores.
-    """
-    key, value = for_all_heads(query, key, value)
-    scores = _scores(query, key, mask, is_causal, factor)
-    logsumexp = torch.logsumexp(scores, -1)
-    weights = _weights(scores, logsumexp)
-    return torch.matmul(weights, _wide(value)).to(query.dtype), logsumexp
-
-
-def _weights(scores: torch.Tensor, logsumexp: torch.Tensor) -> torch.Tensor:
-    """Return the weights of scores; rows that a mask leaves out have none."""
-    return torch.exp(scores - logsumexp.masked_fill(logsumexp == -math.inf, 0.0).unsqueeze(-1))
-
-
-def attend_backward(
-    grad_out: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    out: torch.Tensor,
-    logsumexp: torch.Tensor,
-    mask: torch.Tensor | None,
-    is_causal: bool,
-    factor: float,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of query, key and value; arguments are those of `attend`."""
-    keys, values = for_all_heads(query, key, value)
-    weights = _weights(_scores(query, keys, mask, is_causal, factor), logsumexp)
-    grad = _wide(grad_out)
-    grad_weights = torch.matmul(grad, _wide(values).transpose(-2, -1))
-    inner = (grad * _wide(out)).sum(-1, keepdim=True)
-    grad_scores = weights * (grad_weights - inner)
-    grad_query = torch.matmul(grad_scores, _wide(keys)) * factor
-    grad_key = torch.matmul(grad_scores.transpose(-2, -1), _wide(query)) * factor
-    grad_value = torch.matmul(weights.transpose(-2, -1), grad)
-    grad_keys = summed_heads(grad_key.to(key.dtype), key), summed_heads(grad_value.to(value.dtype), value)
-    return grad_query.to(query.dtype), *grad_keys
-
-
-def added_by(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the tensor that a mask adds to scores."""
-    if mask.dtype != torch.bool:
-        return mask
-    return torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill(mask.logical_not(), -math.inf)
 
 
 def by_rows(tensor: torch.Tensor) -> torch.Tensor:

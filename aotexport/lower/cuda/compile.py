@@ -246,12 +246,7 @@ class _Pack:
 
 
 def library_files(
-    kernels: Iterable[KernelSource],
-    compiled: Compiled,
-    architectures: Sequence[str],
-    *,
-    sources: bool,
-    root: Path | None = None,
+    kernels: Iterable[KernelSource], compiled: Compiled, architectures: Sequence[str], root: Path | None = None
 ) -> dict[str, bytes]:
     """Return the files of a target that hold its kernels, by name.
 
@@ -261,7 +256,7 @@ def library_files(
     ordered = sorted(kernels, key=lambda kernel: kernel.name)
     kinds = [*architectures, PTX] if PTX_ARCHITECTURE in architectures else list(architectures)
     packs = {kind: _Pack(bytearray(), {}) for kind in kinds}
-    records = tuple(_kernel(kernel, compiled, packs, sources, root) for kernel in ordered)
+    records = tuple(_kernel(kernel, compiled, packs, root) for kernel in ordered)
     library = KernelLibrary(
         compiler=compiler_version(),
         packs=tuple(
@@ -271,18 +266,14 @@ def library_files(
     )
     files = {"kernels.json": encode_record(library, indent=False)}
     files |= {f"{kind}.z": zlib.compress(bytes(pack.data), 9) for kind, pack in packs.items()}
-    if sources:
-        files |= {f"sources/{kernel.name}.py": kernel.text.encode() for kernel in ordered}
-    return files
+    return files | {f"sources/{kernel.name}.py": kernel.text.encode() for kernel in ordered}
 
 
-def _kernel(
-    kernel: KernelSource, compiled: Compiled, packs: dict[str, _Pack], sources: bool, root: Path | None
-) -> Kernel:
+def _kernel(kernel: KernelSource, compiled: Compiled, packs: dict[str, _Pack], root: Path | None) -> Kernel:
     lines = [] if root is None else [source_of(trace, root) for trace in kernel.stack_traces]
     return Kernel(
         name=kernel.name,
-        source=f"sources/{kernel.name}.py" if sources else None,
+        source=f"sources/{kernel.name}.py",
         parameters=tuple(parameter_of(kernel, name) for name in kernel.arguments),
         grid_arguments=kernel.grid_arguments,
         candidates=tuple(_candidate(kernel, index, compiled, packs) for index in range(len(kernel.candidates))),

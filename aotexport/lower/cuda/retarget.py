@@ -108,7 +108,9 @@ class _Retargeting(torch.fx.Interpreter):
             kwargs["device"] = DEVICE
         replacement = _replacement(target)
         if replacement is not None:
-            return replacement(*args, **kwargs)
+            if (result := replacement(*args, **kwargs)) is None:
+                raise CannotLower(f"GPUs have nothing like `{target}` for its dtypes and shapes")
+            return result
         try:
             return super().call_function(target, args, kwargs)
         except (AssertionError, RuntimeError) as error:
