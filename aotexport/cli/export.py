@@ -29,7 +29,7 @@ _GROUPS = {
     "Model": "recipe weights dtype label_free keep_operators",
     "ONNX": "onnx opset onnx_state translations",
     "Comparison with eager": "verification fast no_verify allow_untested_torch",
-    "Contents and debugging": "strip kernel_sources dump_passes profile",
+    "Contents and debugging": "strip dump_passes",
 }
 
 
@@ -112,12 +112,6 @@ class _GroupedCommand(click.Command):
     "values, integers and least sizes (standard, the default); also eight of drawn values and sizes (full).",
 )
 @click.option(
-    "--kernel-sources/--no-kernel-sources",
-    default=True,
-    show_default=True,
-    help="Keep the sources of kernels (target cuda), by which the bundle can be checked without a GPU.",
-)
-@click.option(
     "--keep-operator",
     "keep_operators",
     multiple=True,
@@ -135,12 +129,6 @@ class _GroupedCommand(click.Command):
     metavar="DIR",
     help="Write the forward graph of each program as text, as traced and after each pass.",
 )
-@click.option(
-    "--profile",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    metavar="FILE.json",
-    help="Write the time and memory of each stage, for Perfetto or chrome://tracing.",
-)
 def export(
     model: str,
     programs: tuple[str, ...],
@@ -152,7 +140,6 @@ def export(
     onnx: bool,
     verification: str | None,
     keep_operators: tuple[str, ...],
-    profile: Path | None,
     write: WriteOptions,
     **others: Any,
 ) -> None:
@@ -173,7 +160,7 @@ def export(
     if recipe is not None and weights is not None:
         raise click.UsageError("--weights is for a model file, and a recipe reads the weights of its directory")
     others |= write.keywords(verification)
-    with write.running(profile and profile.absolute()) as (progress, fresh):
+    with write.running() as (progress, fresh):
         from aotexport.model.model_file import importable
         from aotexport.pipeline.options import ExportOptions
 

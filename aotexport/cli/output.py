@@ -98,14 +98,10 @@ class WriteOptions:
         }
 
     @contextlib.contextmanager
-    def running(self, profile: Path | None = None) -> Iterator[tuple[Progress, FreshProcess | None]]:
+    def running(self) -> Iterator[tuple[Progress, FreshProcess | None]]:
         """Yield the progress and the process that verifies, which imports torch while this process does."""
         verifying = contextlib.nullcontext() if self.no_verify else FreshProcess()
-        with (
-            printed_elsewhere(self.as_json),
-            verifying as fresh,
-            Progress(quiet=self.quiet, profile=profile) as progress,
-        ):
+        with printed_elsewhere(self.as_json), verifying as fresh, Progress(quiet=self.quiet) as progress:
             progress("import torch")
             yield progress, fresh
 

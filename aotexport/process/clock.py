@@ -1,4 +1,4 @@
-"""The stages of a command: their wall time, processor time and memory, and their names for the caller."""
+"""The stages of a command: their wall time and memory, and their names for the caller."""
 
 from __future__ import annotations
 
@@ -6,45 +6,30 @@ import resource
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 Progress = Callable[[str], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Stage:
-    """A stage that has ended.
+class Clock:
+    """Times stages, one after the other, and tells a callback of each.
 
     Attributes:
-        start_s: when it began, in seconds of `time.perf_counter`.
-        processor_s: processor time of this process, all threads.
-        peak_nbytes: the most memory that the process had resident, from its start to the end of the stage.
-        own_nbytes: memory resident at the end of the stage, without mapped files; 0: the system does not tell.
+        current: the stage that goes on; empty: none does.
+        seconds: wall time by stage; one that began several times has one entry.
+        own_nbytes: the most memory without mapped files at the end of a stage; 0: the system does not tell.
     """
 
-    name: str
-    start_s: float
-    wall_s: float
-    processor_s: float
-    peak_nbytes: int
-    own_nbytes: int
-
-
-class Clock:
-    """Times stages, one after the other, and tells a callback of each; `current` is empty where none goes on."""
-
     def __init__(self, progress: Progress = lambda stage: None) -> None:
-        self.stages: list[Stage] = []
-        self.current = ""
-        self._start = (0.0, 0.0)
+        self.current, self.seconds, self.own_nbytes = "", dict[str, float](), 0
+        self._start = 0.0
         self._progress = progress
 
     def stage(self, name: str) -> None:
         """Begin a stage, and end the one before it."""
         self.end()
         self._progress(name)
-        self.current, self._start = name, (time.perf_counter(), time.process_time())
+        self.current, self._start = name, time.perf_counter()
 
     def count(self, done: int, of: int) -> None:
         """Report the progress of the current stage, to a callback that has a `count`."""
@@ -52,29 +37,14 @@ class Clock:
         if tell is not None:
             tell(done, of)
 
-    def end(self) -> None:
-        """End the current stage, if there is one."""
+    def end(self) -> float:
+        """End the current stage, if there is one; return its wall time."""
         if not self.current:
-            return
-        wall, processor = self._start
-        ended = Stage(
-            name=self.current,
-            start_s=wall,
-            wall_s=time.perf_counter() - wall,
-            processor_s=time.process_time() - processor,
-            peak_nbytes=peak_memory_nbytes(),
-            own_nbytes=_own_memory_nbytes(),
-        )
-        self.stages.append(ended)
-        self.current = ""
-
-    @property
-    def seconds(self) -> dict[str, float]:
-        """Wall time by stage; a stage that began several times has one entry."""
-        found: dict[str, float] = {}
-        for stage in self.stages:
-            found[stage.name] = found.get(stage.name, 0.0) + stage.wall_s
-        return found
+            return 0.0
+        wall_s = time.perf_counter() - self._start
+        self.seconds[self.current] = self.seconds.get(self.current, 0.0) + wall_s
+        self.own_nbytes, self.current = max(self.own_nbytes, _own_memory_nbytes()), ""
+        return wall_s
 
 
 def peak_memory_nbytes() -> int:

@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import io
-import itertools
 import json
 import re
 import signal
@@ -203,25 +202,6 @@ def test_quiet_export_prints_only_what_a_user_must_know(run: Run) -> None:
     assert result.stderr.startswith(
         "fixed (infer): flag.py:4 in model: code of the model branches on values of tensors"
     )
-
-
-def test_profile_holds_every_stage_with_its_time_and_memory(run: Run) -> None:
-    Path("net.py").write_text(NET)
-    result = run("net.py", "-o", "bundle", "--profile", "trace.json")
-    events = json.loads(Path("trace.json").read_text())["traceEvents"]
-    stages = [event for event in events if event["ph"] == "X"]
-    assert [stage["name"] for stage in stages] == result.stderr.splitlines()
-    assert all(one["ts"] + one["dur"] <= other["ts"] + 1 for one, other in itertools.pairwise(stages))
-    assert all(stage["args"]["peak_memory_nbytes"] > 10**8 for stage in stages)
-    assert sum(stage["args"]["processor_s"] for stage in stages) > 0
-
-
-def test_profile_of_an_export_that_fails_ends_with_the_stage_that_failed(run: Run) -> None:
-    Path("net.py").write_text(FUNCTION.replace("return", "raise KeyError('gone')\n    return"))
-    result = run("net.py", "-o", "bundle", "--profile", "trace.json")
-    events = json.loads(Path("trace.json").read_text())["traceEvents"]
-    assert (result.exit_code, Path("bundle").exists()) == (1, False)
-    assert [event["name"] for event in events if event["ph"] == "X"][-1] == "infer: forward graph"
 
 
 VERIFIED_CALLS = {
