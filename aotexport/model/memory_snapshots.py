@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import BinaryIO
+from io import BufferedReader
 
 import torch
 
@@ -53,27 +52,18 @@ def copied(memory: torch.Tensor) -> MemorySnapshot:
     return MemorySnapshot(memory, lambda: copy.split(_PART_NBYTES))
 
 
-def in_file(memory: torch.Tensor, file: BinaryIO, offset: int) -> MemorySnapshot:
+def in_file(memory: torch.Tensor, file: BufferedReader, offset: int) -> MemorySnapshot:
     """Return a snapshot of a span by an open file that holds the same bytes from `offset` on."""
 
     def parts() -> Iterator[torch.Tensor]:
         buffer = torch.empty(min(memory.numel(), _PART_NBYTES), dtype=torch.uint8)
         for start in range(0, memory.numel(), _PART_NBYTES):
             part = buffer[: memory.numel() - start]
-            _read(file.fileno(), part, offset + start)
+            file.seek(offset + start)
+            file.readinto(part.numpy().data)
             yield part
 
     return MemorySnapshot(memory, parts)
-
-
-def _read(descriptor: int, part: torch.Tensor, offset: int) -> None:
-    view: memoryview = part.numpy().data
-    done = 0
-    while done < len(view):
-        count = os.preadv(descriptor, [view[done:]], offset + done)
-        if not count:
-            raise OSError("the file of the weights has become shorter while the export reads it")
-        done += count
 
 
 def _end(memory: torch.Tensor) -> int:

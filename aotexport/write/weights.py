@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 
 from aotexport.errors import ExportFailed
-from aotexport.model.memory_snapshots import MemorySnapshot, bytes_of, copied, in_file, spans_of
+from aotexport.model.memory_snapshots import MemorySnapshot, bytes_of, in_file
 from aotexport.model.state import State, StateEntry
 from aotexport.model.tensor_kinds import is_plain_class
 from aotexport.values.subclasses import encode_subclass
@@ -44,11 +44,10 @@ def write_weights(state: State, directory: Path, *, shard_nbytes: int = SHARD_NB
     `weights/constants.safetensors`. A file has at most `shard_nbytes`; a single larger tensor has a file of its own.
     """
     entries: list[tuple[StateEntry, _StoredTensor, bool, int]] = []
-    apart = State([part for entry in state.entries for part in _apart(entry)])
-    plain = [_plain(entry, apart) for entry in apart.entries]
-    for group in _by_storage(plain):
+    apart = [part for entry in state.entries for part in _apart(entry)]
+    for group in _by_storage(apart):
         entries += _store(group)
-    order = {id(entry): index for index, entry in enumerate(plain)}
+    order = {id(entry): index for index, entry in enumerate(apart)}
     entries.sort(key=lambda item: order[id(item[0])])
     unique = {item[1].key: item[1] for item in entries}
     files = _write(list(unique.values()), directory / "weights", shard_nbytes)
@@ -103,28 +102,17 @@ def _record(entry: StateEntry, places: Iterator[dict[str, Any]]) -> StateTensor:
     )
 
 
-def _plain(entry: StateEntry, state: State) -> StateEntry:
-    """Return `entry` with a tensor whose storage has its values themselves, not their conjugates or negatives."""
-    tensor = entry.tensor
-    if not (tensor.is_conj() or tensor.is_neg()):
-        return entry
-    pointer = tensor.untyped_storage().data_ptr()
-    for other in state.entries:
-        if other is not entry and other.tensor.untyped_storage().data_ptr() == pointer:
-            raise ExportFailed(
-                f"`{entry.names[0]}` is a conjugated or negated view of the memory of `{other.names[0]}`, which a "
-                "bundle cannot hold; give it memory of its own (`.resolve_conj().resolve_neg()`)"
-            )
-    own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-    return replace(entry, tensor=own.copy_(tensor.detach()).requires_grad_(tensor.requires_grad))
-
-
 def _by_storage(entries: Iterable[StateEntry]) -> list[list[StateEntry]]:
     groups: dict[tuple[object, int], list[StateEntry]] = {}
     for index, entry in enumerate(entries):
         if not is_plain_class(type(entry.tensor)):
             raise ExportFailed(
                 f"`{entry.names[0]}` is a `{type(entry.tensor).__name__}`, a tensor subclass that a bundle cannot hold"
+            )
+        if entry.tensor.is_conj() or entry.tensor.is_neg():
+            raise ExportFailed(
+                f"`{entry.names[0]}` is a conjugated or negated view, which a bundle cannot hold; give it values of "
+                "its own (`.resolve_conj().resolve_neg()`)"
             )
         pointer = entry.tensor.untyped_storage().data_ptr()
         alone = pointer == 0 or entry.tensor.numel() == 0
@@ -191,7 +179,7 @@ def _save(stored: list[_StoredTensor], path: Path) -> None:
 
 def _storable(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor of a dtype that safetensors has, on the CPU."""
-    tensor = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
+    tensor = tensor.detach().cpu().contiguous()
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
     # safetensors refuses tensors that share storage; these are disjoint parts of one.
     return _apart_in_place(tensor) if tensor.numel() and tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
@@ -223,8 +211,7 @@ def _write_index(shards: list[list[_StoredTensor]], files: dict[str, str], direc
 def weights_as_snapshots(state: State, records: Iterable[StateTensor], directory: Path) -> Iterator[None]:
     """Set `state.snapshots` to the contents of the files, for the block.
 
-    Memory whose bytes differ from the file's (the values of a conjugated view) gets a copy instead. `records` are from
-    `write_weights`, and the state is unchanged since.
+    `records` are from `write_weights`, and the state is unchanged since.
     """
     tensors = [part for entry in state.entries for part in parts(entry.tensor)]
     places = [place for record in records for place in parts_of(record)]
@@ -233,19 +220,14 @@ def weights_as_snapshots(state: State, records: Iterable[StateTensor], directory
         files = {name: opened.enter_context((directory / name).open("rb")) for name in names}
         ranges = {name: tensor_ranges(directory / name) for name in names}
         snapshots: dict[tuple[str, str], MemorySnapshot] = {}
-        others: list[torch.Tensor] = []
         for tensor, place in zip(tensors, places, strict=True):
             if not tensor.numel() or (place.file, place.key) in snapshots:
                 continue
             start, end = ranges[place.file][place.key]
             first = int(tensor.storage_offset()) - place.offset
             stored = bytes_of(tensor, first, (end - start) // tensor.element_size())
-            memory = in_file(stored, files[place.file], start)
-            if memory.is_unchanged():
-                snapshots[place.file, place.key] = memory
-            else:
-                others.append(tensor)
-        state.snapshots = [*snapshots.values(), *map(copied, spans_of(others))]
+            snapshots[place.file, place.key] = in_file(stored, files[place.file], start)
+        state.snapshots = [*snapshots.values()]
         try:
             yield
         finally:
