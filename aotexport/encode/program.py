@@ -25,7 +25,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall, with_leaves
 from aotexport.model.programs import ProgramSpec
 from aotexport.torch_internals.functional import FunctionalCapture
-from aotexport.values.subclasses import encode_subclass
+from aotexport.values.subclasses import encode_subclass, part_names
 from aotexport_runtime.allowed.operators import LAUNCH
 from aotexport_runtime.rewrite.names import names_in, operands
 from aotexport_runtime.schema.graph import Graph, Node, SourceLine
@@ -46,8 +46,7 @@ from aotexport_runtime.schema.program import (
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import StringArgument, TensorMeta
 from aotexport_runtime.validate.arguments import descendants
-from aotexport_runtime.validate.trees import count_parts
-from aotexport_runtime.values.subclasses import inner_tensors, is_wrapper, parts
+from aotexport_runtime.values.subclasses import parts
 
 FORWARD_FILE = "forward.json"
 
@@ -252,8 +251,9 @@ def _functional_graph(
 ) -> Graph:
     names: list[str] = []
     by_tensor: dict[int, str] = {}
-    for binding, fake, value in zip(forward.bindings, forward.inputs, program.graphs[FORWARD_FILE].inputs, strict=True):
-        names += _names_of_parts(fake, value.name)
+    inputs = zip(forward.bindings, program.record.inputs, program.graphs[FORWARD_FILE].inputs, strict=True)
+    for binding, spec, value in inputs:
+        names += part_names(value.name, getattr(spec, "subclass", None))
         if binding.entry is not None:
             by_tensor[id(binding.entry.tensor)] = value.name
     tangents = len(functional.module.graph.find_nodes(op="placeholder")) - len(names)
@@ -268,16 +268,9 @@ def _functional_graph(
     return encoder.encode()
 
 
-def _names_of_parts(tensor: Any, name: str) -> list[str]:
-    if not is_wrapper(tensor):
-        return [name]
-    return [part for of, inner in inner_tensors(tensor).items() for part in _names_of_parts(inner, f"{name}.{of}")]
-
-
 def counts_of_parts(program: Program) -> list[int]:
     """Return the number of plain tensors that each input is made of."""
-    records = [None if isinstance(spec, SizeInput) else spec.subclass for spec in program.inputs]
-    return [1 if record is None else count_parts(record) for record in records]
+    return [len(part_names("", getattr(spec, "subclass", None))) for spec in program.inputs]
 
 
 def _input_name(binding: Binding, call: ExampleCall) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from aotexport.errors import DataInvalid
+from aotexport.finetune.settings import Settings
 from aotexport_runtime.bundle.directory import at_descriptor, open_regular
 from aotexport_runtime.errors import NotWritten
 from aotexport_runtime.module.bundle_module import BundleModule
@@ -33,9 +33,9 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     examples: int
 
     @staticmethod
-    def of(module: BundleModule, settings: dict[str, Any], examples: int) -> Identity:
+    def of(module: BundleModule, settings: Settings, examples: int) -> Identity:
         """Return that of a run on a bundle as it was loaded."""
-        return Identity(json.loads(json.dumps(settings)), _digest_of_weights(module), examples)
+        return Identity(msgspec.json.decode(msgspec.json.encode(settings)), _digest_of_weights(module), examples)
 
     def check(self, other: Identity, path: Path) -> None:
         """Refuse the checkpoint of another run; `DataInvalid`: it is of another one; names what differs."""

@@ -109,7 +109,7 @@ class Run:
         if settings.patience is not None and not self.held_out:
             raise DataInvalid("--patience waits for a better loss of examples held out, and none are: --validation")
         # Adapters begin with random numbers, and the base of all that follows is the bundle.
-        self._identity = checkpoint.Identity.of(module, settings.record(), self.examples)
+        self._identity = checkpoint.Identity.of(module, settings, self.examples)
         parameters = checkpoint.trained(module).values()
         self._optimizer = torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
         try:

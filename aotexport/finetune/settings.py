@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 import click
@@ -140,7 +140,3 @@ class Settings:
         part = (step - rising) / max(steps - rising, 1)
         falls = {"cosine": (1 + math.cos(math.pi * part)) / 2, "linear": 1 - part, "constant": 1.0}
         return self.lr * falls[self.schedule]
-
-    def record(self) -> dict[str, Any]:
-        """Return the settings as JSON has them."""
-        return {key: list(value) if isinstance(value, tuple) else value for key, value in asdict(self).items()}

@@ -81,6 +81,14 @@ def _instance(form: Any, value: Any, fields: dict[str, Any], label: str) -> Inst
     return Instance(form=form, type=_named(type(value)), fields=tuple(fields), items=items)
 
 
+def part_names(name: str, record: Subclass | None) -> list[str]:
+    """Return the names `<name>.<attribute>` of the plain tensors of a structure, depth first; `name` of a plain one."""
+    if record is None:
+        return [name]
+    pairs = zip(record.attributes, record.inner, strict=True)
+    return [part for attribute, inner in pairs for part in part_names(f"{name}.{attribute}", inner)]
+
+
 def types_of(record: Subclass | None) -> set[str]:
     """Return the names of the classes that a structure needs, including those of its context."""
     if record is None:

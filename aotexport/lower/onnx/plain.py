@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
 import torch
 
 from aotexport.errors import ExportFailed
+from aotexport.values.subclasses import part_names
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_parts, parts_of
-from aotexport_runtime.schema.graph import Graph, Subclass
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
 from aotexport_runtime.schema.program import ArgumentInput, FreshOutput, InputSpec, Program, SizeInput, StateInput
 
@@ -62,14 +62,7 @@ def plain(bundle: Bundle, program: Program) -> Plain:
 
 def stored_parts(entry: StateTensor) -> dict[str, StateTensor | StoredPart]:
     """Return the plain tensors of an entry of the manifest by name: the entry, or the parts of a tensor subclass."""
-    names = [entry.name] if entry.subclass is None else _part_names(entry.name, entry.subclass)
-    return dict(zip(names, parts_of(entry), strict=True))
-
-
-def _part_names(name: str, record: Subclass) -> Iterator[str]:
-    for attribute, inner in zip(record.attributes, record.inner, strict=True):
-        path = f"{name}.{attribute}"
-        yield from [path] if inner is None else _part_names(path, inner)
+    return dict(zip(part_names(entry.name, entry.subclass), parts_of(entry), strict=True))
 
 
 def _why_not(program: Program) -> str:
@@ -97,8 +90,7 @@ def _taken_apart(program: Program) -> Program:
         if not isinstance(spec, StateInput) or spec.subclass is None:
             inputs.append(spec)
             continue
-        names = _part_names(spec.name, spec.subclass)
-        for name, part in zip(names, spec.parts, strict=True):
+        for name, part in zip(part_names(spec.name, spec.subclass), spec.parts, strict=True):
             inputs.append(msgspec.structs.replace(spec, name=name, meta=part, subclass=None, parts=()))
     dimensions = tuple(
         msgspec.structs.replace(dimension, input_index=places[dimension.input_index])
