@@ -374,7 +374,7 @@ def test_changes_without_an_onnx_form_are_refused(tmp_path):
     with pytest.raises(ExportFailed, match="changes values and sizes of a tensor at once, which has no ONNX form"):
         export_alone(_transposes_in_place, (torch.ones(3, 4),), output=tmp_path / "sizes", options=STATE_OUTPUTS)
     x = torch.ones(4)
-    with pytest.raises(VerificationFailed, match="^ONNX Runtime disagrees with eager execution; nothing was written"):
+    with pytest.raises(VerificationFailed, match=r"^ONNX Runtime disagrees with eager execution; nothing was written"):
         export_alone(lambda x, y: x.mul_(2) + y, (x[1:], x[:3]), output=tmp_path / "memory", options=STATE_OUTPUTS)
 
 
