@@ -13,13 +13,13 @@ import pytest
 import torch
 from _pytest.junitxml import xml_key
 from packaging.requirements import Requirement
-from torch import nn
 
 import aotexport
 from aotexport.process import patches
 from aotexport.process.patches import ALWAYS
 from aotexport.verify.fresh import FreshProcess
 from tests import forked
+from tests.models import Tiny
 
 VERSIONS = {"torch": torch.__version__, "python": platform.python_version(), "numpy": numpy.__version__}
 
@@ -125,20 +125,6 @@ def bundle_of(tmp_path_factory):
         return path
 
     return exported
-
-
-class Tiny(nn.Module):
-    """A little of everything: parameters, a mutated buffer, a default, a view of an input, several results."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 3)
-        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
-
-    def forward(self, x, scale=2.0):
-        self.calls.add_(1)
-        best = self.linear(x).mul(scale).max(dim=1)
-        return {"best": best.values, "where": best.indices, "turned": x.t()}
 
 
 @pytest.fixture(scope="session")

@@ -417,7 +417,7 @@ def _request_changed(mutator: Mutator, data: bytes) -> bytes:
 
 def _requests() -> Iterator[bytes]:
     for number in range(40):
-        document, binary = requests._base(Mutator(f"seed {number}"))
+        document, binary = requests.valid(Mutator(f"seed {number}"))
         head = json.dumps(document).encode()
         yield (len(head) if binary else 0).to_bytes(4, "little") + head + binary
 

@@ -1,13 +1,11 @@
-"""`python -m tests.fuzz.record_calls`: write `results/valid_calls.jsonl`, calls that operators of the list take.
+"""`python -m tests.fuzz.record_calls`: add calls that operators of the list take to `results/valid_calls.jsonl`.
 
 They are those of the samples of torch's own tests, forward and backward, before and after composite operators are taken
-apart, and of `written_calls` what these never call. A line per operator has what arguments and results were: of tensors
-the dtype, the shape and the range of values. With `--written` the calls in the file stay, and those that are written
-come to them.
+apart, up to three an operator; what these never call was written by hand. A line per operator has what arguments and
+results were: of tensors the dtype, the shape and the range of values.
 """
 
 import json
-import sys
 import warnings
 from collections import defaultdict
 from typing import Any
@@ -19,8 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves  # noqa: TID251
 
 from aotexport_runtime.allowed.operators import allowed_aten_operators
-from tests.fuzz import written_calls
-from tests.fuzz.arguments import copied
 from tests.fuzz.valid_calls import CALLS, valid_calls
 from tests.sweeps import modules, operators
 from tests.sweeps.sample import Sample
@@ -118,16 +114,6 @@ def _see_sample(sample: Sample, calls: _Calls) -> None:
     _Composites(graph, calls).run(*tree_leaves(sample.args))
 
 
-def _see_written(calls: _Calls) -> None:
-    torch.manual_seed(0)
-    for name, given in written_calls.calls().items():
-        base, overload = name.split(".")
-        function = getattr(getattr(torch.ops.aten, base), overload)
-        for args in given:
-            before = [copied(value) for value in args]
-            calls.see(function, before, {}, function(*args))
-
-
 def _see_samples(calls: _Calls) -> None:
     for name, samples in {**operators.items(), **modules.items()}.items():
         try:
@@ -141,13 +127,10 @@ def main() -> None:
     """Record the calls, and write them."""
     warnings.simplefilter("ignore")
     calls = _Calls()
-    _see_written(calls)
+    for name, seen in valid_calls().items():
+        calls.of[name] |= dict.fromkeys(map(json.dumps, seen))
+    _see_samples(calls)
     found = {name: [*map(json.loads, seen)] for name, seen in calls.of.items() if seen}
-    if "--written" in sys.argv:
-        found = {**valid_calls(), **found}
-    else:
-        _see_samples(calls)
-        found = {name: [*map(json.loads, seen)] for name, seen in calls.of.items() if seen}
     lines = [{"operator": name, "calls": seen} for name, seen in sorted(found.items())]
     CALLS.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines))
     print(f"{len(lines)} of {len(calls.allowed)} operators")

@@ -1,26 +1,17 @@
-"""`python -m tests.fuzz.requests --cases N`: read mutated requests of the Open Inference Protocol.
+"""Requests of the Open Inference Protocol, for `tests.fuzz.readers`: valid ones, and what becomes of any.
 
-Each is read or refused by a sentence; what was read fits the signature, and is the same when it is sent back. A case is
-drawn from the seed and its number, as in `tests.fuzz.bundles`, whose bounds on memory and time hold here too.
+Each is read or refused by a sentence; what was read fits the signature, and is the same when it is sent back.
 """
 
-import argparse
-import collections
 import json
-import resource
-import signal
-import warnings
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from aotexport_runtime.server.messages import Request, Signature, read_request, write_answer
 from aotexport_runtime.server.refusals import Refusal
-from tests.fuzz.bundles import CASE_S, MOST_NBYTES, SEED
 from tests.fuzz.mutations import Mutator
 
-RESULTS = Path(__file__).parent / "results" / "requests.json"
 _SHAPES = {
     "float": ("FP32", (-1, 2)),
     "double": ("FP64", (2, -1)),
@@ -45,7 +36,7 @@ _VALUES = {
 _IN_JSON = [name for name, (datatype, _) in _SHAPES.items() if datatype not in ("FP16", "BF16")]
 
 
-def _base(mutator: Mutator) -> tuple[dict[str, Any], bytes]:
+def valid(mutator: Mutator) -> tuple[dict[str, Any], bytes]:
     """Return a valid request: the document, and binary data."""
     draw = mutator.random
     names = draw.sample(sorted(_SHAPES), draw.randrange(1, len(_SHAPES) + 1))
@@ -59,22 +50,6 @@ def _base(mutator: Mutator) -> tuple[dict[str, Any], bytes]:
     else:
         document["outputs"] = [{"name": name, "parameters": {"binary_data": True}} for name in names]
     return document, body[length:] if length is not None else b""
-
-
-def case(number: int) -> tuple[bytearray, int | None]:
-    """Return a request: its body, and how much of it the header says is JSON."""
-    mutator = Mutator(f"{SEED} request {number}")
-    draw = mutator.random
-    document, data = _base(mutator)
-    head = json.dumps(document).encode()
-    if draw.random() < 0.8:
-        head = mutator.json_changed(head)
-    if draw.random() < 0.15:
-        head = mutator.bytes_changed(head)
-    if data and draw.random() < 0.1:
-        data = mutator.bytes_changed(data)
-    length = draw.choice((0, len(head) - 1, len(head) + 1, 1 << 40, -1)) if draw.random() < 0.05 else len(head)
-    return bytearray(head + data), length if data or draw.random() < 0.5 else None
 
 
 def outcome(body: bytearray, json_nbytes: int | None) -> str:
@@ -100,31 +75,3 @@ def outcome(body: bytearray, json_nbytes: int | None) -> str:
         if again.inputs[name].tobytes() != array.tobytes() or again.inputs[name].shape != array.shape:
             return f"!`{name}` is another when it is sent back"
     return "read"
-
-
-def main() -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.requests", description=__doc__)
-    parser.add_argument("--cases", type=int, default=1_000_000, help="cases of the whole record, with those of it")
-    options = parser.parse_args()
-    warnings.simplefilter("error")
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_NBYTES, MOST_NBYTES))
-    record = {"seed": SEED, "numpy": np.__version__, "next": 0, "requests": {}, "wrong": []}
-    if RESULTS.exists():
-        record = json.loads(RESULTS.read_text())
-    found = collections.Counter[str](record["requests"])
-    for number in range(record["next"], options.cases):
-        # The process ends by the signal if a case takes longer; the record then says where to look.
-        signal.setitimer(signal.ITIMER_PROF, CASE_S)
-        result = outcome(*case(number))
-        found["wrong" if result.startswith("!") else result] += 1
-        if result.startswith("!"):
-            record["wrong"].append([number, result])
-            print(number, result, flush=True)
-        if number % 10_000 == 9_999 or number == options.cases - 1:
-            record |= {"next": number + 1, "requests": dict(found.most_common())}
-            RESULTS.write_text(json.dumps(record, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

@@ -1,17 +1,14 @@
-"""What the goldens are exported from: one small model per thing that the format can say.
+"""What goldens are exported from: those of the current format, and those that golden calls call in eager mode.
 
 Each case is a function without arguments that returns a `Case`; its name is the name of the golden, its docstring
-says what it is there for.
+says what it is there for. Other goldens of released formats are never written again.
 """
 
 import collections
 import dataclasses
-import math
-import typing
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.map import map as map_over
@@ -20,7 +17,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotexport
-from aotexport_runtime.schema.values import AnyDType, DType
+from tests.models import Tiny
 from tests.scaled import Block, Recipe, Rounding, ScaledInt8
 
 
@@ -34,10 +31,6 @@ class Case:
         kwargs: keyword example inputs.
         programs: see `aotexport.export`.
         dynamic_shapes: see `aotexport.export`.
-        variants: see `aotexport.export`.
-        targets: see `aotexport.export`.
-        onnx: see `aotexport.export`.
-        verify: see `aotexport.export`.
         autocast: the dtype of autocast around the export; None: it is off.
     """
 
@@ -46,10 +39,6 @@ class Case:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     programs: tuple[str | aotexport.Program, ...] = ("train",)
     dynamic_shapes: Any = None
-    variants: tuple[Any, ...] = ()
-    targets: tuple[str, ...] = ("portable",)
-    onnx: aotexport.OnnxOptions | bool = False
-    verify: bool = False
     autocast: str | None = None
 
 
@@ -105,6 +94,15 @@ def non_leaf(*shape: int) -> Tensor:
 
 
 @case
+def tiny() -> Case:
+    """A little of everything, which most bundles of `refused` begin at."""
+    x = torch.linspace(-1, 1, 20).reshape(5, 4)
+    return Case(
+        Tiny(), (x,), programs=("train", "infer"), dynamic_shapes=({0: torch.export.Dim("batch", min=2, max=64)},)
+    )
+
+
+@case
 def linear() -> Case:
     """A module with parameters, in both default programs."""
     return Case(nn.Sequential(nn.Linear(3, 2), nn.ReLU()), (ramp(4, 3),), programs=("train", "infer"))
@@ -128,67 +126,9 @@ def tied_weights() -> Case:
 
 
 @case
-def state_layouts() -> Case:
-    """State that is transposed, overlapping, empty, complex, not persistent, or closed over."""
-
-    class Layouts(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.transposed = nn.Parameter(ramp(3, 2).t())
-            whole = ramp(6)
-            self.register_buffer("low", whole[:4])
-            self.register_buffer("high", whole[2:])
-            self.register_buffer("empty", torch.zeros(0, 2))
-            self.register_buffer("phase", torch.polar(torch.ones(2), ramp(2)))
-            self.register_buffer("scratch", ramp(2), persistent=False)
-            self.scale = torch.tensor(3.0)
-
-        def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-            turned = torch.view_as_real(torch.view_as_complex(x) * self.phase)
-            return (
-                x @ self.transposed,
-                self.low.sum() + self.high.sum() + self.empty.sum(),
-                turned + self.scratch.sum() * self.scale,
-            )
-
-    return Case(Layouts(), (ramp(2, 2),))
-
-
-@case
-def every_dtype() -> Case:
-    """A buffer of every element type."""
-    names = [name for name in typing.get_args(DType) if name != "complex32"]
-    buffers = {f"a_{name}": torch.ones(2).to(getattr(torch, name)) for name in names}
-    buffers["a_complex32"] = torch.view_as_complex(torch.ones(2, 2, dtype=torch.float16))
-    return Case(Built(lambda self, x: x * self.a_float32, **buffers), (needs_grad(2),))
-
-
-@case
-def dtypes_as_constants() -> Case:
-    """A call that takes every name of an element type."""
-    names = tuple(getattr(torch, name) for name in typing.get_args(AnyDType))
-    return Case(lambda x, names: x * 2, (ramp(2), names))
-
-
-@case
 def normalisation() -> Case:
     """Buffers whose values change, dropout, and a counter of integers."""
     return Case(nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5)), (ramp(4, 3),), programs=("train", "infer"))
-
-
-@case
-def onnx_model() -> Case:
-    """An ONNX model of a program that writes to a buffer, replaces another, and writes to an argument."""
-
-    def forward(self: Any, x: Tensor) -> Tensor:
-        self.rows.add_(x)
-        self.total = self.total + self.rows @ self.weight
-        x.mul_(2)
-        return self.total * 2
-
-    model = Built(forward, weight=weight(3, 2), rows=ramp(3), total=torch.zeros(2))
-    options = aotexport.OnnxOptions(state="outputs")
-    return Case(model.eval(), (ramp(3),), programs=("infer",), onnx=options)
 
 
 @case
@@ -207,49 +147,7 @@ def rebound_buffer() -> Case:
     return Case(Total(), (needs_grad(3),))
 
 
-@case
-def closed_over_tensor() -> Case:
-    """A function that closes over a tensor."""
-    table = ramp(4)
-    return Case(lambda x: x * table, (needs_grad(4),))
-
-
 # --- outputs ----------------------------------------------------------------------------------------------
-
-
-@case
-def output_is_input() -> Case:
-    """An output that is an input, and one that is a parameter."""
-    return Case(Built(lambda self, x: (x, self.w, x * self.w), w=weight(3)), (needs_grad(3),))
-
-
-@case
-def views_of_input() -> Case:
-    """Outputs that are views of an input, by the view operators that keep the number of elements."""
-
-    def views(x: Tensor) -> tuple[Tensor, ...]:
-        return (
-            x.view(4, 1, 6),
-            x.t(),
-            x.transpose(0, 1).transpose(1, 0),
-            x.permute(1, 0).unsqueeze(0),
-            x.unsqueeze(1).squeeze(),
-            x.unsqueeze(1).squeeze(1),
-            x.unsqueeze(1).squeeze((1, 2)),
-            x.detach(),
-        )
-
-    return Case(views, (needs_grad(4, 6),))
-
-
-@case
-def selections_of_input() -> Case:
-    """Outputs that are views of some elements of an input, or of some several times."""
-
-    def views(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        return (x.expand(2, 4, 6), x[1], x[:, 1:5:2], x.diagonal(1), x.unfold(1, 3, 2), torch.view_as_real(z))
-
-    return Case(views, (needs_grad(4, 6), torch.polar(ramp(3), ramp(3)).requires_grad_(True)))
 
 
 @case
@@ -324,43 +222,6 @@ def python_that_reads_tensors() -> Case:
 
 
 @case
-def views_of_intermediate() -> Case:
-    """Two views of one intermediate that is no output itself."""
-
-    def views(x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x * 2
-        return y.view(-1), y.t()
-
-    return Case(views, (needs_grad(2, 3),))
-
-
-@case
-def strided_views_of_intermediate() -> Case:
-    """Views of one intermediate without recorded steps, with and without gradients."""
-
-    def views(x: Tensor) -> tuple[Tensor, ...]:
-        y = x * 2
-        with torch.no_grad():
-            still = y.view(-1)
-        return y.as_strided((2, 2), (1, 2), 1), y.t(), still, y.detach()
-
-    return Case(views, (needs_grad(2, 3),))
-
-
-@case
-def strided_views_of_output() -> Case:
-    """Views of another output without recorded steps, with and without gradients."""
-
-    def views(x: Tensor) -> tuple[Tensor, ...]:
-        y = x * 2
-        with torch.no_grad():
-            still = y.view(-1)
-        return y, y.as_strided((2, 2), (1, 2), 1), still, y.detach()
-
-    return Case(views, (needs_grad(2, 3),))
-
-
-@case
 def view_of_output() -> Case:
     """A view of another output."""
 
@@ -369,12 +230,6 @@ def view_of_output() -> Case:
         return y, y.view(-1)
 
     return Case(views, (needs_grad(2, 3),))
-
-
-@case
-def unsafe_view() -> Case:
-    """A single view of an intermediate."""
-    return Case(lambda x: (x * 2).view(-1), (needs_grad(2, 3),))
 
 
 class _Flat(torch.autograd.Function):
@@ -468,18 +323,6 @@ def dynamic_integer() -> Case:
         (needs_grad(3, 2), 3),
         dynamic_shapes={"x": None, "n": torch.export.Dim.DYNAMIC},
     )
-
-
-@case
-def sizes_from_floats() -> Case:
-    """Sizes that are computed with floats."""
-
-    def forward(x: Tensor) -> Tensor:
-        rows = x.shape[0]
-        columns = math.floor(rows / 3) + math.ceil(rows / 4) + round(rows * 0.3) + math.trunc(math.sqrt(rows))
-        return torch.ones(columns) * x.sum()
-
-    return Case(forward, (needs_grad(11, 2),), dynamic_shapes={"x": {0: torch.export.Dim("rows", min=2, max=64)}})
 
 
 # --- mutations --------------------------------------------------------------------------------------------
@@ -622,25 +465,6 @@ def dict_read_by_key() -> Case:
 
 
 @case
-def notes() -> Case:
-    """A note of every kind."""
-
-    class Noted(nn.Module):
-        def forward(self, x: Tensor, times: int) -> Tensor:
-            if x.abs().sum() > 0:
-                x = x + len(range(int(x.abs().argmax())))
-            return x[:5] * times if x.shape[0] > 4 else x
-
-        def keep(self, x: Tensor) -> Tensor:
-            self.last = x * 2
-            return x * 3
-
-    keep = aotexport.Program("keep", method="keep", example=(ramp(2),))
-    rows = torch.export.Dim("rows", min=1, max=64)
-    return Case(Noted(), (ramp(6), 2), programs=("infer", keep), dynamic_shapes={"x": {0: rows}, "times": None})
-
-
-@case
 def nested_inputs() -> Case:
     """Every kind of container among the inputs, and constants of every type."""
 
@@ -684,19 +508,6 @@ class Items(list[Any]):
 
 
 @case
-def python_values() -> Case:
-    """Values that no operator takes, among inputs and outputs."""
-
-    def call(x: Tensor, values: list[Any]) -> Any:
-        return x * 2, values
-
-    names = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
-    numbers = [numpy.bool_(True), numpy.float32("inf"), *(numpy.dtype(name).type(2) for name in names)]
-    values = [b"\x00bytes", range(1, 7, 2), ..., *numbers]
-    return Case(call, (ramp(3), values), programs=("infer",))
-
-
-@case
 def numpy_arrays() -> Case:
     """Arrays of NumPy, taken, changed and returned."""
 
@@ -705,20 +516,6 @@ def numpy_arrays() -> Case:
         return x, (torch.from_numpy(x) * scale).numpy()
 
     return Case(call, (ramp(3).numpy(), ramp(3)), programs=("infer",))
-
-
-@case
-def attributes_that_calls_change() -> Case:
-    """A counter, a tensor that is kept for the next call, and one in a dict."""
-
-    def call(self: Any, x: Tensor) -> Tensor:
-        self.calls += 1
-        self.table["sum"] = self.table["sum"] + x
-        x = x if self.last is None else x + self.last
-        self.last = x * self.calls
-        return self.last
-
-    return Case(Built(call, calls=0, last=None, table={"sum": ramp(3)}).eval(), (ramp(3),), programs=("infer",))
 
 
 @case
@@ -805,58 +602,7 @@ def dynamic_sizes() -> Case:
     return Case(call, (needs_grad(4, 5), needs_grad(9, 5)), dynamic_shapes=shapes)
 
 
-@case
-def size_arithmetic() -> Case:
-    """Sizes computed by every operator on sizes."""
-
-    def call(x: Tensor) -> tuple[Any, ...]:
-        rows, columns = x.shape
-        is_square = rows == columns
-        return (
-            torch.ones(torch.sym_max(rows, columns)),
-            torch.ones(torch.sym_min(rows, columns)),
-            rows**2,
-            -(-rows // columns),
-            torch.sym_ite(is_square, rows, columns),
-            torch.sym_ite(torch.sym_not(is_square), rows, columns),
-            torch.sym_ite((rows < columns) & (rows > 3), rows, columns),
-            torch.sym_ite((rows <= columns) | (rows != 3), rows, columns),
-            torch.sym_int(rows * 0.5),
-        )
-
-    shapes = {"x": {0: torch.export.Dim("rows", min=2), 1: torch.export.Dim("columns", min=2)}}
-    return Case(call, (ramp(4, 5),), programs=("infer",), dynamic_shapes=shapes)
-
-
-@case
-def data_dependent_size() -> Case:
-    """A size that only the data knows."""
-
-    def call(x: Tensor, n: Tensor) -> Tensor:
-        count = n.item()
-        torch._check(count >= 0)
-        torch._check(count <= 4)
-        return x.sum() + torch.ones(count).sum()
-
-    return Case(call, (ramp(4), torch.tensor(3)), programs=("infer",))
-
-
 # --- nodes ------------------------------------------------------------------------------------------------
-
-
-@case
-def arguments() -> Case:
-    """Operators with arguments of every kind."""
-
-    def call(x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
-        blank = torch.full((2, 3), float("-inf"), dtype=torch.float64, device="cpu", layout=torch.strided)
-        picked = x[None, index, :, 1:]
-        rounded = torch.div(x, 3.0, rounding_mode="floor")
-        turned = torch.full((2,), complex(1, -2)).abs()
-        laid_out = x.to(memory_format=torch.channels_last)
-        return blank, picked, rounded, turned, laid_out, x.nan_to_num(1e-308, float("inf"))
-
-    return Case(call, (ramp(2, 2, 2, 3), torch.tensor([1, 0])), programs=("infer",))
 
 
 @case
@@ -890,28 +636,6 @@ def branches() -> Case:
 
 
 @case
-def loops() -> Case:
-    """A loop, a scan and a map."""
-
-    def call(x: Tensor) -> tuple[Tensor, ...]:
-        count, grown = while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
-        total, products = scan(lambda carried, x: (carried + x, carried * x), torch.zeros(2), x)
-        return count, grown, total, products, map_over(lambda row: row.sin(), x)
-
-    return Case(call, (ramp(3, 2),), programs=("infer",))
-
-
-@case
-def loop_with_gradients() -> Case:
-    """A loop whose steps are kept for backward."""
-
-    def call(x: Tensor) -> tuple[Tensor, ...]:
-        return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))
-
-    return Case(call, (needs_grad(2),))
-
-
-@case
 def grad_mode_left_off() -> Case:
     """A call that leaves gradients switched off."""
 
@@ -923,87 +647,8 @@ def grad_mode_left_off() -> Case:
     return Case(call, (needs_grad(3),))
 
 
-@case
-def several_results() -> Case:
-    """Operators with several results, and a scalar read from a tensor."""
-
-    def call(x: Tensor) -> tuple[Tensor, Tensor]:
-        values, indices = x.sort()
-        scale = x.abs().max().item()
-        return values * scale, indices
-
-    return Case(call, (ramp(5),), programs=("infer",))
-
-
-@case
-def joint_in_eval_mode() -> Case:
-    """Gradients of a module in eval mode."""
-    return Case(nn.Sequential(nn.BatchNorm1d(3), nn.Dropout(0.5)), (ramp(4, 3),), programs=("eval-joint",))
-
-
-class Scaled(nn.Module):
-    """A module with a method beside `forward`, and a flag."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = weight(3)
-
-    def forward(self, x: Tensor, negated: bool = False) -> Tensor:
-        return -self.scale(x) if negated else self.scale(x)
-
-    def scale(self, x: Tensor) -> Tensor:
-        return x * self.weight
-
-
-@case
-def methods_and_variants() -> Case:
-    """A program of another method, and a second signature of one."""
-    programs = ("infer", aotexport.Program("scale", method="scale"))
-    return Case(Scaled(), (ramp(2, 3),), programs=programs, variants=((ramp(2, 3), True),))
-
-
-@case
-def tensor_subclasses() -> Case:
-    """Tensors of wrapper subclasses, plain and nested, as state and argument; one made in the call."""
-    weight = ScaledInt8.of(torch.linspace(-1, 1, 8).reshape(2, 4), Recipe(Rounding.DOWN, Block(1, 4)))
-
-    def forward(self: Built, x: Tensor, y: Tensor, z: Tensor) -> Any:
-        return nn.functional.linear(y, self.weight) + self.turned, x * 2, TwoTensor(y + 1, y * 2).sin() + z
-
-    turned = TwoTensor(torch.ones(2, 2).t(), torch.linspace(0, 1, 4).reshape(2, 2).t())
-    inner = TwoTensor(torch.linspace(0, 1, 3) + 1j, torch.linspace(1, 2, 3) * 1j)
-    x = TwoTensor(inner, inner * 2)
-    y = torch.linspace(0, 1, 4).reshape(1, 4)
-    return Case(Built(forward, weight=weight, turned=turned), (x, y, TwoTensor(y, y)), programs=("infer",))
-
-
-@case
-def kernels() -> Case:
-    """Lowered to kernels: a product, element-wise arithmetic, and a size that may vary."""
-
-    def scaled(x: Tensor, weight: Tensor) -> Tensor:
-        return torch.mm(x, weight).tanh() * x.shape[0]
-
-    batch = torch.export.Dim("batch", min=2, max=64)
-    args = (torch.linspace(-1, 1, 8).reshape(4, 2), torch.linspace(0, 1, 6).reshape(2, 3).requires_grad_())
-    return Case(
-        scaled, args, programs=("train", "infer"), dynamic_shapes=({0: batch}, None), targets=("portable", "cuda:sm_80")
-    )
-
-
 TYPES = (Block, Recipe, Rounding, ScaledInt8, TwoTensor)
 """The classes that readers of the goldens are given."""
-
-
-@case
-def compiled_for_no_target() -> Case:
-    """A program that no processor's target takes, with the reason."""
-
-    def call(x: Tensor) -> Tensor:
-        torch.rand(3)
-        return x * 2
-
-    return Case(call, (ramp(3),), programs=("infer",), targets=("cpu:v3,v4",))
 
 
 @case
@@ -1055,28 +700,6 @@ def checkpoint() -> Case:
     return Case(call, (needs_grad(2, 2), needs_grad(2, 2)))
 
 
-class Submodules(nn.Module):
-    """Calls submodules of torch's classes and of its own: one twice and by two names, and one not at all."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Dropout(0.5))
-        self.again = self.block[0]
-        self.own = Built(lambda self, x, scale: {"scaled": x * scale, "given": x}, scale=torch.ones(2))
-        self.read = nn.Linear(2, 2)
-        self.factor, self.factors = 2.0, [2.0]
-
-    def forward(self, x: Tensor) -> Tensor:
-        result = self.own(self.block(x), self.factor)
-        return self.again(result["scaled"]) + self.read.weight
-
-
-@case
-def submodules() -> Case:
-    """Calls of submodules, nested, twice, with structures; one that is used without a call; other attributes."""
-    return Case(Submodules(), (torch.randn(2, 2),))
-
-
 class Cancelling(nn.Module):
     """Loses the last digits in eager mode, where its trace has all of them."""
 
@@ -1088,41 +711,7 @@ class Cancelling(nn.Module):
         return (x if torch.compiler.is_compiling() else (x + 16384) - 16384) * self.weight
 
 
-@case
-def values_that_eager_rounds() -> Case:
-    """Recorded calls with eager's own errors, which verification found."""
-    return Case(Cancelling(), (torch.linspace(-1, 1, 12).reshape(3, 4) / 3,), verify=True)
-
-
 # --- rules that only some calls show ----------------------------------------------------------------------
-
-
-@case
-def shared_state() -> Case:
-    """Two buffers with the same memory: what is added to one shows in the other."""
-    memory = ramp(4)
-    return Case(Built(lambda self, x: (self.a.add_(x), self.b * 2)[1], a=memory[:3], b=memory[1:]), (ramp(3),))
-
-
-@case
-def unused_draws() -> Case:
-    """Random numbers that nothing uses, before some that are used."""
-
-    def draw(x: Tensor) -> Tensor:
-        torch.rand_like(x)
-        return x * torch.rand_like(x)
-
-    return Case(draw, (needs_grad(3),))
-
-
-@case
-def branch_that_uses_one_operand() -> Case:
-    """A branch whose operands get gradients, zeros where the branch taken does not use them."""
-
-    def call(x: Tensor, y: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda x, y: x.sin(), lambda x, y: y.cos(), (x, y))
-
-    return Case(call, (needs_grad(2, 2), needs_grad(2, 2)))
 
 
 @case
@@ -1156,26 +745,6 @@ def loop_without_a_step() -> Case:
         return while_loop(lambda i, a, b: i < 3, lambda i, a, b: (i + 1, a * z, b.detach() + 0), start)
 
     return Case(call, (needs_grad(2), needs_grad(2), needs_grad(2)))
-
-
-@case
-def loop_that_cuts_gradients() -> Case:
-    """A loop that carries a sum which requires no grad when it begins."""
-
-    def call(x: Tensor) -> tuple[Tensor, ...]:
-        start = (torch.tensor(0), torch.zeros(2), x)
-        return while_loop(lambda i, total, x: i < 3, lambda i, total, x: (i + 1, total + x, x.sin()), start)
-
-    return Case(call, (needs_grad(2),))
-
-
-@case
-def sparse_gradient() -> Case:
-    """A table whose gradient is a sparse tensor."""
-    return Case(
-        Built(lambda self, x: nn.functional.embedding(x, self.table, sparse=True), table=weight(5, 2)),
-        (torch.tensor([1, 3, 1]),),
-    )
 
 
 @case

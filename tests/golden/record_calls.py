@@ -1,4 +1,4 @@
-"""Write `calls/cases.json`, the golden calls with what eager shows: `python -m tests.golden.record_calls`."""
+"""Write what eager shows of the golden calls to `calls/cases.json`, anew: `python -m tests.golden.record_calls`."""
 
 import inspect
 import json
@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.golden.call_table import CALLS
 from tests.golden.cases import CASES
-from tests.golden.observe import HERE, Observer
+from tests.golden.observe import CALLS, HERE, Observer
 from tests.golden.places import place
 from tests.golden.refuse import bundle_of, edited_bundle
 
@@ -50,7 +49,7 @@ class Model:
 
 def recorded(name: str, root: Path) -> dict[str, Any]:
     """Return a golden call with what eager shows of it; `root` is where its bundle may be edited."""
-    case = CALLS[name]
+    case = {key: value for key, value in CALLS[name].items() if key not in ("facts", "values")}
     bundle = edited_bundle(case, root / name) if "edits" in case else bundle_of(case["golden"])
     mode = json.loads((bundle / f"programs/{case['program']}/program.json").read_text(encoding="utf-8"))["mode"]
     if case["graph"] == "refused":

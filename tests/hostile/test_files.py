@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from aotexport_runtime import BundleInvalid, Limits, NotSupported, load, open_bundle
 from tests.hostile.crafted import Crafted
@@ -43,34 +44,6 @@ def test_manifest_that_is_a_link_is_refused(crafted: Crafted):
     assert str(caught.value) == f"`{crafted.root}` is no bundle: it has no file `bundle.json`"
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "/etc/passwd",
-        "../secret",
-        "a/../../secret",
-        "./a",
-        "a//b",
-        "a/",
-        "",
-        "..",
-        "a\\..\\b",
-        "C:secret",
-        "a\0b",
-        "a\nb",
-        ".hidden",
-        "a ",
-        "a.",
-        "\uff41",
-        "a" * 129,
-        "/".join(["a"] * 600),
-    ],
-)
-def test_listed_path_that_is_not_plain_is_refused(crafted: Crafted, path):
-    crafted.put("manifest", "files/-", {"path": path, "nbytes": 0, "sha256": "0" * 64})
-    assert crafted.refusal() == f"bundle.json: `FileEntry.path` {path[:80]!r} is not a plain relative path"
-
-
 def test_listed_link_that_leads_outside_is_refused(crafted: Crafted):
     secret = crafted.root.parent / "secret"
     secret.write_text("secret")
@@ -85,15 +58,15 @@ def test_listed_file_below_a_link_that_leads_outside_is_refused(crafted: Crafted
     assert crafted.refusal() == "weights/model.safetensors: leads outside the bundle"
 
 
+def test_bundle_that_was_only_copied_and_sealed_still_loads_and_runs(crafted: Crafted):
+    crafted.read()
+    assert load(crafted.root)(torch.ones(3, 4))["turned"].shape == (4, 3)
+
+
 def test_link_that_stays_inside_is_followed(crafted: Crafted):
     (crafted.root / "README.md").rename(crafted.root / "text")
     (crafted.root / "README.md").symlink_to("text")
     crafted.read()
-
-
-def test_listed_directory_is_refused(crafted: Crafted):
-    crafted.put("manifest", "files/-", {"path": "weights", "nbytes": 0, "sha256": "0" * 64})
-    assert crafted.refusal() == "weights: missing"
 
 
 def test_listed_pipe_is_refused_without_being_opened(crafted: Crafted):
@@ -133,7 +106,7 @@ def test_listed_file_of_another_digest_is_refused(crafted: Crafted, path):
     assert str(caught.value) == f"{path}: {TAMPERED}"
 
 
-@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize("mapped", [None, True, False])
 @pytest.mark.parametrize("path", ["README.md", "weights/model.safetensors"])
 def test_listed_file_of_another_digest_is_refused_by_a_load_that_is_not_told_otherwise(crafted: Crafted, path, mapped):
     _flip(crafted, path)
@@ -162,13 +135,6 @@ def test_file_that_is_not_listed_is_not_read(crafted: Crafted, path):
     assert crafted.refusal() == f"{path}: not listed in the manifest"
 
 
-@pytest.mark.parametrize("file", ["../../bundle.json", "/etc/passwd", "a/b", ""])
-@pytest.mark.parametrize(("path", "name"), [("forward", "ForwardGraph"), ("functional", "FunctionalGraph")])
-def test_graph_file_that_is_no_plain_name_is_refused(crafted: Crafted, path, name, file):
-    crafted.put("program", f"{path}/file", file)
-    assert crafted.refusal() == f"programs/train/program.json: `{name}.file` {file!r} is not a plain name"
-
-
 def test_json_file_that_is_listed_as_enormous_is_not_read(crafted: Crafted):
     path = crafted.root / "programs/train/joint.json"
     path.write_bytes(path.read_bytes() + b" " * (1 << 20))
@@ -177,13 +143,6 @@ def test_json_file_that_is_listed_as_enormous_is_not_read(crafted: Crafted):
     with pytest.raises(BundleInvalid) as caught:
         bundle.graph("train", "joint.json")
     assert str(caught.value) == "programs/train/joint.json: larger than the 1048576 bytes of JSON that are read"
-
-
-def test_load_refuses_what_open_refuses(crafted: Crafted):
-    _flip(crafted, "weights/model.safetensors")
-    with pytest.raises(BundleInvalid) as caught:
-        load(crafted.root)
-    assert str(caught.value) == f"weights/model.safetensors: {TAMPERED}"
 
 
 @pytest.mark.parametrize("location", ["../outside", "linked"])

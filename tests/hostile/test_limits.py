@@ -43,42 +43,6 @@ def body(crafted: Crafted, name: str, inputs: dict[str, Any], nodes: list[dict[s
 # --- numbers ------------------------------------------------------------------------------------------------
 
 
-def test_integer_that_says_to_be_a_float_is_refused(crafted: Crafted):
-    crafted.node("forward", name="a", op="python::add", args=[7, 0], meta=FLOAT)
-    crafted.node("forward", name="b", op="python::pow", args=["a", 10**8], meta=SIZE)
-    assert crafted.refusal() == f"{WHERE}: builtin `python::add` gives an integer, and the graph says a float"
-
-
-@pytest.mark.parametrize("meta", [FLOAT, tensor(), {"kind": "sequence", "items": [SIZE]}])
-def test_metadata_of_another_kind_than_an_operators_result_is_refused(crafted: Crafted, meta):
-    crafted.node("forward", name="a", op="aten::sym_size.int", args=["linear", 0], meta=meta)
-    message = "operator `aten::sym_size.int` gives SymInt, and the graph says otherwise"
-    assert failure(crafted) == f"programs/train/forward.json: {message}"
-
-
-def test_number_of_a_graph_in_the_place_of_a_dtype_is_refused(crafted: Crafted):
-    crafted.node("forward", name="a", op="aten::sym_size.int", args=["linear", 0], meta=SIZE)
-    crafted.node("forward", name="b", op="aten::softmax.int", args=["linear", 0, "a"], meta=tensor())
-    message = "argument `dtype` of operator `aten::softmax.int` is no ScalarType"
-    assert failure(crafted) == f"programs/train/forward.json: {message}"
-
-
-def test_list_that_says_to_be_a_number_is_refused(crafted: Crafted):
-    crafted.node("forward", name="l0", op="aten::unbind.int", args=["linear"], meta=SIZE)
-    for step in range(30):
-        crafted.node("forward", name=f"l{step + 1}", op="python::add", args=[f"l{step}"] * 2, meta=SIZE)
-    message = "operator `aten::unbind.int` gives Tensor[], and the graph says otherwise"
-    assert failure(crafted) == f"programs/train/forward.json: {message}"
-
-
-def test_item_that_is_taken_for_another_kind_is_refused(crafted: Crafted):
-    crafted.node("forward", op="python::getitem", args=["max_1", 0], meta=SIZE)
-    assert (
-        crafted.refusal()
-        == f"{WHERE}: builtin `python::getitem` gives a tensor of float32 with 1 axes, and the graph says an integer"
-    )
-
-
 def test_integer_that_grows_from_subgraph_to_subgraph_is_refused(crafted: Crafted):
     crafted.node("forward", name="n0", op="aten::sym_size.int", args=["linear", 1], meta=SIZE)
     squares = [{"name": f"s{i}", "op": "python::mul", "args": [f"s{i - 1}"] * 2, "meta": SIZE} for i in range(1, 4)]
@@ -120,6 +84,10 @@ def test_integer_rounded_to_a_negative_number_of_digits_takes_no_time(crafted: C
     crafted.node("forward", op="python::round_digits", args=[5, -(10**9)], meta=SIZE)
     module = aotexport_runtime.load(crafted.seal(), target="autograd")
     assert module(torch.ones(3, 4))["best"].shape == (3,)
+
+
+def test_graph_of_an_unreasonable_number_of_nodes_is_refused(crafted: Crafted):
+    assert crafted.refusal(Limits(nodes=6)) == f"{WHERE}: 7 nodes; at most 6 are read"
 
 
 def test_stricter_limit_of_bits_holds(crafted: Crafted):

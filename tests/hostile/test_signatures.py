@@ -16,6 +16,7 @@ from click.testing import CliRunner
 import aotexport_runtime
 from aotexport.cli.app import app
 from aotexport_runtime import ArgumentInvalid, BundleInvalid, NotSupported, Signed
+from tests.golden.refuse import seal
 
 pytest.importorskip("model_signing", reason="needs the extra `sign`")
 pytest.importorskip("OpenSSL", reason="needs the extra `sign`")
@@ -174,17 +175,6 @@ def test_certificate_that_has_expired_is_refused_but_for_a_moment_at_which_it_wa
     )
 
 
-def reseal(bundle: Path, path: str, data: bytes) -> None:
-    """Change a file, and its digest in the manifest."""
-    import hashlib
-
-    (bundle / path).write_bytes(data)
-    manifest = json.loads((bundle / "bundle.json").read_text())
-    entry = next(entry for entry in manifest["files"] if entry["path"] == path)
-    entry["nbytes"], entry["sha256"] = len(data), hashlib.sha256(data).hexdigest()
-    (bundle / "bundle.json").write_text(json.dumps(manifest))
-
-
 FORWARD = "programs/train/forward.json"
 CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest": (
@@ -192,7 +182,7 @@ CHANGES: dict[str, tuple[Callable[[Path], object], str]] = {
         "model.sig: not as it was signed: `bundle.json` was changed",
     ),
     "resealed": (
-        lambda root: reseal(root, FORWARD, (root / FORWARD).read_bytes() + b" "),
+        lambda root: [(root / FORWARD).write_text((root / FORWARD).read_text() + " "), seal(root)],
         f"model.sig: not as it was signed: `bundle.json` was changed, `{FORWARD}` was changed",
     ),
     "readme": (lambda root: (root / "README.md").write_text("trust me"), "README.md: expected 872 bytes, got 8"),
@@ -283,7 +273,7 @@ def test_forged_payload_is_refused(signed: Path, keys: Path) -> None:
     """A signature holds for the names and digests that were signed, and no others."""
     import base64
 
-    reseal(signed, FORWARD, (signed / FORWARD).read_bytes() + b" ")
+    CHANGES["resealed"][0](signed)
     document = json.loads((signed / "model.sig").read_text())
     payload = json.loads(base64.b64decode(document["dsseEnvelope"]["payload"]))
     payload["predicate"]["resources"] = []

@@ -19,20 +19,6 @@ def text(value: str) -> dict[str, str]:
     return {"kind": "string", "value": value}
 
 
-@pytest.mark.parametrize("kind", ["namedtuple", "dataclass", "object"])
-def test_field_that_python_takes_for_another_is_refused(crafted: Crafted, kind: str) -> None:
-    items = [{"kind": "leaf", "index": index} for index in range(2)]
-    tree = {"kind": "named_fields", "type": kind, "name": "Result", "fields": ["a", "ª"], "items": items}
-    crafted.put("program", "output_tree", tree)
-    expected = "programs/train/program.json: the name 'ª' in a tree is no plain identifier"
-    assert crafted.refusal() == expected
-
-
-def test_parameter_that_python_takes_for_another_is_refused(crafted: Crafted) -> None:
-    crafted.put("program", "parameters/0/name", "ﬁt")
-    assert crafted.refusal() == "programs/train/program.json: `Parameter.name` 'ﬁt' is not an identifier"
-
-
 @pytest.mark.parametrize(
     ("op", "args", "error"),
     [

@@ -5,7 +5,7 @@ import struct
 
 import pytest
 
-from aotexport_runtime import BundleInvalid, load
+from aotexport_runtime import BundleInvalid, load, selftest
 from tests.hostile.crafted import Crafted
 
 FILE = "weights/model.safetensors"
@@ -117,3 +117,11 @@ def test_dtype_that_the_format_lacks_is_refused(crafted: Crafted, mapped):
     _add(crafted, header, {**STATE, "shape": [4]}, bytes(3))
     reason = "no tensor 'pair': Dtype not understood: F6_E2M3" if mapped else "dtype F6_E2M3 is none of the format's"
     assert _refusal(crafted, mapped) == f"weights/extra.safetensors: {reason}"
+
+
+def test_recorded_tensors_that_are_no_safetensors_file_are_refused(crafted: Crafted):
+    crafted.write("testvectors/train.example.safetensors", b"")
+    with pytest.raises(BundleInvalid) as caught:
+        selftest(crafted.seal())
+    reason = "not a safetensors file: Error while deserializing: header too small"
+    assert str(caught.value) == f"testvectors/train.example.safetensors: {reason}"

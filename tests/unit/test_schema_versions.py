@@ -107,24 +107,6 @@ def test_manifest_of_a_newer_minor_that_permits_this_reader_is_read():
     assert bundle.read_manifest(manifest(format="1.7")).format == "1.7"
 
 
-def test_manifest_of_a_newer_minor_with_an_unknown_field_is_refused():
-    with pytest.raises(BundleInvalid) as caught:
-        bundle.read_manifest(manifest(format="1.7", colour="red"))
-
-    assert str(caught.value) == "bundle.json: Object contains unknown field `colour`"
-
-
-@pytest.mark.parametrize("convention", [0, 2])
-def test_manifest_of_an_unknown_calling_convention_is_refused(convention):
-    with pytest.raises(BundleInvalid) as caught:
-        bundle.read_manifest(manifest(calling_convention=convention))
-
-    assert str(caught.value) == (
-        f"bundle.json: calling convention {convention} is not known to this runtime, which implements 1 to 1. Install "
-        "the aotexport-runtime that fits, or export the model again"
-    )
-
-
 def test_min_reader_of_fields_at_their_defaults_is_the_first_format():
     assert min_reader([decode_record(manifest(operator_set="aotexport.aten/1"), Manifest, where="x")]) == (1, 0)
 

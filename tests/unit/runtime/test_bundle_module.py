@@ -33,22 +33,6 @@ def same(a: dict, b: dict) -> bool:
 # --- state ------------------------------------------------------------------------------------------------
 
 
-def test_state_dict_loads_into_the_original(loaded, make_tiny):
-    original = make_tiny()
-    with torch.no_grad():
-        loaded.linear.weight.mul_(3)
-    original.load_state_dict(loaded.state_dict())
-    assert same(original.state_dict(), loaded.state_dict())
-
-
-def test_state_dict_of_the_original_loads(loaded, make_tiny, batch):
-    original = make_tiny()
-    with torch.no_grad():
-        original.linear.weight.mul_(3)
-    loaded.load_state_dict(original.state_dict())
-    assert torch.equal(loaded(batch)["best"], original(batch)["best"])
-
-
 @pytest.mark.parametrize("name", ["embedding.weight", "head.weight"])
 @pytest.mark.parametrize("wrapped", [False, True])
 def test_state_with_one_name_of_a_tied_weight_loads(name, wrapped):
@@ -81,29 +65,6 @@ def test_buffer_that_the_call_changes_is_changed(loaded, batch):
     loaded(batch)
     loaded.eval()(batch)
     assert loaded.calls == 2
-
-
-def test_gradient_of_a_frozen_parameter_is_none_and_others_are_right(loaded, make_tiny, batch):
-    original = make_tiny()
-    for module in (original, loaded):
-        module.linear.weight.requires_grad_(False)
-        module(batch)["best"].sum().backward()
-    assert loaded.linear.weight.grad is None
-    assert torch.equal(loaded.linear.bias.grad, original.linear.bias.grad)
-
-
-def test_module_with_everything_frozen_returns_no_differentiable_tensor(loaded, batch):
-    assert not loaded.requires_grad_(False)(batch)["best"].requires_grad
-
-
-def test_gradients_accumulate_and_are_zeroed(loaded, batch):
-    for _ in range(2):
-        loaded(batch)["best"].sum().backward()
-    once = load(loaded.bundle.root)
-    once(batch)["best"].sum().backward()
-    assert torch.equal(loaded.linear.bias.grad, 2 * once.linear.bias.grad)
-    loaded.zero_grad()
-    assert loaded.linear.bias.grad is None
 
 
 @pytest.mark.parametrize("convert", ["half", "double", "bfloat16"])
@@ -209,18 +170,8 @@ def test_hooks_of_modules_and_parameters_are_called_in_order(loaded, batch):
     assert seen == ["before", "after", "gradient", "accumulated"]
 
 
-def test_hook_that_changes_the_output_changes_it(loaded, batch):
-    loaded.register_forward_hook(lambda module, args, output: output["best"])
-    assert loaded(batch).shape == (3,)
-
-
 def test_repr_says_what_it_is(loaded):
     assert repr(loaded).splitlines()[1] == f"  Tiny, programs: train, infer, from {str(loaded.bundle.root)!r}"
-
-
-def test_functional_call_takes_other_parameters(loaded, batch):
-    replaced = {"linear.weight": torch.zeros(3, 4), "linear.bias": torch.ones(3)}
-    assert torch.func.functional_call(loaded, replaced, (batch,))["best"].tolist() == [2.0, 2.0, 2.0]
 
 
 # --- names that equal ours --------------------------------------------------------------------------------

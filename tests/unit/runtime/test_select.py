@@ -81,21 +81,6 @@ SMALL, LARGE = graph("linear.default"), matmul(256, 256, 256)
             "most of its 65 operators are element-wise",
         ),
         (SMALL, graph(*["mul.Tensor"] * 60), {}, "autograd", "no matmul is large enough to gain by oneDNN"),
-        (SMALL, LARGE, {"prefers_onednn": lambda _: True}, "portable", "oneDNN is faster here for 256x256 by 256x256"),
-        (
-            SMALL,
-            LARGE,
-            {"prefers_onednn": lambda _: False},
-            "autograd",
-            "oneDNN is not clearly faster here for 256x256 by 256x256",
-        ),
-        (
-            SMALL,
-            LARGE,
-            {},
-            "portable",
-            "oneDNN may be faster for 256x256 by 256x256, which the first call measures; else the forward graph runs",
-        ),
     ],
 )
 def test_figures_choose_one_of_two_graphs_and_say_why(forward, functional, options, engine, reason):
@@ -107,7 +92,6 @@ def test_figures_choose_one_of_two_graphs_and_say_why(forward, functional, optio
 @pytest.mark.parametrize(
     ("options", "engines", "why_not"),
     [
-        ({}, (LEVEL, "portable", "autograd"), {}),
         (
             {"changed": "`head` was replaced"},
             ("autograd",),
@@ -115,17 +99,6 @@ def test_figures_choose_one_of_two_graphs_and_say_why(forward, functional, optio
         ),
         ({"failed": {LEVEL: "no such file"}}, ("portable", "autograd"), {LEVEL: "no such file"}),
         ({"device": "cuda"}, ("portable", "autograd"), {LEVEL: "it is for processors, and the bundle is on cuda"}),
-        (
-            {"request": Request(memory_budget=0.5)},
-            ("portable", "autograd"),
-            {LEVEL: "it saves more for backward than the memory budget of 0.5"},
-        ),
-        ({"request": Request(target="cpu")}, (LEVEL, "portable", "autograd"), {}),
-        (
-            {"request": Request(target="autograd")},
-            ("autograd",),
-            dict.fromkeys((LEVEL, "portable"), "target `autograd` was asked for"),
-        ),
     ],
 )
 def test_libraries_serve_unless_a_rule_says_why_not(options, engines, why_not):

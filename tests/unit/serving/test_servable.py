@@ -1,7 +1,7 @@
 """A servable: names, answers, the proof that it is ready, and what it refuses."""
 
-import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -15,6 +15,7 @@ from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported,
 from aotexport_runtime.module.recorded import read_vector, recorded_observation
 from aotexport_runtime.serving.joining import result_of
 from aotexport_runtime.serving.servable import Servable
+from tests.golden.refuse import seal
 from tests.unit.serving.conftest import Pair, digits_model
 
 
@@ -167,22 +168,12 @@ def test_warm_up_of_changed_weights_fails_the_self_test(exported, tmp_path):
 
 def copied(path, place):
     """Return a copy of a bundle whose first bias is another, with digests that fit."""
-    import hashlib
-    import shutil
-
     shutil.copytree(path, place / "bundle")
-    manifest = json.loads((place / "bundle/bundle.json").read_text())
-    file = next(state["file"] for state in manifest["state"] if state["name"] == "0.bias")
-    weights = safetensors.torch.load_file(place / "bundle" / file)
-    key = next(state["key"] for state in manifest["state"] if state["name"] == "0.bias")
-    weights[key] += 1
-    safetensors.torch.save_file(weights, place / "bundle" / file)
-    data = (place / "bundle" / file).read_bytes()
-    for entry in manifest["files"]:
-        if entry["path"] == file:
-            entry |= {"sha256": hashlib.sha256(data).hexdigest(), "nbytes": len(data)}
-    (place / "bundle/bundle.json").write_text(json.dumps(manifest))
-    return place / "bundle"
+    state = next(each for each in open_bundle(path).manifest.state if each.name == "0.bias")
+    weights = safetensors.torch.load_file(place / "bundle" / state.file)
+    weights[state.key] += 1
+    safetensors.torch.save_file(weights, place / "bundle" / state.file)
+    return seal(place / "bundle")
 
 
 REFUSALS = {
