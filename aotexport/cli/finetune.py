@@ -39,7 +39,6 @@ _INTERRUPTED = 130
 
 
 def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options of the fields of `Settings` to a command."""
     for setting in reversed(fields(Settings)):
         others, default = dict(setting.metadata), setting.default
         flag = others.pop("flag", setting.name.replace("_", "-"))

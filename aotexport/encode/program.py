@@ -57,7 +57,7 @@ class EncodedProgram:
 
     Attributes:
         notes: sentences for the user about effects that the bundle does not reproduce.
-        lowered: its lowered forms by target, each with a `record` and `graphs` by file name.
+        lowered: its form for NVIDIA GPUs, with a `record` and `graphs` by file name; None: it has none.
         compiled: names of the targets for which it was compiled to libraries.
         casts: the program of the model in another dtype, by its name, with a forward graph alone.
         size_lines: the user's line that narrowed the range of a symbol, by its name.
@@ -68,7 +68,7 @@ class EncodedProgram:
     graphs: dict[str, Graph]
     notes: tuple[str, ...] = ()
     variant_of: str | None = None
-    lowered: dict[str, Any] = field(default_factory=dict)
+    lowered: Any = None
     compiled: tuple[str, ...] = ()
     casts: dict[str, EncodedProgram] = field(default_factory=dict)
     size_lines: dict[str, SourceLine] = field(default_factory=dict)
@@ -86,7 +86,7 @@ class EncodedProgram:
         refusals = (*self.record.refusals, Refusal(graph=graph, reason=reason))
         record = msgspec.structs.replace(self.record, functional=None, refusals=refusals)
         graphs = {FORWARD_FILE: self.graphs[FORWARD_FILE]}
-        return dataclasses.replace(self, record=record, graphs=graphs, lowered={})
+        return dataclasses.replace(self, record=record, graphs=graphs, lowered=None)
 
 
 def _launched(graph: Graph) -> Iterator[str]:

@@ -91,8 +91,6 @@ def _rows(examples: Examples, rows: Sequence[int]) -> Examples:
 
 
 class _Maker:
-    """Makes examples of the columns of one table."""
-
     def __init__(self, table: Table, model: Model, settings: Settings, tokenizer: str | None) -> None:
         self._table = table
         self._inputs = {name: spec for name, spec in model.inputs.items() if name != OWN_TARGET}
@@ -155,7 +153,8 @@ class _Maker:
         classes = Classes(self._table.column(target), target, several=several)
         if several and not classes.names:
             made, numbers = self._numbered(table)
-            row = next((row for row, each in zip(numbers, made[TARGET], strict=True) if not _is_part(each)), None)
+            pairs = zip(numbers, made[TARGET], strict=True)
+            row = next((row for row, each in pairs if not ((each >= 0) & (each <= 1)).all()), None)
             if row is not None:
                 raise DataInvalid(f"column `{target}`, row {row}: expected names of classes, or from 0 to 1 per class")
             return made, numbers
@@ -355,10 +354,6 @@ class _Maker:
 
 _Made = tuple[dict[str, Sequence[torch.Tensor]], Sequence[int]]
 """Tensors per example by name, and the row of the data that each is of."""
-
-
-def _is_part(numbers: torch.Tensor) -> bool:
-    return bool(((numbers >= 0) & (numbers <= 1)).all())
 
 
 def _check_counts(tags: Sequence[Sequence[int]], counted: Sequence[Any], column: str, what: str) -> None:

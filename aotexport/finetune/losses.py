@@ -117,15 +117,14 @@ def _largest(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return logits.argmax(-1) == target
 
 
-def _signs(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    return (logits > 0) == (target > 0.5)
-
-
 _WORDS = _Kind("logits [examples, tokens, words]", _cross_entropy, None, (3,))
 _KINDS: dict[Loss, _Kind] = {
     "classification": _Kind("logits [examples, classes]", _cross_entropy, _largest, (2,)),
     "multi-label": _Kind(
-        "logits [examples, classes]", _of_numbers(functional.binary_cross_entropy_with_logits), _signs, (2,)
+        "logits [examples, classes]",
+        _of_numbers(functional.binary_cross_entropy_with_logits),
+        lambda logits, target: (logits > 0) == (target > 0.5),
+        (2,),
     ),
     "regression": _Kind("numbers [examples, numbers]", _of_numbers(functional.mse_loss), None, (1, 2)),
     "token-classification": _Kind("logits [examples, tokens, classes]", _cross_entropy, _largest, (3,)),

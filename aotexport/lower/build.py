@@ -28,7 +28,7 @@ CUDA = "cuda"
 def with_lowered(
     program: EncodedProgram, forward: ForwardCapture, functional: FunctionalCapture | Refused, targets: Targets
 ) -> EncodedProgram:
-    """Return a program with its lowered forms, or with a note why it has none."""
+    """Return a program with its lowered form, or with a note why it has none."""
     if not targets.cuda:
         return program
     if isinstance(functional, Refused) or program.record.functional is None:
@@ -37,23 +37,19 @@ def with_lowered(
     from aotexport.lower.cuda.retarget import CannotLower
 
     try:
-        lowered = lower_program(program.record, forward, functional)
+        return dataclasses.replace(program, lowered=lower_program(program.record, forward, functional))
     except CannotLower as error:
         return _noted(program, str(error))
-    return dataclasses.replace(program, lowered={CUDA: lowered})
 
 
 def with_results_apart(program: EncodedProgram) -> EncodedProgram:
     """Return a program whose kernels share memory with inputs only where its functional graph does."""
-    functional = program.record.functional
-    if CUDA not in program.lowered or functional is None:
+    functional, lowered = program.record.functional, program.lowered
+    if lowered is None or functional is None:
         return program
-    lowered = program.lowered[CUDA]
     file = lowered.record.forward
     graph = unshared(lowered.graphs[file], program.graphs[functional.file], functional)
-    return dataclasses.replace(
-        program, lowered={CUDA: dataclasses.replace(lowered, graphs={**lowered.graphs, file: graph})}
-    )
+    return dataclasses.replace(program, lowered=dataclasses.replace(lowered, graphs={**lowered.graphs, file: graph}))
 
 
 def _noted(program: EncodedProgram, reason: str) -> EncodedProgram:
@@ -63,7 +59,7 @@ def _noted(program: EncodedProgram, reason: str) -> EncodedProgram:
 
 @dataclasses.dataclass(frozen=True)
 class TargetFiles:
-    """Files that the programs of a target share, by path below `targets/`, and sentences on failures."""
+    """Files that lowered programs share, by path below `targets/cuda/`, and sentences on failures."""
 
     files: dict[str, bytes] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -81,7 +77,7 @@ def compile_targets(
     `progress` is called with the number of finished compilations and of all. `root` is the directory that source files
     of the user are relative to; without it, kernels do not record the user's lines.
     """
-    lowered = [program.lowered[CUDA] for program in programs if program.lowered]
+    lowered = [program.lowered for program in programs if program.lowered is not None]
     if not lowered:
         return TargetFiles()
     from aotexport.lower.cuda.compile import compile_kernels, library_files
@@ -94,26 +90,21 @@ def compile_targets(
         f"kernel {job.kernel} (candidate {job.candidate}) has no code for {job.architecture}: {reason}"
         for job, reason in compiled.failures.items()
     )
-    return TargetFiles({f"{CUDA}/kernels/{name}": data for name, data in files.items()}, notes)
+    return TargetFiles({f"kernels/{name}": data for name, data in files.items()}, notes)
 
 
 def write_targets(programs: Sequence[EncodedProgram], shared: TargetFiles, directory: Path) -> None:
     """Write the lowered forms of programs below `directory`, in place of those there."""
-    root = directory / "targets"
-    for old in root.glob("*"):
-        # Libraries of processors are written once, after the graphs were verified.
-        if not old.name.startswith("cpu-"):
-            shutil.rmtree(old)
+    root = directory / "targets" / CUDA
+    shutil.rmtree(root, ignore_errors=True)
     files: dict[str, bytes] = {}
     for program in programs:
-        for target, lowered in program.lowered.items():
-            place = f"{target}/programs/{program.record.name}"
+        if (lowered := program.lowered) is not None:
+            place = f"programs/{program.record.name}"
             files[f"{place}/lowered.json"] = encode_record(lowered.record)
             for name, graph in lowered.graphs.items():
                 files[f"{place}/{name}"] = encode_record(graph, indent=False)
-    remaining = {name.partition("/")[0] for name in files}
-    files |= {name: data for name, data in shared.files.items() if name.partition("/")[0] in remaining}
-    for name, data in files.items():
+    for name, data in (files | shared.files if files else files).items():
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

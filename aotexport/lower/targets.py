@@ -68,7 +68,10 @@ def check_targets(targets: Iterable[str]) -> Targets:
             hint = ". ONNX models are an option of their own: --onnx (onnx=True)" if name == "onnx" else ""
             raise ModelFileInvalid(f"no target `{target}`; there are {', '.join(TARGETS)}{hint}")
         if name == "cpu":
-            cpu.update(options.split(",") if options else [_short(own_level())])
+            own = [short for short, level in LEVELS.items() if level == own_level()]
+            if not options and not own:
+                raise ModelFileInvalid("this machine has no level of target `cpu`; name some, as in `cpu:v3,v4`")
+            cpu.update(options.split(",") if options else own)
         if name == "cuda":
             cuda.update(options.split(",") if options else CUDA_ARCHITECTURES)
     for name in sorted(cuda - {*CUDA_ARCHITECTURES}):
@@ -81,12 +84,6 @@ def check_targets(targets: Iterable[str]) -> Targets:
         cuda=tuple(name for name in CUDA_ARCHITECTURES if name in cuda),
         cpu=tuple(level for name, level in LEVELS.items() if name in cpu),
     )
-
-
-def _short(own: Level | None) -> str:
-    if own is None:
-        raise ModelFileInvalid("this machine has no level of target `cpu`; name some, as in `cpu:v3,v4`")
-    return next(name for name, level in LEVELS.items() if level == own)
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,6 @@ def example_call(
 
 
 def _fix_integers(call: ExampleCall, passed: set[str]) -> None:
-    """Turn integers that are not dynamic into constants."""
     inputs = [i for i, leaf in enumerate(call.tensors) if isinstance(leaf, torch.Tensor) or call.axes[i] is not None]
     positions = {old: new for new, old in enumerate(inputs)}
 

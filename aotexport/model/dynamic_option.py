@@ -286,7 +286,6 @@ def _bounded(call: ExampleCall, wanted: Sequence[DynamicSize]) -> list[DynamicSi
 
 
 def _dimension(call: ExampleCall, option: DynamicSize) -> Any:
-    """Return the dimension that the call has at the place of an option."""
     place = _find(call, option)
     if not isinstance(place, Leaf):
         raise _wrong(option.text, f"the bundle was captured for this integer alone. {_WAY_OUT}")

@@ -22,6 +22,7 @@ from aotexport_runtime.schema.bounded import MAX_TEXT
 _BASE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 Slot = tuple[dict[str, Any], str]
+Role = Literal["parameter", "buffer", "constant"]
 
 
 @dataclass
@@ -38,7 +39,7 @@ class StateEntry:
 
     tensor: torch.Tensor
     names: list[str]
-    role: Literal["parameter", "buffer", "constant"]
+    role: Role
     persistent: bool = True
     slots: list[Slot] = field(default_factory=list)
     is_copied: bool = False
@@ -95,14 +96,7 @@ def collect_state(module: nn.Module | None) -> State:
                 "Python module that it was made from"
             )
         prefix = f"{path}." if path else ""
-        tables: list[tuple[Literal["parameter", "buffer", "constant"], dict[str, Any]]] = [
-            ("parameter", child._parameters),
-            ("buffer", child._buffers),
-            ("constant", vars(child)),
-        ]
-        if isinstance(child, BundleModule):
-            tables.append(("constant", child.constants))
-        for role, table in tables:
+        for role, table in _tables(child):
             first = id(table) not in seen_tables
             seen_tables.add(id(table))
             for key, tensor in table.items():
@@ -125,6 +119,15 @@ def collect_state(module: nn.Module | None) -> State:
     order = {"parameter": 0, "buffer": 1, "constant": 2}
     state.entries.sort(key=lambda entry: order[entry.role])
     return state
+
+
+def _tables(module: nn.Module) -> Iterator[tuple[Role, dict[str, Any]]]:
+    """Yield the tables of a module that may hold tensors of the state, with the role of these."""
+    yield "parameter", module._parameters
+    yield "buffer", module._buffers
+    yield "constant", vars(module)
+    if isinstance(module, BundleModule):
+        yield "constant", module.constants
 
 
 def _refuse_packed_weights(value: torch.ScriptObject, name: str) -> None:
@@ -192,10 +195,7 @@ def swapped(state: State, tensors: list[Any], holder: Any = None) -> Iterator[li
 def _slots_in(holder: Any) -> dict[int, list[Slot]]:
     found: dict[int, list[Slot]] = {}
     for module in holder.modules() if isinstance(holder, nn.Module) else ():
-        tables: list[dict[str, Any]] = [module._parameters, module._buffers, vars(module)]
-        if isinstance(module, BundleModule):
-            tables.append(module.constants)
-        for table in tables:
+        for _, table in _tables(module):
             for key, value in table.items():
                 if is_a(value, torch.Tensor):
                     found.setdefault(id(value), []).append((table, key))

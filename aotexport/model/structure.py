@@ -55,8 +55,6 @@ def flattened(value: Any, path: str, *, role: str) -> tuple[Tree, list[Any]]:
 
 
 class _TreeMaker:
-    """Makes the tree of a value; see `tree_of`."""
-
     def __init__(self, leaf_index: LeafIndex, role: str) -> None:
         self._leaf_index = leaf_index
         self._role = role

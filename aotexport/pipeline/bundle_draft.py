@@ -11,7 +11,7 @@ import torch
 import aotexport
 from aotexport.encode.program import EncodedProgram
 from aotexport.encode.submodules import settings_of
-from aotexport.lower.build import TargetFiles, write_targets
+from aotexport.lower.build import CUDA, TargetFiles, write_targets
 from aotexport.model.call import ExampleCall
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.recipes import extensions_of, write_tokenizer
@@ -121,7 +121,7 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
 
 
 def _entry(program: EncodedProgram) -> ProgramEntry:
-    targets = ("portable", *sorted((*program.lowered, *program.compiled)))
+    targets = ("portable", *sorted(program.compiled), *([] if program.lowered is None else [CUDA]))
     return ProgramEntry(name=program.record.name, targets=targets, variant_of=program.variant_of)
 
 

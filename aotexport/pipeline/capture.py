@@ -366,7 +366,6 @@ def _refuse_lost_launches(program: EncodedProgram) -> None:
 
 
 def _refuse_lost_backward(program: EncodedProgram, forward: ForwardCapture) -> None:
-    """Refuse a program whose gradients no graph holds."""
     record = program.record
     wanted = record.grad and any(getattr(value, "requires_grad", False) for value in forward.inputs)
     if wanted and record.functional is None and not record.forward.differentiable:

@@ -152,7 +152,6 @@ def _with_onnx(draft: BundleDraft, manifest: Manifest, directory: Path, clock: C
 
 
 def _compile_kernels(draft: BundleDraft, clock: Clock) -> BundleDraft:
-    """Return the draft with the compiled kernels of its lowered programs."""
     options = draft.options
     if options.built.cuda:
         clock.stage("compile kernels")

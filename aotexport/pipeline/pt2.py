@@ -164,19 +164,11 @@ def _same(ours: Any, theirs: Any) -> bool:
 @contextlib.contextmanager
 def _written(place: Path) -> Iterator[str]:
     """Yield the name of a file beside `place`, which takes its place if the block succeeds."""
-    with _told(place):
-        place.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent)
-    with scratch:
-        file = os.path.join(scratch.name, place.name)
-        yield file
-        with _told(place):
-            os.replace(file, place)
-
-
-@contextlib.contextmanager
-def _told(place: Path) -> Iterator[None]:
     try:
-        yield
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{place.name}.", dir=place.parent) as scratch:
+            file = os.path.join(scratch, place.name)
+            yield file
+            os.replace(file, place)
     except OSError as error:
         raise NotWritten(f"`{place}` cannot be written: {error.strerror}", error.errno or 0) from error

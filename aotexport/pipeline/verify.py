@@ -87,7 +87,6 @@ def check_kernels(draft: BundleDraft, directory: Path) -> None:
 
 
 def _rewrite(draft: BundleDraft, directory: Path) -> Callable[[Sequence[EncodedProgram]], Manifest]:
-    """Return a function that rewrites the bundle with other programs."""
     return lambda programs: write_bundle(replace(draft, programs=tuple(programs)), directory)
 
 

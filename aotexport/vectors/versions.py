@@ -45,8 +45,6 @@ Visible = tuple[Literal["input", "output"], int]
 
 @dataclass
 class _Seen:
-    """Observations of plain tensors among inputs and outputs."""
-
     rises: dict[int, int]
     """The rise of the version, per index of the program's inputs."""
     saves: bool

@@ -68,8 +68,8 @@ def _documents(
 ) -> Iterator[Record]:
     for program in programs:
         yield from (program.record, *program.graphs.values())
-        for lowered in program.lowered.values():
-            yield from (lowered.record, *lowered.graphs.values())
+        if program.lowered is not None:
+            yield from (program.lowered.record, *program.lowered.graphs.values())
     for entry in vectors:
         yield decode_record((directory / entry.record).read_bytes(), Vector, where=entry.record)
 

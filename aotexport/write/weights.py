@@ -130,17 +130,13 @@ def _store(group: list[StateEntry]) -> list[tuple[StateEntry, _StoredTensor, boo
     if len(group) == 1 and (tensor.is_contiguous() or tensor.numel() == 0):
         return [(first, _StoredTensor(first.names[0], tensor.contiguous(), constant), True, 0)]
     low, high = min(span[0] for span in spans), max(span[1] for span in spans)
-    stored = _StoredTensor(first.names[0], _flat(tensor, low, high), constant)
+    stored = _StoredTensor(first.names[0], bytes_of(tensor, low, high - low).view(tensor.dtype), constant)
     return [(entry, stored, False, int(entry.tensor.storage_offset()) - low) for entry in group]
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
     low = int(tensor.storage_offset()) if tensor.numel() else 0
     return low, span_end(tensor.shape, tensor.stride(), low)
-
-
-def _flat(tensor: torch.Tensor, low: int, high: int) -> torch.Tensor:
-    return bytes_of(tensor, low, high - low).view(tensor.dtype)
 
 
 def _write(stored: list[_StoredTensor], directory: Path, shard_nbytes: int) -> dict[str, str]:
@@ -181,12 +177,9 @@ def _storable(tensor: torch.Tensor) -> torch.Tensor:
     """Return a contiguous tensor of a dtype that safetensors has, on the CPU."""
     tensor = tensor.detach().cpu().contiguous()
     tensor = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    # safetensors refuses tensors that share storage; these are disjoint parts of one.
-    return _apart_in_place(tensor) if tensor.numel() and tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
-
-
-def _apart_in_place(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a contiguous tensor with a storage object of its own over the same memory."""
+    if not tensor.numel() or tensor.untyped_storage().nbytes() == tensor.nbytes:
+        return tensor
+    # safetensors refuses tensors that share storage; these are disjoint parts of one. The memory stays the same.
     array = tensor.reshape(-1).view(torch.uint8).numpy()
     return torch.from_numpy(array).view(tensor.dtype).reshape(tensor.shape)
 

@@ -10,7 +10,7 @@ from aotexport.capture.forward import capture_forward
 from aotexport.capture.functional.capture import Refused, capture_functional_graph
 from aotexport.capture.trace.python_operators import operators_kept
 from aotexport.encode.program import encode_program, with_functional
-from aotexport.lower.build import CUDA, with_results_apart
+from aotexport.lower.build import with_results_apart
 from aotexport.lower.cuda.lowering import CudaProgram, lower_program
 from aotexport.model.programs import Example, choose_programs
 from aotexport.model.state import collect_state
@@ -34,8 +34,8 @@ def lowered(
         functional = capture_functional_graph(forward, grad=spec.grad)
     assert not isinstance(functional, Refused)
     encoded = with_functional(encoded, forward, functional, root=None, strip=True)
-    program = dataclasses.replace(encoded, lowered={CUDA: lower_program(encoded.record, forward, functional)})
-    found = with_results_apart(program).lowered[CUDA]
+    program = dataclasses.replace(encoded, lowered=lower_program(encoded.record, forward, functional))
+    found = with_results_apart(program).lowered
     symbols = {dimension.symbol for dimension in encoded.record.dimensions}
     for file, graph in found.graphs.items():
         check_graph(graph, symbols, {"kernel", NAMESPACE}, where=Place(file), limits=DEFAULT, has_signatures=False)

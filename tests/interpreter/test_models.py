@@ -44,14 +44,14 @@ def test_model_on_interpreted_kernels_equals_eager(name, tmp_path, monkeypatch):
 
     assert ("train", "example") in {(result["program"], result["vector"]) for result in found.results}
     kernels = {launch.partition("/")[0] for launch in found.launches}
-    assert kernels == {kernel.name for program in report.programs for kernel in program.lowered["cuda"].kernels}
+    assert kernels == {kernel.name for program in report.programs for kernel in program.lowered.kernels}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("candidate", [1, 2])
 def test_other_candidates_equal_eager(candidate, tmp_path, monkeypatch):
     report = exported("mlp", tmp_path / "bundle", monkeypatch)
-    kernels = [kernel for program in report.programs for kernel in program.lowered["cuda"].kernels]
+    kernels = [kernel for program in report.programs for kernel in program.lowered.kernels]
     expected = {f"{kernel.name}/{min(candidate, len(kernel.candidates) - 1)}" for kernel in kernels}
     assert set(interpreted(tmp_path / "bundle", candidate).launches) == expected
 

@@ -253,8 +253,6 @@ def _clamped(call: _Inserter, operand: Any, index: Any, axis: int, wraps: bool) 
 
 
 class _Inserter:
-    """Inserts calls before a node, with their metadata."""
-
     def __init__(self, graph: torch.fx.Graph, before: torch.fx.Node, fake_mode: FakeTensorMode) -> None:
         self._graph = graph
         self._before = before

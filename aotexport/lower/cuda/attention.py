@@ -155,8 +155,8 @@ def flash_for_cpu_backward(
         return None
     heads = (key, value) if kind == "flash" else for_all_heads(query, key, value)
     operands = [fitted(tensor) for tensor in (query, *heads)]
-    # The kernels read these two by rows, and ignore their strides.
-    results = [by_rows(fitted(tensor)) for tensor in (grad_out, out)]
+    # The kernels read these two in the order `[batch, rows, heads, width]`, and ignore their strides.
+    results = [fitted(tensor).transpose(1, 2).contiguous().transpose(1, 2) for tensor in (grad_out, out)]
     if kind == "flash":
         seeds = (_unread((2,), torch.uint64, query), _unread((), torch.uint64, query))
         sizes = (None, None, query.shape[2], key.shape[2])
@@ -200,11 +200,6 @@ def summed_heads(gradient: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     if gradient.shape[1] == like.shape[1]:
         return gradient
     return gradient.unflatten(1, (like.shape[1], -1)).sum(2)
-
-
-def by_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor `[batch, heads, rows, width]` whose memory is ordered `[batch, rows, heads, width]`."""
-    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
 
 
 MOVED: Mapping[str, Callable[..., Any]] = {

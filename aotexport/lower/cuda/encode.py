@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -124,9 +124,6 @@ class _Encoder:
         self.schemas[name] = str(schema)
         args = [self._argument(value) for value in node.args]
         kwargs = {key: self._argument(value) for key, value in node.kwargs.items()}
-        for argument in (*node.args, *node.kwargs.values()):
-            if isinstance(argument, torch.fx.Node) and argument not in self.names:
-                raise CannotLower(f"operator `{name}` is given something that is no value")
         self._add(node, name, args, kwargs)
         # In-place operators of torch return their operand, custom ones return memory of their own.
         if (custom or not schema.is_mutable) and not name.startswith(_VIEWS):
@@ -191,10 +188,10 @@ class _Encoder:
         start = _size(distance)
         meta = _on_gpu(encode_meta(base.meta["val"]))
         before, place = f"{node.name}_before", f"{node.name}_place"
-        before_meta = replaced(meta, shape=(encode_size(distance),), stride=(1,))
+        before_meta = msgspec.structs.replace(meta, shape=(encode_size(distance),), stride=(1,))
         before_args: list[Argument] = [self.names[base], [start], [1]]
         self.nodes.append(Node(name=before, op="aten::as_strided.default", args=before_args, meta=before_meta))
-        place_meta = replaced(meta, shape=(0,), stride=(1,))
+        place_meta = msgspec.structs.replace(meta, shape=(0,), stride=(1,))
         self.nodes.append(Node(name=place, op="aten::slice.Tensor", args=[before, 0, start, start], meta=place_meta))
         return place
 
@@ -216,11 +213,6 @@ def _is_allocated(node: torch.fx.Node) -> bool:
     return node.target is torch.empty_strided
 
 
-def replaced(meta: ValueMeta, **changes: Any) -> Any:
-    """Return tensor metadata with changes."""
-    return msgspec.structs.replace(meta, **changes)
-
-
 def _size(value: Any) -> Any:
     size = encode_size(value)
     return size if isinstance(size, int) else SizeArgument(value=size)
@@ -228,15 +220,7 @@ def _size(value: Any) -> Any:
 
 def _on_gpu(meta: ValueMeta) -> ValueMeta:
     if isinstance(meta, TensorMeta):
-        return replaced(meta, device="cuda", requires_grad=False)
+        return msgspec.structs.replace(meta, device="cuda", requires_grad=False)
     if isinstance(meta, SequenceMeta):
         return SequenceMeta(items=tuple(map(_on_gpu, meta.items)))
     return meta
-
-
-def tensors_among(lowered: LoweredGraph) -> Iterator[str]:
-    """Yield the names of a lowered graph's inputs that are tensors, in order."""
-    placeholders = lowered.module.graph.find_nodes(op="placeholder")
-    for name, node in zip(lowered.inputs, placeholders, strict=False):
-        if isinstance(node.meta["val"], torch.Tensor):
-            yield name

@@ -14,7 +14,7 @@ from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.capture.trace.shapes import guards
 from aotexport.errors import AttemptFailed
-from aotexport.lower.cuda.encode import encode_lowered, tensors_among
+from aotexport.lower.cuda.encode import encode_lowered
 from aotexport.lower.cuda.retarget import CannotLower, captured_for_gpu, retarget
 from aotexport.lower.cuda.sources import KernelSource, joined, kernel_source
 from aotexport.lower.cuda.wrapper import capturing, launch
@@ -187,7 +187,9 @@ def lower_program(program: Program, forward: ForwardCapture, functional: Functio
     saved: list[str] = []
     graphs: dict[str, Graph] = {}
     if backward is not None and convention.gradients is not None:
-        taken = list(tensors_among(backward))
+        placeholders = backward.module.graph.find_nodes(op="placeholder")
+        pairs = zip(backward.inputs, placeholders, strict=False)
+        taken = [name for name, node in pairs if isinstance(node.meta["val"], torch.Tensor)]
         tangents = [name for name in taken if name.startswith("tangents_")]
         saved = [name for name in taken if not name.startswith("tangents_")]
         read = {name: f"saved:{index}" for index, name in enumerate(saved)}

@@ -43,7 +43,10 @@ def _compile(job: dict[str, Any], scratch: Path, cache: Path) -> None:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = getattr(_module(job["name"], job["text"], scratch), job["name"])
+    path = scratch / f"{job['name']}.py"
+    if not path.exists():
+        path.write_text(job["text"], encoding="utf-8")
+    function = getattr(module_in(path, job["name"]), job["name"])
     attributes = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in job["divisible"]}
     source = ASTSource(function, job["signature"], job["constants"], attributes)
     target = GPUTarget("cuda", int(job["architecture"].removeprefix("sm_")), 32)
@@ -68,10 +71,8 @@ def _plain(ptx: str) -> str:
     return "\n".join(line for line in ptx.splitlines() if line.strip() and not line.strip().startswith("//")) + "\n"
 
 
-def _module(name: str, text: str, directory: Path) -> Any:
-    path = directory / f"{name}.py"
-    if not path.exists():
-        path.write_text(text, encoding="utf-8")
+def module_in(path: Path, name: str) -> Any:
+    """Run the module in a file; return it."""
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None

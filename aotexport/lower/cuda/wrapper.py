@@ -148,8 +148,6 @@ class _Converter(FxConverter):
         tuner = self.kernels[line.kernel_name].tuner
         names = launch_arguments(tuner)
         values = [self._argument(argument, line) for argument in line.call_args]
-        if len(names) != len(values):
-            raise NotImplementedError(f"kernel {line.kernel_name} takes {names}, and is given {len(values)} arguments")
         passed = {name: value for name, value in zip(names, values, strict=True) if name in runtime_arguments(tuner)}
         node = self.gm.graph.call_function(launch, kwargs=passed)
         node.meta["tuner"] = tuner

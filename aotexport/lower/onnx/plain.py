@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 import torch
 
@@ -15,17 +13,8 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
 from aotexport_runtime.schema.program import ArgumentInput, FreshOutput, InputSpec, Program, SizeInput, StateInput
 
-
-@dataclass(frozen=True)
-class Plain:
-    """A program in plain tensors, and its graph: indices of inputs and dimensions are those of the graph.
-
-    `tensors` is its state by name, mapped from the bundle's files.
-    """
-
-    program: Program
-    graph: Graph
-    tensors: dict[str, torch.Tensor]
+Plain = tuple[Program, Graph, dict[str, torch.Tensor]]
+"""A program in plain tensors, its graph, of which indices of inputs are, and its state by name, mapped from files."""
 
 
 def plain(bundle: Bundle, program: Program) -> Plain:
@@ -49,7 +38,7 @@ def plain(bundle: Bundle, program: Program) -> Plain:
     forward = bundle.graph(program.name, program.forward.file)
     wraps = any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in program.inputs)
     if not wraps and not any(node.op.startswith(("subclass::", "distributed::")) for node in forward.nodes):
-        return Plain(program, forward, tensors)
+        return program, forward, tensors
     functional = program.functional
     reason = _why_not(program)
     if functional is None or reason:
@@ -57,7 +46,7 @@ def plain(bundle: Bundle, program: Program) -> Plain:
             f"program `{program.name}` has no ONNX form: {reason}, and ONNX has plain tensors only. Give the model "
             "plain tensors, and make those of the subclass inside of it, or let it change and return none"
         )
-    return Plain(_taken_apart(program), bundle.graph(program.name, functional.file), tensors)
+    return _taken_apart(program), bundle.graph(program.name, functional.file), tensors
 
 
 def stored_parts(entry: StateTensor) -> dict[str, StateTensor | StoredPart]:

@@ -52,15 +52,15 @@ def traced(bundle: Bundle, program: Program, options: OnnxOptions) -> Trace:
     if options.state == "refuse":
         _refuse_aliases(bundle, program)
     taken = plain(bundle, program)
-    program, namespaces = taken.program, bundle.manifest.requirements.operator_namespaces
-    rebuilt = Rebuilt(program, taken.graph, taken.tensors, namespaces=namespaces)
+    program, namespaces = taken[0], bundle.manifest.requirements.operator_namespaces
+    rebuilt = Rebuilt(*taken, namespaces=namespaces)
     exported = _capture(program, rebuilt)
     updated = _updated(program, rebuilt, exported) if rebuilt.may_write else []
     if not updated:
         return program, rebuilt, exported
     if options.state == "refuse":
         raise _Stateful(program, f"changes {', '.join(f'`{name}`' for name in updated)}")
-    rebuilt = Rebuilt(program, taken.graph, taken.tensors, namespaces=namespaces, updated=updated)
+    rebuilt = Rebuilt(*taken, namespaces=namespaces, updated=updated)
     return program, rebuilt, _capture(program, rebuilt)
 
 
@@ -238,12 +238,6 @@ def _untranslated(program: Program, error: BaseException) -> str:
     if node is None:
         return f"program `{program.name}` has no ONNX form: {reason}"
     operator, where = origin(node.meta.get("stack_trace"))
-    if str(node.target).startswith("auto_functionalized"):
-        written = next(arg for arg in node.args if isinstance(arg, OpOverload))
-        return (
-            f"operator `{_shown(written)}`{where} of program `{program.name}` writes to its arguments, and no function "
-            "of ONNX does. Give the model one that returns new values"
-        )
     if not isinstance(node.target, OpOverload):
         name = operator or node.target
         return f"operator `{name}`{where} of program `{program.name}` has no translation to ONNX: {reason}"
@@ -261,7 +255,6 @@ def _shown(operator: OpOverload) -> str:
 
 
 def _frames(error: BaseException | None) -> list[FrameType]:
-    """Return the frames of an error and of its causes, the innermost last."""
     if error is None:
         return []
     return [*(frame for frame, _ in traceback.walk_tb(error.__traceback__)), *_frames(error.__cause__)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import json
 import os
 import sys
@@ -19,6 +18,7 @@ import triton.language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from aotexport.errors import VerificationFailed
+from aotexport.lower.cuda.worker import module_in
 from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.launches import replace_device_functions
 from aotexport_runtime.__main__ import class_named
@@ -119,11 +119,7 @@ def _check_assumptions(kernel: Kernel, arguments: dict[str, Any]) -> None:
 
 
 def _function(path: Path, name: str) -> Any:
-    specification = importlib.util.spec_from_file_location(name, path)
-    assert specification is not None
-    assert specification.loader is not None
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
+    module = module_in(path, name)
     if hasattr(module, "libdevice"):
         module.__dict__["libdevice"] = Libdevice()
     return getattr(module, name)

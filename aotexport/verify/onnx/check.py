@@ -152,18 +152,18 @@ def _tie(
 
 def _is_tie(bundle: Bundle, program: Program, values: Sequence[Any], path: str, got: Any) -> bool:
     """Return whether ONNX Runtime's output of a call is indices in another order than torch's of equal values alone."""
-    taken = plain(bundle, program)
+    apart, graph, tensors = plain(bundle, program)
     places = {at: leaf.index for at, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)}
     index = places.get(path)
-    order = None if index is None else _order(taken.graph, taken.graph.outputs[index])
+    order = None if index is None else _order(graph, graph.outputs[index])
     if index is None or order is None:
         return False
     value, meta, axis = order
-    alone = msgspec.structs.replace(taken.graph, outputs=[value, taken.graph.outputs[index]])
-    record = msgspec.structs.replace(taken.program, outputs=(meta, program.outputs[index]))
+    alone = msgspec.structs.replace(graph, outputs=[value, graph.outputs[index]])
+    record = msgspec.structs.replace(apart, outputs=(meta, program.outputs[index]))
     namespaces = bundle.manifest.requirements.operator_namespaces
     with torch.no_grad():
-        ordered, expected, *_ = Rebuilt(record, alone, taken.tensors, namespaces=namespaces)(*values)
+        ordered, expected, *_ = Rebuilt(record, alone, tensors, namespaces=namespaces)(*values)
     got = torch.as_tensor(got)
     if expected.dtype != torch.int64 or (got.dtype, got.shape) != (expected.dtype, expected.shape) or not got.numel():
         return False
