@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,7 +85,7 @@ def _json_lines(path: Path) -> Columns:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=_object)
         except (ValueError, RecursionError) as error:
             raise DataInvalid(f"{path}, line {number}: no JSON: {error}") from None
         if not isinstance(row, dict) or (rows and row.keys() != rows[0].keys()):
@@ -92,6 +93,13 @@ def _json_lines(path: Path) -> Columns:
             raise DataInvalid(f"{path}, line {number}: expected {wanted}")
         rows.append(row)
     return {name: [row[name] for row in rows] for name in rows[0]} if rows else {}
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    for name, count in Counter(name for name, _ in pairs).most_common(1):
+        if count > 1:
+            raise ValueError(f"an object has `{name}` twice")
+    return dict(pairs)
 
 
 def _utf8(path: Path) -> str:

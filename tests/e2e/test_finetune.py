@@ -627,6 +627,7 @@ def hash_of(text: str) -> float:
             "the loss is nan at step 1: row 2 of the data holds one that is not finite",
         ),
         (["--data", "ten.jsonl"], "the data has class 10, and the bundle has 10 classes"),
+        (["--data", "twice.jsonl"], "twice.jsonl, line 1: no JSON: an object has `label` twice"),
         (
             ["--data", "class.jsonl", "--loss", "seq2seq"],
             "--loss seq2seq wants a bundle that takes `labels`: export it ",
@@ -646,6 +647,7 @@ def test_wrong_input_is_refused_in_one_line(
     write_lines("ragged.jsonl", {"image": image, "label": 1}, {"image": [1, 2], "label": 1})
     write_lines("class.jsonl", {"image": image, "label": 0.5})
     write_lines("nan.jsonl", *({"image": [*image[1:], x], "label": 1} for x in (1, float("nan"), 0)))
+    Path("twice.jsonl").write_text('{"image": [0], "label": 1, "label": 2}')
     Path("binary.jsonl").write_bytes(b"{}\n\xff\x00")
     write_lines("ten.jsonl", *({"image": image, "label": 10} for _ in range(9)))
     done = finetune(bundle, *options, "-o", "tuned", "-q")
