@@ -1,6 +1,7 @@
 """The models of a repository without a server: what is chosen, swapped, let go and refused."""
 
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from aotexport_runtime.server.options import ServeOptions, limits_of, usable_cor
 from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.server.repository import Marks, Repository
 from aotexport_runtime.server.supervisor import openmp_settings
+from aotexport_runtime.serving.batcher import Waiting
 from aotexport_runtime.serving.servable import Servable
 from tests.unit.serving.test_servable import copied
 
@@ -107,8 +109,15 @@ def test_new_version_is_loaded_when_it_has_not_changed_between_two_looks(root, e
     shutil.copytree(exported("digits"), root / "digits/2")
     repository.scan()
     assert repository.current("digits") is old
+    released = threading.Event()
+    running = old.servable.batcher.submit(Waiting(function=released.wait))
     repository.scan()
     assert repository.current("digits").version == "2"
+    assert repository.running_since is not None, "what the old version has begun runs on, and nobody waits for it"
+    repository.unload("words")
+    released.set()
+    assert running.result()
+    repository.close()
     with pytest.raises(Exception, match="is closed"):
         old.servable.infer({"input": np.zeros((1, 8), np.float32)})
 

@@ -87,8 +87,7 @@ class Model:
         """Why the newest version is not served; empty: it is, or will be when it is asked for."""
         if self.refused:
             return "unloaded"
-        newest = self.candidates[0] if self.candidates else None
-        if newest is None or newest is self.chosen:
+        if not self.candidates or (newest := self.candidates[0]) is self.chosen:
             return ""
         failure = self.failures.get(newest.files, "")
         return failure and f"version {newest.version}: {failure}"
@@ -137,15 +136,17 @@ class Repository:
         self._watcher = watcher
         self._lock = threading.RLock()
         self._seen: dict[Path, Fingerprint] | None = None
-        self._ending: AnyServable | None = None
+        self._ending: dict[AnyServable, threading.Thread] = {}
         self.models: dict[str, Model] = {}
 
     @property
     def running_since(self) -> float | None:
         """When the batch began that runs longest, of versions that are let go as well; None: none runs."""
-        servables = [model.served.servable for model in [*self.models.values()] if model.served]
-        servables += [ending] if (ending := self._ending) else []
-        return min((since for each in servables if (since := each.batcher.running_since) is not None), default=None)
+        servables = [served.servable for model in [*self.models.values()] if (served := model.served)]
+        return min(
+            (since for each in [*servables, *self._ending] if (since := each.batcher.running_since) is not None),
+            default=None,
+        )
 
     @property
     def unready(self) -> str:
@@ -240,8 +241,8 @@ class Repository:
             for name, candidates in found.items():
                 model = self.models.setdefault(name, Model(name=name))
                 model.candidates = candidates
-                known = {bundle.files for bundle in candidates}
-                model.failures = {files: reason for files, reason in model.failures.items() if files in known}
+                kept = [bundle.files for bundle in candidates if bundle.files in model.failures]
+                model.failures = {files: model.failures[files] for files in kept}
         return found
 
     def _tell(self, found: dict[str, list[Candidate]]) -> None:
@@ -275,6 +276,8 @@ class Repository:
         with self._lock:
             for model in self.models.values():
                 self._let_go(model, "the server ends")
+            for thread in [*self._ending.values()]:
+                thread.join()
 
     def _choose(self, model: Model, *, watching: bool = False) -> None:
         """Serve the newest version that passes; the one that is served stays where none does.
@@ -305,28 +308,24 @@ class Repository:
         # Whatever a bundle does, the others are served.
         found = attempt(load)
         if isinstance(found, Exception):
-            error = found
-            known = isinstance(error, AotExportError)
-            reason = " ".join(str(error).split())[:1000] if known else f"{type(error).__name__}: {first_line(error)}"
+            known = isinstance(found, AotExportError)
+            reason = " ".join(str(found).split())[:1000] if known else f"{type(found).__name__}: {first_line(found)}"
             model.failures[bundle.files] = reason
             if model.chosen is not None and model.chosen.files == bundle.files:
                 model.chosen = None
-            log.error(
-                "model is not loaded",
-                extra={"fields": {"model": model.name, "version": bundle.version, "reason": reason}},
-            )
+            fields = {"model": model.name, "version": bundle.version, "reason": reason}
+            log.error("model is not loaded", extra={"fields": fields})
             self._watcher(model.name, bundle.version, "failed")
             return False
         servable, signature = found
-        old = model.served
-        served = Served(version=bundle.version, servable=servable, signature=signature, nbytes=bundle.nbytes)
-        model.signature, model.chosen, model.served = signature, bundle, served
+        model.signature, model.chosen, old = signature, bundle, model.served
+        model.served = Served(version=bundle.version, servable=servable, signature=signature, nbytes=bundle.nbytes)
         fields = {"model": model.name, "version": bundle.version, "seconds": round(time.monotonic() - began, 3)}
         fields |= {"joined_along": servable.batch_axes and servable.batch_axes.name, "not_joined": servable.not_joined}
         log.info("model is served", extra={"fields": fields})
         self._watcher(model.name, bundle.version, "loaded")
         if old is not None:
-            self._end(model.name, old)
+            self._end(model.name, old)  # Other models do not wait for texts that it writes.
         return True
 
     def _make_room(self, model: Model, bundle: Candidate) -> None:
@@ -345,16 +344,22 @@ class Repository:
     def _let_go(self, model: Model, reason: str) -> None:
         old, model.served = model.served, None
         if old is not None:
-            fields = {"model": model.name, "version": old.version, "reason": reason}
-            log.info("model is let go", extra={"fields": fields})
-            self._end(model.name, old)
+            said = {"model": model.name, "version": old.version, "reason": reason}
+            log.info("model is let go", extra={"fields": said})
+            self._end(model.name, old).join()
 
-    def _end(self, name: str, old: Served) -> None:
-        self._ending = old.servable
-        old.servable.close()
-        self._ending = None
-        self._watcher(name, old.version, "unloaded")
-        gc.collect()
+    def _end(self, name: str, old: Served) -> threading.Thread:
+        """Let a version answer what it was asked, and close it; return the thread that does."""
+
+        def end() -> None:
+            old.servable.close()
+            del self._ending[old.servable]
+            self._watcher(name, old.version, "unloaded")
+            gc.collect()
+
+        thread = self._ending[old.servable] = threading.Thread(target=end, name="aotexport end", daemon=True)
+        thread.start()
+        return thread
 
 
 class Marks:
