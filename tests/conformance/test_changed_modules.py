@@ -12,7 +12,7 @@ from torch.nn.utils import fusion, parametrizations, parametrize, prune
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotexport
-from aotexport_runtime import BundleModule, NotSupported, load, save
+from aotexport_runtime import NotSupported, load, save
 
 
 class Block(nn.Module):
@@ -169,21 +169,14 @@ class BlockOfUsers(nn.Module):
 FOLLOWED = {
     "a head with other outputs by attribute": lambda m: setattr(m, "head", linear(6, 7)),
     "a head by the table": lambda m: m._modules.update(head=linear(6, 7)),
-    "a head by add_module": lambda m: m.add_module("head", linear(6, 7)),
-    "a head by register_module": lambda m: m.register_module("head", linear(6, 7)),
     "a head by set_submodule": lambda m: m.set_submodule("head", linear(6, 7)),
-    "no head": lambda m: setattr(m, "head", nn.Identity()),
-    "a head without bias": lambda m: setattr(m, "head", linear(6, 3, bias=False)),
     "an item of a Sequential": lambda m: m.body.__setitem__(2, nn.GELU()),
-    "an item of a Sequential, nested": lambda m: m.body.__setitem__(0, nn.Sequential(linear(4, 9), linear(9, 6))),
     "a whole Sequential": lambda m: setattr(m, "body", linear(4, 6)),
     "an item of a ModuleList": lambda m: m.layers.__setitem__(0, Widened()),
     "an item of a ModuleDict": lambda m: m.named.__setitem__("norm", nn.Identity()),
-    "a submodule of a submodule": lambda m: setattr(m.block, "inner", Widened()),
     "a submodule of the model's own class": lambda m: setattr(m, "block", BlockOfUsers()),
     "a submodule that is called twice": lambda m: setattr(m, "shared", Widened()),
     "a submodule that passes on what it gets": lambda m: setattr(m, "passed", Widened()),
-    "a submodule that is not called": lambda m: setattr(m, "unused", nn.Identity()),
     "a removed submodule that is not called": lambda m: delattr(m, "unused"),
     "several submodules": lambda m: (setattr(m, "head", linear(6, 2)), setattr(m.block, "inner", Widened())),
     "a longer Sequential": lambda m: m.body.append(nn.Sigmoid()),
@@ -191,12 +184,9 @@ FOLLOWED = {
     "a Sequential with one more in the middle": lambda m: m.body.insert(2, nn.Tanh()),
     "another probability of dropout": lambda m: setattr(m.body[3], "p", 0.7),
     "another epsilon": lambda m: setattr(m.named["norm"], "eps", 0.1),
-    "dropout off": lambda m: m.body.__setitem__(3, nn.Dropout(0.0)),
     "a replaced parameter": lambda m: setattr(m.head, "weight", nn.Parameter(torch.ones(3, 6))),
-    "a replaced parameter by the table": lambda m: m.head._parameters.update(weight=nn.Parameter(torch.ones(3, 6))),
     "a replaced parameter of the model's own class": lambda m: setattr(m.block, "scale", nn.Parameter(torch.ones(6))),
     "a replaced parameter that is read": lambda m: setattr(m.read, "weight", nn.Parameter(torch.ones(6, 6))),
-    "a registered parameter": lambda m: m.head.register_parameter("weight", nn.Parameter(torch.ones(3, 6))),
     "a parameter of another shape": lambda m: (
         setattr(m.head, "weight", nn.Parameter(torch.ones(5, 6))),
         setattr(m.head, "bias", nn.Parameter(torch.ones(5))),
@@ -209,14 +199,11 @@ FOLLOWED = {
     "a parametrized weight of the model's own class": parametrized("block", "scale"),
     "a parametrized weight that is read": parametrized("read", "weight"),
     "weight norm": lambda m: parametrizations.weight_norm(m.block.inner),
-    "weight norm by hooks": lambda m: silently(nn.utils.weight_norm, m.block.inner),
     "weight norm by hooks on the model's own class": lambda m: silently(nn.utils.weight_norm, m.block, "scale", None),
     "spectral norm": lambda m: parametrizations.spectral_norm(m.head),
     "spectral norm by hooks": lambda m: silently(nn.utils.spectral_norm, m.head),
-    "an orthogonal weight": lambda m: parametrizations.orthogonal(m.block.inner),
     "pruning": lambda m: prune.l1_unstructured(m.head, "weight", 0.5),
     "pruning of the model's own class": lambda m: prune.l1_unstructured(m.block, "scale", 0.5),
-    "pruning that is made permanent": lambda m: prune.remove(prune.l1_unstructured(m.head, "weight", 0.5), "weight"),
     "batch norm folded into the layer before": fused,
     "a hook before": lambda m: m.head.register_forward_pre_hook(scaled_input),
     "a hook before the model's own class": lambda m: m.block.register_forward_pre_hook(scaled_input),
@@ -225,16 +212,12 @@ FOLLOWED = {
     "a hook after the model's own class": lambda m: m.block.register_forward_hook(scaled_x),
     "a hook after the whole": lambda m: m.register_forward_hook(scaled_output),
     "a hook on a Sequential": lambda m: m.body.register_forward_hook(scaled_output),
-    "a hook that is called always": lambda m: m.head.register_forward_hook(scaled_output, always_call=True),
     "hooks inside and outside": lambda m: (
         m.block.register_forward_hook(scaled_x),
         m.block.inner.register_forward_hook(scaled_output),
     ),
     "a hook that is taken off again": lambda m: m.head.register_forward_hook(scaled_output).remove(),
     "a backward hook": lambda m: m.head.register_full_backward_hook(scaled_gradients),
-    "a backward hook on a submodule of a submodule": lambda m: m.block.inner.register_full_backward_hook(
-        scaled_gradients
-    ),
     "a hook before backward": lambda m: m.shared.register_full_backward_pre_hook(scaled_gradients),
     "another forward": overridden,
     "another forward of the model's own class": overridden_block,
@@ -248,9 +231,13 @@ FOLLOWED = {
 }
 
 
-@pytest.mark.parametrize("is_called", [False, True], ids=["at first", "after calls"])
-@pytest.mark.parametrize("change", FOLLOWED.values(), ids=FOLLOWED)
-def test_change_of_a_loaded_module_does_what_it_does_in_eager(bundle, change, is_called):
+# In eager such a module cannot be copied, or its copy has the function of the module that it was copied from.
+NO_COPY = ("weight norm by", "pruning", "another forward")
+AT_FIRST = ("a head with other outputs by attribute", "a longer Sequential", "a parametrized weight", "a backward hook")
+
+
+@pytest.mark.parametrize(("name", "is_called"), [*((name, True) for name in FOLLOWED), *((n, False) for n in AT_FIRST)])
+def test_change_of_a_loaded_module_does_what_it_does_in_eager_and_its_copy_is_apart(bundle, name, is_called):
     original, loaded = make(), load(bundle, matmul="torch")
     x = torch.randn(7, 4)
     for module in (original, loaded):
@@ -259,23 +246,14 @@ def test_change_of_a_loaded_module_does_what_it_does_in_eager(bundle, change, is
             module.zero_grad()
             module.train()
         torch.manual_seed(2)
-        change(module)
-    assert_same(observed(loaded, x), observed(original, x))
-
-
-# In eager such a module cannot be copied, or its copy has the function of the module that it was copied from.
-NO_COPY = ("weight norm by", "pruning", "another forward")
-
-
-@pytest.mark.parametrize("name", [name for name in FOLLOWED if not name.startswith(NO_COPY)])
-def test_copy_of_a_changed_module_is_changed_and_apart(bundle, name):
-    loaded = load(bundle, matmul="torch")
-    FOLLOWED[name](loaded)
-    twin = copy.deepcopy(loaded)
-    x = torch.randn(7, 4)
-    expected = observed(loaded, x)
-    assert not {t.data_ptr() for t in twin.state_dict().values()} & {t.data_ptr() for t in loaded.state_dict().values()}
-    assert_same(observed(twin, x), expected)
+        FOLLOWED[name](module)
+    twin = None if name.startswith(NO_COPY) else copy.deepcopy(loaded)
+    expected = observed(original, x)
+    assert_same(observed(loaded, x), expected)
+    if twin is not None:
+        memory, own = ({t.data_ptr() for t in each.state_dict().values()} for each in (loaded, twin))
+        assert not memory & own
+        assert_same(observed(twin, x), expected)
 
 
 def test_module_that_is_changed_back_runs_its_functional_graph_again(bundle):
@@ -363,18 +341,10 @@ AGAIN = "Change the model, and export it again"
 FIXED = "what the model's code read of it was fixed at export. Set it before the export"
 
 
-class Other(BundleModule):
-    pass
-
-
 REFUSED_AT_ONCE = {
     "an added submodule": (
         lambda m: setattr(m, "extra", linear(2, 2)),
         f"`extra` was not there at export, so no call would use the added submodule. {WRAP}",
-    ),
-    "an added submodule of a submodule": (
-        lambda m: m.block.add_module("extra", linear(2, 2)),
-        f"`block.extra` was not there at export, so no call would use the added submodule. {WRAP}",
     ),
     "a longer list": (
         lambda m: m.layers.append(linear(6, 6)),
@@ -439,11 +409,6 @@ REFUSED_AT_A_CALL = {
         lambda m: setattr(m, "head", None),
         "`head` was removed, and program `train` calls it. Put a module in its place (`torch.nn.Identity()` passes on "
         "what it gets)",
-    ),
-    "a removed item of a list": (
-        lambda m: m.layers._modules.pop("1"),
-        "`layers.1` was removed, and program `train` calls it. Put a module in its place (`torch.nn.Identity()` passes "
-        "on what it gets)",
     ),
     "a removed parameter": (
         lambda m: delattr(m.block, "scale"),
@@ -555,8 +520,7 @@ def sequence_bundle(tmp_path_factory):
 @pytest.mark.parametrize(
     "change",
     [
-        lambda m: m.__setitem__(2, linear(6, 7)),
-        lambda m: m.__setitem__(-1, nn.Identity()),
+        lambda m: m.__setitem__(-1, linear(6, 7)),
         lambda m: setattr(m, "1", nn.Tanh()),
         lambda m: m[0].register_forward_hook(scaled_output),
     ],
@@ -633,16 +597,6 @@ def test_wrapper_of_a_loaded_bundle_trains_and_is_exported_whole(bundle, tmp_pat
     assert_same(observed(again, x), observed(original, x))
 
 
-def test_loaded_module_with_another_head_is_exported_whole(bundle, tmp_path):
-    original, loaded = make(), load(bundle).train()
-    original.head, loaded.head = linear(6, 7), linear(6, 7)
-    export_again(loaded, tmp_path / "whole")
-    again = load(tmp_path / "whole", matmul="torch")
-    assert_same(observed(again, torch.ones(3, 4)), observed(original, torch.ones(3, 4)))
-    save(again, tmp_path / "saved")
-    assert loaded._untold is None
-
-
 def test_loaded_module_is_as_it_was_after_an_export_that_fails(bundle, tmp_path):
     class Failing(Wrapper):
         def forward(self, x):
@@ -670,9 +624,7 @@ SAVE = (
     [
         ("a head with other outputs by attribute", "`head` was replaced by a `Linear`"),
         ("a parametrized weight", "`head` is parametrized"),
-        ("pruning", "`head` has a `weight` that is computed"),
         ("a longer Sequential", "`body` has other submodules"),
-        ("a parameter of another shape", "`head` has a `weight` of another dtype, shape or class"),
         ("another probability of dropout", "`body.3` has another `p`"),
     ],
 )
@@ -722,9 +674,7 @@ def tied_bundle(tmp_path_factory):
 
 TIED = {
     "the head of tied weights": lambda m: setattr(m, "head", linear(6, 9)),
-    "a parametrized embedding": parametrized("embed", "weight"),
     "a parametrized head": parametrized("head", "weight"),
-    "another attribute of an embedding": lambda m: setattr(m.embed, "padding_idx", 1),
     "a shared module by both names": lambda m: (setattr(m, "mix", w := linear(6, 6)), setattr(m, "alias", w)),
     "a hook on a shared module": lambda m: m.alias.register_forward_hook(scaled_output),
 }
@@ -852,13 +802,7 @@ class TenTimes(nn.Module):
 
 IDLE = {
     "float": lambda x: x.float(),
-    "to": lambda x: x.to(x),
-    "type_as": lambda x: x.type_as(x),
     "positive": lambda x: +x,
-    "real": torch.real,
-    "flatten": lambda x: x.flatten(1),
-    "resolve_conj": lambda x: x.resolve_conj(),
-    "broadcast_tensors": lambda x: torch.broadcast_tensors(x)[0],
     "contiguous": lambda x: x.contiguous(),
     "same": lambda x: x,
 }
@@ -896,12 +840,10 @@ class TwiceInOne(nn.Module):
     "model",
     [
         TwiceInOne(torch.add, nn.Identity()),
-        TwiceInOne(lambda *both: torch.cat(both), nn.Identity()),
         TwiceInOne(lambda *both: both, nn.Identity()),
-        TwiceInOne(torch.add, nn.FeatureAlphaDropout(0.5)),
         TwiceInOne(torch.add, nn.AlphaDropout(0.5)),
     ],
-    ids=["add", "cat", "returned", "FeatureAlphaDropout", "AlphaDropout"],
+    ids=["add", "returned", "AlphaDropout"],
 )
 def test_module_whose_argument_and_result_cannot_be_told_apart_is_not_replaced(model, tmp_path):
     aotexport.export(model.eval(), (torch.randn(2, 4),), output=tmp_path / "bundle", programs="infer", verify=False)

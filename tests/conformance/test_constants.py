@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 import aotexport
-import aotexport_runtime
 from aotexport_runtime import CallInvalid
 from tests.conformance.models import leaf
 
@@ -17,17 +16,6 @@ def test_zero_of_another_sign_is_refused(load):
     module = load(lambda x, n: x / n, torch.ones(2), 0.0)
     with pytest.raises(CallInvalid, match=r"`n`: expected 0\.0, as at capture, got -0\.0"):
         module(torch.ones(2), -0.0)
-
-
-def test_keywords_in_another_order_are_refused(tmp_path):
-    def values(x, **rest):
-        return [x, *rest.values()]
-
-    a, b = torch.ones(1), torch.zeros(1)
-    aotexport.export(values, (a,), {"a": a.clone(), "b": b}, output=tmp_path / "bundle", verify=False)
-    module = aotexport_runtime.load(tmp_path / "bundle")
-    with pytest.raises(CallInvalid, match="keyword arguments a, b: expected in this order, as at capture"):
-        module(a, b=b, a=a)
 
 
 class WithDefault(nn.Module):

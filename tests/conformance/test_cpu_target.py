@@ -127,13 +127,6 @@ def test_self_test_compares_the_backward_from_the_loss_with_the_graph(words, lib
     assert "train.backward.so" in library_calls
 
 
-def test_size_that_the_compiler_took_for_a_constant_runs_the_graph(pair, library_calls):
-    compiled, portable = pair
-
-    assert_equal(step(compiled, example(1)), step(portable, example(1)))
-    assert library_calls == []
-
-
 @pytest.fixture(scope="module")
 def loop(tmp_path_factory):
     """Return a function that loops over rows, and the directory of its bundle; not to be written to."""
@@ -159,32 +152,33 @@ def test_loop_over_a_dynamic_size_runs_by_libraries_for_the_size_of_the_example(
     assert library_calls == ["infer.forward.so"]
 
 
+def of_everything(outputs):
+    return outputs[0] + outputs[1].sum()
+
+
 @pytest.mark.parametrize(
-    "loss", [lambda outputs: outputs[1].square().sum(), lambda outputs: outputs[0] + outputs[1].sum()]
+    ("batch", "frozen", "loss", "deterministic", "libraries"),
+    [
+        (1, False, None, False, []),
+        (4, False, lambda outputs: outputs[1].square().sum(), False, ["train.forward.so"]),
+        (4, False, of_everything, False, ["train.forward.so"]),
+        (4, True, None, False, []),
+        (4, False, None, True, []),
+    ],
+    ids=["a size that the compiler took for a constant", "no loss", "more than the loss", "frozen", "deterministic"],
 )
-def test_backward_from_more_than_the_loss_runs_the_graph(pair, library_calls, loss):
-    compiled, portable = pair
-
-    assert_equal(step(compiled, example(), loss), step(portable, example(), loss))
-    assert library_calls == ["train.forward.so"]
-
-
-def test_frozen_parameter_runs_the_graph(pair, library_calls):
-    for module in pair:
-        module.get_parameter("table.weight").requires_grad_(False)
-
-    assert_equal(step(pair[0], example()), step(pair[1], example()))
-    assert library_calls == []
-
-
-def test_deterministic_algorithms_run_the_graph(pair, library_calls):
-    torch.use_deterministic_algorithms(True)
+def test_call_that_libraries_are_not_for_runs_the_graph(
+    pair, library_calls, batch, frozen, loss, deterministic, libraries
+):
+    torch.use_deterministic_algorithms(deterministic)
     try:
-        step(pair[0], example())
+        for module in pair:
+            module.get_parameter("table.weight").requires_grad_(not frozen)
+        steps = [step(module, example(batch), *([loss] if loss else [])) for module in pair]
     finally:
         torch.use_deterministic_algorithms(False)
-
-    assert library_calls == []
+    assert_equal(*steps)
+    assert library_calls == libraries
 
 
 def test_double_backward_is_that_of_the_forward_graph(pair):

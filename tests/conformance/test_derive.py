@@ -23,6 +23,7 @@ from aotexport_runtime.schema.manifest import Ancestor
 from tests.cases import all_cases
 from tests.cases.operators import NAMESPACE
 from tests.cases.subclasses import TYPES
+from tests.models import module
 
 
 class Model(nn.Module):
@@ -142,19 +143,8 @@ def test_module_that_holds_a_loaded_bundle_names_it_as_an_ancestor(base, tmp_pat
 
 def test_command_line_derives_a_bundle_and_shows_of_which_it_was_made(base, tmp_path):
     runner, output = CliRunner(), str(tmp_path / "tuned")
-    command = [
-        "derive",
-        str(base),
-        "-o",
-        output,
-        "--freeze",
-        "encoder.*",
-        "--program",
-        "infer",
-        "--no-verify",
-        "--json",
-    ]
-    made = runner.invoke(app, command)
+    options = ["-o", output, "--freeze", "encoder.*", "--program", "infer", "--no-verify", "--json"]
+    made = runner.invoke(app, ["derive", str(base), *options])
     assert made.exit_code == 0, made.output
     assert [program["name"] for program in json.loads(made.stdout)["programs"]] == ["infer", "infer.2"]
     shown = " ".join(runner.invoke(app, ["inspect", output]).output.split())
@@ -208,21 +198,15 @@ def test_results_of_a_derived_bundle_are_of_the_types_of_its_parents(tmp_path):
     assert [type(each).__name__ for each in (loss, loss.scores, loss.scores.states)] == ["Loss", "Scores", "States"]
 
 
-class GradMode(nn.Module):
+def grad_mode():
     """Code that asks whether gradients are recorded."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return self.layer(x) * (2 if torch.is_grad_enabled() else 3)
+    return module(lambda self, x: self.layer(x) * (2 if torch.is_grad_enabled() else 3), layer=nn.Linear(4, 4))
 
 
 def test_each_program_is_made_of_the_one_of_its_grad_mode(tmp_path):
     torch.manual_seed(0)
     programs = ("train", "infer", "eval-joint")
-    aotexport.export(GradMode(), (torch.ones(2, 4),), output=tmp_path / "base", programs=programs, verify=False)
+    aotexport.export(grad_mode(), (torch.ones(2, 4),), output=tmp_path / "base", programs=programs, verify=False)
     aotexport.derive(tmp_path / "base", output=tmp_path / "derived", verify=False)
     assert files_of(tmp_path / "derived") == files_of(tmp_path / "base")
 
@@ -553,17 +537,11 @@ def control_flow(bundle: Path) -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.parametrize("case", [case for case in all_cases() if case.name in SLICE], ids=lambda case: case.name)
+@pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name not in SLICE)) for case in all_cases()],
+)
 def test_bundle_of_a_case_begets_one_with_the_same_results(case, tmp_path):
-    before, after = derived(case, tmp_path)
-    same_records(before, after, case.name)
-    assert control_flow(after) == control_flow(before)
-    assert functional(after) == functional(before)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", [case for case in all_cases() if case.name not in SLICE], ids=lambda case: case.name)
-def test_bundle_of_every_other_case_begets_one_that_agrees_with_it(case, tmp_path):
     if case.name in REFUSED:
         with pytest.raises(aotexport.AotExportError) as refusal:
             derived(case, tmp_path)
@@ -573,8 +551,7 @@ def test_bundle_of_every_other_case_begets_one_that_agrees_with_it(case, tmp_pat
     same_records(before, after, case.name)
     assert control_flow(after) == control_flow(before)
     assert functional(after) == functional(before)
-    for target in ("autograd", "portable"):
-        selftest(after, target=target, tensor_types=TYPES, operator_namespaces=[NAMESPACE])
+    selftest(after, tensor_types=TYPES, operator_namespaces=[NAMESPACE])
 
 
 def test_derived_bundle_has_an_adapter_beside_its_weights_or_in_them(base, tmp_path):

@@ -172,10 +172,6 @@ def test_branch_on_size_one_asks_for_a_larger_example(load, dimension, name):
     )
 
 
-def test_branch_on_size_one_is_held_for_larger_sizes(load):
-    load(special_at_one, torch.ones(3, 4), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},), verify=True)
-
-
 def test_hint_begins_at_zero_where_the_graphs_hold_for_it(load):
     hint = ({0: torch.export.Dim.DYNAMIC},)
     module, net = load(linear(), torch.randn(4, 3), dynamic_shapes=hint, verify=True), linear()

@@ -144,8 +144,8 @@ def test_function_is_judged_so_as_well(tmp_path):
 
 @pytest.mark.parametrize(
     "model",
-    [Off(2e-4, lost=0.0), Off(2e-2), Off(2e-2, lost=1e9), Float32(), Drawing(), Uncopied()],
-    ids=["eager is exact", "wrong by more", "wrong by more than the bound", "float32 by name", "random", "no copy"],
+    [Off(2e-4, lost=0.0), Off(2e-2), Float32(), Drawing(), Uncopied()],
+    ids=["eager is exact", "wrong by more", "float32 by name", "random", "no copy"],
 )
 def test_others_are_judged_by_the_tolerance(tmp_path, model):
     with pytest.raises(aotexport.VerificationFailed) as caught:

@@ -19,10 +19,8 @@ def _raise(*args, **kwargs):
 
 _METHODS = ("eq", "ne", "hash", "len", "bool", "iter", "contains", "getitem", "repr", "str", "call")
 Proxy = type("Proxy", (), {f"__{name}__": _raise for name in ("getattr", *_METHODS)} | {"__class__": property(_raise)})
-Sealed = type("Sealed", (), {"__getattribute__": _raise, "__slots__": ("value",)})
 Descriptor = type("Descriptor", (), {"__get__": _raise})
 LazyModule = type("LazyModule", (ModuleType,), {"__getattr__": _raise})
-LazyClass = type("Lazy", (type,), {f"__{name}__": _raise for name in ("getattr", "eq", "hash")})("LazyClass", (), {})
 _ITEMS = {f"__{name}__": _raise for name in ("iter", "len", "bool", "eq", "getitem")}
 LazyDict = type("LazyDict", (dict,), _ITEMS | dict.fromkeys(("keys", "values", "items"), _raise))
 LazyList = type("LazyList", (list,), _ITEMS)
@@ -56,14 +54,12 @@ class Answers:
 
 OBJECTS = {
     "proxy": Proxy,
-    "sealed": Sealed,
     "answers": Answers,
     "mock": MagicMock,
     "attr_dict": AttrDict,
     "dict": lambda: LazyDict(a=1),
     "list": lambda: LazyList([1]),
     "module": lambda: LazyModule("lazy"),
-    "class": lambda: LazyClass,
     "descriptor": Descriptor,
 }
 

@@ -122,10 +122,8 @@ class Recurrent(nn.Module):
 
 LAYERS = {
     "lstm": partial(nn.LSTM, 4, 3, batch_first=True),
-    "gru": partial(nn.GRU, 4, 3, bidirectional=True, batch_first=True),
-    "rnn": partial(nn.RNN, 4, 3, num_layers=2, batch_first=True),
+    "gru": partial(nn.GRU, 4, 3, num_layers=2, bidirectional=True, batch_first=True),
     "lstm_cell": partial(nn.LSTMCell, 4, 3),
-    "gru_cell": partial(nn.GRUCell, 4, 3),
     "rnn_cell": partial(nn.RNNCell, 4, 3),
 }
 

@@ -15,7 +15,6 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport.cli import app
-from tests.e2e.test_examples import relative_difference
 from tests.hostile.crafted import FILES, Crafted
 
 KERNELS = Path(__file__).parents[1] / "golden/v1.0/kernels/bundle"
@@ -106,14 +105,6 @@ def test_nan_that_eager_gives_is_agreement(tmp_path):
         return (x * w / x.abs().sum(1, keepdim=True)).log()
 
     x, w = torch.tensor([[0.0, 0.0], [1.0, -2.0]]), torch.ones(2, requires_grad=True)
-    report = aotexport.export(divided, (x, w), output=tmp_path / "b", targets=("cpu",), programs=("infer",))
-
-    assert [entry.targets[0] for entry in report.manifest.programs] == ["portable"] * len(report.manifest.programs)
-    results = aotexport_runtime.selftest(tmp_path / "b", target="cpu", trust="native")
-    assert {result.target for result in results} == {"cpu"}
+    aotexport.export(divided, (x, w), output=tmp_path / "b", programs=("infer",))
+    assert {result.agrees for result in aotexport_runtime.selftest(tmp_path / "b")} == {True}
     assert aotexport_runtime.load(tmp_path / "b")(x, w).isnan().tolist() == [[True, True], [False, True]]
-
-
-def test_helpers_of_tests_notice_it():
-    assert math.isnan(relative_difference([1.0, math.nan, 1.0], [1.0, 1.0, 1.0]))
-    assert relative_difference([1.0, 2.0], [1.0, 4.0]) == 0.5

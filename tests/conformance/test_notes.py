@@ -11,7 +11,6 @@ import torch
 
 import aotexport
 import aotexport_runtime
-from aotexport_runtime import CallInvalid, CheckFailed
 from aotexport_runtime.commands.describe import describe, summary
 
 D = torch.export.Dim
@@ -52,7 +51,6 @@ def line_of(function, text):
 VALUES = torch.tensor([1.0, 5.0, 2.0, 0.5])
 BRANCH = "code of the model branches on values of tensors, and the program goes the example's way: "
 NUMBER = "code of the model makes a Python number of a tensor, and the program is for the example's alone: "
-SIZES = "other sizes are refused (CallInvalid)"
 ELSEWHERE = "elsewhere the model goes another way, or fails"
 
 
@@ -107,22 +105,6 @@ def test_what_an_export_fixes_is_a_note_with_the_users_line(function, args, size
     (stored,) = aotexport_runtime.open_bundle(tmp_path / "bundle").program("infer").notes
     assert (stored.kind, stored.text, stored.fixed, stored.outside) == (kind, text, fixed, note.outside)
     assert stored.source == note.source
-
-
-def test_what_notes_say_of_calls_outside_happens(tmp_path):
-    def loaded(function, *args, **options):
-        return aotexport_runtime.load(
-            aotexport.export(function, args, output=tmp_path / "b", force=True, **options).path
-        )
-
-    with pytest.raises(CheckFailed):
-        loaded(by_index, VALUES)(VALUES.flip(0))
-    with pytest.raises(CheckFailed):
-        loaded(branching, VALUES)(-VALUES)
-    with pytest.raises(CallInvalid):
-        loaded(shortened, torch.randn(6), dynamic_shapes=({0: D.AUTO},))(torch.randn(4))
-    with pytest.raises(CallInvalid):
-        loaded(repeated, torch.randn(3), 2)(torch.randn(3), 3)
 
 
 def test_values_that_are_only_computed_with_give_no_note(tmp_path):

@@ -30,25 +30,33 @@ FUNCTIONS = (
     _windows,
     lambda x: (x.roll(2), torch.polar(x[:0], x[:0])),
     lambda x: (x.amax(), x.amin(), x.amax(1), x[0, 0].amin()),
-    lambda x: x.repeat_interleave(torch.tensor([1, 0, 2, 1]), 1),
     _normalised,
     lambda x: (x.softmax(1, dtype=torch.float64), nn.functional.log_softmax(x, 0, dtype=torch.float64)),
     _attended,
 )
 
 
-@pytest.mark.parametrize("function", FUNCTIONS)
-@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
-def test_operator_in_onnx_runtime_equals_eager_at_every_size(tmp_path, function):
+def exported(model, x, bundle, options=None):
+    """Return the manifest and the comparisons of a bundle with an ONNX model, for any number of rows."""
     torch.manual_seed(0)
     sizes = ({0: Dim("rows", min=2, max=64)},)
-    bundle = tmp_path / "bundle"
-    aotexport.export(
-        function, (torch.randn(4, 4),), output=bundle, programs="infer", dynamic_shapes=sizes, verify=False
-    )
-    _, found = aotexport.export_onnx(bundle)
+    aotexport.export(model, (x,), output=bundle, programs="infer", dynamic_shapes=sizes, verify=False)
+    manifest, found = aotexport.export_onnx(bundle, options)
     assert {comparison.vector for comparison in found} >= {"example", "least-sizes", "other-sizes"}
     assert all(comparison.agrees for comparison in found)
+    return manifest, found
+
+
+# Of a constant in a file of its own, ONNX Runtime does not tell how many rows there are.
+REPEATED = (lambda x: x.repeat_interleave(torch.tensor([1, 0, 2, 1]), 1),)
+
+
+@pytest.mark.parametrize("functions", [FUNCTIONS, REPEATED], ids=["many", "repeated"])
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+def test_operators_in_onnx_runtime_equal_eager_at_every_size(tmp_path, functions):
+    _, found = exported(lambda x: [function(x) for function in functions], torch.randn(4, 4), tmp_path / "bundle")
+    compared = {comparison.name for comparison in found}
+    assert [n for n in range(len(functions)) if not any(f"output[{n}]" in each for each in compared)] == []
 
 
 class Normalised(nn.Module):
@@ -64,13 +72,5 @@ class Normalised(nn.Module):
 
 
 def test_running_statistics_in_onnx_runtime_equal_those_of_eager(tmp_path):
-    torch.manual_seed(0)
-    sizes = ({0: Dim("rows", min=2, max=64)},)
-    bundle = tmp_path / "bundle"
-    aotexport.export(
-        Normalised(), (torch.randn(4, 3, 2, 2),), output=bundle, programs="infer", dynamic_shapes=sizes, verify=False
-    )
-    manifest, found = aotexport.export_onnx(bundle, OnnxOptions(state="outputs"))
+    manifest, _ = exported(Normalised(), torch.randn(4, 3, 2, 2), tmp_path / "bundle", OnnxOptions(state="outputs"))
     assert {"norm.running_mean", "norm.running_var"} <= set(manifest.onnx[0].updates)
-    assert {comparison.vector for comparison in found} >= {"example", "least-sizes", "other-sizes"}
-    assert all(comparison.agrees for comparison in found)

@@ -113,15 +113,10 @@ def test_code_that_reads_history_gets_eagers_answer_or_the_call_is_refused(pair,
             assert got.requires_grad == expected.requires_grad
 
 
-@pytest.mark.parametrize("by_older_exporter", [False, True])
 @pytest.mark.parametrize("target", ["auto", "portable"])
-def test_region_that_records_in_eval_mode_gives_all_gradients_under_the_callers_grad_mode(
-    pair, monkeypatch, target, by_older_exporter
-):
-    if by_older_exporter:
-        monkeypatch.setattr("aotexport.encode.program._records_otherwise", lambda program, functional: False)
+def test_region_that_records_in_eval_mode_gives_all_gradients_under_the_callers_grad_mode(pair, target):
     module, bundle = pair(Recording, target)
-    assert (bundle.bundle.program("infer").functional is not None) == by_older_exporter
+    assert bundle.bundle.program("infer").functional is None
     gradients = []
     for each in (module.eval(), bundle.eval()):
         x = torch.ones(3, 4, requires_grad=True)

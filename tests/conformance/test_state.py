@@ -14,21 +14,16 @@ import aotexport
 import aotexport_runtime
 from aotexport_runtime import NotSupported
 from tests.conformance.models import leaf, linear
+from tests.models import module
 
 
-class Scaled(nn.Module):
+def scaled():
     """Multiplies by a number that Python reads from a buffer."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("n", torch.tensor(3))
-
-    def forward(self, x):
-        return x * int(self.n)
+    return module(lambda self, x: x * int(self.n), n=torch.tensor(3))
 
 
 def test_number_read_from_a_buffer_follows_the_buffer(load):
-    module = load(Scaled(), torch.ones(4))
+    module = load(scaled(), torch.ones(4))
     module.n.fill_(2)
     assert torch.equal(module(torch.ones(4)), torch.full((4,), 2.0))
 
@@ -43,14 +38,16 @@ class Tied(nn.Module):
         return self.second(self.first(x))
 
 
-def test_untied_weights_are_refused(load):
+def test_untied_weights_are_neither_called_nor_saved_nor_copied(load, tmp_path):
     module = load(Tied(), torch.ones(2, 4))
     module.second.weight = nn.Parameter(torch.ones(4, 4))
-    with pytest.raises(NotSupported) as caught:
-        module(torch.ones(2, 4))
-    assert str(caught.value) == (
-        "`first.weight`, `second.weight` are one tensor in the programs, and no longer are in the module"
-    )
+    message = "`first.weight`, `second.weight` are one tensor in the programs, and no longer are in the module"
+    for called in (module, copy.deepcopy(module)):
+        with pytest.raises(NotSupported) as caught:
+            called(torch.ones(2, 4))
+        assert str(caught.value) == message
+    with pytest.raises(NotSupported, match=r"`first\.weight`, `second\.weight` are one tensor in the programs"):
+        aotexport_runtime.save(module, tmp_path / "saved")
 
 
 def test_hooks_on_parameters_are_refused_at_export(tmp_path):
@@ -58,16 +55,6 @@ def test_hooks_on_parameters_are_refused_at_export(tmp_path):
     net[0].weight.register_hook(lambda gradient: gradient * 2)
     with pytest.raises(aotexport.ExportFailed, match=r"`0\.weight` has hooks, which a bundle cannot hold"):
         aotexport.export(net, (torch.randn(4, 3),), output=tmp_path / "bundle")
-
-
-def test_module_with_untied_weights_is_not_saved(load, tmp_path):
-    module = load(Tied(), torch.ones(2, 4))
-    module.second.weight = nn.Parameter(torch.ones(4, 4))
-    with pytest.raises(NotSupported, match=r"`first\.weight`, `second\.weight` are one tensor in the programs"):
-        aotexport_runtime.save(module, tmp_path / "saved")
-    twin = copy.deepcopy(module)
-    with pytest.raises(NotSupported, match=r"`first\.weight`, `second\.weight` are one tensor in the programs"):
-        twin(torch.ones(2, 4))
 
 
 class Clamped(nn.Module):
@@ -87,16 +74,6 @@ def test_export_leaves_weights_that_the_call_changes_unseen(load):
     module = load(net, torch.ones(3), verify=True)
     assert torch.equal(net.weight, torch.ones(3) * 5)
     assert torch.equal(module(torch.ones(3)), torch.ones(3) * 2.5)
-
-
-class Doubling(nn.Module):
-    def forward(self, x):
-        return x * 2
-
-
-def test_module_without_parameters_is_served_in_both_modes(load):
-    module = load(Doubling(), torch.ones(3))
-    assert torch.equal(module.train()(torch.ones(3)), module.eval()(torch.ones(3)))
 
 
 class Force(nn.Module):

@@ -7,54 +7,13 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport_runtime import CallInvalid, NotSupported
-from tests.conformance.models import gradient_inside, leaf, linear
-
-
-def test_one_tensor_in_two_places_is_refused_where_the_code_asks_for_it(load):
-    def function(x, y):
-        return x * 2 if x is y else x + y
-
-    module, x = load(function, torch.ones(2), torch.ones(2)), torch.ones(2)
-    assert torch.equal(module(x, x.clone()), function(x, x.clone()))
-    with pytest.raises(CallInvalid, match="`y`: expected another tensor than `x`, as at capture"):
-        module(x, x)
+from tests.conformance.models import leaf, linear
 
 
 def test_tangents_that_the_model_takes_are_refused_in_inference_mode(load):
     module = load(lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1], torch.ones(3))
     with torch.inference_mode(), pytest.raises(CallInvalid, match=r"use torch\.no_grad"):
         module(torch.ones(3))
-
-
-def test_gradients_that_the_model_takes_are_refused_in_inference_mode(load):
-    module, x = load(gradient_inside, leaf(4, 4)), leaf(4, 4)
-    torch.testing.assert_close(module(x), gradient_inside(x))
-    message = r"gradients: torch\.inference_mode\(\) records nothing for the gradients that the model itself takes"
-    with torch.inference_mode(), pytest.raises(CallInvalid, match=message):
-        module(x)
-
-
-def test_argument_with_hooks_is_refused_where_the_model_takes_gradients(load):
-    module, x = load(gradient_inside, leaf(4, 4)), leaf(4, 4)
-    handle = x.register_hook(lambda gradient: gradient * 2)
-    with pytest.raises(CallInvalid, match="`x`: expected neither hooks nor a retained gradient"):
-        module(x)
-    handle.remove()
-    torch.testing.assert_close(module(x), gradient_inside(x))
-
-
-def test_hook_on_an_argument_sees_what_eager_calls_it_with_where_outputs_have_no_gradient_for_it(load):
-    def function(x, y):
-        return x * 2, y * 3
-
-    module, seen = load(function, leaf(3), leaf(3)), []
-    for each in (module, function):
-        x, y = leaf(3), leaf(3)
-        calls = []
-        x.register_hook(calls.append)
-        each(x, y)[1].sum().backward()
-        seen.append((calls, x.grad))
-    assert seen == [([], None), ([], None)]
 
 
 def test_argument_that_was_the_modules_own_must_be_it_again(load):

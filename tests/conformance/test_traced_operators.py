@@ -162,27 +162,3 @@ def test_operator_that_code_calls_only_while_it_is_traced_is_not_needed(tmp_path
     report = aotexport.export(call, (x,), output=tmp_path / "bundle")
     assert custom_operators(report.programs) == set()
     assert torch.equal(aotexport_runtime.load(tmp_path / "bundle")(x), call(x))
-
-
-@pytest.mark.slow  # Of a real model, what `test_operator_is_traced_through_and_equals_eager` shows.
-def test_mixture_of_experts_loads_without_the_library_of_the_model(tmp_path):
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    sizes = {"vocab_size": 50, "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1}
-    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "num_local_experts": 3, "use_cache": False}
-    torch.manual_seed(0)
-    model = MixtralForCausalLM(MixtralConfig(**sizes, **heads))
-    ids = torch.randint(0, 50, (3, 5))
-    batch = torch.export.Dim("batch", min=1, max=8)
-    report = aotexport.export(
-        model, (), {"input_ids": ids}, output=tmp_path / "bundle", dynamic_shapes={"input_ids": {0: batch}}
-    )
-    assert report.manifest.requirements.operator_namespaces == ()
-    loaded = aotexport_runtime.load(tmp_path / "bundle", matmul="torch")
-    for tokens in (ids, torch.randint(0, 50, (1, 5))):
-        results = []
-        for module in (loaded, model):
-            module.zero_grad()
-            module.train()(input_ids=tokens).logits.square().sum().backward()
-            results.append([parameter.grad for parameter in module.parameters()])
-        torch.testing.assert_close(results[0], results[1])

@@ -6,6 +6,7 @@ from torch import nn
 
 import aotexport
 import aotexport_runtime
+from tests.models import module
 
 
 class AsksForSize(nn.Module):
@@ -96,12 +97,6 @@ def test_mode_that_changes_weights_is_refused_and_leaves_them(tmp_path):
     assert not model.merged
 
 
-def test_merged_weights_are_exported_in_their_mode(tmp_path):
-    model, x = Merging().eval(), torch.randn(2, 4)
-    aotexport.export(model, (x,), output=tmp_path / "bundle", programs=("infer",))
-    assert torch.equal(aotexport_runtime.load(tmp_path / "bundle")(x), model(x))
-
-
 class Switching(nn.Linear):
     """Says in its own `eval` what to do, and asks for no mode."""
 
@@ -138,13 +133,8 @@ def resets_gradients(self, x):
     return x * self.weight
 
 
-class UsesGradients(nn.Module):
-    def __init__(self, step):
-        super().__init__()
-        self.weight, self.step = nn.Parameter(torch.ones(3)), step
-
-    def forward(self, x):
-        return self.step(self, x)
+def uses_gradients(step):
+    return module(lambda self, x: self.step(self, x), weight=nn.Parameter(torch.ones(3)), step=step)
 
 
 @pytest.mark.parametrize(
@@ -158,4 +148,4 @@ class UsesGradients(nn.Module):
 def test_model_that_uses_accumulated_gradients_is_refused(tmp_path, step, message):
     line = step.__code__.co_firstlineno + 1
     with pytest.raises(aotexport.ExportFailed, match=f"test_what_traces_lose.py:{line}: in {step.__name__}: {message}"):
-        aotexport.export(UsesGradients(step), (torch.randn(2, 3),), output=tmp_path / "bundle", verify=False)
+        aotexport.export(uses_gradients(step), (torch.randn(2, 3),), output=tmp_path / "bundle", verify=False)

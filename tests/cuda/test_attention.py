@@ -44,16 +44,12 @@ FLASH = ["flash_attention", "flash_attention_backward"]
 @pytest.mark.parametrize(
     ("module", "expected"),
     [
-        (Attention(), EFFICIENT),
-        (Attention(is_causal=True, width=7), EFFICIENT),
-        (Attention(dropout_p=0.1), EFFICIENT),
+        (Attention(is_causal=True, width=7, dropout_p=0.1), EFFICIENT),
         (Attention(learned=True), EFFICIENT),
         (Attention(groups=1), EFFICIENT),
         (Attention(torch.bfloat16, is_causal=True), FLASH),
-        (Attention(torch.float16, dropout_p=0.1, width=5), FLASH),
-        (Attention(torch.bfloat16, learned=True), EFFICIENT),
     ],
-    ids=["plain", "odd_head", "dropout", "learned_mask", "groups", "half", "half_dropout", "half_mask"],
+    ids=["dropout", "learned_mask", "groups", "half"],
 )
 def test_attention_is_the_fused_operators_of_gpus(module, expected):
     x = torch.randn(2, 6, 16, dtype=module.projections[0].weight.dtype)
@@ -172,8 +168,7 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("scale", [None, 0.3])
-@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize(("name", "scale"), [*((name, None) for name in CALLS), ("plain", 0.3), ("half_masked", 0.3)])
 def test_operator_of_cpus_on_cuda_computes_the_same(name, scale, cuda_operators):
     (query, key, value), make, is_causal = CALLS[name]
     mask = None if make is None else make(query, key)

@@ -72,14 +72,3 @@ def test_check_by_nvml_calls_no_driver(monkeypatch):
     # Of builds with CUDA; Lightning sets it when it is imported.
     monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     assert lowered(scaled, torch.randn(4, 8)).kernels
-
-
-@pytest.mark.slow  # `test_lowering_undoes_every_change` shows the same of everything that lowering changes.
-@pytest.mark.filterwarnings("ignore")
-def test_ordinary_compilation_works_after_lowering():
-    lowered(scaled, torch.randn(4, 8))
-    x = torch.randn(4, 8, requires_grad=True)
-    result = torch.compile(scaled)(x)
-    result.sum().backward()
-    torch.testing.assert_close(result, scaled(x))
-    assert x.grad is not None

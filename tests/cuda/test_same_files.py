@@ -11,6 +11,7 @@ def scaled(x):
     return torch.tanh(x * 2).sum(1)
 
 
+@pytest.mark.slow  # Kernels compiled twice are the same bytes in `test_compile.py`, too.
 def test_same_model_gives_the_same_files(tmp_path):
     digests = []
     for name in ("one", "elsewhere"):

@@ -23,7 +23,8 @@ SLICE = (
     *("cache_of_a_plain_object_that_is_a_buffer", "cache_of_a_plain_object", "write_to_a_global"),
     *("write_to_a_class_attribute", "own_optimizer", "buffer_in_place", "dynamic_module", "metadata_of_a_parameter"),
     *("counted_checkpoint_with_dropout", "subclass_weight", "spectral_normed"),
-    *("three_programs", "ring_of_states", "custom_function_of_subclasses", "non_contiguous_state"),
+    *("three_programs", "ring_of_states", "grad_mode_left_off", "custom_function_of_subclasses"),
+    "non_contiguous_state",
 )
 
 

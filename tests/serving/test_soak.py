@@ -18,6 +18,7 @@ import tritonclient.grpc as triton_grpc
 import urllib3
 
 import aotexport
+from tests.models import module
 from tests.serving.server import PATIENCE_S, serving, wait_for
 from tests.serving.test_swaps import save_version
 from tests.unit.serving.conftest import digits_model
@@ -93,15 +94,9 @@ def test_no_answer_is_lost_or_mixed_while_versions_are_swapped_and_workers_kille
         print(f"{sum(clients.answered)} answers, {len(clients.versions) - 1} swaps, {KILLS} workers killed")
 
 
-class Wide(torch.nn.Module):
+def wide():
     """A model of 16 MiB."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(1024, 4096)
-
-    def forward(self, x):
-        return self.linear(x).mean(dim=1)
+    return module(lambda self, x: self.linear(x).mean(dim=1), linear=torch.nn.Linear(1024, 4096))
 
 
 def resident_nbytes(worker):
@@ -111,7 +106,7 @@ def resident_nbytes(worker):
 def test_memory_of_swapped_versions_is_freed(tmp_path):
     torch.manual_seed(0)
     bundle, served = tmp_path / "bundle", tmp_path / "models/wide"
-    aotexport.export(Wide().eval(), (torch.ones(1, 1024),), output=bundle, programs=("infer",), verify=False)
+    aotexport.export(wide().eval(), (torch.ones(1, 1024),), output=bundle, programs=("infer",), verify=False)
     shutil.copytree(bundle, served / "1")
     with serving(served.parent) as server, triton_grpc.InferenceServerClient(server.grpc) as client:
         server.wait_until_ready()

@@ -3,11 +3,14 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.trainers.accelerate_run import RANKS
 
 COMPARED = ["after one", "predictions", "after two", "restored", "again", "losses"]
 
 
+@pytest.mark.slow
 def test_accelerate_trains_resumes_and_saves_in_two_processes_as_with_the_model(reader, tmp_path):
     command = [sys.executable, "-W", "error", "-m", "tests.trainers.accelerate_run", str(reader), str(tmp_path)]
 

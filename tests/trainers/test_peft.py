@@ -1,5 +1,7 @@
 """Adapters of peft on a loaded bundle: the same losses and adapters as on the original."""
 
+from collections import OrderedDict
+
 import peft
 import pytest
 import torch
@@ -7,31 +9,16 @@ from torch import nn
 
 import aotexport
 import aotexport_runtime
-
-
-class Attention(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.query, self.value = nn.Linear(8, 8), nn.Linear(8, 8)
-
-    def forward(self, x):
-        return self.query(x).softmax(dim=-1) @ self.value(x).mT
-
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.attention = Attention()
-        self.dropout = nn.Dropout(0.2)
-        self.classifier = nn.Linear(5, 3)
-
-    def forward(self, x):
-        return self.classifier(self.dropout(self.attention(x)))
+from tests.models import module
 
 
 def make():
     torch.manual_seed(0)
-    return Net()
+    attention = module(
+        lambda self, x: self.query(x).softmax(dim=-1) @ self.value(x).mT, query=nn.Linear(8, 8), value=nn.Linear(8, 8)
+    )
+    line = nn.Conv1d(5, 5, 3, padding=1, groups=5)
+    return nn.Sequential(OrderedDict(line=line, attention=attention, dropout=nn.Dropout(0.2), head=nn.Linear(5, 3)))
 
 
 @pytest.fixture(scope="module")
@@ -45,17 +32,17 @@ def bundle(tmp_path_factory):
 @pytest.mark.parametrize(
     "config",
     [
-        {"target_modules": ["query", "value"], "lora_dropout": 0.1},
+        {"target_modules": ["query", "value", "line"], "lora_dropout": 0.1, "r": 10},
         {"target_modules": ["query"], "use_dora": True},
-        {"target_modules": "all-linear", "modules_to_save": ["classifier"], "exclude_modules": ["classifier"]},
+        {"target_modules": "all-linear", "modules_to_save": ["head"], "exclude_modules": ["head"]},
     ],
     ids=["LoRA", "DoRA", "a head beside"],
 )
 def test_adapters_train_on_a_loaded_bundle_as_on_the_original(bundle, config):
     x, losses, adapters = torch.randn(6, 5, 8), [], []
-    for module in (make(), aotexport_runtime.load(bundle, matmul="torch").train()):
+    for network in (make(), aotexport_runtime.load(bundle, matmul="torch").train()):
         torch.manual_seed(1)
-        adapted = peft.get_peft_model(module, peft.LoraConfig(r=2, **config))
+        adapted = peft.get_peft_model(network, peft.LoraConfig(**{"r": 2, **config}))
         optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=0.1)
         for _ in range(3):
             loss = adapted(x).square().mean()

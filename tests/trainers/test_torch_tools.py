@@ -5,11 +5,9 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.data import DataLoader
-from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassConfusionMatrix
 
 from aotexport_runtime import load
-from tests.trainers.digits import CLASSES, Classifier, pixels
+from tests.trainers.digits import Classifier, pixels
 
 
 def train_and_average(model: nn.Module, **options) -> tuple[AveragedModel, list[float]]:
@@ -31,11 +29,10 @@ def train_and_average(model: nn.Module, **options) -> tuple[AveragedModel, list[
     return averaged, losses
 
 
-@pytest.mark.parametrize("options", [{}, {"multi_avg_fn": get_ema_multi_avg_fn(0.9)}], ids=["mean", "exponential"])
-@pytest.mark.parametrize("use_buffers", [False, True])
-def test_averaged_bundle_is_the_averaged_model(classifier, options, use_buffers):
-    expected, wanted = train_and_average(Classifier(), use_buffers=use_buffers, **options)
-    averaged, losses = train_and_average(load(classifier), use_buffers=use_buffers, **options)
+@pytest.mark.parametrize("options", [{}, {"multi_avg_fn": get_ema_multi_avg_fn(0.9), "use_buffers": True}])
+def test_averaged_bundle_is_the_averaged_model(classifier, options):
+    expected, wanted = train_and_average(Classifier(), **options)
+    averaged, losses = train_and_average(load(classifier), **options)
 
     assert losses == pytest.approx(wanted, rel=1e-4)
     torch.testing.assert_close(averaged.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-6)
@@ -51,13 +48,3 @@ def test_batch_norms_of_a_bundle_are_updated_as_those_of_the_model(classifier):
 
     assert model[1].running_mean.abs().max() > 0.1
     torch.testing.assert_close(module.state_dict(), model.state_dict(), rtol=1e-4, atol=1e-6)
-
-
-def test_metrics_of_a_bundle_are_those_of_the_model(classifier):
-    def measured(model: nn.Module) -> dict[str, torch.Tensor]:
-        metrics = MetricCollection([MulticlassAccuracy(CLASSES), MulticlassConfusionMatrix(CLASSES)])
-        for images, labels in DataLoader(pixels(0, 256), batch_size=64):
-            metrics.update(model(images), labels)
-        return metrics.compute()
-
-    torch.testing.assert_close(measured(load(classifier).eval()), measured(Classifier().eval()), rtol=0, atol=0)
