@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from tests.cases import DISAGREES, case
-from tests.cases.mutations import leaf, non_leaf
+from tests.cases.mutations import leaf
 
 
 @case(lambda: (leaf(3, 4), leaf(4, 5)))
@@ -20,11 +20,6 @@ def several_outputs_of_several_inputs(a, b, c):
 @case(lambda: (leaf(3), leaf(3)))
 def input_without_gradient(x, y):
     return x * 2 + y.detach()
-
-
-@case(lambda: (leaf(3), non_leaf(3)))
-def non_leaf_without_gradient(x, y):
-    return x * y.detach()
 
 
 @case(lambda: (leaf(3, 4),))
@@ -111,19 +106,9 @@ def sort_and_topk(x):
     return x.sort(dim=1), torch.topk(x, 2), x.max(1), x.median(0)
 
 
-@case(lambda: (leaf(3, 4),))
-def scalar_parts(x):
-    return x.sum() * x.shape[0], x * float(x.shape[1])
-
-
 @case(lambda: (torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True),))
 def bfloat16(x):
     return (x * 2).sin().sum()
-
-
-@case(lambda: (torch.randn(3, 4, dtype=torch.float64, requires_grad=True),))
-def float64(x):
-    return (x * 2).sin().exp()
 
 
 @case(lambda: (leaf(3, 4),))

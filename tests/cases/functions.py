@@ -446,31 +446,6 @@ def function_that_leaves_out_what_is_not_needed(x, w, b):
     return LeavingOut.apply(x, w, b)
 
 
-class TakingUndefined(torch.autograd.Function):
-    """Does something else where only one of its outputs has a gradient."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.set_materialize_grads(False)
-        return x * 2, x * 3
-
-    @staticmethod
-    def backward(ctx, first, second):
-        grad = sum(each * factor for each, factor in ((first, 2), (second, 3)) if each is not None)
-        return grad * 10 if second is None else grad
-
-
-@case(lambda: (leaf(3, 4),), forward_only="takes undefined gradients")
-def function_that_takes_undefined_gradients(x):
-    return TakingUndefined.apply(x * 2)
-
-
-@case(lambda: (leaf(3, 4),))
-def function_that_takes_undefined_gradients_of_one_result(x):
-    first, second = TakingUndefined.apply(x * 2)
-    return first * 2 + second.detach()
-
-
 class Accumulating(torch.autograd.Function):
     """Adds its gradient to a tensor."""
 

@@ -74,12 +74,6 @@ def data_through_a_detached_alias(x):
     return x * 3
 
 
-@case(lambda: (torch.arange(6), torch.randn(6)))
-def data_of_integers(i, x):
-    i.add_(1)
-    return x * i
-
-
 @case(lambda: (torch.randn(4, 4),))
 def data_through_a_view(x):
     x[0].add_(1)
@@ -104,12 +98,6 @@ def data_of_several_inputs(a, b, w):
 def metadata_by_t(x):
     x.t_()
     return x * 2
-
-
-@case(lambda: (torch.randn(3, 4, 5),))
-def metadata_by_transpose(x):
-    x.transpose_(0, 2)
-    return x + 1
 
 
 @case(lambda: (torch.randn(3, 1, 5),))

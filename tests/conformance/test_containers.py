@@ -87,16 +87,6 @@ def adds(x, seen={"first"}):  # noqa: B006 (what the test is about)
     return x * 2
 
 
-def reverses(x, queue=collections.deque([1, 2])):  # noqa: B006 (what the test is about)
-    queue.reverse()
-    return x * 2
-
-
-def renames(x, table=collections.UserDict(name="first")):  # noqa: B006 (what the test is about)
-    table["name"] = "second"
-    return x * 2
-
-
 def counts(x, record=types.SimpleNamespace(calls=0)):  # noqa: B008 (what the test is about)
     record.calls += 1
     record.last = "x"
@@ -123,7 +113,7 @@ def ties(x, table):
         ),
         *[
             (function, (), f"the call changes `{name}` of its arguments, and it is a default, which later calls find")
-            for function, name in ((adds, "seen"), (reverses, "queue"), (renames, "table"), (counts, "record"))
+            for function, name in ((adds, "seen"), (counts, "record"))
         ],
         (
             deletes,
@@ -136,7 +126,7 @@ def ties(x, table):
             "the call puts one of the lists or dicts that it is given into `table['itself']` of its arguments",
         ),
     ],
-    ids=["default dict", "set", "deque", "UserDict", "object", "attribute", "cycle"],
+    ids=["default dict", "set", "object", "attribute", "cycle"],
 )
 def test_change_that_a_bundle_cannot_make_is_refused_by_name(tmp_path, function, args, reason):
     with pytest.raises(aotexport.ExportFailed) as caught:
@@ -144,8 +134,6 @@ def test_change_that_a_bundle_cannot_make_is_refused_by_name(tmp_path, function,
     assert str(caught.value).startswith(reason)
     assert remembers.__defaults__ == ({},)
     assert adds.__defaults__ == ({"first"},)
-    assert reverses.__defaults__ == (collections.deque([1, 2]),)
-    assert renames.__defaults__ == (collections.UserDict(name="first"),)
     assert counts.__defaults__ == (types.SimpleNamespace(calls=0),)
 
 

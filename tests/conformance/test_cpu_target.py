@@ -19,7 +19,8 @@ from aotexport_runtime import BundleInvalid, NotSupported
 from aotexport_runtime.commands.describe import describe
 from aotexport_runtime.commands.results import rounding
 from aotexport_runtime.commands.self_test import run_vectors
-from aotexport_runtime.engines.cpu.engine import Libraries
+from aotexport_runtime.engines.cpu.engine import Libraries, table_of
+from aotexport_runtime.execution.matmul import onednn
 from tests.cases import all_cases
 from tests.conformance.test_not_a_number import with_nan
 from tests.interpreter.models import bfloat16_extrema, pools
@@ -359,6 +360,58 @@ def test_mixed_precision_is_compared_with_the_rounding_of_its_operators(tmp_path
     compared = [comparison for comparison in report.comparisons if comparison.target == "portable"]
     assert max(comparison.error for comparison in compared) == 0
     assert [entry.targets for entry in report.manifest.programs] == [("portable", f"cpu-{OWN.name}")]
+
+
+class LargeLayers(nn.Module):
+    """Two layers with a draw between them, large enough for a choice."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(128, 160)
+        self.second = nn.Linear(160, 128, bias=False)
+
+    def forward(self, x):
+        return self.second(nn.functional.dropout(self.first(x), 0.5, self.training)).square().mean()
+
+
+@pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
+def test_library_chooses_its_matmuls_before_its_first_results_are_given_out(tmp_path):
+    torch.manual_seed(0)
+    model, x = LargeLayers(), torch.randn(128, 128)
+    path = tmp_path / "layers"
+    aotexport.export(model, (x,), output=path, targets=("portable", "cpu"), verify=False, programs=("train",))
+    module = aotexport_runtime.load(path, target="cpu", trust="native", matmul="onednn").train()
+
+    def results(module):
+        torch.manual_seed(1)
+        module.zero_grad()
+        loss = module(x)
+        loss.backward()
+        return [loss, *(parameter.grad.clone() for parameter in module.parameters()), torch.rand(1)]
+
+    first, later, expected = results(module), results(module), results(model)
+
+    (folder,) = (path / "targets").iterdir()
+    tables = {file.name: table_of(file) for file in folder.glob("*.so")}
+    matmuls = {name: [p.by_onednn for p in table.matmuls[: table.count]] for name, table in tables.items()}
+    assert matmuls == {"train.forward.so": [1, 1], "train.backward.so": [1, 1, 1]}
+    assert all(torch.equal(one, other) for one, other in zip(first, later, strict=True))
+    torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-6)
+
+    # The table is the library's, and so there is one for the process.
+    other = aotexport_runtime.load(path, trust="native", matmul="torch").train()
+    torch.testing.assert_close(results(other), expected, rtol=1e-5, atol=1e-6)
+    reason = (
+        "this process has the library `train.forward.so` loaded with matmul=`onednn`; for matmul=`torch`, load it "
+        "in another process"
+    )
+    asked = aotexport_runtime.load(path, target="cpu", trust="native", matmul="torch").train()
+    with pytest.raises(aotexport_runtime.NotSupported) as caught:
+        asked(x)
+    assert str(caught.value) == (
+        f"target `cpu` was asked for and does not run program `train` on cpu: {folder.name}: {reason}. Target `auto` "
+        "runs the fastest of those that do"
+    )
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """Hooks of the model: calls unlike the captured one, equal to eager, and what no bundle holds, refused by name."""
 
-from functools import partial
-
 import pytest
 import torch
 from torch import nn
@@ -145,7 +143,6 @@ def hooked_nodes(register):
 REFUSED = {
     "list": (hooked(_Keeper().append), f"a hook of the model changes `self.seen[0]`, {STATE}"),
     "attribute": (hooked(_Keeper().remember), f"a hook of the model changes `self.last`, {STATE}"),
-    "partial": (hooked(partial(_Keeper.append, _Keeper())), f"a hook of the model changes `seen[0]`, {STATE}"),
     "builtin": (hooked([].append), f"a hook of the model changes `append[0]`, {STATE}"),
     "nonlocal": (hooked(_counted()), f"a hook of the model changes `count`, {STATE}"),
     "number": (

@@ -110,17 +110,6 @@ def test_note_says_which_arguments_may_be_left_out(tmp_path):
     assert note.text == "calls of program `infer` may leave out `start` and `end`: `infer.2` serves them"
 
 
-def test_label_free_call_that_does_not_fit_is_told_what_either_expected(tmp_path):
-    exported(LossAlone(), tmp_path / "bundle")
-    with pytest.raises(CallInvalid) as caught:
-        aotexport_runtime.load(tmp_path / "bundle").eval()(torch.randn(70, 4))
-    assert str(caught.value) == (
-        "the call does not fit program `infer`:\n"
-        "  - variant `infer`: `targets`: missing; it was passed at capture\n"
-        "  - variant `infer.2`: `x`: size 0: `rows` is 70, outside [1:64]"
-    )
-
-
 def test_label_free_variant_can_be_switched_off(tmp_path):
     report = exported(Labelled(), tmp_path / "bundle", label_free=False)
     assert [program.record.name for program in report.programs] == ["train", "infer"]

@@ -266,7 +266,7 @@ def test_call_that_a_joint_graph_alone_serves_is_held_to_what_its_function_was_a
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_loss_of_some_outputs_of_a_function_that_takes_undefined_gradients_equals_eager(bundle_of, target):
-    function = functions.function_that_takes_undefined_gradients
+    function = functions.function_that_sees_undefined_gradients
     loaded = aotexport_runtime.load(bundle_of(function, LEAF), target=target)
     for indices in ((0,), (1,), (0, 1)):
         found, expected = (

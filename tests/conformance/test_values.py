@@ -289,28 +289,6 @@ def test_custom_function_that_branches_on_values_goes_the_way_of_the_example(tmp
     assert str(caught.value) == line(asks, 3) + PATH + question
 
 
-class Fixed(torch.autograd.Function):
-    """Takes no gradients of its first input, and branches on values."""
-
-    @staticmethod
-    def forward(ctx, x, w):
-        if ctx.needs_input_grad[0]:
-            raise RuntimeError("no gradients")
-        return x * 2 if (x * w).sum() > 0 else x
-
-    @staticmethod
-    def backward(ctx, grad):
-        return None, grad
-
-
-def test_custom_function_of_a_program_without_gradients_needs_none(tmp_path):
-    model = Applying(Fixed).eval()
-    aotexport.export(model, (torch.ones(4, 3),), output=tmp_path / "bundle", programs=("infer",))
-    with torch.no_grad():
-        x = torch.rand(4, 3)
-        assert torch.equal(aotexport_runtime.load(tmp_path / "bundle").eval()(x), model(x))
-
-
 def test_question_about_equal_tensors_leaves_their_sizes_open(tmp_path):
     known = torch.rand(6, 2)
 

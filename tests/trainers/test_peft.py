@@ -17,7 +17,7 @@ def make():
     attention = module(
         lambda self, x: self.query(x).softmax(dim=-1) @ self.value(x).mT, query=nn.Linear(8, 8), value=nn.Linear(8, 8)
     )
-    line = nn.Conv1d(5, 5, 3, padding=1, groups=5)
+    line = nn.Conv1d(5, 5, 3, padding=1)
     return nn.Sequential(OrderedDict(line=line, attention=attention, dropout=nn.Dropout(0.2), head=nn.Linear(5, 3)))
 
 
@@ -32,7 +32,7 @@ def bundle(tmp_path_factory):
 @pytest.mark.parametrize(
     "config",
     [
-        {"target_modules": ["query", "value", "line"], "lora_dropout": 0.1, "r": 10},
+        {"target_modules": ["query", "value", "line"], "lora_dropout": 0.1},
         {"target_modules": ["query"], "use_dora": True},
         {"target_modules": "all-linear", "modules_to_save": ["head"], "exclude_modules": ["head"]},
     ],
@@ -42,7 +42,7 @@ def test_adapters_train_on_a_loaded_bundle_as_on_the_original(bundle, config):
     x, losses, adapters = torch.randn(6, 5, 8), [], []
     for network in (make(), aotexport_runtime.load(bundle, matmul="torch").train()):
         torch.manual_seed(1)
-        adapted = peft.get_peft_model(network, peft.LoraConfig(**{"r": 2, **config}))
+        adapted = peft.get_peft_model(network, peft.LoraConfig(r=2, **config))
         optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=0.1)
         for _ in range(3):
             loss = adapted(x).square().mean()
