@@ -55,7 +55,7 @@ def summarize(report: ExportReport, *, verified: bool) -> dict[str, Any]:
 def costs(report: ExportReport) -> dict[str, dict[str, float]]:
     """Return bytes and seconds of what an export for serving adds: ONNX models without weights, and libraries."""
     parts = {
-        "ONNX models": (lambda path: path.endswith(".onnx") or path.startswith("targets/onnx/"), ("ONNX",)),
+        "ONNX models": (lambda path: path.endswith(".onnx"), ("ONNX",)),
         "libraries": (lambda path: path.startswith("targets/cpu-"), (": cpu-", "compiled programs")),
     }
     found: dict[str, dict[str, float]] = {}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -25,6 +25,7 @@ from aotexport.torch_internals.releases import release
 from aotexport.torch_internals.tracing import UNCHECKED, is_of_forward
 from aotexport.values.sizes import encode_size
 from aotexport_runtime.rewrite.names import CHECK, names_in, operands
+from aotexport_runtime.rewrite.partition import ancestors
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import (
     FreshOutput,
@@ -239,11 +240,11 @@ def saved_values(graph: Graph, returned: int, inputs: int) -> tuple[str, ...]:
     Forward has the nodes that its outputs need, and numbers computed from inputs and such numbers, so that no tensor is
     saved for its sizes alone. Of an operator with several results, the used items are saved.
     """
-    forward = _needed(graph, names_in(graph.outputs[:returned]))
+    forward = {node.name for node in ancestors(graph.nodes, graph.outputs[:returned], frozenset(), frozenset())[0]}
     derived = descendants(graph.nodes, {value.name for value in graph.inputs[inputs:]})
-    checks = [node.name for node in graph.nodes if node.op == CHECK and node.name in derived]
-    results = names_in(graph.outputs[returned:])
-    backward = _needed(graph, [*results, *checks])
+    checks = {node.name for node in graph.nodes if node.op == CHECK and node.name in derived}
+    results = graph.outputs[returned:]
+    backward = {node.name for node in ancestors(graph.nodes, results, frozenset(), checks)[0]}
     tuples = {node.name for node in graph.nodes if isinstance(node.meta, SequenceMeta)}
     for node in graph.nodes:
         if node.op == "python::getitem" and node.args and node.args[0] in tuples and node.args[0] in forward:
@@ -253,20 +254,12 @@ def saved_values(graph: Graph, returned: int, inputs: int) -> tuple[str, ...]:
         if isinstance(node.meta, SizeMeta) and available.issuperset(operands(node)):
             forward.add(node.name)
             available.add(node.name)
-    used = available.intersection(results)
+    used = available.intersection(names_in(results))
     for node in graph.nodes:
         if node.name in backward and node.name not in forward:
             used.update(available.intersection(operands(node)))
     in_order = [value.name for value in (*graph.inputs, *graph.nodes)]
     return tuple(name for name in in_order if name in used and name not in tuples)
-
-
-def _needed(graph: Graph, names: Iterable[str]) -> set[str]:
-    wanted = set(names)
-    for node in reversed(graph.nodes):
-        if node.name in wanted:
-            wanted.update(operands(node))
-    return wanted
 
 
 _HEADER = 3

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 from collections.abc import Iterable, Iterator
 
@@ -11,7 +10,6 @@ from torch import nn
 
 from aotexport.model.call import ExampleCall
 from aotexport.values.same_tensors import have_same_values
-from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.bundle.weights import load_tensors
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.bundle_module import BundleModule
@@ -31,7 +29,8 @@ def ancestors_of(call: ExampleCall, programs: Iterable[Program]) -> tuple[Ancest
     for path, loaded in loaded_in(call):
         changes = tuple(change[:MAX_TEXT] for change in _changes(loaded, () if path else programs))
         first = len(found)
-        found.append(Ancestor(name=loaded.bundle.manifest.name, sha256=digest_of(loaded), path=path, changes=changes))
+        name, digest = loaded.bundle.manifest.name, loaded.bundle.manifest_sha256
+        found.append(Ancestor(name=name, sha256=digest, path=path, changes=changes))
         for older in loaded.bundle.manifest.ancestors:
             child = first if older.child is None else first + 1 + older.child
             found.append(msgspec.structs.replace(older, child=child))
@@ -43,11 +42,6 @@ def loaded_in(call: ExampleCall) -> Iterator[tuple[str, BundleModule]]:
     module = call.module or getattr(inspect.unwrap(call.callable), "__self__", None)
     if isinstance(module, nn.Module):
         yield from ((path, child) for path, child in module.named_modules() if isinstance(child, BundleModule))
-
-
-def digest_of(module: BundleModule) -> str:
-    """Return the digest of the manifest of a loaded bundle."""
-    return hashlib.sha256((module.bundle.directory.files / MANIFEST_NAME).read_bytes()).hexdigest()
 
 
 def _changes(module: BundleModule, programs: Iterable[Program]) -> Iterator[str]:

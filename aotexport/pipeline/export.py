@@ -144,7 +144,6 @@ def _with_onnx(draft: BundleDraft, manifest: Manifest, directory: Path, clock: C
             if not options.serving:
                 raise
             left_out.append(f"the bundle has no ONNX models: {error}")
-            shutil.rmtree(directory / "targets" / "onnx", ignore_errors=True)
             for file in directory.glob("*.onnx"):
                 file.unlink()
     files = replace(draft.target_files, notes=(*draft.target_files.notes, *left_out))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +21,7 @@ from aotexport_runtime import open_bundle
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.staging import staged
+from aotexport_runtime.commands.saving import copy_files, link
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values.trees import arrays_in
@@ -63,19 +63,9 @@ def export_onnx(
     check_options(options)
     bundle = open_bundle(path)
     with bugs_reported(lambda: "ONNX"), staged(Path(path), force=True) as stage:
-        for entry in (*bundle.manifest.files, None):
-            name = MANIFEST_NAME if entry is None else entry.path
-            target = stage.joinpath(*name.split("/"))
-            target.parent.mkdir(parents=True, exist_ok=True)
-            _link(bundle.directory.files.joinpath(*name.split("/")), target)
+        copy_files(bundle, bundle.manifest.files, set(), stage)
+        link(bundle.directory.files / MANIFEST_NAME, stage / MANIFEST_NAME)
         return add_onnx(stage, options, verify=verify, progress=progress)
-
-
-def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 def add_onnx(
@@ -97,7 +87,6 @@ def add_onnx(
     programs = choose(bundle, options)
     for model in bundle.manifest.onnx:
         (root / model.file).unlink(missing_ok=True)
-        constants_file(root, model.program).unlink(missing_ok=True)
     traces: list[Trace] = []
     for program in programs:
         progress(f"{program.name}: ONNX graph")
@@ -125,7 +114,6 @@ def add_onnx(
                 reason = "; ".join(dict.fromkeys((rest[0], rest[-1]))) if rest else first
                 left_out.append(f"program {program.name} has no ONNX model: {reason}")
                 (root / model.file).unlink()
-                constants_file(root, program.name).unlink(missing_ok=True)
                 models.remove(model)
         if len(models) < len(manifest.onnx):
             manifest = _write_manifest(bundle, root, models)
@@ -168,7 +156,7 @@ def _write_model(bundle: Bundle, trace: Trace, file: str, changing: Collection[s
     import onnx_ir as ir
 
     from aotexport.lower.onnx.translate import translate
-    from aotexport.lower.onnx.weights import attach_constants, attach_state, finish, names_of
+    from aotexport.lower.onnx.weights import attach_state, finish, names_of
 
     program, rebuilt, exported = trace
     model = translate(program, exported, rebuilt, opset=options.opset, translations=options.translations)
@@ -176,7 +164,6 @@ def _write_model(bundle: Bundle, trace: Trace, file: str, changing: Collection[s
     entries = {name: part for entry in bundle.manifest.state for name, part in stored_parts(entry).items()}
     finish(model, inputs, outputs, reserved=entries, state=rebuilt.state)
     state_inputs = attach_state(model, rebuilt.state, entries, bundle.root, changing=changing)
-    attach_constants(model, f"targets/onnx/{program.name}.safetensors", bundle.root)
     model.producer_name, model.producer_version = "aotexport", aotexport.__version__
     model.metadata_props.clear()
     model.metadata_props["aotexport.bundle"] = bundle.manifest.name
@@ -205,8 +192,3 @@ def _write_manifest(bundle: Bundle, root: Path, models: list[OnnxModel]) -> Mani
         for entry in bundle.manifest.programs
     )
     return list_again(root, msgspec.structs.replace(bundle.manifest, programs=programs, onnx=tuple(models), files=()))
-
-
-def constants_file(root: Path, program: str) -> Path:
-    """Return the path of the constants of a program's model, if it has large ones."""
-    return root / "targets" / "onnx" / f"{program}.safetensors"

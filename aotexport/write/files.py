@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ from aotexport.values.subclasses import types_of
 from aotexport_runtime.allowed.operators import NAMESPACES
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.commands.describe import describe_inputs, describe_outputs
+from aotexport_runtime.commands.saving import entry_of
 from aotexport_runtime.schema.bounded import Record, defaults_of
 from aotexport_runtime.schema.codec import as_written, decode_record, encode_record
 from aotexport_runtime.schema.graph import Graph, Subclass
@@ -87,15 +87,9 @@ def list_again(directory: Path, manifest: Manifest) -> Manifest:
 def list_files(directory: Path, known: Iterable[FileEntry] = ()) -> tuple[FileEntry, ...]:
     """Return an entry for every file below `directory` but the manifest, sorted by path; `known` ones are unchanged."""
     entries = {entry.path: entry for entry in known}
-    paths = [path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST_NAME]
-    found = [entries.get(path.relative_to(directory).as_posix()) or _entry(path, directory) for path in paths]
-    return tuple(sorted(found, key=lambda entry: entry.path))
-
-
-def _entry(path: Path, directory: Path) -> FileEntry:
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
-    return FileEntry(path=path.relative_to(directory).as_posix(), nbytes=path.stat().st_size, sha256=digest)
+    files = [path for path in directory.rglob("*") if path.is_file() and path.name != MANIFEST_NAME]
+    paths = sorted(path.relative_to(directory).as_posix() for path in files)
+    return tuple(entries.get(path) or entry_of(path, directory) for path in paths)
 
 
 def _operators(graph: Graph) -> set[str]:

@@ -18,14 +18,14 @@ from aotexport.torch_internals.compiler import compile_library, symbolic_sizes, 
 from aotexport.torch_internals.names import ShapeEnv
 from aotexport.values.sizes import encode_size
 from aotexport_runtime.execution.codegen import Environment, compile_graph
-from aotexport_runtime.rewrite.names import random_nodes
+from aotexport_runtime.rewrite.names import operands, random_nodes
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program, SizeInput
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.targets import CompiledHalf
 from aotexport_runtime.schema.values import NothingMeta, SizeMeta, TensorMeta, ValueMeta
-from aotexport_runtime.validate.arguments import references
+from aotexport_runtime.validate.arguments import metas_of, references
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.sizes import evaluate
 
@@ -48,15 +48,9 @@ class Piece:
     namespaces: frozenset[str]
 
     @property
-    def metas(self) -> dict[str, ValueMeta]:
-        """Metadata of every value of the graph."""
-        return {value.name: value.meta for value in (*self.graph.inputs, *self.graph.nodes)}
-
-    @property
     def operands(self) -> set[str]:
         """Values that operators of the subgraph take."""
-        nodes = self.subgraph.nodes
-        return {name for node in nodes for a in (*node.args, *node.kwargs.values()) for name in references(a)}
+        return {name for node in self.subgraph.nodes for name in operands(node)}
 
 
 def lower_subgraph(piece: Piece, level: Level, file: str, directory: Path) -> tuple[CompiledHalf, list[SizeExpression]]:
@@ -66,7 +60,7 @@ def lower_subgraph(piece: Piece, level: Level, file: str, directory: Path) -> tu
     a library cannot have.
     """
     _check_effects(piece)
-    metas, subgraph = piece.metas, piece.subgraph
+    metas, subgraph = metas_of(piece.graph), piece.subgraph
     used = piece.operands
     inputs = [name for name in subgraph.inputs if name in used and isinstance(metas[name], TensorMeta)]
     results = _results(piece)
@@ -122,7 +116,7 @@ def _check_effects(piece: Piece) -> None:
 
 def _results(piece: Piece) -> list[str]:
     """Return the tensors that the library returns; refuse results that only it would know, and that are no tensors."""
-    metas = piece.metas
+    metas = metas_of(piece.graph)
     computed = {node.name for node in piece.subgraph.nodes}
     found: dict[str, None] = {}
     for output in piece.subgraph.outputs:
@@ -153,7 +147,7 @@ def _size(name: str, piece: Piece, symbols: Mapping[str, Any]) -> Any:
     for value, spec in zip(piece.graph.inputs, piece.program.inputs, strict=False):
         if value.name == name and isinstance(spec, SizeInput):
             return symbols[spec.symbol]
-    meta = piece.metas[name]
+    meta = metas_of(piece.graph)[name]
     value = meta.value if isinstance(meta, SizeMeta) else None
     return None if value is None else evaluate(value, symbols)
 

@@ -32,7 +32,7 @@ from aotexport_runtime.schema.values import (
     SubgraphArgument,
     TensorMeta,
 )
-from aotexport_runtime.validate.arguments import span_end
+from aotexport_runtime.validate.arguments import metas_of, span_end
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.sizes import evaluate, symbols_of
 
@@ -261,7 +261,7 @@ class _Run:
             )
         try:
             if node.op == "aten::as_strided.default":
-                metas: Any = {value.name: value.meta for value in (*self.record.inputs, *self.record.nodes)}
+                metas: Any = metas_of(self.record)
                 return as_strided(metas[node.args[0]], *args, **kwargs)
             return (FORMS.get(node.op) or function)(*args, **kwargs)
         except NoForm as error:

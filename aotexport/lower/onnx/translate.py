@@ -29,9 +29,6 @@ from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.sizes import evaluate
 
-INLINE_NBYTES = 1024
-"""Most bytes of a constant in the model file; larger ones are stored outside."""
-
 Translations = Mapping[Any, Callable[..., Any]]
 """ONNX Script functions by the operator of torch that they translate."""
 

@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from safetensors.numpy import save_file
 
 from aotexport.lower.onnx.rebuild import provenance
-from aotexport.lower.onnx.translate import INLINE_NBYTES
 from aotexport.write.weights import tensor_ranges
 from aotexport_runtime.schema.manifest import StateTensor, StoredPart
 from aotexport_runtime.schema.program import Program, StateInput
@@ -65,35 +63,9 @@ def _placed(value: ir.Value, entry: StateTensor | StoredPart, where: tuple[int, 
     # A complex element is two numbers in the model.
     width = value.dtype.itemsize * (2 if entry.dtype.startswith("complex") else 1)
     nbytes = math.prod(shape) * value.dtype.itemsize
-    return _external(value, entry.file, where[0] + entry.offset * int(width), int(nbytes), root)
-
-
-def _external(value: ir.Value, file: str, offset: int, nbytes: int, root: Path) -> ir.ExternalTensor:
-    assert value.shape is not None
-    assert value.dtype is not None
-    return ir.ExternalTensor(
-        file, offset, nbytes, value.dtype, shape=ir.Shape(list(value.shape)), name=str(value.name), base_dir=root
-    )
-
-
-def attach_constants(model: ir.Model, file: str, root: Path) -> None:
-    """Move constants above `INLINE_NBYTES` to the safetensors file `file` of the bundle at `root`, if there are any."""
-    large: dict[str, ir.Value] = {}
-    for value in model.graph.initializers.values():
-        constant = value.const_value
-        if constant is not None and not isinstance(constant, ir.ExternalTensor) and constant.nbytes > INLINE_NBYTES:
-            large[str(value.name)] = value
-    if not large:
-        return
-    path = root.joinpath(*file.split("/"))
-    path.parent.mkdir(parents=True, exist_ok=True)
-    contents = {name: value.const_value.tobytes() for name, value in sorted(large.items()) if value.const_value}
-    # Padded to a multiple of 8.
-    save_file({name: np.frombuffer(c + bytes(-len(c) % 8), np.uint8) for name, c in contents.items()}, path)
-    ranges = tensor_ranges(path)
-    for name, value in large.items():
-        assert value.const_value is not None
-        value.const_value = _external(value, file, ranges[name][0], value.const_value.nbytes, root)
+    begin, name = where[0] + entry.offset * int(width), str(value.name)
+    shape = ir.Shape(list(value.shape))
+    return ir.ExternalTensor(entry.file, begin, int(nbytes), value.dtype, shape=shape, name=name, base_dir=root)
 
 
 _STEP = re.compile(r"\[(?:'([^']*)'|\"([^\"]*)\"|(-?\w+))\]")

@@ -38,6 +38,7 @@ from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.trees import Leaf
 from aotexport_runtime.schema.values import SizeArgument, TensorMeta
+from aotexport_runtime.validate.arguments import metas_of
 from aotexport_runtime.values.compare import NORM, NORMS, compare
 from aotexport_runtime.values.trees import leaves
 
@@ -182,7 +183,7 @@ def _fits(indices: torch.Tensor, ordered: torch.Tensor, axis: int) -> bool:
 
 def _order(graph: Graph, output: Any) -> tuple[str, TensorMeta, int] | None:
     """Return the value of the graph, with its metadata, that an output of indices orders along an axis."""
-    metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    metas = metas_of(graph)
     node = order_of(graph, output)
     if node is None:
         return None

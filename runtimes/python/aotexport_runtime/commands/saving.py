@@ -166,12 +166,11 @@ def _write(
     of_casts = {file for calls in casts.values() for call in calls for file in (call.record, call.tensors)}
     rewritten |= {file for call in bundle.manifest.testvectors for file in (call.record, call.tensors)}
     rewritten |= of_casts if whole else set()
-    constants = {f"targets/onnx/{model.program}.safetensors" for model in bundle.manifest.onnx}
     # Files of tensors that only attributes held, and calls of the cast model, which is not made in parts.
     left = {part.file for entry in bundle.manifest.state for part in parts_of(entry)} | of_casts
     left -= rewritten
     remaining = [entry for entry in bundle.manifest.files if entry.path not in left]
-    _copy_files(bundle, remaining, rewritten, constants, stage)
+    copy_files(bundle, remaining, rewritten, stage)
     for file in sorted({record.file for record, _ in stored}):
         in_file = [(record, part) for record, part in stored if record.file == file]
         rewriting = _rewritten(bundle, in_file, gathering)
@@ -202,26 +201,21 @@ def _write(
         record, values = record_again(called, vector, None if whole or called is not reloaded else over)
         stage.joinpath(*vector.record.split("/")).write_bytes(encode_record(record))
         save_file(values, stage.joinpath(*vector.tensors.split("/")))
-    files = [_entry(e.path, stage) if e.path in rewritten else e for e in remaining]
+    files = [entry_of(e.path, stage) if e.path in rewritten else e for e in remaining]
     if attributes.stored:
         stage.joinpath(*FILE.split("/")).parent.mkdir(exist_ok=True)
         save_file(attributes.stored, stage.joinpath(*FILE.split("/")), metadata={"format": "pt"})
-        files.append(_entry(FILE, stage))
+        files.append(entry_of(FILE, stage))
     manifest = replaced(manifest, files=tuple(sorted(files, key=lambda entry: entry.path)))
     (stage / MANIFEST_NAME).write_bytes(encode_record(manifest))
 
 
-def _copy_files(
-    bundle: Bundle, entries: Iterable[FileEntry], rewritten: set[str], constants: set[str], stage: Path
-) -> None:
-    """Link or copy the files that stay as they are; make the directories of all."""
+def copy_files(bundle: Bundle, entries: Iterable[FileEntry], rewritten: set[str], stage: Path) -> None:
+    """Link or copy the files of a bundle that are not `rewritten` to a directory; make the directories of all."""
     for entry in entries:
         target = stage.joinpath(*entry.path.split("/"))
         target.parent.mkdir(parents=True, exist_ok=True)
-        if entry.path in constants:
-            # Readers of ONNX models refuse external data that are hard links.
-            shutil.copyfile(bundle.file(entry.path), target)
-        elif entry.path not in rewritten:
+        if entry.path not in rewritten:
             link(bundle.file(entry.path), target)
 
 
@@ -270,7 +264,8 @@ def link(source: str | Path, target: str | Path) -> Any:
     return target
 
 
-def _entry(path: str, stage: Path) -> FileEntry:
+def entry_of(path: str, stage: Path) -> FileEntry:
+    """Return the entry of a file below a directory."""
     full = stage.joinpath(*path.split("/"))
     with full.open("rb") as stream:
         digest = hashlib.file_digest(stream, "sha256").hexdigest()
