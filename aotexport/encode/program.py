@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,8 +44,8 @@ from aotexport_runtime.schema.program import (
     StateInput,
 )
 from aotexport_runtime.schema.trees import Leaf
-from aotexport_runtime.schema.values import StringArgument, TensorMeta
-from aotexport_runtime.validate.arguments import descendants
+from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.validate.arguments import descendants, graphs_of
 from aotexport_runtime.values.subclasses import parts
 
 FORWARD_FILE = "forward.json"
@@ -77,7 +77,9 @@ class EncodedProgram:
     @property
     def launched(self) -> list[str]:
         """Names of the Triton kernels that the model launches itself."""
-        return list(dict.fromkeys(_launched(self.graphs[FORWARD_FILE])))
+        nodes = (node for graph in graphs_of(self.graphs[FORWARD_FILE]) for node in graph.nodes)
+        launches: Any = (node.args[0] for node in nodes if node.op == LAUNCH)
+        return list(dict.fromkeys(kernel.value for kernel in launches))
 
     def without_functional(self, reason: str) -> EncodedProgram:
         """Return the program without its functional graph, which `reason` rules out."""
@@ -87,15 +89,6 @@ class EncodedProgram:
         record = msgspec.structs.replace(self.record, functional=None, refusals=refusals)
         graphs = {FORWARD_FILE: self.graphs[FORWARD_FILE]}
         return dataclasses.replace(self, record=record, graphs=graphs, lowered=None)
-
-
-def _launched(graph: Graph) -> Iterator[str]:
-    for node in graph.nodes:
-        if node.op == LAUNCH:
-            assert isinstance(node.args[0], StringArgument)
-            yield node.args[0].value
-    for subgraph in graph.subgraphs.values():
-        yield from _launched(subgraph)
 
 
 def encode_program(spec: ProgramSpec, forward: ForwardCapture, *, root: Path | None, strip: bool) -> EncodedProgram:

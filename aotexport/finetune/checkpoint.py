@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,7 +25,7 @@ _KEY = "aotexport_run"
 
 
 class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a checkpoint belongs to: settings, digest of the bundle's weights, number of examples."""
+    """What a checkpoint belongs to: settings, digest of the bundle's manifest, number of examples."""
 
     settings: dict[str, Any]
     base: str
@@ -35,7 +34,7 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @staticmethod
     def of(module: BundleModule, settings: Settings, examples: int) -> Identity:
         """Return that of a run on a bundle as it was loaded."""
-        return Identity(msgspec.json.decode(msgspec.json.encode(settings)), _digest_of_weights(module), examples)
+        return Identity(msgspec.json.decode(msgspec.json.encode(settings)), module.bundle.manifest_sha256, examples)
 
     def check(self, other: Identity, path: Path) -> None:
         """Refuse the checkpoint of another run; `DataInvalid`: it is of another one; names what differs."""
@@ -52,13 +51,6 @@ class Identity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Record(Identity, frozen=True, forbid_unknown_fields=True):
     step: Annotated[int, msgspec.Meta(ge=0)]
-
-
-def _digest_of_weights(module: BundleModule) -> str:
-    manifest = module.bundle.manifest
-    files = {part.file for entry in manifest.state for part in (entry, *entry.parts) if part.file}
-    digests = sorted(entry.sha256 for entry in manifest.files if entry.path in files)
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def trained(module: BundleModule) -> dict[str, torch.nn.Parameter]:

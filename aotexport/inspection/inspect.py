@@ -14,21 +14,19 @@ from rich.text import Text
 from aotexport_runtime.bundle.notes import LOUD, notes_of
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.describe import (
-    describe_changes,
     describe_graph,
-    describe_inputs,
-    describe_outputs,
-    describe_preference,
     describe_program,
     describe_refusals,
     describe_subclass,
     graph_files,
+    sections,
     trust_needed,
 )
 from aotexport_runtime.errors import printable
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import Ancestor
 from aotexport_runtime.schema.program import Program
+from aotexport_runtime.validate.arguments import graphs_of
 
 _SHOWN_OPERATORS = 8
 
@@ -93,14 +91,11 @@ def _files(bundle: Bundle) -> Table:
 def _program(bundle: Bundle, program: Program, *, graph: bool) -> Iterator[RenderableType]:
     yield ""
     yield _line(describe_program(bundle, program), style="bold")
-    yield indented(_section("inputs", describe_inputs(program) or ["none"]))
-    outputs = describe_outputs(program, bundle.graph(program.name, program.forward.file))
-    yield indented(_section("outputs", outputs or ["none"]))
-    changes = describe_changes(program)
-    if changes:
-        yield indented(_section("changes", changes))
+    found = sections(bundle, program)
+    for title in ("inputs", "outputs", *(["changes"] if found["changes"] else [])):
+        yield indented(_section(title, found[title] or ["none"]))
     yield indented(_graphs(bundle, program))
-    for line in describe_preference(bundle, program):
+    for line in found["preference"]:
         yield indented(_line(line))
     for line in describe_refusals(bundle, program):
         yield indented(_line(line, style="yellow"))
@@ -130,10 +125,7 @@ def _graphs(bundle: Bundle, program: Program) -> Table:
 
 def operator_counts(graph: Graph) -> collections.Counter[str]:
     """Return the number of calls of each operator, by full name, in `graph` and its subgraphs."""
-    counts = collections.Counter(node.op for node in graph.nodes)
-    for subgraph in graph.subgraphs.values():
-        counts.update(operator_counts(subgraph))
-    return counts
+    return collections.Counter(node.op for each in graphs_of(graph) for node in each.nodes)
 
 
 def _line(text: str, style: str = "") -> Text:

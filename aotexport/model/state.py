@@ -155,8 +155,6 @@ def _check(tensor: torch.Tensor, name: str) -> None:
             f"`{name}` has hooks, which a bundle cannot hold. Remove them, and register them on the loaded module's "
             "parameter"
         )
-    if tensor.is_meta:
-        raise ExportFailed(f"`{name}` is on the meta device, and has no values; give it some before exporting it")
     reason = why_not_held(tensor)
     if reason is not None:
         raise ExportFailed(f"`{name}` {reason}")

@@ -18,7 +18,7 @@ from aotexport_runtime.commands.describe import describe_inputs, describe_output
 from aotexport_runtime.commands.saving import entry_of
 from aotexport_runtime.schema.bounded import Record, defaults_of
 from aotexport_runtime.schema.codec import as_written, decode_record, encode_record
-from aotexport_runtime.schema.graph import Graph, Subclass
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import (
     FileEntry,
     Manifest,
@@ -29,6 +29,7 @@ from aotexport_runtime.schema.manifest import (
 from aotexport_runtime.schema.program import ArgumentInput, Program
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.schema.versions import FEATURES, Version, format_version
+from aotexport_runtime.validate.arguments import graphs_of
 
 
 def write_programs(programs: Sequence[EncodedProgram], directory: Path) -> None:
@@ -92,26 +93,21 @@ def list_files(directory: Path, known: Iterable[FileEntry] = ()) -> tuple[FileEn
     return tuple(entries.get(path) or entry_of(path, directory) for path in paths)
 
 
-def _operators(graph: Graph) -> set[str]:
-    return {node.op for node in graph.nodes}.union(*map(_operators, graph.subgraphs.values()))
-
-
-def _subclasses(graph: Graph) -> list[Subclass]:
-    return [*graph.subclasses, *(record for subgraph in graph.subgraphs.values() for record in _subclasses(subgraph))]
+def _graphs(programs: Iterable[EncodedProgram]) -> Iterator[Graph]:
+    return (each for program in programs for graph in program.graphs.values() for each in graphs_of(graph))
 
 
 def _tensor_types(programs: Sequence[EncodedProgram], state: tuple[StateTensor, ...]) -> set[str]:
     records = [entry.subclass for entry in state]
     for program in programs:
         records += [spec.subclass for spec in program.record.inputs if isinstance(spec, ArgumentInput)]
-        records += [record for graph in program.graphs.values() for record in _subclasses(graph)]
+        records += [record for graph in _graphs([program]) for record in graph.subclasses]
     return set[str]().union(*map(types_of, records))
 
 
 def custom_operators(programs: Iterable[EncodedProgram]) -> set[str]:
     """Return the operators in the graphs of `programs` that are not torch's own."""
-    graphs = [graph for program in programs for graph in program.graphs.values()]
-    operators = set[str]().union(*map(_operators, graphs))
+    operators = {node.op for graph in _graphs(programs) for node in graph.nodes}
     return {op for op in operators if op.partition("::")[0] not in {"aten", *NAMESPACES}}
 
 

@@ -207,28 +207,11 @@ class _Workers:
 PTX = "ptx"
 DIVISOR = 16
 
-_DTYPES: dict[str, str] = {
-    "i1": "bool",
-    "i8": "int8",
-    "i16": "int16",
-    "i32": "int32",
-    "i64": "int64",
-    "u8": "uint8",
-    "u16": "uint16",
-    "u32": "uint32",
-    "u64": "uint64",
-    "fp16": "float16",
-    "bf16": "bfloat16",
-    "fp32": "float32",
-    "fp64": "float64",
-    "fp8e4nv": "float8_e4m3fn",
-    "fp8e5": "float8_e5m2",
-    "fp8e4b8": "float8_e4m3fnuz",
-    "fp8e5b16": "float8_e5m2fnuz",
-}
+_SIZES = {"i": ("int", (8, 16, 32, 64)), "u": ("uint", (8, 16, 32, 64)), "fp": ("float", (16, 32, 64))}
+_NUMBERS = {f"{short}{nbits}": f"{name}{nbits}" for short, (name, sizes) in _SIZES.items() for nbits in sizes}
+_NUMBERS |= {"i1": "bool", "bf16": "bfloat16"}
+_DTYPES = {**_NUMBERS, "fp8e4nv": "float8_e4m3fn", "fp8e5": "float8_e5m2"}
 """Element types by the names that Triton gives them."""
-
-_NUMBERS = ("i1", "i8", "i16", "i32", "i64", "u8", "u16", "u32", "u64", "fp16", "bf16", "fp32", "fp64")
 
 
 @dataclass

@@ -32,7 +32,7 @@ from aotexport_runtime.schema.values import (
     SubgraphArgument,
     TensorMeta,
 )
-from aotexport_runtime.validate.arguments import metas_of, span_end
+from aotexport_runtime.validate.arguments import graphs_of, metas_of, span_end
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.sizes import evaluate, symbols_of
 
@@ -93,7 +93,7 @@ class Rebuilt(nn.Module):
         super().__init__()
         self._program, self._graph, self._namespaces = program, graph, frozenset(namespaces)
         self.updates, self.checks = tuple(updated), tuple(_messages(graph))
-        self.may_write = any(_writes(node, self._namespaces) for node in _nodes(graph))
+        self.may_write = any(_writes(n, self._namespaces) for each in graphs_of(graph) for n in each.nodes)
         self.state: dict[str, str] = {}
         self._views: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
         for spec in program.inputs:
@@ -153,12 +153,6 @@ def _fresh(value: Any, meta: TensorMeta | None, taken: list[Any]) -> torch.Tenso
         return aten.clone.default(value)
     taken.append(value)
     return value
-
-
-def _nodes(graph: Graph) -> Iterator[Node]:
-    yield from graph.nodes
-    for subgraph in graph.subgraphs.values():
-        yield from _nodes(subgraph)
 
 
 def _writes(node: Node, namespaces: frozenset[str]) -> bool:

@@ -78,7 +78,7 @@ def _overview(bundle: Bundle) -> list[str]:
 
 
 def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
-    found = _sections(bundle, program)
+    found = sections(bundle, program)
     lines = ["", describe_program(bundle, program)]
     for title in ("inputs", "outputs"):
         lines += [f"  {title}:", *(f"    {line}" for line in found[title] or ["none"])]
@@ -92,7 +92,8 @@ def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
     return [*lines, *(f"  {line}" for line in (*found["preference"], *found["joining"], *refused))]
 
 
-def _sections(bundle: Bundle, program: Program) -> dict[str, list[str]]:
+def sections(bundle: Bundle, program: Program) -> dict[str, list[str]]:
+    """Return what `inspect` says of a program besides its graphs and refusals, by title."""
     return {
         "inputs": describe_inputs(program),
         "outputs": describe_outputs(program, _forward(bundle, program)),
@@ -307,7 +308,7 @@ def summary(bundle: Bundle, *, program: str | None = None, graph: bool = False) 
         record = bundle.program(name)
         programs[name] = {
             "record": msgspec.to_builtins(record),
-            **_sections(bundle, record),
+            **sections(bundle, record),
         }
         if graph:
             graphs = {file: msgspec.to_builtins(bundle.graph(name, file)) for file in graph_files(record)}

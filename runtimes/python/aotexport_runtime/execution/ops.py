@@ -6,7 +6,7 @@ Threat: a bundle names an operator that reads a file, touches memory unchecked, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cache
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
@@ -17,6 +17,7 @@ from aotexport_runtime.allowed.operators import BUILTINS, allowed_aten_operators
 from aotexport_runtime.allowed.signatures import is_compatible
 from aotexport_runtime.errors import BundleInvalid, NotSupported
 from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.validate.arguments import graphs_of
 
 _OVERLOAD = type(torch.ops.aten.add.Tensor)
 
@@ -92,7 +93,10 @@ Others that differ by their signature alone are in `allowed/signatures.py`; all 
 
 def check_operators(graphs: Iterable[Graph], namespaces: frozenset[str]) -> None:
     """Refuse operators that the running torch lacks, or has with other signatures: `NotSupported` names each."""
-    called = {each for graph in graphs for each in _signatures(graph)}
+    called: set[tuple[str, str]] = set()
+    for each in (each for graph in graphs for each in graphs_of(graph)):
+        used = {node.op for node in each.nodes}
+        called |= {signature for signature in each.schemas.items() if signature[0] in used}
     reasons: list[str] = []
     for op, schema in sorted(called):
         try:
@@ -101,13 +105,6 @@ def check_operators(graphs: Iterable[Graph], namespaces: frozenset[str]) -> None
             reasons.append(str(error))
     if reasons:
         raise NotSupported("\n".join(reasons))
-
-
-def _signatures(graph: Graph) -> Iterator[tuple[str, str]]:
-    used = {node.op for node in graph.nodes}
-    yield from (each for each in graph.schemas.items() if each[0] in used)
-    for subgraph in graph.subgraphs.values():
-        yield from _signatures(subgraph)
 
 
 _DIRECT = frozenset(

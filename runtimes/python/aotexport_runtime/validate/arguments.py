@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -55,6 +55,13 @@ def described_argument(argument: Argument, values: Values, more_axes: int = 0, *
     if isinstance(argument, str):
         return described(values[argument], more_axes, typed=typed) if argument in values else None
     return _WORDS.get(kind_of(argument), "a constant")
+
+
+def graphs_of(graph: Graph) -> Iterator[Graph]:
+    """Yield a graph, and the subgraphs in it at any depth."""
+    yield graph
+    for subgraph in graph.subgraphs.values():
+        yield from graphs_of(subgraph)
 
 
 def metas_of(graph: Graph) -> dict[str, ValueMeta]:

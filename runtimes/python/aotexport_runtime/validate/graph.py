@@ -16,7 +16,14 @@ from aotexport_runtime.schema.bounded import MAX_NODES
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.values import DTypeArgument, SequenceMeta, TensorMeta, ValueMeta
-from aotexport_runtime.validate.arguments import check_argument, check_index, check_meta, introduced, references
+from aotexport_runtime.validate.arguments import (
+    check_argument,
+    check_index,
+    check_meta,
+    graphs_of,
+    introduced,
+    references,
+)
 from aotexport_runtime.validate.builtins import Builtins, check_bodies
 from aotexport_runtime.validate.declared import check_declared
 from aotexport_runtime.validate.trees import check_subclass
@@ -40,7 +47,7 @@ def check_graph(
     operators that the manifest declares; `has_signatures`: it must have the signature of every operator that it calls;
     `is_cast`: its program runs under autocast.
     """
-    count = _count_nodes(graph)
+    count = sum(len(each.nodes) for each in graphs_of(graph))
     if count > limits.nodes:
         where.refuse(f"{count} nodes; at most {limits.nodes} are read", "bundle-limit/nodes")
     elif check_declared(graph, where):
@@ -137,10 +144,6 @@ class _Check:
             if call not in calls:
                 check_types(node, graph.schemas.get(node.op), values, here, infers_dtypes=follows)
                 calls.add(call)
-
-
-def _count_nodes(graph: Graph) -> int:
-    return len(graph.nodes) + sum(map(_count_nodes, graph.subgraphs.values()))
 
 
 def _check_new(name: str, values: Mapping[str, ValueMeta], where: Place) -> None:
