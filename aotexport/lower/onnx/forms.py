@@ -15,18 +15,17 @@ from aotexport_runtime.values.sizes import UNDEFINED, evaluate, symbols_of
 aten = torch.ops.aten
 Tensor = torch.Tensor
 Form = Callable[..., Any]
-"""Computes an operator on its arguments by others. May raise `NoForm`."""
+"""Computes an operator on its arguments by others."""
 
 
-class NoForm(Exception):
-    """An operator has no form for these arguments; says why."""
+def as_strided(meta: TensorMeta, value: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
+    """Return a strided view of an operand, with metadata `meta`, after a permutation to the order of its memory.
 
-
-def as_strided(meta: TensorMeta, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    """Return a strided view of an operand, with metadata `meta`, after a permutation to the order of its memory."""
+    None: its memory has gaps.
+    """
     layouts = [_layout(meta, base) for base in (5, 11)]
     if layouts[0] is None or layouts[0] != layouts[1]:
-        raise NoForm("the operand's memory has gaps, and ONNX knows none. Make it contiguous first")
+        return None
     repeated, order = layouts[0]
     for axis in reversed(repeated):
         value = aten.select.int(value, axis, 0)

@@ -21,7 +21,7 @@ from aotexport.errors import ExportFailed, VerificationFailed
 from aotexport.lower.onnx.plain import plain
 from aotexport.lower.onnx.rebuild import Rebuilt
 from aotexport.model.refusals import attempt
-from aotexport.verify.onnx.calls import own_errors
+from aotexport.verify.onnx.errors import own_errors
 from aotexport.verify.report import Comparison
 from aotexport.verify.report import comparisons as compared
 from aotexport.write.files import list_again
