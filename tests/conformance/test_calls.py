@@ -98,6 +98,15 @@ def test_inputs_without_grad_give_the_same_requires_grad(pair, grad):
     assert_same(pair, call)
 
 
+def test_frozen_module_without_input_grad_gives_outputs_without_grad(pair):
+    def call(module):
+        module.requires_grad_(False)
+        outputs = module(*arguments(x=False, y=False))
+        return [*outputs, [output.requires_grad for output in outputs]]
+
+    assert_same(pair, call)
+
+
 def test_no_grad_call_of_the_train_program_equals_eager(pair):
     def call(module):
         with torch.no_grad():
@@ -134,6 +143,15 @@ def test_retain_graph_gives_the_gradients_twice(pair):
         loss.backward(retain_graph=True)
         loss.backward()
         return [x.grad, y.grad]
+
+    assert_same(pair, call)
+
+
+def test_accumulated_gradients_equal_eager(pair):
+    def call(module):
+        for _ in range(3):
+            module(*arguments())[0].square().mean().backward()
+        return []
 
     assert_same(pair, call)
 
@@ -259,6 +277,17 @@ def test_training_equals_eager(pair):
         return losses
 
     assert_same(pair, call)
+
+
+def test_state_dict_goes_both_ways(exported):
+    net, path = exported
+    loaded = aotexport_runtime.load(path)
+    twin = Net()
+    twin.load_state_dict(loaded.state_dict())
+    loaded.load_state_dict(net.state_dict())
+    assert list(loaded.state_dict()) == list(net.state_dict())
+    for name, tensor in net.state_dict().items():
+        assert torch.equal(twin.state_dict()[name], tensor)
 
 
 THREE = torch.tensor(3)

@@ -114,14 +114,6 @@ def test_function_backward_twice_through_a_kept_graph_equals_eager(load, target)
     torch.testing.assert_close(found[0], found[1])
 
 
-def test_function_under_no_grad_equals_eager(load):
-    module = load(scaled, inputs(), "auto")
-    with torch.no_grad():
-        output = module(*inputs())
-    assert not output.requires_grad
-    torch.testing.assert_close(output, scaled(*inputs()).detach())
-
-
 @pytest.mark.parametrize("target", TARGETS)
 def test_function_whose_saved_input_is_changed_raises_as_eager_does(load, target):
     module = load(cases.Once.apply, (torch.randn(3, requires_grad=True) * 1,), target)

@@ -699,14 +699,6 @@ def test_type_without_kernels_is_refused_or_written_unverified(tmp_path):
 # --- broken bundles ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("field", "value"), [("inputs", ["bias", "batch.ids"]), ("state_inputs", {"scale": "scale"})])
-def test_model_that_has_not_the_names_of_the_manifest_is_refused(tied, tmp_path, field, value):
-    crafted = Crafted(tied, tmp_path / "bundle")
-    crafted.put("manifest", f"onnx/0/{field}", value)
-    with pytest.raises(BundleInvalid, match=r"^model\.onnx: its inputs and outputs are not those that the manifest"):
-        aotexport_runtime.load(crafted.seal(), target="onnx")
-
-
 @pytest.mark.parametrize(("key", "value"), [("offset", "1000000000"), ("length", "4"), ("offset", "-8")])
 def test_model_that_refers_past_its_files_is_refused(tied, tmp_path, key, value):
     crafted = Crafted(tied, tmp_path / "bundle")

@@ -91,24 +91,3 @@ def test_model_that_is_prepared_by_its_first_call_is_exported_as_after_it(load):
     module, x = load(net, torch.ones(2, 3), verify=True), torch.randn(2, 3)
     torch.testing.assert_close(module(x), net(x))
     assert len(net.layer._forward_hooks) == 1
-
-
-class FilledOnFirstCall(nn.Module):
-    """Keeps a table in a buffer that is empty before the first call."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 4)
-        self.register_buffer("table", None)
-
-    def forward(self, x):
-        if self.table is None:
-            self.table = torch.ones(4) * 3
-        return self.layer(x) * self.table
-
-
-def test_buffer_that_the_first_call_fills_is_computed_anew(load):
-    net = FilledOnFirstCall()
-    module, x = load(net, torch.ones(2, 4), verify=True), torch.randn(2, 4)
-    torch.testing.assert_close(module(x), net(x))
-    assert type(net.table) is torch.Tensor

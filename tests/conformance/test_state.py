@@ -97,34 +97,6 @@ def test_model_that_takes_gradients_has_them_in_both_modes(load):
         assert got.requires_grad == expected.requires_grad == mode
 
 
-class Streamed(nn.Module):
-    """A recurrent layer that goes on from the state that the call before has left."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.GRU(2, 3)
-        self.state = None
-
-    def forward(self, x):
-        output, state = self.layer(x, self.state)
-        self.state = state.detach()
-        return output
-
-
-def test_recurrent_layer_goes_on_from_the_state_that_the_last_call_left(load):
-    torch.manual_seed(0)
-    model = Streamed()
-    module, twin = load(model, torch.randn(4, 1, 2)), copy.deepcopy(model)
-    for _ in range(3):
-        x = torch.randn(4, 1, 2)
-        got, expected = module(x), twin(x)
-        assert torch.equal(got, expected)
-        got.sum().backward()
-        expected.sum().backward()
-    gradients = dict(module.named_parameters())
-    assert all(torch.equal(gradients[name].grad, weight.grad) for name, weight in twin.named_parameters())
-
-
 _TABLES = {}
 
 

@@ -296,27 +296,6 @@ def test_two_calls_in_a_row_can_both_be_differentiated_where_kernels_write_stati
         loss.backward()
 
 
-def test_changed_input_has_the_gradients_of_eager(load):
-    def scaled(x):
-        x.mul_(3)
-        return x.sin()
-
-    def gradient(callable_):
-        x = torch.linspace(0, 1, 4, requires_grad=True) * 1
-        return torch.autograd.grad(callable_(x).sum(), x)[0]
-
-    torch.testing.assert_close(gradient(load(scaled, leaf(4) * 1)), gradient(scaled))
-
-
-def test_gradient_that_is_the_same_for_every_tangent_is_there_alone(load):
-    def angle_and_double(x):
-        return torch.angle(x), x * 2
-
-    x = leaf(3)
-    load(angle_and_double, leaf(3))(x)[0].sum().backward()
-    assert torch.equal(x.grad, torch.zeros(3))
-
-
 def test_hooks_of_inputs_without_a_gradient_are_not_called(load):
     def half(x, y):
         return x * 2 + y.detach()

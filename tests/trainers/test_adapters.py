@@ -1,7 +1,6 @@
 """Adapters of the runtime on a loaded bundle, next to peft's on the original: training, files, merging."""
 
 import copy
-import json
 
 import peft
 import pytest
@@ -297,19 +296,6 @@ def _with_tensor(directory, key, tensor):
 
     path = directory / "adapter_model.safetensors"
     save_file({**load_file(path), key: tensor}, path, metadata={"format": "pt"})
-
-
-def test_adapter_of_a_kind_that_is_not_computed_is_refused(module, tmp_path):
-    with_ours(module)
-    adapters.save_adapter(module, tmp_path)
-    path = tmp_path / "adapter_config.json"
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({**record, "lora_bias": True}))
-    assert refused(adapters.load_adapter, module, tmp_path, name="b") == (
-        f"{path}: `lora_bias` is True, which loaded bundles do not compute"
-    )
-    path.write_text(json.dumps({"peft_type": "IA3"}))
-    assert refused(adapters.load_adapter, module, tmp_path, name="b") == f"{path}: expected `peft_type` LORA, got IA3"
 
 
 def test_states_that_calls_do_not_allow_are_refused(module, tmp_path):
