@@ -22,12 +22,6 @@ def mlp() -> Model:
     return model, (torch.randn(4, 16), torch.arange(4)), {"dynamic_shapes": ({0: batch}, {0: batch})}
 
 
-def half_mlp() -> Model:
-    """The same in half precision, of a fixed size."""
-    model, (x, y), _ = mlp()
-    return model.half(), (x.half(), y), {}
-
-
 def cnn() -> Model:
     """Convolutions and batch normalisation, whose statistics are state."""
 
@@ -164,18 +158,6 @@ def llama() -> Model:
     return _with_loss(LlamaForCausalLM(config)), (torch.randint(0, 64, (2, 8)),), {}
 
 
-def vit() -> Model:
-    """An image transformer."""
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        num_hidden_layers=2, num_attention_heads=2, hidden_size=16, intermediate_size=32, image_size=16, patch_size=8,
-        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    model = module(lambda self, pixels: self.model(pixels).logits, model=ViTForImageClassification(config))
-    return model, (torch.randn(2, 3, 16, 16),), {}
-
-
 def _with_loss(model: nn.Module) -> nn.Module:
     return module(lambda self, tokens: self.model(tokens, labels=tokens).loss, model=model)
 
@@ -193,22 +175,15 @@ def scatter() -> Model:
     return model, (torch.randn(7, 8), torch.randint(0, 10, (7,))), {}
 
 
-def _extrema(dtype: torch.dtype) -> Model:
+def bfloat16_extrema() -> Model:
+    """Greatest and least values of what 16 bits round, whose gradients go where these are."""
+
     def forward(self, x):
         y = functional.silu(x * self.scale)
         return y.amax(1), y.amin(1), y.max(0).values, y.max()
 
-    return module(forward, scale=nn.Parameter(torch.randn(8, dtype=dtype))), (torch.randn(6, 8, dtype=dtype),), {}
-
-
-def bfloat16_extrema() -> Model:
-    """Greatest and least values of what 16 bits round, whose gradients go where these are."""
-    return _extrema(torch.bfloat16)
-
-
-def float16_extrema() -> Model:
-    """The same in half precision."""
-    return _extrema(torch.float16)
+    scale, x = nn.Parameter(torch.randn(8, dtype=torch.bfloat16)), torch.randn(6, 8, dtype=torch.bfloat16)
+    return module(forward, scale=scale), (x,), {}
 
 
 def pools() -> Model:
@@ -230,7 +205,7 @@ QUICK = {"of_triton": of_triton}
 SLOW = {
     each.__name__: each
     for each in (
-        *(mlp, attention, bfloat16_extrema, masked_attention, half_attention, half_mlp, float16_extrema, pools),
-        *(custom_operator, writing_operators, subclass, bert, cnn, scatter, lstm, gpt2, llama, vit),
+        *(mlp, attention, bfloat16_extrema, masked_attention, half_attention, pools),
+        *(custom_operator, writing_operators, subclass, bert, cnn, scatter, lstm, gpt2, llama),
     )
 }

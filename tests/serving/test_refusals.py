@@ -44,7 +44,6 @@ JSON = {
     "count": ({"inputs": [tensor(data=[0] * 7)]}, "`input`: FP32[1, 8] takes 8 numbers, and there are 7"),
     "ragged": ({"inputs": [tensor(data=[[0], [0, 1]])]}, "`input`: the lists of its data differ in length"),
     "no_numbers": ({"inputs": [tensor(data=["a"] * 8)]}, "`input`: its data are no numbers of FP32"),
-    "beyond_the_datatype": ({"inputs": [tensor(data=[1e39] * 8)]}, "`input`: one of its data is beyond FP32"),
     "beyond_the_range": (
         {"inputs": [tensor(shape=[65, 8], data=[0] * 520)]},
         "the call does not fit program `infer`: - `input`: size 0: `batch` is 65, outside [1:64]",
