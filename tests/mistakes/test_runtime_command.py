@@ -1,5 +1,6 @@
 """Mistakes on the runtime's command line, each with the whole text that the user reads."""
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -40,3 +41,22 @@ def test_mistake_on_the_command_line_of_the_runtime_is_told_in_whole(
 ) -> None:
     assert main(command.split()) == code
     assert capfd.readouterr() == ("", f"error: {text}\n")
+
+
+def test_doctor_tells_what_the_machine_has_and_how_a_bundle_runs_on_it(
+    here: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AOTEXPORT_MATMUL", "torch")
+    assert main(["doctor", "bundle"]) == 0
+    told = capfd.readouterr().out.splitlines()
+    assert f"torch: {metadata.version('torch')}" in told
+    assert "environment: AOTEXPORT_MATMUL=torch" in told
+    assert any(line.startswith("bundle: Linear, format 1.") for line in told)
+    assert "program infer on cpu: autograd (forward graph)" in told
+
+
+def test_doctor_tells_what_a_bundle_needs_that_is_not_here(capfd: pytest.CaptureFixture[str]) -> None:
+    golden = Path(__file__).parents[1] / "golden/v1.0/tensor_subclasses/bundle"
+    assert main(["doctor", str(golden)]) == 1
+    told = capfd.readouterr().out.splitlines()[-1]
+    assert told.startswith("it cannot be loaded here: the bundle holds tensors of `tests.scaled:Block`")

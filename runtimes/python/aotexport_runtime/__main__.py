@@ -44,6 +44,8 @@ def parser() -> argparse.ArgumentParser:
     add = command("check", _check, "list every fault of a bundle, with its code and JSON path; runs nothing")
     add("bundle")
     add("--json", action="store_true", help="print JSON")
+    add = command("doctor", _doctor, "say what this machine has for bundles, and how it would run one")
+    add("bundle", nargs="?", help="whose needs and engines are told as well")
     add = command("selftest", _selftest, "compare a bundle with the recorded results of eager execution")
     add("bundle", nargs="+")
     add("--device", help="where to run, for example cuda")
@@ -98,6 +100,17 @@ def _check(options: Any) -> int:
         count = "valid" if not faults else "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
         print(f"{options.bundle}: {count}")
     return 1 if faults else 0
+
+
+def _doctor(options: Any) -> int:
+    from aotexport_runtime.commands.doctor import machine, of_bundle
+
+    for line in machine():
+        print(line)
+    lines, is_loaded = of_bundle(options.bundle) if options.bundle else ([], True)
+    for line in lines:
+        print(printable(line))
+    return 0 if is_loaded else 1
 
 
 def _verify_signature(options: Any) -> int:
