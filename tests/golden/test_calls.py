@@ -11,7 +11,7 @@ from tests.golden.observe import CALLS, Observer
 from tests.golden.record_calls import Model, recorded
 from tests.golden.refuse import bundle_of, edited_bundle
 
-TARGETS = ("portable", "auto", "autograd")
+TARGETS = ("portable", "autograd")
 GRAPHS = {"functional": "portable", "forward": "autograd"}
 
 

@@ -21,10 +21,6 @@ def _outputs(text: str, **others: str) -> bytes:
 
 MALFORMED = {
     "pickle": (b"\x80\x04\x95", "JSON is malformed: invalid character (byte 0)"),
-    "many_arrays": (
-        _outputs(",".join(["[[[]]]"] * (1 << 22))),
-        "more than the 8388608 lists and objects that are read of a file",
-    ),
     "deep_sizes": (_outputs(_nested(DEEP)), "nested deeper than 64 levels"),
     "deep_behind_brackets_in_a_string": (
         _outputs(_nested(DEEP), modules=json.dumps(["]" * 2 * DEEP])),

@@ -259,7 +259,6 @@ def test_small_file_that_uses_a_large_entry_of_a_table_often_is_refused(crafted:
 
 LARGE = {
     "lists": (b"[[[]]]", 80_000_000, "more than the 8388608 lists and objects that are read of a file"),
-    "numbers": (b"12345", 110_000_000, "more than the 16777216 values that are read of a file"),
     "text": (b'"abc"', 110_000_000, "more than the 16777216 values that are read of a file"),
 }
 

@@ -71,7 +71,7 @@ def test_tokens_of_sequences_of_mixed_lengths_are_those_of_transformers(exports,
     generator.warm_up()
     assert generator.not_joined == ""
     asked = []
-    for number, prompt in enumerate(prompts(16)):
+    for number, prompt in enumerate(prompts(9)):
         asked.append(Asked(generator, prompt, 3 + number % 9))
         if number % 3 == 0:
             asked[-1].begun = [asked[-1].came.get(timeout=60)]  # the next ones come in the middle of it
