@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from aotexport.capture.passes.contract import draft_of
-from aotexport.capture.passes.launches import launches_traced
+from aotexport.capture.passes.launches import launched_kernels, launches_traced
 from aotexport.capture.passes.order import run_passes
 from aotexport.capture.trace.declared_sizes import larger_tensors
 from aotexport.capture.trace.experiments import traced
@@ -145,4 +145,5 @@ def _capture_with(
         function=found.flat,
         any_order=found.any_order,
         custom_operators=custom_operators(draft.graph),
+        launched=launched_kernels(draft.graph),
     )

@@ -24,7 +24,7 @@ from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.encode.values import encode_argument, encode_meta
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import source_of
-from aotexport.torch_internals.launches import is_launch
+from aotexport.torch_internals.launches import LAUNCHES
 from aotexport.torch_internals.names import (
     ENTER_AUTOCAST,
     EXIT_AUTOCAST,
@@ -164,7 +164,7 @@ class GraphEncoder:
         self._taken.add(name)
         where = self._where(node)
         encoded_args = [encode_argument(arg, self.names, where) for arg in args]
-        node_kwargs = {} if is_launch(node.target) else node.kwargs
+        node_kwargs = {} if node.target in LAUNCHES else node.kwargs
         kwargs = {key: encode_argument(value, self.names, where) for key, value in node_kwargs.items()}
         self.names[node] = name
         source, module = (None, None) if self.strip else self._provenance(node)
@@ -201,7 +201,7 @@ class GraphEncoder:
             return f"{name}_digits" if name == "python::round" and len(args) == 2 else name, args
         if target in _FUNCTIONS:
             return _FUNCTIONS[target], node.args
-        if is_launch(target):
+        if target in LAUNCHES:
             return _FUNCTIONS[launched], launch_arguments(node)
         if isinstance(target, HigherOrderOperator) and f"higher_order::{target.name()}" in OPERANDS:
             return f"higher_order::{target.name()}", node.args

@@ -36,6 +36,13 @@ Kernels are correct on every device; block sizes and splits are chosen for this 
 """
 
 
+LAUNCHES = (
+    torch.ops.higher_order.triton_kernel_wrapper_mutation,
+    torch.ops.higher_order.triton_kernel_wrapper_functional,
+)
+"""The targets of nodes that launch kernels."""
+
+
 @contextlib.contextmanager
 def triton_target() -> Iterator[None]:
     """Let Triton compile for `DEVICE`."""
@@ -89,12 +96,6 @@ def launches_checked(check: Callable[[Any, Sequence[Any]], None]) -> Iterator[No
         Patch(owner, "init_variable", checked_init, reason), Patch(owner, "call_triton_kernel", checked_call, reason)
     ):
         yield
-
-
-def is_launch(target: Any) -> bool:
-    """Return whether the target of a node is the launch of a kernel, in place or functional."""
-    operators = torch.ops.higher_order
-    return target in (operators.triton_kernel_wrapper_mutation, operators.triton_kernel_wrapper_functional)
 
 
 def kernel_of(node: torch.fx.Node) -> Any:

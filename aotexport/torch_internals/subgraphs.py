@@ -11,7 +11,6 @@ from torch._dynamo import _trace_wrapped_higher_order_op as attention_indices
 from torch._higher_order_ops import invoke_subgraph
 from torch._higher_order_ops import utils as hop_utils
 from torch._higher_order_ops.base_hop import BaseHOP
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint as checkpoints
@@ -61,33 +60,33 @@ def run_dense(operator: Any, *args: Any, **kwargs: Any) -> Any:
     return operator.py_kernels[DispatchKey.CompositeExplicitAutograd](*args, **kwargs)
 
 
-def functionalised_calls(
-    module: torch.fx.GraphModule,
-) -> Iterator[tuple[torch.fx.Node, Callable[..., Any], list[torch.fx.Node]]]:
-    """Yield the calls in a functional graph that replace operators which write to their arguments.
+FUNCTIONALISED = torch.ops.higher_order.auto_functionalized_v2
+"""The target of nodes of functional graphs that replace operators which write to their arguments."""
 
-    Each is the node; a function that copies written arguments, calls the operator and returns its results and the
-    copies; and the nodes whose values the function takes.
+
+def functionalised_call(
+    module: torch.fx.GraphModule, node: torch.fx.Node
+) -> tuple[Callable[..., Any], list[torch.fx.Node]]:
+    """Return what a node of `FUNCTIONALISED` does, and the nodes whose values that takes.
+
+    It copies written arguments, calls the operator, and returns its results and the copies.
     """
-    for node in module.graph.find_nodes(op="call_function", target=torch.ops.higher_order.auto_functionalized_v2):
-        inputs = node.all_input_nodes
-        attributes = {each: getattr(module, str(each.target)) for each in inputs if each.op == "get_attr"}
-        # Attributes that are no tensors are functions.
-        operands = [each for each in inputs if each.op != "get_attr" or "val" in each.meta]
+    inputs = node.all_input_nodes
+    attributes = {each: getattr(module, str(each.target)) for each in inputs if each.op == "get_attr"}
+    # Attributes that are no tensors are functions.
+    operands = [each for each in inputs if each.op != "get_attr" or "val" in each.meta]
 
-        def run(*values: Any, node: Any = node, attributes: Any = attributes, operands: Any = operands) -> Any:
-            value_of = attributes | dict(zip(operands, values, strict=True))
-            args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of.__getitem__)
-            return run_dense(node.target, *args, **kwargs)
+    def run(*values: Any) -> Any:
+        value_of = attributes | dict(zip(operands, values, strict=True))
+        args, kwargs = torch.fx.map_arg((node.args, node.kwargs), value_of.__getitem__)
+        return run_dense(node.target, *args, **kwargs)
 
-        yield node, run, operands
+    return run, operands
 
 
-def trace_function(
-    function: Callable[..., Any], values: Sequence[Any], fake_mode: FakeTensorMode
-) -> torch.fx.GraphModule:
+def trace_function(function: Callable[..., Any], values: Sequence[Any]) -> torch.fx.GraphModule:
     """Trace a function of fake tensors and sizes, without decompositions."""
-    with fake_mode, torch.no_grad():
+    with torch.no_grad():
         return make_fx(function, tracing_mode="real", _allow_non_fake_inputs=True)(*values)
 
 

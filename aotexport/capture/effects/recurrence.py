@@ -7,7 +7,6 @@ Source: torch 2.13, `aten/src/ATen/native/RNN.cpp` and `PackedSequence.cpp`.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -77,54 +76,40 @@ def pack(tensor: torch.Tensor, lengths: torch.Tensor, batch_first: bool) -> tupl
     return tensor.new_empty((rows, *tensor.shape[2:])), sizes
 
 
-def stepwise(graph: torch.fx.Graph, *, grad: bool) -> str | None:
-    """Return an operator that the joint (`grad`) or inference graph of a graph cannot hold: its steps are dynamic."""
-    for node in graph.nodes:
-        if node.target in _PACKED or (grad and node.target in _LAYERS and not isinstance(_steps(node), int)):
-            return node.target._schema.name
-    return None
+LAYERS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
+PACKED = (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data, aten._pad_packed_sequence.default)
 
 
-def drops_between_layers(graph: torch.fx.Graph) -> bool:
-    """Return whether a recurrent operator draws dropout between its layers.
-
-    Source: torch 2.13, torch/_decomp/decompositions.py, `_rnn_helper`, whose condition for it holds for no layer.
-    """
-    operands = [node.args[4:7] for node in graph.nodes if node.target in _LAYERS]
-    return any(layers > 1 and dropout and trains for layers, dropout, trains in operands)
-
-
-_LAYERS = (aten.lstm.input, aten.gru.input, aten.rnn_tanh.input, aten.rnn_relu.input)
-_STAND_INS = torch.library.Library("aotexport_recurrence", "DEF")
-_PACKED = (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data, aten._pad_packed_sequence.default)
-
-
-def stand_ins() -> Mapping[OpOverload, Function]:
-    """Return functions that trace operators whole in place of recurrent ones of padded sequences, by operator."""
-    return {layer: functools.partial(_by_stand_in, layer) for layer in _LAYERS}
-
-
-def put_back(graph: torch.fx.Graph) -> None:
-    """Put recurrent operators in place of those that stand for them."""
-    for layer in _LAYERS:
-        for node in graph.find_nodes(op="call_function", target=_stand_in(layer)):
-            node.target = layer
-
-
-def _by_stand_in(layer: OpOverload, result: Any, *args: Any) -> Any:
-    return _stand_in(layer)(*args)
-
-
-@functools.cache
-def _stand_in(layer: OpOverload) -> OpOverload:
-    _STAND_INS.define(str(layer._schema).removeprefix("aten::"))
-    name = layer._schema.name.removeprefix("aten::")
-    _STAND_INS.impl(f"{name}.input", lambda *args: tuple(_padded(*args)), "Meta")
-    return getattr(torch.ops.aotexport_recurrence, name).input
+def unfit_layer(node: torch.fx.Node, grad: bool) -> str | None:
+    """Return why the joint (`grad`) or inference graph cannot hold a recurrent operator; None: it can."""
+    if node.target in PACKED or (grad and not isinstance(_steps(node), int)):
+        name = node.target._schema.name  # type: ignore[union-attr]
+        return f"`{name}` has a dynamic number of steps, and functional graphs take recurrence apart, step by step"
+    layers, dropout, trains = node.args[4:7]
+    # Source: torch 2.13, torch/_decomp/decompositions.py, `_rnn_helper`, whose condition for it holds for no layer.
+    drops = layers > 1 and dropout and trains  # type: ignore[operator]
+    return "torch leaves out the dropout between recurrent layers where it takes them apart" if drops else None
 
 
 def _steps(node: torch.fx.Node) -> Any:
     return node.args[0].meta["val"].shape[1 if node.args[-1] else 0]  # type: ignore[union-attr]
+
+
+def _stand_in(layer: OpOverload) -> OpOverload:
+    _LIBRARY.define(str(layer._schema).removeprefix("aten::"))
+    name = layer._schema.name.removeprefix("aten::")
+    _LIBRARY.impl(f"{name}.input", lambda *args: tuple(_padded(*args)), "Meta")
+    return getattr(torch.ops.aotexport_recurrence, name).input
+
+
+def put_back(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    """Put a recurrent operator in place of the one that stands for it."""
+    node.target = next(layer for layer, stand_in in STAND_INS.items() if stand_in is node.target)
+
+
+_LIBRARY = torch.library.Library("aotexport_recurrence", "DEF")
+STAND_INS: Mapping[OpOverload, OpOverload] = {layer: _stand_in(layer) for layer in LAYERS}
+"""Operators that stay whole in a trace, by the recurrent ones of padded sequences for which they stand."""
 
 
 def _padded(

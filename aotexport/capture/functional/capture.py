@@ -14,11 +14,10 @@ from aotexport.capture.effects.applied_function import AppliedFunction, apply_fu
 from aotexport.capture.effects.checkpoints import enter_checkpoint
 from aotexport.capture.effects.grad_mode import marked_regions
 from aotexport.capture.effects.hooks import apply_hook
-from aotexport.capture.effects.recurrence import drops_between_layers, put_back, stand_ins, stepwise
-from aotexport.capture.functional.mutating_operators import nest_mutating_calls
+from aotexport.capture.effects.recurrence import LAYERS, PACKED, STAND_INS, put_back, unfit_layer
+from aotexport.capture.functional.mutating_operators import nest_mutating_call
 from aotexport.capture.functional.retrace import Retrace, hidden_values
-from aotexport.capture.passes.launches import launched_kernels, name_launches
-from aotexport.capture.trace.autocast import example_autocast
+from aotexport.capture.passes.launches import name_launch
 from aotexport.capture.trace.example_values import ExampleValues
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
 from aotexport.capture.trace.fakes import is_sized_alike
@@ -32,10 +31,12 @@ from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.calls import memory_of, tensors_in
 from aotexport.torch_internals.checks import insert_data_dependent_checks, unchecked_assumption
 from aotexport.torch_internals.functional import FunctionalCapture, capture_functional
-from aotexport.torch_internals.launches import triton_target
-from aotexport.torch_internals.names import MemoryFormatMeta, OpOverload, statically_known_true
+from aotexport.torch_internals.launches import LAUNCHES, triton_target
+from aotexport.torch_internals.names import MemoryFormatMeta, statically_known_true
 from aotexport.torch_internals.patches import onednn_disabled
+from aotexport.torch_internals.subgraphs import FUNCTIONALISED
 from aotexport.torch_internals.tracing import REQUIRES_GRAD, current_tracer, is_of_backward, node_meta_preserved
+from aotexport_runtime.execution.autocast import autocast_dtype
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,13 @@ def capture_functional_graph(
     if (unfit := _unfit(forward, grad)) is not None:
         return Refused(unfit)
     if not (grad or launches):
-        instead = {**stand_ins(), **instead}
+        instead = {**_RECURRENCE_WHOLE, **instead}
     try:
         # A joint graph is traced below autograd, with grad mode off. Torch would pick recurrent kernels that eager
         # training does not use and whose backward lacks gradients, and guard on sizes to pick a convolution kernel.
         kernels = onednn_disabled() if grad else contextlib.nullcontext()
         # Triton finds the arguments that a kernel writes to by compiling it for a device.
-        target = triton_target() if launched_kernels(forward) else contextlib.nullcontext()
+        target = triton_target() if forward.launched else contextlib.nullcontext()
         with (
             attempt("functional graph"),
             forward.fakes.tracing(),
@@ -85,18 +86,9 @@ def capture_functional_graph(
             _traced(forward, instead, count, grad=grad) as traced,
         ):
             twins, mode = forward.fakes.twins(inputs), forward.fakes.mode
-            captured = capture_functional(
-                traced,
-                twins,
-                mode,
-                kernels=FAKE_KERNELS,
-                grad=grad,
-                launches=launches,
-            )
+            captured = capture_functional(traced, twins, mode, kernels=FAKE_KERNELS, grad=grad, launches=launches)
             if not launches:
-                put_back(captured.module.graph)
-                nest_mutating_calls(captured.module, mode)
-                name_launches(captured.module)
+                _put_in_form(captured.module)
             assumed = _checked(forward, captured)
             unfit = _undefined_gradients(forward, captured) if grad else None
     except ExportFailed as refusal:
@@ -108,29 +100,82 @@ def capture_functional_graph(
 
 def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
     """Return why a forward graph has no functional graph; None: nothing is known to be in its way."""
-    if example_autocast(forward.function.call) is not None:
+    devices = {fake.device.type for fake in forward.inputs if isinstance(fake, torch.Tensor)}
+    if any(autocast_dtype(device) is not None for device in devices):
         return "autocast surrounds the capture; for a graph of its operators, have its region inside of the model"
     if forward.effects.sets_requires_grad:
         return "the model calls `requires_grad_`"
-    detached = [node.args[0] for node in _calls(forward, torch.ops.aten.detach_.default)]
-    if any(isinstance(node, torch.fx.Node) and node.op == "placeholder" for node in detached):
-        return "the model calls `detach_` on an input"
     # Its guards compare strides of the module's tensors, and no sizes.
     if not all(is_sized_alike(entry.tensor, left) for entry, left in forward.function.state.reshaped):
         return "calls change the shape or dtype of the module's tensors"
-    if (name := resizes_input(forward.graph.graph)) is not None:
-        return f"`{name}` gives an input another shape"
-    if (name := stepwise(forward.graph.graph, grad=grad)) is not None:
-        return f"`{name}` has a dynamic number of steps, and functional graphs take recurrence apart, step by step"
-    if drops_between_layers(forward.graph.graph):
-        return "torch leaves out the dropout between recurrent layers where it takes them apart"
-    if grad and _has_view_that_asks_for_sizes(forward.graph.graph):
-        return "its backward of an overlapping view (`as_strided`) would hold a dynamic size to the example's"
-    if grad and _calls(forward, apply_hook):
-        return "the model registers hooks on tensors, which would see parts of the gradients that eager's see"
-    if grad and _calls(forward, enter_checkpoint):
-        return "the model recomputes checkpointed parts in backward, and a joint graph saves what it needs"
+    reasons = (_UNFIT.get(node.target, _unfit_output)(node, grad) for node in forward.graph.graph.nodes)
+    return next(filter(None, reasons), None)
+
+
+def _unfit_detach(node: torch.fx.Node, grad: bool) -> str | None:
+    detaches = isinstance(node.args[0], torch.fx.Node) and node.args[0].op == "placeholder"
+    return "the model calls `detach_` on an input" if detaches else None
+
+
+def _unfit_with_gradients(reason: str) -> Callable[[torch.fx.Node, bool], str | None]:
+    return lambda node, grad: reason if grad else None
+
+
+def _unfit_view(node: torch.fx.Node, grad: bool) -> str | None:
+    """Return a reason if torch's backward of a view would turn a dynamic size into a number."""
+    tensor, view = node.args[0].meta["val"], node.meta["val"]  # type: ignore[union-attr]
+    dynamic = any(isinstance(value, torch.SymInt) for value in (*tensor.size(), *view.size(), *view.stride()))
+    overlaps = _overlaps(view.size(), view.stride()) and not _overlaps(tensor.size(), tensor.stride())
+    reason = "its backward of an overlapping view (`as_strided`) would hold a dynamic size to the example's"
+    return reason if grad and node.meta.get(REQUIRES_GRAD) and dynamic and overlaps else None
+
+
+def _unfit_output(node: torch.fx.Node, grad: bool) -> str | None:
+    """Return a reason if an operator gives another shape to an input, or to a view of one, as its `out`.
+
+    AOTAutograd writes the result to the input, and leaves the input's shape as it was.
+    """
+    schema = getattr(node.target, "_schema", None)
+    outputs = [] if schema is None else [argument.name for argument in schema.arguments if argument.is_out]
+    for name, result in zip(outputs, tensors_in(node.meta.get("val")) if outputs else (), strict=False):
+        given = node.kwargs.get(name)
+        for written in tensors_in(given.meta.get("val")) if isinstance(given, torch.fx.Node) else ():
+            if not is_sized_alike(written, result) and _is_of_input(result, node.graph):
+                return f"`{node.target}` gives an input another shape"
     return None
+
+
+def _is_of_input(tensor: torch.Tensor, graph: torch.fx.Graph) -> bool:
+    inputs = [each for node in graph.find_nodes(op="placeholder") for each in tensors_in(node.meta.get("val"))]
+    return memory_of(tensor) in map(memory_of, inputs)
+
+
+_UNFIT: dict[Any, Callable[[torch.fx.Node, bool], str | None]] = {
+    **dict.fromkeys((*LAYERS, *PACKED), unfit_layer),
+    torch.ops.aten.detach_.default: _unfit_detach,
+    torch.ops.aten.as_strided.default: _unfit_view,
+    apply_hook: _unfit_with_gradients(
+        "the model registers hooks on tensors, which would see parts of the gradients that eager's see"
+    ),
+    enter_checkpoint: _unfit_with_gradients(
+        "the model recomputes checkpointed parts in backward, and a joint graph saves what it needs"
+    ),
+}
+"""By what a node calls: the reason why a joint (True) or inference graph cannot hold it; None: it can."""
+_RECURRENCE_WHOLE = {layer: lambda result, *args, whole=whole: whole(*args) for layer, whole in STAND_INS.items()}
+_FORMS: dict[Any, Callable[[torch.fx.GraphModule, torch.fx.Node], None]] = {
+    **dict.fromkeys(STAND_INS.values(), put_back),
+    **dict.fromkeys(LAUNCHES, name_launch),
+    FUNCTIONALISED: nest_mutating_call,
+}
+"""What puts a node in the form that a record holds, by what it calls."""
+
+
+def _put_in_form(module: torch.fx.GraphModule) -> None:
+    for node in list(module.graph.nodes):
+        if node.target in _FORMS:
+            _FORMS[node.target](module, node)
+    module.recompile()
 
 
 def _undefined_gradients(forward: ForwardCapture, captured: FunctionalCapture) -> str | None:
@@ -232,44 +277,6 @@ def _code(forward: ForwardCapture) -> Iterator[Callable[..., Any]]:
 
     with flat.values.followed(environment), patched(*READING_FUNCTIONS), backward:
         yield run
-
-
-def resizes_input(graph: torch.fx.Graph) -> str | None:
-    """Return an operator that gives another shape to an input, or to a view of one; None: there is none.
-
-    AOTAutograd writes the result to the input, and leaves the input's shape as it was.
-    """
-    inputs = {memory_of(each) for node in graph.find_nodes(op="placeholder") for each in _values(node)}
-    for node in graph.nodes:
-        if not isinstance(node.target, OpOverload) or not node.target._schema.is_mutable:
-            continue
-        outputs = [argument.name for argument in node.target._schema.arguments if argument.is_out]
-        for name, result in zip(outputs, _values(node), strict=False):
-            given = node.kwargs.get(name)
-            for written in _values(given) if isinstance(given, torch.fx.Node) else ():
-                sizes = zip(written.shape, result.shape, strict=False)
-                alike = written.dim() == result.dim() and all(statically_known_true(a == b) for a, b in sizes)
-                if not alike and memory_of(result) in inputs:
-                    return str(node.target)
-    return None
-
-
-def _values(node: torch.fx.Node) -> list[torch.Tensor]:
-    return tensors_in(node.meta.get("val"))
-
-
-def _has_view_that_asks_for_sizes(graph: torch.fx.Graph) -> bool:
-    """Return whether torch's backward of a view in a forward graph would turn a dynamic size into a number."""
-    return any(
-        _asks_for_size(node.args[0].meta["val"], node.meta["val"])  # type: ignore[union-attr]
-        for node in graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default)
-        if node.meta.get(REQUIRES_GRAD)
-    )
-
-
-def _asks_for_size(tensor: torch.Tensor, view: torch.Tensor) -> bool:
-    dynamic = any(isinstance(value, torch.SymInt) for value in (*tensor.size(), *view.size(), *view.stride()))
-    return dynamic and _overlaps(view.size(), view.stride()) and not _overlaps(tensor.size(), tensor.stride())
 
 
 @contextlib.contextmanager

@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from aotexport.torch_internals.calls import FakeTensorMode
-from aotexport.torch_internals.subgraphs import functionalised_calls, trace_function
+from aotexport.torch_internals.subgraphs import functionalised_call, trace_function
 
 
 def call_subgraph(subgraph: torch.fx.GraphModule, operands: Sequence[Any]) -> list[Any]:
@@ -16,28 +15,22 @@ def call_subgraph(subgraph: torch.fx.GraphModule, operands: Sequence[Any]) -> li
     return list(torch.fx.Interpreter(subgraph).run(*operands))
 
 
-def nest_mutating_calls(module: torch.fx.GraphModule, fake_mode: FakeTensorMode) -> None:
-    """Wrap every call of such an operator in a subgraph; AOTAutograd leaves them to its own compiler.
+def nest_mutating_call(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    """Wrap a call of such an operator in a subgraph; AOTAutograd leaves it to its own compiler.
 
     A mutation that is no result of a node would be lost, or happen too late, when a graph is cut or reordered. The
     subgraph keeps it together with the copies that it writes to.
-
-    Args:
-        module: a functional graph; changed in place.
-        fake_mode: of its values.
     """
-    for number, (node, function, operands) in enumerate(functionalised_calls(module)):
-        values = [operand.meta["val"] for operand in operands]
-        name = f"mutating_{number}"
-        module.add_submodule(name, trace_function(function, values, fake_mode))
-        with module.graph.inserting_before(node):
-            subgraph = module.graph.get_attr(name)
-            call = module.graph.call_function(call_subgraph, (subgraph, operands))
-        call.meta = node.meta
-        node.replace_all_uses_with(call)
-        module.graph.erase_node(node)
+    function, operands = functionalised_call(module, node)
+    name = f"mutating_{sum(name.startswith('mutating_') for name, _ in module.named_children())}"
+    module.add_submodule(name, trace_function(function, [operand.meta["val"] for operand in operands]))
+    with module.graph.inserting_before(node):
+        call = module.graph.call_function(call_subgraph, (module.graph.get_attr(name), operands))
+    call.meta = node.meta
+    node.replace_all_uses_with(call)
+    attributes = [each for each in node.all_input_nodes if each.op == "get_attr"]
+    module.graph.erase_node(node)
     # Keep all other nodes: operators without a used result draw random numbers, or check values.
-    for attribute in module.graph.find_nodes(op="get_attr"):
+    for attribute in attributes:
         if not attribute.users:
             module.graph.erase_node(attribute)
-    module.recompile()

@@ -20,7 +20,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import user_line
 from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.launches import (
-    is_launch,
+    LAUNCHES,
     kernel_of,
     launch_operands,
     launch_recorded,
@@ -88,18 +88,16 @@ def launched(name: str, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     raise RuntimeError(f"the Triton kernel `{name}` does not run on this machine")
 
 
-def name_launches(module: torch.fx.GraphModule) -> None:
-    """Replace the launches in a functional graph by calls of `launched`, in place."""
-    for node in [node for node in module.graph.nodes if is_launch(node.target)]:
-        written = written_operands(node)
-        with module.graph.inserting_before(node):
-            call = module.graph.call_function(launched, launch_arguments(node))
-        call.meta = {**node.meta, "val": [node.meta["val"][name] for name in written]}
-        for item in list(node.users):
-            assert item.target is operator.getitem
-            item.args = (call, written.index(item.args[1]))  # type: ignore[arg-type]
-        module.graph.erase_node(node)
-    module.recompile()
+def name_launch(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
+    """Replace a launch in a functional graph by a call of `launched`."""
+    written = written_operands(node)
+    with module.graph.inserting_before(node):
+        call = module.graph.call_function(launched, launch_arguments(node))
+    call.meta = {**node.meta, "val": [node.meta["val"][name] for name in written]}
+    for item in list(node.users):
+        assert item.target is operator.getitem
+        item.args = (call, written.index(item.args[1]))  # type: ignore[arg-type]
+    module.graph.erase_node(node)
 
 
 def launch_arguments(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
@@ -107,11 +105,11 @@ def launch_arguments(node: torch.fx.Node) -> tuple[str, list[torch.fx.Node]]:
     return _name_of(kernel_of(node)), list(launch_operands(node).values())
 
 
-def launched_kernels(forward: ForwardCapture) -> list[str]:
-    """Return the names of the kernels that a model launches itself."""
-    graphs = [module.graph for module in forward.graph.modules() if isinstance(module, torch.fx.GraphModule)]
-    nodes = [node for graph in graphs for node in graph.nodes if is_launch(node.target)]
-    return list(dict.fromkeys(_name_of(kernel_of(node)) for node in nodes))
+def launched_kernels(graph: torch.fx.GraphModule) -> tuple[str, ...]:
+    """Return the names of the kernels that a forward graph launches: those that the model launches itself."""
+    graphs = [module.graph for module in graph.modules() if isinstance(module, torch.fx.GraphModule)]
+    nodes = [node for each in graphs for node in each.nodes if node.target in LAUNCHES]
+    return tuple(dict.fromkeys(_name_of(kernel_of(node)) for node in nodes))
 
 
 def refuse_kernels_without_cpu(forward: ForwardCapture) -> None:
@@ -136,7 +134,7 @@ def refuse_launches(forward: ForwardCapture, *, grad: bool, compiled: bool) -> N
         grad: whether it is for calls that record gradients.
         compiled: whether kernels for NVIDIA GPUs are compiled.
     """
-    for name in launched_kernels(forward):
+    for name in forward.launched:
         said = f"the model launches the Triton kernel `{name}` itself"
         if grad:
             raise ExportFailed(

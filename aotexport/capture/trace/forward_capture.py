@@ -53,6 +53,7 @@ class ForwardCapture:
         function: the traced function on flat inputs in the order of `bindings`, for a direct joint capture.
         any_order: paths of dicts of the call whose keys may come in any order.
         custom_operators: names of those in the graph that the user did not ask to keep.
+        launched: names of the Triton kernels that the model launches itself.
     """
 
     graph: torch.fx.GraphModule
@@ -64,6 +65,7 @@ class ForwardCapture:
     function: FlatCall
     any_order: frozenset[str]
     custom_operators: frozenset[str]
+    launched: tuple[str, ...]
 
 
 def check_nothing_lost(direct: ForwardCapture, other: ForwardCapture) -> None:

@@ -89,7 +89,7 @@ STAGES = {
     "value in the example": ("capture.trace.example_values:number_at", branching, (X,), {}),
     "custom function": ("capture.effects.autograd_functions:lift_tensors", Custom(), (X,), {"programs": "train"}),
     "hook": ("capture.effects.hooks:traced_backward", Hooked(), (X,), {"programs": "train"}),
-    "functional graph": ("capture.functional.capture:nest_mutating_calls", Net(), (X,), {}),
+    "functional graph": ("capture.functional.capture:_put_in_form", Net(), (X,), {}),
     "retrace": ("capture.functional.capture:node_meta_preserved", Net(), (X,), {}),
     "encode": ("encode.program:with_calls", Net(), (X,), {}),
     "encode the functional graph": ("encode.functional:saved_values", Net(), (X,), {"programs": "train"}),
