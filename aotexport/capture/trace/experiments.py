@@ -31,7 +31,6 @@ from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
 from aotexport.model.state import State
-from aotexport.torch_internals.tracing import stamped
 from aotexport.values.same_tensors import are_same
 
 _MARKS = (enter_checkpoint, exit_checkpoint)
@@ -148,38 +147,12 @@ def again(
                     return None
                 changes["target"] = flat.strategy.target(flat.call)
             other = replace(flat, fakes=fakes, calls=TracedCalls(), **changes)
-            with stamped(_ended_where_it_differs(flat)):
-                trace_graph(other)
+            trace_graph(other)
             ignored = _IDLE_WITHOUT_GRADIENTS if flat.grad and not other.grad else _MARKS
             same = _same(flat.graph, other.graph, ignored) and _returned(other) == _returned(flat)
     except ExportFailed:
-        # A trace that failed or was ended is not the same.
         return None
     return other if same and fakes.taken_for_granted(symbols) == flat.fakes.taken_for_granted() else None
-
-
-def _ended_where_it_differs(flat: FlatCall) -> Callable[[torch.fx.Node], None]:
-    """Return a function to call with each new node of a second trace, which ends that trace once it is another.
-
-    It raises `ExportFailed` where an operator of the first graph has other arguments. Where nodes come in another
-    order, only the whole graphs tell: arithmetic of sizes that nothing uses is removed in the end.
-    """
-    in_order = iter(flat.order if all(node.graph is flat.graph.graph for node in flat.order) else ())
-    twins: dict[torch.fx.Node, torch.fx.Node] = {}
-
-    def compare(twin: torch.fx.Node) -> None:
-        nonlocal in_order
-        node = next(in_order, None)
-        if node is None:
-            return
-        twins[node] = twin
-        if (node.op, node.target) != (twin.op, twin.target):
-            in_order = iter(())
-        elif not node._erased and map_arg((node.args, node.kwargs), twins.get) != (twin.args, twin.kwargs):
-            in_order = iter(())
-            raise ExportFailed(f"a second trace differs at `{node.name}`")
-
-    return compare
 
 
 def _same(one: torch.fx.GraphModule, other: torch.fx.GraphModule, ignored: Sequence[Any]) -> bool:

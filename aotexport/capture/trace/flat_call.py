@@ -41,7 +41,7 @@ from aotexport.state.world import world_kept
 from aotexport.torch_internals.applications import applied_functions
 from aotexport.torch_internals.calls import FakeTensor
 from aotexport.torch_internals.patches import average_in_tensors, fake_kernels, masks_unread
-from aotexport.torch_internals.tracing import stamped, trace_forward
+from aotexport.torch_internals.tracing import trace_forward
 from aotexport.torch_internals.transforms import has_transforms, raised_in_transform
 from aotexport_runtime.schema.program import ContainerChange
 from aotexport_runtime.schema.trees import Tree
@@ -67,7 +67,6 @@ class FlatCall:
         added_in_text: added to sizes that the code makes text of; None: such text holds calls to the example's.
         makes_text: whether it made such text.
         calls: its calls of submodules.
-        order: the traced nodes as they were made, those that were removed since among them.
         graph: the module of the trace; placeholders in the order of `inputs`, outputs flat.
     """
 
@@ -93,7 +92,6 @@ class FlatCall:
     added_in_text: int | None = 0
     makes_text: bool = False
     calls: TracedCalls = field(default_factory=TracedCalls)
-    order: list[torch.fx.Node] = field(default_factory=list)
     graph: torch.fx.GraphModule = field(init=False)
 
     @property
@@ -234,8 +232,7 @@ def trace_call(
         outside=reached_tensors((call.callable, call.module)),
         added_in_text=None if texts_hold else 0,
     )
-    with stamped(flat.order.append):
-        trace_graph(flat)
+    trace_graph(flat)
     if not strategy.grad:
         flat.effects.reads.add("grad_mode")
     return flat

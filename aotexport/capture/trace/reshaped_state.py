@@ -25,8 +25,6 @@ from aotexport.values.same_tensors import are_same
 Reshaped = Sequence[tuple[StateEntry, torch.Tensor]]
 """Entries with tensors like those that a call leaves in their place."""
 
-_CALLS = 8
-"""Number of calls in a row that are traced."""
 _SIZE = 11
 """Size at the trace of an axis whose size calls change."""
 
@@ -42,60 +40,22 @@ def refuse_reshaped_state(found: Found) -> None:
     if not flat.reshaped and not others:
         return
     traced = flat.strategy.is_direct and "layout" not in found.reads
-    if not traced or not any(shown(flat, others) for shown in (_does_the_same, _only_prepares)):
+    if not traced or not any(shown(flat, others) for shown in (_is_general, _only_prepares)):
         refuse(flat.reshaped or others)
 
 
-def _does_the_same(flat: FlatCall, others: Reshaped) -> bool:
-    """Return whether traces show that later calls do what the first does; `others` are left by other programs."""
-    repeats = None if others else _repeats(flat)
-    return _is_general(flat, [*flat.reshaped, *others]) if repeats is None else repeats
+def _is_general(flat: FlatCall, others: Reshaped) -> bool:
+    """Return whether the model does the same whatever the sizes are that calls change: it asks nothing about them.
 
-
-def _repeats(flat: FlatCall) -> bool | None:
-    """Return whether later calls, which find the state as calls leave it, do the same as the first.
-
-    They are traced until they leave what an earlier one left; None: that does not come about, or sizes are dynamic.
+    `others` are left by other programs.
     """
-    left, seen = flat.reshaped, list[Any]()
-    for _ in range(_CALLS):
-        found = geometry(left)
-        if found is None or found in seen or not left:
-            return None if found is None else True
-        seen.append(found)
-        fakes = fakes_like(flat)
-        put_left(fakes, flat.state, left)
-        if (other := again(flat, fakes)) is None:
-            return False
-        left = other.reshaped
-    return None
-
-
-def _is_general(flat: FlatCall, reshaped: Reshaped) -> bool:
-    """Return whether the model does the same whatever the sizes are that calls change: it asks nothing about them."""
     with zero_and_one_symbolic(symbolic=True):
         fakes = fakes_like(flat)
-        symbols = put_symbols(fakes, flat.state, reshaped)
+        symbols = _put_symbols(fakes, flat.state, [*flat.reshaped, *others])
         return symbols is not None and again(flat, fakes, symbols) is not None
 
 
-def geometry(reshaped: Reshaped) -> tuple[Any, ...] | None:
-    """Return what describes these tensors, to compare; None: a size is dynamic."""
-    tensors = [tensor for _, tensor in reshaped]
-    sizes = [size for tensor in tensors for size in (*tensor.shape, *tensor.stride())]
-    if not all(isinstance(size, int) for size in sizes):
-        return None
-    return tuple((entry.names[0], t.dtype, tuple(t.shape), t.stride()) for entry, t in reshaped)
-
-
-def put_left(fakes: FakeInputs, state: State, reshaped: Reshaped) -> None:
-    """Let fakes of state have the geometry that a call leaves."""
-    for entry, left in reshaped:
-        made = torch.empty_strided(left.shape, left.stride(), dtype=left.dtype, device=entry.tensor.device)
-        _put(fakes, state, entry, made, fakes.fake)
-
-
-def put_symbols(fakes: FakeInputs, state: State, reshaped: Reshaped) -> frozenset[Any] | None:
+def _put_symbols(fakes: FakeInputs, state: State, reshaped: Reshaped) -> frozenset[Any] | None:
     """Let fakes of state have a symbol for each size that a call changes, and else the geometry that it leaves.
 
     Returns:
@@ -108,7 +68,8 @@ def put_symbols(fakes: FakeInputs, state: State, reshaped: Reshaped) -> frozense
             return None
         changed = [not is_equal(one, other) for one, other in zip(before, left.shape, strict=True)]
         if not any(changed):
-            put_left(fakes, state, [(entry, left)])
+            made = torch.empty_strided(left.shape, left.stride(), dtype=left.dtype, device=entry.tensor.device)
+            _put(fakes, state, entry, made, fakes.fake)
             continue
         sizes = [_SIZE + number if moves else size for size, moves in zip(before, changed, strict=True)]
         made = torch.empty(sizes, dtype=left.dtype, device=entry.tensor.device)
