@@ -1,4 +1,4 @@
-"""A second trace ends at the first operator that differs; what agrees is compared as a whole."""
+"""A second trace tells what a program is fixed to: graphs are compared as a whole."""
 
 from collections.abc import Callable
 
@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from aotexport.capture.forward import capture_forward
-from aotexport.capture.trace import experiments
 from aotexport.model.call import example_call
 from aotexport.model.state import collect_state
 
