@@ -44,16 +44,17 @@ class PythonOperator:
 
 def python_operators() -> dict[OpOverload, PythonOperator]:
     """Return the currently registered custom operators that are written in Python, those of Triton kernels aside."""
-    found: dict[OpOverload, PythonOperator] = {}
-    for name, definition in OPDEFS.items():
-        if name not in triton_ops_to_kernels:
-            kernels = definition._backend_fns
-            kernel = kernels.get("cpu") or kernels.get(None) or definition._init_fn
-            found[definition._opoverload] = PythonOperator(
-                kernel, has_autograd=True, setup_context=definition._setup_context_fn, backward=definition._backward_fn
-            )
-    definitions = frozenset(OPDEFS) - frozenset(triton_ops_to_kernels)
-    return _with_registered_kernels(frozenset(_impls), definitions) | found
+    definitions = {name: each for name, each in dict(OPDEFS).items() if name not in triton_ops_to_kernels}
+    found = {
+        each._opoverload: PythonOperator(
+            each._backend_fns.get("cpu") or each._backend_fns.get(None) or each._init_fn,
+            has_autograd=True,
+            setup_context=each._setup_context_fn,
+            backward=each._backward_fn,
+        )
+        for each in definitions.values()
+    }
+    return _with_registered_kernels(frozenset(_impls), frozenset(definitions)) | found
 
 
 @functools.lru_cache(maxsize=1)

@@ -19,7 +19,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
 # The tracing context gives AOTAutograd the fake mode and shape environment to use.
 from torch._guards import TracingContext, tracing
-from torch._library import simple_registry
+from torch._library.simple_registry import singleton as registry
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 # Traced graphs are read and interpreted; lazy graph modules generate Python code only when called.
@@ -79,16 +79,14 @@ def capture_functional(
         _effects_kept(),
         fake_kernels(kernels),
         contextlib.nullcontext() if launches else layouts_unnoted(),
-        functorch_config.patch(decompose_custom_triton_ops=launches),
+        functorch_config.patch(decompose_custom_triton_ops=launches, functionalize_rng_ops=False),
     ):
         joint = aot_export_joint_with_descriptors(stack, _Root(function), tuple(fakes), {}, ignore_shape_env=True)
         return FunctionalCapture(joint.graph_module, joint._aot_state.fw_metadata)
 
 
 def _random_state_untracked() -> AbstractContextManager[None]:
-    """Make no tensors for a random state that nothing reads: 7 % of the export of a small model."""
-    if functorch_config.functionalize_rng_ops:
-        return contextlib.nullcontext()
+    """Make no tensors for a random state that nothing reads: a tenth of the export of a small BERT."""
     reason = "Make no tensors for a random state that is not functionalised"
     return patched(Patch(PhiloxStateTracker, "reset", staticmethod(lambda: None), reason))
 
@@ -96,7 +94,7 @@ def _random_state_untracked() -> AbstractContextManager[None]:
 @contextlib.contextmanager
 def _linalg_errors_unordered() -> Iterator[None]:
     """Trace linear algebra's checks for errors as plain operators: their order needs no token."""
-    effect = simple_registry.singleton.find("aten::_linalg_check_errors").effect
+    effect = registry.find("aten::_linalg_check_errors").effect
     with patched(Patch(effect, "_effect", None, "Leave checks of linear algebra without tokens for their order")):
         yield
 
