@@ -100,10 +100,8 @@ def _only_prepares(flat: FlatCall, others: Reshaped) -> bool:
             first = copies(first) + _left(reshaped)
         with attempt("call for real"), eager_run(call, flat.state, mode, **options) as run:
             for before in (with_other_inputs(call), *sizes):
-                run.call = before
-                run()
+                run(before)
                 left = _left(reshaped)
-                run.call = call
                 torch.manual_seed(0)
                 other, later = flattened(run(), "output", role="output")
                 later = copies(later) + _left(reshaped)
