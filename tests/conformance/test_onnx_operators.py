@@ -23,7 +23,10 @@ def _attended(x):
     mask = torch.tensor([[True, False, True], [False, False, False]])
     attend, keys = nn.functional.scaled_dot_product_attention, torch.stack([x[0], x[1].sin(), x[1]])
     added = torch.zeros(2, 3).masked_fill(~mask, -torch.inf)
-    return attend(x[:2], keys, keys, mask), attend(x[None, :2], keys[None], keys[None], added)
+    few, many = x[None, None, :2], x[:2].expand(1, 4, 2, 4)
+    causal = attend(few, keys[None, None], keys[None, None], is_causal=True, scale=0.3)
+    grouped = attend(many, keys.expand(1, 2, 3, 4), keys.expand(1, 2, 3, 4), mask, enable_gqa=True)
+    return attend(x[:2], keys, keys, mask), attend(x[None, :2], keys[None], keys[None], added), causal, grouped
 
 
 FUNCTIONS = (

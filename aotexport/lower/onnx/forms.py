@@ -86,18 +86,45 @@ def _batch_norm(
     return aten._to_copy.default(result, dtype=value.dtype) if narrow else result
 
 
-def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Any = None, *rest: Any, **kwargs: Any) -> Tensor:
-    """Return attention in four axes, all that torch's exporter translates; 0 where a mask hides a whole row."""
-    missing = 4 - query.dim()
-    for _ in range(missing):
-        query, key, value = (aten.unsqueeze.default(each, 0) for each in (query, key, value))
-    result = aten.scaled_dot_product_attention.default(query, key, value, mask, *rest, **kwargs)
-    if mask is not None:
-        seen = mask if mask.dtype == torch.bool else mask > -math.inf
-        result = aten.where.ScalarOther(aten.any.dim(seen, -1, True), result, 0.0)
-    for _ in range(missing):
-        result = aten.squeeze.dim(result, 0)
-    return result
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Return attention by two matmuls, which runtimes fuse; 0 where a mask hides a whole row.
+
+    Torch's exporter takes sizes apart in every layer, and looks for NaN in all weights.
+    """
+    width = query.shape[-1]
+    if dropout_p or not isinstance(width, int):
+        options = {"scale": scale, "enable_gqa": enable_gqa}
+        return aten.scaled_dot_product_attention.default(query, key, value, mask, dropout_p, is_causal, **options)
+    if enable_gqa:
+        key, value = (
+            aten.repeat_interleave.self_int(each, query.shape[-3] // each.shape[-3], -3) for each in (key, value)
+        )
+    scores = aten.matmul.default(query * (width**-0.5 if scale is None else scale), aten.transpose.int(key, -2, -1))
+    if is_causal:
+        rows, columns = (aten.arange.default(size, device=query.device) for size in scores.shape[-2:])
+        mask = aten.ge.Tensor(aten.unsqueeze.default(rows, 1), columns)
+    if mask is None:
+        return aten.matmul.default(aten.softmax.int(scores, -1), value)
+    bias = mask
+    if mask.dtype == torch.bool:
+        bias = aten.where.self(
+            mask, *(aten.scalar_tensor.default(each, dtype=query.dtype) for each in (0.0, -math.inf))
+        )
+    result = aten.matmul.default(aten.softmax.int(scores + bias, -1), value)
+    if is_causal:
+        return result
+    seen = aten.any.dim(mask if mask.dtype == torch.bool else mask > -math.inf, -1, True)
+    return aten.where.ScalarOther(seen, result, 0.0)
 
 
 def _matmul(left: Tensor, right: Tensor) -> Tensor:
