@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -108,7 +109,10 @@ def _unfit(forward: ForwardCapture, grad: bool) -> str | None:
     # Its guards compare strides of the module's tensors, and no sizes.
     if not all(is_sized_alike(entry.tensor, left) for entry, left in forward.function.state.reshaped):
         return "calls change the shape or dtype of the module's tensors"
-    reasons = (_UNFIT.get(node.target, _unfit_output)(node, grad) for node in forward.graph.graph.nodes)
+    reasons = itertools.chain(
+        map(_unfit_output, forward.graph.graph.nodes),
+        (unfit(node, grad) for target, unfit in _UNFIT.items() for node in _calls(forward, target)),
+    )
     return next(filter(None, reasons), None)
 
 
@@ -130,7 +134,7 @@ def _unfit_view(node: torch.fx.Node, grad: bool) -> str | None:
     return reason if grad and node.meta.get(REQUIRES_GRAD) and dynamic and overlaps else None
 
 
-def _unfit_output(node: torch.fx.Node, grad: bool) -> str | None:
+def _unfit_output(node: torch.fx.Node) -> str | None:
     """Return a reason if an operator gives another shape to an input, or to a view of one, as its `out`.
 
     AOTAutograd writes the result to the input, and leaves the input's shape as it was.
@@ -151,8 +155,8 @@ def _is_of_input(tensor: torch.Tensor, graph: torch.fx.Graph) -> bool:
 
 
 _UNFIT: dict[Any, Callable[[torch.fx.Node, bool], str | None]] = {
-    **dict.fromkeys((*LAYERS, *PACKED), unfit_layer),
     torch.ops.aten.detach_.default: _unfit_detach,
+    **dict.fromkeys((*LAYERS, *PACKED), unfit_layer),
     torch.ops.aten.as_strided.default: _unfit_view,
     apply_hook: _unfit_with_gradients(
         "the model registers hooks on tensors, which would see parts of the gradients that eager's see"
