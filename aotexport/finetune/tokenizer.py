@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aotexport.errors import DataInvalid
+from aotexport_runtime.errors import attempt, first_line
 
 BYTES = "bytes"
 """The tokenizer whose tokens are the bytes of UTF-8."""
@@ -108,12 +109,15 @@ def _read(source: str) -> Any:
     except ImportError:
         raise DataInvalid("--tokenizer needs the library transformers: pip install 'aotexport[finetune]'") from None
     automatic: Any = AutoTokenizer
-    try:
+
+    def read() -> Any:
         if Path(source).is_dir():
             return automatic.from_pretrained(source, trust_remote_code=False, local_files_only=True)
         return PreTrainedTokenizerFast(tokenizer_file=source)
-    except Exception as error:  # noqa: BLE001 - the library raises nothing narrower
-        raise DataInvalid(f"--tokenizer: {source} cannot be read: {str(error).splitlines()[0]}") from None
+
+    if isinstance(found := attempt(read), Exception):
+        raise DataInvalid(f"--tokenizer: {source} cannot be read: {first_line(found)}")
+    return found
 
 
 def _bytes_of(words: Sequence[str]) -> Encoded:
