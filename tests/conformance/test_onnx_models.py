@@ -17,6 +17,6 @@ def test_architecture_in_onnx_runtime_equals_eager(tmp_path, name):
         model, (), kwargs, output=tmp_path / "bundle", programs="infer", dynamic_shapes=sizes, onnx=True
     )
     found = [comparison for comparison in report.comparisons if comparison.target == "onnx"]
-    assert len(found) >= 7
+    assert len(found) >= 3, "the example, and calls of other sizes"
     assert max(comparison.error for comparison in found) < 1e-5
     assert not (tmp_path / "bundle/targets").exists()

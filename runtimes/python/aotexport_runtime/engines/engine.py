@@ -51,12 +51,14 @@ class Native(Protocol):
     Attributes:
         target: its name in `select.py`.
         partition: what its forward saves; None: the graph's first partition, or it is no joint graph.
+        is_detached: whether it runs no operators of torch, which would record gradients.
         saved: how many tensors its forward saves of its own choice, for a backward that takes every tangent, none a
             batch; None: those of the partition.
     """
 
     target: str
     partition: Partition | None = None
+    is_detached: bool = False
     saved: int | None = None
 
     def why_not(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> str | None:

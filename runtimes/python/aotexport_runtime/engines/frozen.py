@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -95,6 +96,8 @@ def _laid_out(result: Any, stride: Sequence[Any] | None, symbols: Mapping[str, i
 class FrozenModel(Frozen):
     """Runs the ONNX model of an inference graph."""
 
+    is_detached = True
+
     def __init__(self, bundle: Bundle, program: Program, runtime: ModelRuntime, weights: Weights) -> None:
         """Open the model.
 
@@ -111,22 +114,32 @@ class FrozenModel(Frozen):
             raise NotSupported("the model gives values alone, and the program has no arguments, or changes state")
         self.target = runtime.engine
         self._engine = OnnxEngine(bundle, program, model, runtime, {})
+        self._direct = self._engine.direct() if all(map(_is_contiguous, program.outputs)) else None
 
     def forward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
-        portable = functools.cache(fallback)
+        portable, direct = functools.cache(fallback), self._direct
 
         def call(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
             try:
-                results = self._engine.run(args, symbols)
+                results = self._engine.run(args, symbols) if direct is None else direct(args)
             except (CheckFailed, *ort_errors()) as error:
                 # Operators of torch raise eager's error.
                 self.failure = first_line(error)
                 log.warning("%s failed, and the graph runs instead: %s", self.target, self.failure)
                 return portable()(args, symbols)
             args.clear()
-            return self.laid_out(results, symbols)
+            return self.laid_out(results, symbols) if direct is None else tuple(results)
 
         return call
+
+
+def _is_contiguous(meta: TensorMeta | None) -> bool:
+    """Return whether a result is contiguous whatever its first size is, and its others are known."""
+    if meta is None:
+        return False
+    known = [size for size in meta.shape[1:] if isinstance(size, int)]
+    strides = [math.prod(known[axis:]) for axis in range(len(meta.shape))]
+    return len(known) == len(meta.shape[1:]) and [*meta.stride] == strides
 
 
 # --- layers of oneDNN ---------------------------------------------------------------------------------------

@@ -84,6 +84,8 @@ class FunctionalEngine:
         self._of_inputs = GuardTable([own], len(program.inputs), known=self._symbols)
         self._checks = self._joint is not None and self._joint.checks
         more = self._mutations or self._regenerators is not None or functional.grad_mode is not None or self._checks
+        # The graph's results are then the program's outputs, by the function that runs it alone.
+        self._is_native = not (more or self._wraps) and gradients is None and native is not None and native.is_detached
         is_direct = not more and gradients is not None and not gradients.detached_inputs
         # Its joint graph, if the results are the program's outputs.
         self._direct = self._joint if is_direct else None
@@ -97,11 +99,13 @@ class FunctionalEngine:
         return self._of_inputs.first(_apart(inputs) if self._wraps else inputs, symbols)
 
     def expression(self, source: GuardSource) -> str | None:
-        """Return source that runs the joint graph, if there is nothing else to do."""
-        if self._direct is None:
-            return None
+        """Return source that runs the joint graph, or native code, if there is nothing else to do."""
         symbols = source.values_of(self._symbols)
         inputs = ", ".join(map(input_name, range(self._count)))
+        if self._is_native:
+            return f"{source.constant(self._infer)}([{inputs}], {symbols})"
+        if self._direct is None:
+            return None
         return f"{source.constant(apply_joint)}({source.constant(self._direct)}, {symbols}, {inputs})"
 
     def run(self, inputs: list[Any], symbols: dict[str, int], because: str = "") -> Sequence[Any]:

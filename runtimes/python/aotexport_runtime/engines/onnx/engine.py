@@ -18,7 +18,8 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import ONNX
 from aotexport_runtime.engines.engine import Engine
 from aotexport_runtime.errors import BundleInvalid, CheckFailed, NotSupported, Place, first_line
-from aotexport_runtime.guards.rule import GuardSource, Row, input_name
+from aotexport_runtime.execution.source import define
+from aotexport_runtime.guards.rule import GuardSource, Row, input_name, torch_tensors
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
 from aotexport_runtime.validate.manifest import check_onnx
@@ -91,6 +92,18 @@ class OnnxEngine(Engine):
         run = source.ask(self.session.infer, source.constant(list(self._model.outputs)), f"{{{feeds}}}")
         from_array = sys.modules["torch"].from_numpy if source.kind.has_autograd else np.asarray
         return f"[{source.ask(from_array, 'y')} for y in {run}]"
+
+    def direct(self) -> Callable[[Sequence[Any]], list[Any]] | None:
+        """Return a function of a call's tensors of torch that does nothing but call the session.
+
+        None: values do not go in and out of the model as they are.
+        """
+        if not self._is_plain():
+            return None
+        source = GuardSource(kind=torch_tensors())
+        lines = [f"{input_name(i)} = inputs[{i}].detach().resolve_neg().contiguous()" for i in self._paths]
+        lines.append(f"return {self.expression(source)}")
+        return define("model", "inputs", lines, source.scope, f"{self._program.name} model")
 
     def _is_plain(self) -> bool:
         """Return whether the model changes and checks nothing, and all values are common to numpy and ONNX."""
