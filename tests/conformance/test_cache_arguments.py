@@ -134,6 +134,7 @@ class Translator(nn.Module):
         return output.logits, output.cache
 
 
+@pytest.mark.slow
 def test_cache_of_a_result_is_an_argument_of_the_next_call(tmp_path):
     translator = Translator()
     ids, encoded = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.randn(2, 5, 8)

@@ -142,6 +142,7 @@ def loop(tmp_path_factory):
     return cumulated, path
 
 
+@pytest.mark.slow
 def test_loop_over_a_dynamic_size_runs_by_libraries_for_the_size_of_the_example(loop, library_calls):
     cumulated, path = loop
     module = aotexport_runtime.load(path, target="cpu", trust="native")
@@ -254,6 +255,7 @@ def functions(loop, tmp_path_factory):
     return {path: lambda x: (x.sin(),), loop[1]: loop[0]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_link", [False, True])
 def test_library_in_the_place_of_another_is_loaded_anew(tmp_path, functions, by_link):
     x = torch.rand(4, 3)
@@ -342,6 +344,7 @@ def test_programs_that_cannot_be_compiled_are_refused_with_a_reason(tmp_path):
     assert f"not for cpu-x86_64-v3: {reason}" in describe(bundle)
 
 
+@pytest.mark.slow
 def test_mixed_precision_is_compared_with_the_rounding_of_its_operators(tmp_path):
     class Mixed(nn.Module):
         def __init__(self):
@@ -374,6 +377,7 @@ class LargeLayers(nn.Module):
         return self.second(nn.functional.dropout(self.first(x), 0.5, self.training)).square().mean()
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
 def test_library_chooses_its_matmuls_before_its_first_results_are_given_out(tmp_path):
     torch.manual_seed(0)

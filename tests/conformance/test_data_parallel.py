@@ -3,11 +3,14 @@
 import subprocess
 import sys
 
+import pytest
+
 from tests.data_parallel import RESULTS, VARIANTS, export
 
 RANKS = 2
 
 
+@pytest.mark.slow
 def test_two_processes_train_a_bundle_as_one_process_trains_the_model_in_every_variant(tmp_path):
     export(tmp_path)
     command = [sys.executable, "-W", "error", "-m", "tests.data_parallel", str(tmp_path)]

@@ -63,7 +63,10 @@ class Generator:
         return self.model.generate(ids, attention_mask=options.pop("attention_mask", MASK), streamer=streamer)
 
 
-@pytest.fixture(scope="module", params=[pytest.param("gpt2", marks=pytest.mark.slow), "llama", "t5"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param("gpt2", marks=pytest.mark.slow), "llama", pytest.param("t5", marks=pytest.mark.slow)],
+)
 def generator(request, tmp_path_factory):
     return Generator(request.param, tmp_path_factory.mktemp(request.param) / "bundle")
 

@@ -86,6 +86,23 @@ def engine_of(module):
     return module.explain_program("infer").has_run[-1].engine
 
 
+@pytest.mark.parametrize("engine", ["onnx", "openvino"])
+def test_model_that_is_called_directly_takes_any_layout_and_gives_eagers(tmp_path, engine):
+    model = nn.Sequential(nn.Linear(8, 4), nn.Tanh()).eval()
+    sizes = ({0: Dim("rows", min=1, max=32)},)
+    aotexport.export(
+        model, (torch.randn(3, 8),), output=tmp_path / "b", programs="infer", dynamic_shapes=sizes, onnx=True
+    )
+    prefer(tmp_path / "b", engine)
+    module = load(tmp_path / "b").eval()
+    for x in (torch.randn(3, 8), torch.randn(8, 5).t(), torch.randn(4, 16)[:, ::2], torch.randn(1, 8).expand(6, 8)):
+        expected, got = run(model, x), run(module, x.requires_grad_(x.is_leaf))
+        torch.testing.assert_close(got, expected)
+        assert (got.stride(), got.requires_grad) == (expected.stride(), False)
+    first = module.explain().programs[0].has_run[0]
+    assert (first.passes, first.engine) == ("forward", engine)
+
+
 def test_engines_are_measured_once_and_told(words):
     module = load(words)
     check(module, *call())

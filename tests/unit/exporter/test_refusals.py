@@ -30,12 +30,10 @@ def stage(function, context=None):
     ours("def run():\n    with context:\n        function()", context=context, function=function)()
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_random_state_that_torch_functionalises_is_torchs(tmp_path):
+def test_random_state_that_torch_would_functionalise_stays_as_it_is(tmp_path):
     with importlib.import_module("torch._functorch.config").patch(functionalize_rng_ops=True):
-        aotexport.export(nn.Dropout(), (torch.ones(3),), output=tmp_path / "b", programs="train", verify=False)
-    (refusal,) = aotexport_runtime.open_bundle(tmp_path / "b").program("train").refusals
-    assert refusal.reason == "RuntimeError: CUDA not available"
+        aotexport.export(nn.Dropout(), (torch.ones(3),), output=tmp_path / "b", programs="train")
+    assert aotexport_runtime.open_bundle(tmp_path / "b").program("train").refusals == ()
 
 
 BUGS = {
