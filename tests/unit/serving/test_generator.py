@@ -10,6 +10,7 @@ import threading
 import pytest
 import torch
 
+import aotexport
 from aotexport_runtime import ArgumentInvalid, BundleInvalid, NotSupported
 from aotexport_runtime.errors import attempt
 from aotexport_runtime.serving.generator import Generator
@@ -163,3 +164,13 @@ def test_bundle_without_or_with_a_broken_tokenizer_is_refused(exports, tmp_path)
     (copy / "tokenizer" / "tokenizer.json").write_bytes(b"x" * (bundle / "tokenizer/tokenizer.json").stat().st_size)
     with pytest.raises(BundleInvalid):
         Generator(copy)
+
+
+def test_batches_are_no_larger_than_the_programs_take(exports, tmp_path):
+    model, bundle = exports("llama")
+    aotexport.derive(bundle, output=tmp_path / "narrow", dynamic=["input_ids:0=batch[1:3]"], verify=False)
+    generator = Generator(tmp_path / "narrow", max_batch_size=8)
+    asked = [Asked(generator, prompt, 4) for prompt in prompts(5)]
+    assert [each.ids() for each in asked] == [best_tokens(model, each.prompt, 4) for each in asked]
+    assert max(each.generation.company for each in asked) <= 3
+    generator.close()

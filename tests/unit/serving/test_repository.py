@@ -122,6 +122,23 @@ def test_new_version_is_loaded_when_it_has_not_changed_between_two_looks(root, e
         old.servable.infer({"input": np.zeros((1, 8), np.float32)})
 
 
+def test_model_is_loaded_within_the_limit_once_the_old_version_of_another_has_answered(root, exported):
+    repository = Repository(root, Servable, most_nbytes=1 << 30)
+    repository.scan()
+    repository.unload("words")
+    released, old = threading.Event(), repository.current("digits")
+    old.servable.batcher.submit(Waiting(function=released.wait))
+    shutil.copytree(exported("digits"), root / "digits/2")
+    repository.load("digits")
+    loading = threading.Thread(target=repository.load, args=("words",))
+    loading.start()
+    loading.join(1)
+    assert loading.is_alive()
+    released.set()
+    loading.join()
+    assert served(repository) == {"digits": "2", "words": "1"}
+
+
 def test_repository_is_unready_while_a_model_fails_that_was_there_at_first(root, tmp_path, exported):
     shutil.move(copied(exported("digits"), tmp_path), root / "broken")
     repository, serving = Repository(root, Servable), Repository(root, Servable, strict=False)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
+import aotexport_runtime
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.describe import trust_needed
 from aotexport_runtime.errors import AotExportError
@@ -21,9 +22,9 @@ _OPTIONAL = re.compile(r"""([\w.-]+).*extra == ['"](\w+)['"]""")
 def machine() -> Iterator[str]:
     """Yield lines about this machine: its system, packages, devices, and what was measured on it."""
     yield f"system: {platform.platform()}, {os.cpu_count()} processors, Python {platform.python_version()}"
-    found = metadata.distribution("aotexport-runtime")
-    yield f"aotexport-runtime: {found.version}"
-    for requirement in found.requires or ():
+    yield f"aotexport-runtime: {aotexport_runtime.__version__}"
+    packages = metadata.distributions(name="aotexport-runtime")  # None: the sources are on a path.
+    for requirement in next((each.requires for each in packages), None) or ():
         named = _OPTIONAL.match(requirement)
         name = re.split(r"[^\w.-]", requirement)[0]
         missing = f"not installed; pip install 'aotexport-runtime[{named[2]}]'" if named else "not installed"

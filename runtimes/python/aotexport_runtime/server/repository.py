@@ -122,8 +122,7 @@ class Repository:
             name: of the one model.
             required: names of models that have to be served, as `name` has, see `unready`.
             strict: whether those of the first look that finds any have to be served as well, as long as they are there.
-            most_nbytes: most bytes of the bundles that are loaded at once; None: any number. What was not asked for
-                longest goes first, and is loaded again when it is asked for.
+            most_nbytes: of the bundles that are loaded at once, which go and come as asked for; None: any number.
             watcher: is told what happens.
         """
         self._root = root
@@ -143,10 +142,8 @@ class Repository:
     def running_since(self) -> float | None:
         """When the batch began that runs longest, of versions that are let go as well; None: none runs."""
         servables = [served.servable for model in [*self.models.values()] if (served := model.served)]
-        return min(
-            (since for each in [*servables, *self._ending] if (since := each.batcher.running_since) is not None),
-            default=None,
-        )
+        running = [each.batcher.running_since for each in [*servables, *self._ending]]
+        return min((since for since in running if since is not None), default=None)
 
     @property
     def unready(self) -> str:
@@ -241,8 +238,7 @@ class Repository:
             for name, candidates in found.items():
                 model = self.models.setdefault(name, Model(name=name))
                 model.candidates = candidates
-                kept = [bundle.files for bundle in candidates if bundle.files in model.failures]
-                model.failures = {files: model.failures[files] for files in kept}
+                model.failures = {b.files: model.failures[b.files] for b in candidates if b.files in model.failures}
         return found
 
     def _tell(self, found: dict[str, list[Candidate]]) -> None:
@@ -276,8 +272,11 @@ class Repository:
         with self._lock:
             for model in self.models.values():
                 self._let_go(model, "the server ends")
-            for thread in [*self._ending.values()]:
-                thread.join()
+            self._wait_for_endings()
+
+    def _wait_for_endings(self) -> None:
+        for thread in [*self._ending.values()]:
+            thread.join()
 
     def _choose(self, model: Model, *, watching: bool = False) -> None:
         """Serve the newest version that passes; the one that is served stays where none does.
@@ -331,6 +330,7 @@ class Repository:
     def _make_room(self, model: Model, bundle: Candidate) -> None:
         if self._most_nbytes is None:
             return
+        self._wait_for_endings()
         if bundle.nbytes > self._most_nbytes:
             raise Refusal(
                 f"it takes {bundle.nbytes} bytes, more than all models may: {self._most_nbytes}", "unavailable"

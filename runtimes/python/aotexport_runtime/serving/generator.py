@@ -82,7 +82,8 @@ class Generator:
         self.longest = min(past, prompt, options.max_tokens)
         self.adapters = tuple(options.adapters or ())
         self.not_joined = ""
-        self._most_rows, self._most_waiting = options.max_batch_size, options.max_waiting
+        self._most_rows = min(options.max_batch_size, *(self._most(program, "batch") for program in METHODS))
+        self._most_waiting = options.max_waiting
         self._waiting: deque[Generation] = deque()
         self._batches: list[SequenceBatch] = []
         self._changed = threading.Condition()
