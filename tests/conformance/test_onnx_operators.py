@@ -14,6 +14,11 @@ def _windows(x):
     return repeated.sin(), (x * 2).t().as_strided((3, x.shape[0], 2), (1, 4, 1)).cos()
 
 
+def _means(x):
+    rows = torch.arange(4).expand(x.shape[0], -1) % 2
+    return tuple(x.sin().scatter_reduce(1, rows, x, "mean", include_self=own) for own in (True, False))
+
+
 def _normalised(x):
     norm = nn.functional.batch_norm
     return norm(x, None, None, torch.arange(4.0), x[0], training=True, eps=0.1), norm(x, None, None, training=True)
@@ -31,6 +36,7 @@ def _attended(x):
 
 FUNCTIONS = (
     _windows,
+    _means,
     lambda x: x.repeat_interleave(torch.tensor([1, 0, 2, 1]), 1),
     lambda x: (x.roll(2), torch.polar(x[:0], x[:0])),
     lambda x: (x.amax(), x.amin(), x.amax(1), x[0, 0].amin()),
@@ -56,6 +62,25 @@ def test_operators_in_onnx_runtime_equal_eager_at_every_size(tmp_path):
     _, found = exported(lambda x: [function(x) for function in FUNCTIONS], torch.randn(4, 4), tmp_path / "bundle")
     compared = {comparison.name for comparison in found}
     assert [n for n in range(len(FUNCTIONS)) if not any(f"output[{n}]" in each for each in compared)] == []
+
+
+FEW = torch.tensor([0, 1, 3, 2])
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (lambda x: nn.functional.cross_entropy(x, FEW, label_smoothing=0.1), "with `label_smoothing`, or targets that"),
+        (lambda x: nn.functional.cross_entropy(x, x.softmax(1)), "with `label_smoothing`, or targets that are prob"),
+        (lambda x: nn.functional.avg_pool2d(x[None], 2, divisor_override=3), "with `divisor_override`. Multiply"),
+        (lambda x: FEW.scatter_reduce(0, FEW, FEW, "mean") + x, "the mean of integers is rounded. Convert them"),
+    ],
+)
+def test_operator_that_would_compute_something_else_is_refused_without_a_comparison(tmp_path, function, reason):
+    aotexport.export(function, (torch.randn(4, 4),), output=tmp_path / "bundle", programs="infer", verify=False)
+    with pytest.raises(aotexport.ExportFailed) as caught:
+        aotexport.export_onnx(tmp_path / "bundle", verify=False)
+    assert f") has no translation to ONNX: {reason}" in str(caught.value)
 
 
 class Normalised(nn.Module):

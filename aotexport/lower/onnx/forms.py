@@ -15,17 +15,18 @@ from aotexport_runtime.values.sizes import UNDEFINED, evaluate, symbols_of
 aten = torch.ops.aten
 Tensor = torch.Tensor
 Form = Callable[..., Any]
-"""Computes an operator on its arguments by others."""
+"""Computes an operator on its arguments by others. May raise `NoForm`."""
 
 
-def as_strided(meta: TensorMeta, value: Tensor, *args: Any, **kwargs: Any) -> Tensor | None:
-    """Return a strided view of an operand, with metadata `meta`, after a permutation to the order of its memory.
+class NoForm(Exception):
+    """An operator has no form for these arguments, or torch's exporter would compute something else; says why."""
 
-    None: its memory has gaps.
-    """
+
+def as_strided(meta: TensorMeta, value: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    """Return a strided view of an operand, with metadata `meta`, after a permutation to the order of its memory."""
     layouts = [_layout(meta, base) for base in (5, 11)]
     if layouts[0] is None or layouts[0] != layouts[1]:
-        return None
+        raise NoForm("the operand's memory has gaps, and ONNX knows none. Make it contiguous first")
     repeated, order = layouts[0]
     for axis in reversed(repeated):
         value = aten.select.int(value, axis, 0)
@@ -139,6 +140,36 @@ def _matmul(left: Tensor, right: Tensor) -> Tensor:
     return aten.matmul.default(left, right)
 
 
+def _scatter_reduce(value: Tensor, axis: int, index: Tensor, source: Tensor, reduce: str, **kwargs: Any) -> Tensor:
+    """Return a scatter with a mean as one with a sum, divided by a count: ONNX has no mean."""
+    scatter = aten.scatter_reduce.two
+    if reduce != "mean":
+        return scatter(value, axis, index, source, reduce, **kwargs)
+    if not value.is_floating_point():
+        raise NoForm("the mean of integers is rounded. Convert them first")
+    ones = [aten.ones_like.default(each) for each in (value, source)]
+    total, count = (scatter(each[0], axis, index, each[1], "sum", **kwargs) for each in ([value, source], ones))
+    return total / count
+
+
+def _average(function: Any) -> Form:
+    """Return the form of a mean over windows, of which torch's exporter would leave out `divisor_override`."""
+
+    def form(*args: Any, **kwargs: Any) -> Tensor:
+        if len(args) > 6 and args[6] is not None:
+            raise NoForm("with `divisor_override`. Multiply its result instead")
+        return function(*args, **kwargs)
+
+    return form
+
+
+def _cross_entropy(value: Tensor, target: Tensor, *rest: Any) -> Tensor:
+    """Return a cross entropy with classes as targets, the only one that torch's exporter translates correctly."""
+    if (len(rest) > 3 and rest[3] != 0) or target.is_floating_point():
+        raise NoForm("with `label_smoothing`, or targets that are probabilities. Compute it from `log_softmax`")
+    return aten.cross_entropy_loss.default(value, target, *rest)
+
+
 def _masked_select(value: Tensor, mask: Tensor) -> Tensor:
     value, mask = aten.broadcast_tensors.default([value, mask])
     return aten.index.Tensor(value, [mask])
@@ -170,6 +201,10 @@ FORMS: dict[str, Form] = {
     # ONNX's sorts are stable.
     "aten::sort.stable": lambda *args, stable=None, **kwargs: aten.sort.default(*args, **kwargs),
     "aten::masked_select.default": _masked_select,
+    "aten::scatter_reduce.two": _scatter_reduce,
+    "aten::avg_pool2d.default": _average(aten.avg_pool2d.default),
+    "aten::avg_pool3d.default": _average(aten.avg_pool3d.default),
+    "aten::cross_entropy_loss.default": _cross_entropy,
     "aten::amax.default": _extreme(aten.amax.default),
     "aten::amin.default": _extreme(aten.amin.default),
     # The data determine the size of the result, whatever `output_size` says.

@@ -13,7 +13,7 @@ from torch import nn
 from torch.fx.traceback import get_current_meta, preserve_node_meta, set_stack_trace
 
 from aotexport.errors import ExportFailed
-from aotexport.lower.onnx.forms import FORMS, as_strided
+from aotexport.lower.onnx.forms import FORMS, NoForm, as_strided
 from aotexport_runtime.allowed.operators import sym_max, sym_min
 from aotexport_runtime.execution import ops
 from aotexport_runtime.execution.codegen import Environment, constant_value
@@ -253,15 +253,15 @@ class _Run:
                 f"operator `{node.op}`{where(self.record, node)} changes memory, sizes or strides of a tensor, which "
                 "has no form in ONNX. Let it write values alone, as `copy_` does, or make a new tensor"
             )
-        if node.op != "aten::as_strided.default":
+        try:
+            if node.op == "aten::as_strided.default":
+                metas: Any = metas_of(self.record)
+                return as_strided(metas[node.args[0]], *args, **kwargs)
             return (FORMS.get(node.op) or function)(*args, **kwargs)
-        metas: Any = metas_of(self.record)
-        if (view := as_strided(metas[node.args[0]], *args, **kwargs)) is None:
+        except NoForm as error:
             raise ExportFailed(
-                f"operator `{node.op}`{where(self.record, node)} has no translation to ONNX: the operand's memory has "
-                "gaps, and ONNX knows none. Make it contiguous first"
-            )
-        return view
+                f"operator `{node.op}`{where(self.record, node)} has no translation to ONNX: {error}"
+            ) from None
 
     def _higher_order(self, node: Node) -> Any:
         """Return the results of a higher-order operator; of a hook there are none, since no gradients are recorded."""
