@@ -196,6 +196,7 @@ class GraphEncoder:
             self._schemas[name] = str(schema)
             return name, node.args
         if target in _BUILTINS:
+            self._check_growth(node)
             name = _BUILTINS[target]
             args = node.args[:1] if name == "python::round" and node.args[1:] == (None,) else node.args
             return f"{name}_digits" if name == "python::round" and len(args) == 2 else name, args
@@ -221,6 +222,17 @@ class GraphEncoder:
         if record not in self._subclasses:
             self._subclasses.append(record)
         return self._subclasses.index(record)
+
+    def _check_growth(self, node: torch.fx.Node) -> None:
+        """Refuse operators that make numbers without bound: `2 ** n` and `1 << n`."""
+        if node.target not in (operator.pow, operator.lshift) or not isinstance(node.args[1], torch.fx.Node):
+            return
+        operands = [arg.meta.get("val") if isinstance(arg, torch.fx.Node) else arg for arg in node.args]
+        if not any(isinstance(operand, float | torch.SymFloat) for operand in operands):
+            raise ExportFailed(
+                f"{self._where(node)}: a size as exponent of an integer makes numbers without bound, which a bundle "
+                "may not. Use a float as base (`2.0 ** n`), or give the exponent as a number"
+            )
 
     # --- provenance ---------------------------------------------------------------------------------------
 

@@ -41,6 +41,19 @@ def test_what_a_bundle_cannot_hold_is_refused_by_name(tmp_path, target, message)
         aotexport.export(target, (torch.ones(3),), output=tmp_path / "bundle")
 
 
+def test_power_of_a_size_is_refused_with_the_line_and_a_way_out_without_a_comparison(tmp_path):
+    rows = ({0: torch.export.Dim("rows", min=1, max=16)},)
+    with pytest.raises(aotexport.ExportFailed, match=r"a size as exponent of an integer .*`2\.0 \*\* n`") as caught:
+        aotexport.export(
+            lambda x: x * 2 ** x.shape[0],
+            (torch.ones(3),),
+            output=tmp_path / "bundle",
+            dynamic_shapes=rows,
+            verify=False,
+        )
+    assert str(caught.value).startswith("tests/conformance/test_refused_models.py:")
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
 def test_torchscript_is_refused_by_name(tmp_path):
