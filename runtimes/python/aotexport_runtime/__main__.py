@@ -105,11 +105,8 @@ def _check(options: Any) -> int:
 def _doctor(options: Any) -> int:
     from aotexport_runtime.commands.doctor import machine, of_bundle
 
-    for line in machine():
-        print(line)
     lines, is_loaded = of_bundle(options.bundle) if options.bundle else ([], True)
-    for line in lines:
-        print(printable(line))
+    print("\n".join(map(printable, [*machine(), *lines])))
     return 0 if is_loaded else 1
 
 

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
-import aotexport_runtime
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.describe import trust_needed
 from aotexport_runtime.errors import AotExportError
@@ -22,9 +21,9 @@ _OPTIONAL = re.compile(r"""([\w.-]+).*extra == ['"](\w+)['"]""")
 def machine() -> Iterator[str]:
     """Yield lines about this machine: its system, packages, devices, and what was measured on it."""
     yield f"system: {platform.platform()}, {os.cpu_count()} processors, Python {platform.python_version()}"
-    yield f"aotexport-runtime: {aotexport_runtime.__version__}"
-    packages = metadata.distributions(name="aotexport-runtime")  # None: the sources are on a path.
-    for requirement in next((each.requires for each in packages), None) or ():
+    package = next(iter(metadata.distributions(name="aotexport-runtime")), None)
+    yield f"aotexport-runtime: {package.version if package else 'not installed; its sources are on a path'}"
+    for requirement in (package.requires if package else None) or ():
         named = _OPTIONAL.match(requirement)
         name = re.split(r"[^\w.-]", requirement)[0]
         missing = f"not installed; pip install 'aotexport-runtime[{named[2]}]'" if named else "not installed"
