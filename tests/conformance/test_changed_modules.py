@@ -709,10 +709,12 @@ class Positions(nn.Embedding):
 class Placed(nn.Module):
     def __init__(self):
         super().__init__()
+        self.norm = nn.BatchNorm1d(6)
         self.positions = Positions(16, 6)
         self.head = nn.Linear(6, 3)
 
     def forward(self, x):
+        x = self.norm(x.transpose(1, 2)).transpose(1, 2)
         places, (length, longer) = self.positions(x.shape)
         return self.head(x + places) * length / longer / x.shape[0]
 
@@ -758,6 +760,21 @@ def test_change_of_a_module_of_dynamic_sizes_does_what_it_does_in_eager(placed_b
     change(loaded)
     x = torch.randn(2, 7, 6)
     assert_same(observed(loaded, x), observed(original, x))
+
+
+def test_size_that_is_first_read_in_a_switched_norm_is_that_of_the_call(placed_bundle):
+    original, loaded = make_placed(), load(placed_bundle)
+    for module in (original, loaded):
+        module.train()
+        module.norm.eval().requires_grad_(False)
+    for x in (torch.randn(2, 7, 6), torch.randn(5, 3, 6)):
+        found = []
+        for module in (original, loaded):
+            result = module(x)
+            result.square().sum().backward()
+            gradients = {name: None if p.grad is None else p.grad.clone() for name, p in module.named_parameters()}
+            found.append({"result": result, **gradients, **dict(module.named_buffers())})
+        assert_same(*reversed(found))
 
 
 def test_bundle_without_calls_of_submodules_refuses_other_modules(tmp_path):

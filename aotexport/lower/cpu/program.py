@@ -103,6 +103,9 @@ def _lower(
         raise NotLowered("it has no functional graph")
     if any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in record.inputs):
         raise NotLowered("it takes tensors of subclasses apart")
+    takes_grad = any(not isinstance(spec, SizeInput) and spec.meta.requires_grad for spec in record.inputs)
+    if record.grad and takes_grad and functional.gradients is None:
+        raise NotLowered("its calls record gradients, and none of its results has one")
     graph = program.graphs[functional.file]
     undefined = () if functional.gradients is None else _beside_the_loss(functional.gradients.tangents)
     if len(graph.nodes) > 10 * len(program.graphs[record.forward.file].nodes) + 50:

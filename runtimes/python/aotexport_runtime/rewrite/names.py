@@ -41,14 +41,14 @@ def last_uses(
     return uses | dict.fromkeys(names_in(outputs), len(nodes))
 
 
-def renamed(node: Node, names: Mapping[str, str]) -> Node:
-    """Return a node with other names for its operands."""
+def renamed(node: Node, names: Mapping[str, Argument]) -> Node:
+    """Return a node with other names, or constants, for its operands."""
     kwargs = {keyword: rename(argument, names) for keyword, argument in node.kwargs.items()}
     return msgspec.structs.replace(node, args=[rename(argument, names) for argument in node.args], kwargs=kwargs)
 
 
-def rename(argument: Any, names: Mapping[str, str]) -> Any:
-    """Return an argument with other names for the values that it refers to."""
+def rename(argument: Any, names: Mapping[str, Argument]) -> Any:
+    """Return an argument with other names, or constants, for the values that it refers to."""
     if isinstance(argument, str):
         return names.get(argument, argument)
     return [rename(item, names) for item in argument] if isinstance(argument, list) else argument

@@ -39,7 +39,7 @@ from aotexport_runtime.rewrite.names import (
 from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Leaf
-from aotexport_runtime.schema.values import Argument, SequenceMeta, ValueMeta
+from aotexport_runtime.schema.values import Argument, SequenceMeta, SizeArgument, SizeMeta, ValueMeta
 from aotexport_runtime.submodules.adapter import Adapter
 from aotexport_runtime.submodules.changes import SubmoduleChange
 from aotexport_runtime.submodules.tables import is_below, module_at, named
@@ -173,7 +173,7 @@ class _Outline:
         self._places: dict[str, Operands] = {}
         self._callables: dict[str, Callable[..., Any]] = dict(environment.submodules)
         self.environment = dataclasses.replace(environment, submodules=self._callables)
-        self._names: dict[str, str] = {}
+        self._names: dict[str, Argument] = {}
         self._metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
         self._nodes = {node.name: node for node in graph.nodes}
         self._made = {name: index for index, name in enumerate(self._nodes)}
@@ -305,11 +305,15 @@ class _Outline:
         """Return the results of a call that later nodes use; arguments that it returns get new names."""
         inside = range(call.begin, call.end)
         by_name = {value: i for i in sorted(returned) if isinstance(value := call.values[i], str)}
-        results, new_names = list[Result](), dict[str, str]()
+        results, new_names = list[Result](), dict[str, Argument]()
         for index in inside:
             node = self._graph.nodes[index]
-            if node.name not in by_name and any(use not in inside for use in self._uses.get(node.name, ())):
+            if node.name in by_name or all(use in inside for use in self._uses.get(node.name, ())):
+                continue
+            if not isinstance(node.meta, SizeMeta) or node.meta.value is None:
                 raise _refused(change, f"the program uses `{node.name}` of it, which it does not return")
+            # Sizes follow from those of the program's inputs.
+            new_names[node.name] = SizeArgument(value=node.meta.value)
         for value, i in by_name.items():
             later = [use for use in self._uses.get(value, ()) if use >= call.end]
             if not later:
@@ -317,7 +321,7 @@ class _Outline:
             made_inside = self._made.get(value) in inside
             same_as = self._tensor_outside(value, inside)
             # Users of the result and users of the tensor that it is cannot be told apart.
-            must_be = None if same_as is None or self._later(value, call.end) < 2 else self._names.get(same_as, same_as)
+            must_be = None if same_as is None or self._later(value, call.end) < 2 else str(self.renamed(same_as))
             name = value if made_inside else f"{value} of {CALL_SUBMODULE} {len(self._callables)}"
             needs = self._needs(value, later)
             results.append(Result(name=name, leaf=i, meta=self._metas[value], needs=needs, must_be=must_be))
