@@ -22,6 +22,7 @@ from aotexport.cli.export import export
 from aotexport.cli.finetune import finetune
 from aotexport.cli.inspect import bom, diff, inspect
 from aotexport.cli.onnx import onnx
+from aotexport.cli.report import profile, report
 from aotexport.cli.sign import sign, verify_signature_command
 from aotexport.cli.verify import verify
 from aotexport.errors import AotExportError, DataInvalid, InternalError, ModelFileInvalid, OutputExists
@@ -108,7 +109,10 @@ def app() -> None:
     """Turn a PyTorch model into a portable bundle, and look at bundles."""
 
 
-for command in (export, inspect, verify, diff, derive, finetune, onnx, convert, bom, sign, verify_signature_command):
+for command in (
+    *(export, inspect, report, profile, verify, diff, derive, finetune, onnx, convert),
+    *(bom, sign, verify_signature_command),
+):
     app.add_command(command)
 
 

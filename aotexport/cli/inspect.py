@@ -113,4 +113,6 @@ def bom(bundle: Path, output: IO[str]) -> None:
         raise NotSupported(
             f"bills of materials need the packages of the extra `bom` ({error}): pip install 'aotexport[bom]'"
         ) from None
-    output.write(json.dumps(bill_of_materials(open_bundle(bundle)), indent=2) + "\n")
+    # The file is opened when it is first written to.
+    document = json.dumps(bill_of_materials(open_bundle(bundle)), indent=2)
+    output.write(document + "\n")

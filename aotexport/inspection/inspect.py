@@ -43,7 +43,7 @@ def render(
         yield from _program(bundle, bundle.program(name), graph=graph)
     if program is None:
         yield _line("\nbundle", style="bold")
-        yield indented(_facts(bundle))
+        yield indented(grid(facts(bundle)))
     if files:
         yield _line("\nfiles", style="bold")
         yield indented(_files(bundle))
@@ -55,7 +55,8 @@ def _ancestor(ancestor: Ancestor) -> str:
     return f"{ancestor.name}{at}, sha256 {ancestor.sha256[:12]}{changes}"
 
 
-def _facts(bundle: Bundle) -> Table:
+def facts(bundle: Bundle) -> dict[str, str]:
+    """Return what holds of a whole bundle, by title."""
     manifest = bundle.manifest
     parameters = [entry for entry in manifest.state if entry.role == "parameter"]
     others = collections.Counter(entry.role for entry in manifest.state if entry.role != "parameter")
@@ -77,7 +78,7 @@ def _facts(bundle: Bundle) -> Table:
         "made of": "; ".join(map(_ancestor, manifest.ancestors)),
         "size": f"{nbytes:,} bytes in {len(manifest.files)} files",
     }
-    return grid({name: value for name, value in rows.items() if value})
+    return {name: value for name, value in rows.items() if value}
 
 
 def _files(bundle: Bundle) -> Table:

@@ -20,10 +20,10 @@ from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.errors import printable
 from aotexport_runtime.execution import checks, ops
 from aotexport_runtime.execution.matmul.sizes import Mode
-from aotexport_runtime.execution.source import define
+from aotexport_runtime.execution.source import Origin, define
 from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, draws, last_uses
 from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
-from aotexport_runtime.schema.graph import Graph, Node, SourceLine, Subclass
+from aotexport_runtime.schema.graph import Graph, Node, Subclass
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.trees import PythonValue
 from aotexport_runtime.schema.values import (
@@ -114,7 +114,7 @@ class _FunctionSource:
     replacements: Mapping[str, Callable[..., Any]]
     detached: Container[str]
     lines: list[str] = field(default_factory=list)
-    original_lines: dict[int, SourceLine] = field(default_factory=dict[int, SourceLine])
+    origins: dict[int, Origin] = field(default_factory=dict[int, Origin])
     objects: dict[str, Any] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     shared: dict[Any, str] = field(default_factory=dict)
@@ -181,8 +181,9 @@ class _FunctionSource:
 
     def compute(self, node: Node, shown: Mapping[str, Sequence[str]]) -> None:
         """Write that the value of a node is computed, and that it is checked; `shown`: see `checks.shown_values`."""
-        if node.source is not None and self.graph.sources:
-            self.original_lines[len(self.lines)] = self.graph.sources[node.source]
+        source = self.graph.sources[node.source] if node.source is not None and self.graph.sources else None
+        module = self.graph.modules[node.module] if node.module is not None and self.graph.modules else None
+        self.origins[len(self.lines)] = Origin(node.op, module, source)
         made = self.checking(node, shown[node.name]) if node.name in shown else self.expression(node)
         self.lines.append(f"{self.local(node.name)} = {made}")
         if not node.op.startswith(_TRUSTED):
@@ -318,9 +319,7 @@ def compile_graph(
         lines.append(f"{source.object('b', bodies.begin)}()")
     source.body(nodes, inputs, outputs)
     source.objects.update(sizes.SCOPE)
-    return define(
-        "run", "args, symbols, is_marked=False", lines, source.objects, label or "graph", source.original_lines
-    )
+    return define("run", "args, symbols, is_marked=False", lines, source.objects, label or "graph", source.origins)
 
 
 def _own_function(op: str) -> Callable[..., Any] | None:

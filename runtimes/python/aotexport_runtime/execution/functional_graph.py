@@ -35,12 +35,8 @@ def compile_functional(
     dead operands. `detached`: whether no result may be a view. `layers`: what computes nodes of packed layers, by name.
     Others: see `compile_graph`.
     """
+    subgraph = rewritten(graph, subgraph, visible=visible, in_place=in_place)
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
-    metas.update((node.name, node.meta) for node in subgraph.nodes)
-    proven = of_proven_dtype([value.name for value in graph.inputs], [*graph.nodes, *subgraph.nodes], metas)
-    subgraph = simplified(subgraph, metas, proven)
-    if in_place:
-        subgraph = reusing(subgraph, proven, visible=len(subgraph.outputs) if visible is None else visible)
     views = possible_views(subgraph) if detached else ()
     # Without in-place writes, operands may be batches of function transforms, which oneDNN does not support.
     chooses = in_place and environment.place("cpu").type == "cpu"
@@ -56,6 +52,17 @@ def compile_functional(
         detached=views,
         replacements={**matmuls, **layers},
     )
+
+
+def rewritten(graph: Graph, subgraph: Subgraph, *, visible: int | None = None, in_place: bool = True) -> Subgraph:
+    """Return `subgraph` with the nodes that run: without calls that change nothing, over operands that are dead."""
+    metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
+    metas.update((node.name, node.meta) for node in subgraph.nodes)
+    proven = of_proven_dtype([value.name for value in graph.inputs], [*graph.nodes, *subgraph.nodes], metas)
+    subgraph = simplified(subgraph, metas, proven)
+    if not in_place:
+        return subgraph
+    return reusing(subgraph, proven, visible=len(subgraph.outputs) if visible is None else visible)
 
 
 def by_onednn(nodes: Iterable[Node], metas: Mapping[str, ValueMeta], mode: Mode) -> dict[str, Callable[..., Any]]:

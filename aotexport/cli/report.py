@@ -1,0 +1,100 @@
+"""`aotexport report bundle/` and `aotexport profile bundle/`: memory and time of a bundle's programs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO
+
+import click
+from rich.table import Table
+
+from aotexport.cli.output import BUNDLE, DIRECTORY, print_json, stdout
+from aotexport.cli.progress import Progress
+from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.errors import NotSupported, printable
+
+_EXAMPLE = """\b
+Examples:
+  aotexport report bundle/ -o report.html --size batch=32
+  aotexport report tuned/ -o report.html --against bundle/
+  aotexport profile bundle/ --program train -o trace.json
+"""
+
+
+def _sizes(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for each in given:
+        name, _, value = each.partition("=")
+        if not value.isdecimal():
+            raise click.BadParameter(f"`{each}` is no NAME=N, such as batch=32", context, option)
+        found[name] = int(value)
+    return found
+
+
+@click.command(short_help="Write a page about a bundle: memory, time, weights.", epilog=_EXAMPLE)
+@BUNDLE
+@click.option(
+    "-o", "--output", type=click.File("w", encoding="utf-8", atomic=True), default="report.html", show_default=True,
+    metavar="FILE", help="File to write.",
+)  # fmt: skip
+@click.option("--size", "sizes", multiple=True, callback=_sizes, metavar="NAME=N",
+              help="Value of a dynamic dimension for the memory; repeatable.  [default: as recorded]")  # fmt: skip
+@click.option("--against", type=DIRECTORY, help="Bundle to compare with.")
+@click.option("--no-measure", is_flag=True, help="Do not run the recorded calls to measure their time.")
+def report(bundle: Path, output: IO[str], sizes: dict[str, int], against: Path | None, no_measure: bool) -> None:
+    """Write one HTML file about BUNDLE that needs no network.
+
+    It shows how a call runs, its memory over time by what it holds, which lines made what backward needs, time by
+    operator, module and line, and the weights.
+    """
+    with Progress() as progress:
+        progress("import torch")
+        try:
+            from aotexport.inspection.report import report as page
+        except ImportError as error:
+            raise NotSupported(f"reports need matplotlib ({error}): pip install 'aotexport[report]'") from None
+
+        opened = open_bundle(bundle)
+        progress("compute the memory" if no_measure else "compute the memory, and run the recorded calls")
+        other = None if against is None else open_bundle(against)
+        text = page(opened, sizes=sizes, against=other, timed=not no_measure)
+    output.write(text)
+    stdout().print(printable(f"report: {output.name}"))
+
+
+@click.command(short_help="Measure the lines of a bundle's model.", epilog=_EXAMPLE)
+@BUNDLE
+@click.option("--program", metavar="NAME", help="Program to run.  [default: the first]")
+@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="Also write a trace that Perfetto shows (JSON).")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print the seconds by line, operator and module as JSON.")
+def profile(bundle: Path, program: str | None, output: Path | None, as_json: bool) -> None:
+    """Run the first recorded call of a program of BUNDLE, and show which lines of the model cost most.
+
+    The call runs by the bundle's graphs (`target="portable"`), with its backward where the program records gradients.
+    """
+    with Progress() as progress:
+        progress("import torch")
+        from aotexport.inspection import timing
+
+        opened = open_bundle(bundle)
+        progress("run the recorded call")
+        name, times = timing.profile(opened, program, output)
+    seconds = {
+        "lines": times.by(timing.line_of),
+        "operators": times.by(lambda node: node.op),
+        "modules": times.by(lambda node: node.module),
+    }
+    if as_json:
+        print_json({"program": name, "seconds": times.total, **seconds})
+        return
+    console = stdout()
+    console.print(printable(f"{name}: {1e3 * times.total:.3g} ms a call"), style="bold")
+    for title, rows in seconds.items():
+        table = Table(title, "ms", "share", box=None, pad_edge=False)
+        whole = sum(rows.values())
+        for key, value in list(rows.items())[:10]:
+            table.add_row(printable(key or "(the whole)"), f"{1e3 * value:.3g}", f"{value / whole:.1%}")
+        console.print(table)
+    if output is not None:
+        console.print(printable(f"trace: {output}"))
