@@ -16,7 +16,7 @@ from cyclonedx.model.component import Component, ComponentType, Pedigree
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from aotexport.inspection.inspect import operator_counts
+from aotexport.inspection.diff import operator_counts
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.describe import describe_inputs, describe_outputs, graph_files, trust_needed
 from aotexport_runtime.schema.manifest import Ancestor, Manifest

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aotexport.inspection.inspect import operator_counts
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.describe import describe_changes, describe_inputs, describe_outputs, graph_files
+from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import Program
+from aotexport_runtime.validate.arguments import graphs_of
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,11 @@ def _operators(bundle: Bundle, program: Program, file: str) -> dict[str, str]:
     if file not in graph_files(program):
         return {}
     return {name: str(count) for name, count in sorted(operator_counts(bundle.graph(program.name, file)).items())}
+
+
+def operator_counts(graph: Graph) -> collections.Counter[str]:
+    """Return the number of calls of each operator, by full name, in `graph` and its subgraphs."""
+    return collections.Counter(node.op for each in graphs_of(graph) for node in each.nodes)
 
 
 def _files(bundle: Bundle) -> dict[str, str]:

@@ -6,14 +6,12 @@ import sys
 
 import pytest
 import torch
-from rich.console import Console
 from torch import nn
 from torch.nn.utils import parametrize
 from torch.testing._internal.two_tensor import TwoTensor
 
 import aotexport
 import aotexport_runtime
-from aotexport.inspection.inspect import render
 from aotexport_runtime import CallInvalid, NotSupported
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.describe import describe, describe_changes, describe_outputs
@@ -344,20 +342,17 @@ class Counted(nn.Module):
         return x * (self.weight.a if isinstance(self.weight, TwoTensor) else self.weight), x.view(-1)
 
 
-def test_both_inspections_name_inputs_after_those_of_a_subclass(tmp_path):
+def test_inspection_names_inputs_after_those_of_a_subclass(tmp_path):
     aotexport.export(Counted(), (torch.ones(3),), output=tmp_path / "b", programs="infer", verify=False)
     bundle = open_bundle(tmp_path / "b")
     program = bundle.program("infer")
     assert describe_changes(program) == ["changes the values of calls"]
     outputs = describe_outputs(program, bundle.graph("infer", program.forward.file))
     assert outputs[1] == "output[1]: float32[3], a view of the input x"
-    console = Console(width=120)
-    with console.capture() as shown:
-        console.print(*render(bundle))
-    for text in (" ".join(shown.get().split()), " ".join(describe(bundle).split())):
-        assert "program infer (eval mode), targets: portable" in text
-        assert "weight is a TwoTensor(a, b)" in text
-        assert "classes of tensors" in text
+    text = describe(bundle)
+    assert "program infer (eval mode), targets: portable" in text
+    assert "weight is a TwoTensor(a, b)" in text
+    assert "classes of tensors" in text
 
 
 @pytest.mark.parametrize(

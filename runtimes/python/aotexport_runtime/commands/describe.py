@@ -14,6 +14,7 @@ from aotexport_runtime.engines.select import select_engine
 from aotexport_runtime.errors import printable
 from aotexport_runtime.rows.analysis import dependence, row_axes
 from aotexport_runtime.schema.graph import Graph, Node, Subclass
+from aotexport_runtime.schema.manifest import Ancestor
 from aotexport_runtime.schema.program import (
     ArgumentInput,
     FreshOutput,
@@ -73,8 +74,17 @@ def _overview(bundle: Bundle) -> list[str]:
     if types := manifest.requirements.tensor_types:
         lines.append(f"  needs classes of tensors: {', '.join(types)}")
     lines += [f"  {e.name} is a {describe_subclass(e.subclass)}" for e in manifest.state if e.subclass is not None]
+    lines += [f"  extension: {name}" for name in manifest.extensions]
+    lines += [f"  made of {describe_ancestor(ancestor)}" for ancestor in manifest.ancestors]
     files = [f"    {entry.sha256[:12]}  {entry.nbytes:>12,}  {entry.path}" for entry in manifest.files]
     return [*lines, "  files:", *files]
+
+
+def describe_ancestor(ancestor: Ancestor) -> str:
+    """Return a bundle that another was made of, with what was changed."""
+    at = f" as `{ancestor.path}`" if ancestor.path else ""
+    changes = f" ({'; '.join(ancestor.changes)})" if ancestor.changes else ""
+    return f"{ancestor.name}{at}, sha256 {ancestor.sha256[:12]}{changes}"
 
 
 def _program(bundle: Bundle, program: Program, *, graph: bool) -> list[str]:
