@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.table import Table
 
-from aotexport.cli.output import BUNDLE, DTYPES, print_json, printed_elsewhere, stdout
+from aotexport.cli.output import BUNDLE, DTYPES, print_json, printed_elsewhere
 from aotexport.cli.progress import Progress
 from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.commands.results import VectorResult, describe_graphs
 from aotexport_runtime.errors import printable
 from aotexport_runtime.values.arguments import imported
 
-_SHOWN_PER_CALL = 5
 _EXAMPLE = """\b
 Example:
   aotexport verify bundle/ --against model.py
@@ -79,14 +77,16 @@ def verify(
             progress(f"compare with {against}")
             results = _run_against(opened, against, dtype, imports, namespaces)
     results = [result for result in results if _counts(opened, result)]
+    agrees = all(result.agrees for result in results)
     if as_json:
-        print_json({"agrees": all(result["agrees"] for result in results), "calls": results})
+        calls = [{**dataclasses.asdict(result), "agrees": result.agrees} for result in results]
+        print_json({"agrees": agrees, "calls": calls})
     else:
-        _print(results)
-    context.exit(0 if results and all(result["agrees"] for result in results) else 1)
+        click.echo(printable("\n".join(describe_graphs(results) or ["nothing was compared"])))
+    context.exit(0 if results and agrees else 1)
 
 
-def _run_kernels(bundle: Bundle) -> list[dict[str, Any]]:
+def _run_kernels(bundle: Bundle) -> list[VectorResult]:
     from aotexport.verify.interpret import interpret
 
     found = interpret(bundle)
@@ -98,7 +98,7 @@ def _run_kernels(bundle: Bundle) -> list[dict[str, Any]]:
 
 def _run_against(
     bundle: Bundle, against: str, dtype: str | None, imports: tuple[str, ...], namespaces: tuple[str, ...]
-) -> list[dict[str, Any]]:
+) -> list[VectorResult]:
     import torch
 
     from aotexport.model.cast import cast
@@ -113,31 +113,10 @@ def _run_against(
             imported(name)
         if dtype is not None:
             source = cast(source, getattr(torch, dtype))
-        results = compare_with_model(bundle, source, targets=TARGETS, operator_namespaces=namespaces)
-    return [{**dataclasses.asdict(result), "agrees": result.agrees} for result in results]
+        return compare_with_model(bundle, source, targets=TARGETS, operator_namespaces=namespaces)
 
 
-def _counts(bundle: Bundle, result: dict[str, Any]) -> bool:
+def _counts(bundle: Bundle, result: VectorResult) -> bool:
     """Return whether the result decides: a forward graph without custom backwards need not give the gradients."""
-    program = bundle.program(result["program"])
-    return result["target"] != "autograd" or program.forward.differentiable or not program.grad
-
-
-def _print(results: list[dict[str, Any]]) -> None:
-    from aotexport.verify.report import comparisons, failures
-
-    console = stdout()
-    if not results:
-        console.print("nothing was compared")
-        return
-    table = Table("program", "call", "target", "", "relative error", "of", box=None, pad_edge=False)
-    wrong: list[str] = []
-    for result in results:
-        found = sorted(comparisons(result), key=lambda comparison: -comparison.error)
-        row = [result["program"], result["vector"], result["target"], "ok" if result["agrees"] else "DIFFERS"]
-        error = [f"{found[0].error:.1e}", found[0].name if found[0].error else ""] if found else ["", ""]
-        table.add_row(*(printable(cell) for cell in row + error))
-        wrong += failures([result])[:_SHOWN_PER_CALL]
-    console.print(table)
-    for line in wrong:
-        console.print(printable(line.strip()), style="red", soft_wrap=True)
+    program = bundle.program(result.program)
+    return result.target != "autograd" or program.forward.differentiable or not program.grad

@@ -26,6 +26,7 @@ from aotexport.state.mode import in_mode
 from aotexport.state.tensors import restored
 from aotexport.state.world import attributes_restored
 from aotexport.vectors.record import RecordedCall, record_path
+from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.schema.codec import encode_record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
@@ -62,33 +63,31 @@ class EagerErrors:
         self.notes: dict[str, str] = {}
         self._known: dict[tuple[str, str], dict[str, float]] = {}
 
-    def judged(self, results: Iterable[Mapping[str, Any]], rewrite: Callable[[], object]) -> list[dict[str, Any]]:
+    def judged(self, results: Iterable[VectorResult], rewrite: Callable[[], object]) -> list[VectorResult]:
         """Return results of the self-test, allowing for eager's own errors; `rewrite` writes a changed manifest."""
         known = len(self._known)
-        judged = [dict(result) if result["agrees"] else self._judged(result) for result in results]
+        judged = [result if result.agrees else self._judged(result) for result in results]
         if any(list(self._known.values())[known:]):
             rewrite()
         return judged
 
-    def _judged(self, result: Mapping[str, Any]) -> dict[str, Any]:
-        wrong = [difference for difference in result["differences"] if not difference["agrees"]]
-        key = result["program"], result["vector"]
+    def _judged(self, result: VectorResult) -> VectorResult:
+        wrong = [difference for difference in result.differences if not difference.agrees]
+        key = result.program, result.vector
         # A value that is not finite is no matter of rounding, and one is enough to fail.
-        if result["error"] or key not in self._vectors or not all(math.isfinite(each["error"]) for each in wrong):
-            return dict(result)
+        if result.error or key not in self._vectors or not all(math.isfinite(each.error) for each in wrong):
+            return result
         if key not in self._known:
             self._known[key] = self._found(*key)
         own = self._known[key]
-        allowed = [each for each in wrong if each["error"] <= allowance(own.get(each["name"], 0.0))]
-        if len(allowed) == len(wrong):
-            most = max(allowed, key=lambda each: each["error"])
+        if (judged := allowing(result, own)).agrees:
+            most = max(wrong, key=lambda each: each.error)
             self.notes.setdefault(
                 key[0],
-                f"program {key[0]} is judged by eager's own error: in the recorded call `{key[1]}`, {most['name']} is "
-                f"{most['error']:.1e} from eager's float32, which is {own[most['name']]:.1e} from eager's float64",
+                f"program {key[0]} is judged by eager's own error: in the recorded call `{key[1]}`, {most.name} is "
+                f"{most.error:.1e} from eager's float32, which is {own[most.name]:.1e} from eager's float64",
             )
-        differences = [{**each, "agrees": each["agrees"] or each in allowed} for each in result["differences"]]
-        return {**result, "differences": differences, "agrees": all(each["agrees"] for each in differences)}
+        return judged
 
     def _found(self, name: str, call: str) -> dict[str, float]:
         program, vector = self._programs[name], self._vectors[name, call]
@@ -97,6 +96,15 @@ class EagerErrors:
             record = msgspec.structs.replace(vector.record, eager_errors=errors)
             record_path(self._directory, vector).write_bytes(encode_record(record))
         return errors
+
+
+def allowing(result: VectorResult, errors: Mapping[str, float]) -> VectorResult:
+    """Return a result whose values may be off as eager's own errors, by name, allow."""
+    differences = [
+        dataclasses.replace(each, agrees=each.agrees or each.error <= allowance(errors.get(each.name, 0.0)))
+        for each in result.differences
+    ]
+    return dataclasses.replace(result, differences=differences)
 
 
 def eager_errors(

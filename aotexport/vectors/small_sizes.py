@@ -14,12 +14,12 @@ from aotexport.encode.program import EncodedProgram
 from aotexport.model.call import ExampleCall
 from aotexport.torch_internals.calls import is_dimension
 from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput
 from aotexport_runtime.schema.sizes import SizeExpression
 
-Results = Sequence[dict[str, Any]]
-"""Results of the self-test, in its own form."""
+Results = Sequence[VectorResult]
 
 
 def begun_at_zero(program: Program, call: ExampleCall) -> Program:
@@ -100,7 +100,7 @@ def small_sizes(directory: Path, programs: Sequence[str], results: Results) -> s
 
 def _small_calls(directory: Path, programs: Sequence[str], results: Results) -> dict[str, set[str]]:
     """Return the sizes of 0 or 1 per recorded call that disagrees; empty if a call without such sizes disagrees."""
-    failing = {(r["program"], r["vector"]) for r in results if r["program"] in programs and not r["agrees"]}
+    failing = {(r.program, r.vector) for r in results if r.program in programs and not r.agrees}
     bundle = open_bundle(directory, check_digests=False)
     small: dict[str, set[str]] = {}
     for entry in bundle.manifest.testvectors:

@@ -9,7 +9,9 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
 
 from aotexport.errors import VerificationFailed
 from aotexport.lower.cpu.program import without_program, write_target
@@ -22,6 +24,7 @@ from aotexport.vectors.small_sizes import (
 from aotexport.verify.fresh import FreshProcess
 from aotexport.verify.report import Comparison, comparisons, failures
 from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.engines.cpu.engine import unfit
 from aotexport_runtime.schema.manifest import Manifest, Requirements
 
@@ -52,20 +55,20 @@ def verify_bundle(
     results = _run(directory, rewrite(programs).requirements, fresh=fresh)
     # The backward of these is in no forward graph.
     joint = [p.record.name for p in programs if p.record.grad and not p.record.forward.differentiable]
-    results = [r for r in results if r["program"] not in joint or r["target"] != "autograd"]
+    results = [r for r in results if r.program not in joint or r.target != "autograd"]
     results = eager.judged(results, lambda: rewrite(programs))
     if wrong := _wrong(programs, results):
         programs = without_small_sizes(directory, programs, wrong, results)
         refused = beyond_ranges(directory, programs)
-        results = [r for r in results if (r["program"], r["vector"]) not in refused]
+        results = [r for r in results if (r.program, r.vector) not in refused]
     if wrong := _wrong(programs, results):
-        report = failures([result for result in results if result["program"] in wrong])
+        report = failures(result for result in results if result.program in wrong)
         way_out = small_sizes(directory, wrong, results)
         headline = "the bundle disagrees with eager execution; nothing was written"
         if way_out is not None:
             report, headline = report[:8], f"{way_out}. Nothing was written; the calls disagreed with eager execution"
         raise VerificationFailed("\n".join([f"{headline}:", *report[:40]]), report)
-    used: list[dict[str, Any]] = []
+    used: list[VectorResult] = []
     served: list[EncodedProgram] = []
     for program in programs:
         forward, functional = (_own(results, program, target) for target in TARGETS)
@@ -74,16 +77,16 @@ def verify_bundle(
             used += functional
             continue
         larger = with_functional_of_larger_sizes(directory, program, functional)
-        served.append(larger or program.without_functional(_disagreement(failures(functional))))
+        served.append(larger or program.without_functional(_disagreement(functional)))
         used += forward
     return served, [comparison for result in used for comparison in comparisons(result)]
 
 
-def _own(results: list[dict[str, Any]], program: EncodedProgram, target: str) -> list[dict[str, Any]]:
-    return [r for r in results if (r["program"], r["target"]) == (program.record.name, target)]
+def _own(results: list[VectorResult], program: EncodedProgram, target: str) -> list[VectorResult]:
+    return [r for r in results if (r.program, r.target) == (program.record.name, target)]
 
 
-def _wrong(programs: Sequence[EncodedProgram], results: list[dict[str, Any]]) -> list[str]:
+def _wrong(programs: Sequence[EncodedProgram], results: list[VectorResult]) -> list[str]:
     return [program.record.name for program in programs if _verdict(program, results) == "wrong"]
 
 
@@ -107,11 +110,11 @@ def verify_targets(
         if not having or unfit(target.requirements) is not None:
             continue
         results = _run(directory, manifest.requirements, [level.target])
-        own = [result for result in results if result["program"] in having]
+        own = [result for result in results if result.program in having]
         results = eager.judged(own, functools.partial(rewrite, programs))
-        wrong = {result["program"]: result for result in reversed(results) if not result["agrees"]}
+        wrong = {result.program: result for result in reversed(results) if not result.agrees}
         for name, result in wrong.items():
-            target = without_program(target, name, _disagreement(failures([result])))
+            target = without_program(target, name, _disagreement([result]))
         write_target(target, directory)
         programs = [
             dataclasses.replace(program, compiled=tuple(t for t in program.compiled if t != level.target))
@@ -119,16 +122,16 @@ def verify_targets(
             else program
             for program in programs
         ]
-        found += [c for result in results if result["program"] not in wrong for c in comparisons(result)]
+        found += [c for result in results if result.program not in wrong for c in comparisons(result)]
     return list(programs), found
 
 
-def _verdict(program: EncodedProgram, results: list[dict[str, Any]]) -> Literal["functional", "forward", "wrong"]:
+def _verdict(program: EncodedProgram, results: list[VectorResult]) -> Literal["functional", "forward", "wrong"]:
     """Return the graph that serves the program; the forward one must agree, for calls that the other does not."""
     record = program.record
 
     def agrees(target: str) -> bool:
-        return all(r["agrees"] for r in _own(results, program, target))
+        return all(r.agrees for r in _own(results, program, target))
 
     if not agrees("autograd"):
         return "wrong"
@@ -142,7 +145,7 @@ def _run(
     requirements: Requirements,
     targets: Sequence[str] = TARGETS,
     fresh: FreshProcess | None = None,
-) -> list[dict[str, Any]]:
+) -> list[VectorResult]:
     """Run the self-test, in a fresh process unless custom operators exist only in this one (`__main__`)."""
     namespaces, modules = requirements.operator_namespaces, requirements.operator_modules
     types = requirements.tensor_types
@@ -152,18 +155,8 @@ def _run(
         from aotexport_runtime.commands.self_test import run_vectors
 
         own = {name: CLASSES[name] for name in types}
-        found = [
-            run_vectors(
-                directory,
-                target=target,
-                operator_namespaces=namespaces,
-                tensor_types=own,
-                trust="native",
-                mapped=True,
-            )
-            for target in targets
-        ]
-        return [{**dataclasses.asdict(r), "agrees": r.agrees} for results in found for r in results]
+        given = {"operator_namespaces": namespaces, "tensor_types": own, "trust": "native", "mapped": True}
+        return [result for target in targets for result in run_vectors(directory, target=target, **given)]
     # Nobody else knows the directory that is being written.
     options = [*allowing(modules, namespaces, types), "--trust", "native", "--mapped"]
     return run_selftest(directory, targets, options, fresh)
@@ -177,8 +170,8 @@ def allowing(modules: Iterable[str], namespaces: Iterable[str], types: Iterable[
 
 def run_selftest(
     directory: Path, targets: Sequence[str], options: Sequence[str] = (), fresh: FreshProcess | None = None
-) -> list[dict[str, Any]]:
-    """Run the bundle's self-test in a fresh process that has only the runtime; return its results as JSON."""
+) -> list[VectorResult]:
+    """Run the bundle's self-test in a fresh process that has only the runtime; return its results."""
     arguments = ["selftest", str(directory), "--json", *options]
     for target in targets:
         arguments += ["--target", target]
@@ -188,12 +181,12 @@ def run_selftest(
     with fresh or FreshProcess() as process:
         done = process.run(arguments, TIMEOUT_S, path)
     try:
-        return json.loads(done.stdout.splitlines()[-1])
+        return msgspec.convert(json.loads(done.stdout.splitlines()[-1]), list[VectorResult])
     except (IndexError, ValueError):
         tail = done.stderr.strip()[-2000:] or f"exit code {done.returncode}"
         raise VerificationFailed(f"the fresh process that verifies the bundle failed:\n{tail}", [tail]) from None
 
 
-def _disagreement(lines: list[str]) -> str:
-    first = lines[0].split(": ", 1)[1] if lines else ""
+def _disagreement(results: list[VectorResult]) -> str:
+    first = next((line.split(": ", 1)[1] for line in failures(results)), "")
     return f"it disagreed with eager execution when it was verified: {first}"[:300]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from aotexport_runtime.bundle.notes import BundleNote
+from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.schema.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -69,9 +70,6 @@ class ExportReport:
         return f"{values}: the largest relative error is {worst.error:.1e}{where}"
 
 
-_CALL = re.compile(r"^call \d+: ")
-
-
 @dataclass(frozen=True)
 class Comparison:
     """One compared quantity of one recorded call, by the engine `target`: errors are the largest differences.
@@ -89,27 +87,20 @@ class Comparison:
     detail: str = ""
 
 
-def comparisons(result: dict[str, Any]) -> list[Comparison]:
+def comparisons(result: VectorResult) -> list[Comparison]:
     """Return the compared quantities of one result."""
-    base = {key: result[key] for key in ("program", "vector", "target")}
-    if result["error"]:
-        return [
-            Comparison(**base, name="call", error=math.inf, absolute=math.inf, agrees=False, detail=result["error"])
-        ]
-    return [
-        Comparison(
-            **base,
-            name=d["name"],
-            error=d["error"],
-            absolute=d["absolute"],
-            agrees=d["agrees"],
-            detail=f"expected {d['expected']}, got {d['got']}" if d["expected"] or d["got"] else "",
-        )
-        for d in result["differences"]
-    ]
+    where = result.program, result.vector, result.target
+    if result.error:
+        return [Comparison(*where, "call", math.inf, math.inf, False, result.error)]
+    shown = [f"expected {d.expected}, got {d.got}" if d.expected or d.got else "" for d in result.differences]
+    pairs = zip(result.differences, shown, strict=True)
+    return [Comparison(*where, d.name, d.error, d.absolute, d.agrees, detail) for d, detail in pairs]
 
 
-def failures(results: Sequence[dict[str, Any]]) -> list[str]:
+_CALL = re.compile(r"^call \d+: ")
+
+
+def failures(results: Iterable[VectorResult]) -> list[str]:
     """Return one line per quantity that differs: its first comparison, and the number of further ones."""
     found: dict[tuple[str, str], list[Comparison]] = {}
     for comparison in (c for result in results for c in comparisons(result) if not c.agrees):

@@ -59,7 +59,9 @@ def test_commands_fail_and_show_the_error_as_the_largest(planted):
 
     result = CliRunner().invoke(app, ["verify", str(planted)])
     assert result.exit_code == 1
-    assert "train/example (portable): call 0: gradient of linear.weight: relative error inf" in result.stdout
+    assert (
+        "train/example, joint graph (portable): call 0: gradient of linear.weight: relative error inf" in result.stdout
+    )
 
 
 def test_kernels_fail(tmp_path):

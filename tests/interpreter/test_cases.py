@@ -5,8 +5,8 @@ import pytest
 import aotexport
 from aotexport.lower.cuda import compile as compilation
 from aotexport.verify.interpret import interpret
-from aotexport.verify.report import failures
 from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.commands.results import describe_failures
 from tests.cases import Case, all_cases
 
 QUICK = "metadata_there_and_back"
@@ -34,5 +34,5 @@ def test_case_on_interpreted_kernels_equals_eager(case: Case, tmp_path, monkeypa
 
     found = interpret(open_bundle(tmp_path / "bundle"), 0)
 
-    lines = [line for result in found.results if not result["agrees"] for line in failures([result])]
+    lines = [line for result in found.results for line in describe_failures(result)]
     assert [line for line in lines if NO_KERNELS not in line] == []

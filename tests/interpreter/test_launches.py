@@ -29,5 +29,5 @@ def test_launches_give_what_operators_of_torch_give(tmp_path, monkeypatch):
 
     found = interpreted(bundle.seal())
 
-    assert {result["vector"] for result in found.results} == {"example", "least-sizes", "other-sizes"}
+    assert {result.vector for result in found.results} == {"example", "least-sizes", "other-sizes"}
     assert {launch.rpartition("_")[0] for launch in found.launches} >= {"scaling", "multiplying", "counting"}

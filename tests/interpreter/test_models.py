@@ -12,8 +12,8 @@ import aotexport
 from aotexport.cli import app
 from aotexport.lower.cuda import compile as compilation
 from aotexport.verify.interpret import Interpreted, interpret
-from aotexport.verify.report import failures
 from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.commands.results import describe_failures
 from tests.interpreter.models import QUICK, SLOW
 
 EVERY = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
@@ -22,7 +22,7 @@ EVERY = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
 def interpreted(bundle: Path, candidate: int = 0) -> Interpreted:
     """Return what the kernels of a bundle give, every result compared."""
     found = interpret(open_bundle(bundle), candidate)
-    assert [line for result in found.results if not result["agrees"] for line in failures([result])] == []
+    assert [line for result in found.results for line in describe_failures(result)] == []
     return found
 
 
@@ -41,7 +41,7 @@ def test_model_on_interpreted_kernels_equals_eager(name, tmp_path, monkeypatch):
 
     found = interpreted(tmp_path / "bundle")
 
-    assert ("train", "example") in {(result["program"], result["vector"]) for result in found.results}
+    assert ("train", "example") in {(result.program, result.vector) for result in found.results}
     kernels = {launch.partition("/")[0] for launch in found.launches}
     assert kernels == {kernel.name for program in report.programs for kernel in program.lowered.kernels}
 

@@ -8,23 +8,25 @@ import os
 import subprocess
 import sys
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from aotexport.errors import VerificationFailed
 from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.engines.cuda.choice import TARGET
 from aotexport_runtime.errors import NotSupported
 
 
 @dataclass(frozen=True)
 class Interpreted:
-    """The results of interpreting a bundle's kernels, in the form of the self-test.
+    """The results of interpreting a bundle's kernels.
 
     `drawing` are programs that draw other random numbers than eager, and are not compared; `launches` is the number of
     launches of each kernel, by `name/candidate`.
     """
 
-    results: list[dict[str, Any]]
+    results: list[VectorResult]
     drawing: list[str]
     launches: dict[str, int]
 
@@ -46,7 +48,7 @@ def interpret(bundle: Bundle, candidate: int = 0) -> Interpreted:
     command = [sys.executable, "-P", "-m", "aotexport.verify.interpret", str(bundle.root), str(candidate)]
     process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     try:
-        return Interpreted(**json.loads(process.stdout.splitlines()[-1]))
+        return msgspec.convert(json.loads(process.stdout.splitlines()[-1]), Interpreted)
     except (IndexError, ValueError):
         tail = process.stderr.strip()[-2000:] or f"exit code {process.returncode}"
         raise VerificationFailed(f"the process that interprets the kernels failed:\n{tail}", [tail]) from None

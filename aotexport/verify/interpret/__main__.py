@@ -62,8 +62,7 @@ def main() -> None:
             if entry.program in having and entry.program not in drawing:
                 vector, stored = read_vector(bundle, entry)
                 results.append(run_vector(path, entry.name, vector, stored, options))
-    results = [without_target(result, results) for result in results]
-    found = [{**dataclasses.asdict(result), "agrees": result.agrees} for result in results]
+    found = [dataclasses.asdict(without_target(result, results)) for result in results]
     sys.stdout.write(json.dumps({"results": found, "drawing": drawing, "launches": dict(engine.launches)}) + "\n")
 
 

@@ -7,7 +7,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from aotexport_runtime import OnnxRuntime
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.commands.onnx_calls import ORDERS, Calls, calling, observed, order_of, recorded
-from aotexport_runtime.commands.results import rounding
+from aotexport_runtime.commands.results import VectorResult, rounding
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.onnx_module import compose_onnx
 from aotexport_runtime.schema.codec import encode_record
@@ -120,7 +120,7 @@ def _line(comparison: Comparison) -> str:
 
 def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subject, calls: Calls) -> list[Comparison]:
     """Compare ONNX Runtime's results of consecutive calls with the expected ones."""
-    base: dict[str, Any] = {"program": program.name, "vector": calls.name, "target": TARGET}
+    result = VectorResult(program.name, calls.name, TARGET, [])
     plan, state = subject
     call = calling(program, lambda *args, **kwargs: plan(args, kwargs), lambda: state)
     try:
@@ -128,10 +128,10 @@ def _compare(bundle: Bundle, program: Program, model: OnnxModel, subject: _Subje
             state.clear()
             got = observed(program, model, calls, call, lambda: state)
     except ExportFailed as refusal:
-        return compared({**base, "error": f"raises {first_line(refusal.error)}"})
+        return compared(replace(result, error=f"raises {first_line(refusal.error)}"))
     least = rounding(bundle, program.name)
     differences = compare(calls.expected, got, least=least, eager_errors=calls.eager_errors)
-    found = compared({**base, "error": "", "differences": [asdict(difference) for difference in differences]})
+    found = compared(replace(result, differences=differences))
     if model.updates or all(comparison.agrees for comparison in found):
         return found
     outputs = dict(call(calls.values))
