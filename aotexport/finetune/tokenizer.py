@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from aotexport.errors import DataInvalid
-from aotexport_runtime.errors import attempt, first_line
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.schema.manifest import TOKENIZER_FILES
+from aotexport_runtime.serving import tokenizer as runtime
 
 BYTES = "bytes"
 """The tokenizer whose tokens are the bytes of UTF-8."""
@@ -48,21 +50,15 @@ class Tokenizer:
             need: what needs it, for messages.
 
         Raises:
-            DataInvalid: there is none, it cannot be read, or transformers is missing.
+            DataInvalid: there is none, it cannot be read, or a package for it is missing.
         """
         if source is None:
             raise DataInvalid(f"{need} is text: give the model's tokenizer (--tokenizer DIR, tokenizer.json or bytes)")
         self._source = source
-        self._own: Any = None if source == BYTES else _read(source)
+        self._own = None if source == BYTES else _read(source)
         self.padding, self.end = 0, ""
         if self._own is not None:
-            if not self._own.is_fast:
-                raise DataInvalid(
-                    f"--tokenizer: {source} has no tokenizer.json, which tells where tokens are in a text"
-                )
-            padding = (self._own.backend_tokenizer.padding or {}).get("pad_id", 0)
-            self.padding = padding if self._own.pad_token_id is None else self._own.pad_token_id
-            self.end = self._own.eos_token or ""
+            self.padding, self.end = self._own.padding, self._own.special("eos_token")
 
     def encode(self, texts: Sequence[Any], *, marked: bool, in_words: bool = False) -> list[Encoded]:
         """Return the tokens of texts.
@@ -74,15 +70,8 @@ class Tokenizer:
         """
         if self._own is None:
             return [_bytes_of(text if in_words else [text]) for text in texts]
-        found = self._own(
-            list(texts),
-            add_special_tokens=marked,
-            is_split_into_words=in_words,
-            return_offsets_mapping=True,
-            verbose=False,
-        )
-        words = [found.word_ids(row) if in_words else () for row in range(len(texts))]
-        return [Encoded(*each) for each in zip(found["input_ids"], found["offset_mapping"], words, strict=True)]
+        found = self._own.encoded(texts, special=marked, in_words=in_words)
+        return [Encoded(each.ids, each.offsets, each.word_ids if in_words else ()) for each in found]
 
     def chat(self, messages: Sequence[Any], *, asks: bool) -> str:
         """Return a conversation as the model reads it, by the chat template; `asks`: up to where an answer begins.
@@ -90,34 +79,27 @@ class Tokenizer:
         Raises:
             DataInvalid: there is no template, or it refuses the conversation.
         """
-        if not getattr(self._own, "chat_template", None):
+        if self._own is None or not self._own.has_template:
             raise DataInvalid(
                 f"--tokenizer: {self._source} has no chat template, which messages need: give the directory that "
                 "`save_pretrained` of the model's tokenizer wrote"
             )
-        from jinja2 import TemplateError
-
         try:
-            return self._own.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=asks)
-        except (TemplateError, TypeError, KeyError, AttributeError) as error:
-            raise DataInvalid(f"the chat template refuses the conversation: {error}") from None
+            return self._own.chat(messages, asks=asks)
+        except ArgumentInvalid as error:
+            raise DataInvalid(f"{error}") from None
 
 
-def _read(source: str) -> Any:
+def _read(source: str) -> runtime.Tokenizer:
+    place = Path(source)
+    paths = {name: place / name for name in TOKENIZER_FILES} if place.is_dir() else {TOKENIZER_FILES[0]: place}
+    files = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
+    if TOKENIZER_FILES[0] not in files:
+        raise DataInvalid(f"--tokenizer: {source} is no {TOKENIZER_FILES[0]}, nor a directory that has one")
     try:
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
-    except ImportError:
-        raise DataInvalid("--tokenizer needs the library transformers: pip install 'aotexport[finetune]'") from None
-    automatic: Any = AutoTokenizer
-
-    def read() -> Any:
-        if Path(source).is_dir():
-            return automatic.from_pretrained(source, trust_remote_code=False, local_files_only=True)
-        return PreTrainedTokenizerFast(tokenizer_file=source)
-
-    if isinstance(found := attempt(read), Exception):
-        raise DataInvalid(f"--tokenizer: {source} cannot be read: {first_line(found)}")
-    return found
+        return runtime.Tokenizer(files)
+    except NotSupported as error:
+        raise DataInvalid(f"--tokenizer: {source}: {error}") from None
 
 
 def _bytes_of(words: Sequence[str]) -> Encoded:

@@ -47,7 +47,10 @@ def taught(tokenizer: Tokenizer, columns: dict[str, Any], names: dict[str, str] 
     found, marked = answers_of(Table("data", columns), names or {}, tokenizer)
     encoded = tokenizer.encode([each.text for each in found], marked=marked)
     targets = [[t for t in each.targets(own) if t != IGNORED] for each, own in zip(found, encoded, strict=True)]
-    return [(tokenizer._own.decode(own), each.row) for own, each in zip(targets, found, strict=True)]
+    return [
+        (tokenizer._own._tokens.decode(own, skip_special_tokens=False), each.row)
+        for own, each in zip(targets, found, strict=True)
+    ]
 
 
 def test_answers_of_conversations_and_prompts_are_taught_alone(directory: Path) -> None:
@@ -78,7 +81,7 @@ def test_template_that_changes_earlier_answers_gives_a_text_per_answer(directory
         ({"messages": [HELLO[:1]]}, "data, row 1: the conversation has no message of the role `assistant`"),
         (
             {"messages": [[{"role": "tool", "content": "x"}, *HELLO]]},
-            "data, row 1: the chat template refuses the conversation: no tool",
+            "data, row 1: the chat template refuses the messages: no tool",
         ),
         ({"prompt": ["a", "b"], "completion": ["c", 4]}, "data, row 2: expected text as in row 1, got '4'"),
     ],

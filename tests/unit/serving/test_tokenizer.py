@@ -43,7 +43,7 @@ def tokenizer_of(directory, **changed):
     files = {
         f"tokenizer/{path.name}": path.read_bytes() for path in directory.iterdir() if path.suffix != ".safetensors"
     }
-    return Tokenizer(Files({**files, **{f"tokenizer/{name}": data for name, data in changed.items()}}))
+    return Tokenizer.of(Files({**files, **{f"tokenizer/{name}": data for name, data in changed.items()}}))
 
 
 def templated(directory, template):
@@ -91,7 +91,7 @@ def test_chats_are_rendered_as_by_transformers(directory, template):
     assert templated(directory, template).chat(CHAT) == expected
     named = json.dumps({"chat_template": [{"name": "default", "template": template}], "bos_token": {"content": "<s>"}})
     files = {"tokenizer.json": (directory / "tokenizer.json").read_bytes(), "tokenizer_config.json": named.encode()}
-    assert Tokenizer(Files({f"tokenizer/{name}": data for name, data in files.items()})).chat(CHAT) == expected
+    assert Tokenizer.of(Files({f"tokenizer/{name}": data for name, data in files.items()})).chat(CHAT) == expected
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_templates_get_at_nothing(directory, template):
 
 def test_files_that_are_missing_or_broken_are_refused(directory):
     with pytest.raises(NotSupported, match="the bundle has no `tokenizer/tokenizer"):
-        Tokenizer(Files({}))
+        Tokenizer.of(Files({}))
     for name, data in (
         ("tokenizer.json", b"{}"),
         ("tokenizer_config.json", b"[]"),
@@ -123,4 +123,4 @@ def test_files_that_are_missing_or_broken_are_refused(directory):
             tokenizer_of(directory, **{name: data})
     files = {"tokenizer/tokenizer.json": (directory / "tokenizer.json").read_bytes()}
     with pytest.raises(ArgumentInvalid, match="no chat template; ask for completions"):
-        Tokenizer(Files(files)).chat(CHAT)
+        Tokenizer.of(Files(files)).chat(CHAT)

@@ -70,7 +70,7 @@ class Generator:
         if self._target in MODEL_ENGINES:
             raise NotSupported(f"engine `{self._target}` generates no tokens; serve the bundle by torch")
         self._least = least_of(options)
-        self.tokenizer = Tokenizer(bundle)
+        self.tokenizer = Tokenizer.of(bundle)
         config = described(bundle.manifest)["generation_config"]
         chosen = {name: value for name, value in config.items() if value is not None}
         known = options_of(chosen)

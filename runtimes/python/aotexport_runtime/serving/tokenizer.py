@@ -1,4 +1,4 @@
-"""The tokenizer of a bundle: texts to tokens and back, and chats to texts. `tokenizers` and `jinja2` are extras."""
+"""The tokenizer of a model: texts to tokens and back, and chats to texts. `tokenizers` and `jinja2` are extras."""
 
 from __future__ import annotations
 
@@ -19,41 +19,60 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
 
 
 class Tokenizer:
-    """Texts to tokens and back, as the fast tokenizers of transformers do it."""
+    """Texts to tokens and back, as the fast tokenizers of transformers do it.
 
-    def __init__(self, bundle: Bundle) -> None:
-        """Read the files of the bundle.
+    Attributes:
+        has_template: whether it makes texts of chats.
+        padding: the token that fills up short texts.
+    """
+
+    def __init__(self, files: Mapping[str, bytes]) -> None:
+        """Read those of `TOKENIZER_FILES` that there are, by name; the first is there.
 
         Raises:
-            NotSupported: there are none, they are malformed, or `tokenizers` is not installed.
+            NotSupported: they are malformed, or `tokenizers` is not installed.
         """
-        first, config, template = (f"{TOKENIZER}/{name}" for name in TOKENIZER_FILES)
-        listed = {entry.path for entry in bundle.manifest.files}
-        if first not in listed:
-            raise NotSupported(
-                f"the bundle has no `{first}`, so that it cannot read text. Save the tokenizer beside the model "
-                "(`tokenizer.save_pretrained`), and export that directory again"
-            )
+        first, config, template = TOKENIZER_FILES
         for package in ("tokenizers", "jinja2"):
             if importlib.util.find_spec(package) is None:
-                raise NotSupported(
-                    f"`{package}` reads texts for models that generate; install `aotexport-runtime[serve]`"
-                )
+                raise NotSupported(f"`{package}` reads texts: pip install {package}")
         import tokenizers
 
-        read = {name: bundle.read(name) for name in (first, config, template) if name in listed}
-
         def parse() -> tuple[Any, dict[str, Any], Callable[..., str] | None]:
-            settings = msgspec.json.decode(read.get(config, b"{}"), type=dict[str, Any])
-            found = read[template].decode() if template in read else settings.get("chat_template")
-            return tokenizers.Tokenizer.from_str(read[first].decode()), settings, _renderer(found) if found else None
+            settings = msgspec.json.decode(files.get(config, b"{}"), type=dict[str, Any])
+            found = files[template].decode() if template in files else settings.get("chat_template")
+            return tokenizers.Tokenizer.from_str(files[first].decode()), settings, _renderer(found) if found else None
 
         if isinstance(parts := attempt(parse), Exception):
             raise NotSupported(f"the tokenizer cannot be read: {first_line(parts)}")
         self._tokens, self._config, self._render = parts
+        self.has_template = self._render is not None
+        named = self._tokens.token_to_id(self.special("pad_token"))
+        self.padding: int = (self._tokens.padding or {}).get("pad_id", 0) if named is None else named
         # Files say what a trainer cut and padded to.
         self._tokens.no_truncation()
         self._tokens.no_padding()
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Tokenizer:
+        """Return the tokenizer of a bundle; `NotSupported`: it has none, or see above."""
+        listed = {entry.path for entry in bundle.manifest.files}
+        paths = {name: f"{TOKENIZER}/{name}" for name in TOKENIZER_FILES}
+        if (first := paths[TOKENIZER_FILES[0]]) not in listed:
+            raise NotSupported(
+                f"the bundle has no `{first}`, so that it cannot read text. Save the tokenizer beside the model "
+                "(`tokenizer.save_pretrained`), and export that directory again"
+            )
+        return cls({name: bundle.read(path) for name, path in paths.items() if path in listed})
+
+    def special(self, name: str) -> str:
+        """Return the text of a special token, such as `eos_token`; empty: there is none."""
+        token = self._config.get(name) or ""
+        return str(token.get("content", "")) if isinstance(token, dict) else str(token)
+
+    def encoded(self, texts: Sequence[Any], *, special: bool, in_words: bool) -> list[Any]:
+        """Return what `tokenizers` tells of texts, or of lists of words: their tokens, and where these stand."""
+        return self._tokens.encode_batch(list(texts), is_pretokenized=in_words, add_special_tokens=special)
 
     def tokens(self, text: str, *, special: bool = True) -> list[int]:
         """Return the tokens of a text; `special`: with those that begin and end one."""
@@ -74,16 +93,16 @@ class Tokenizer:
         """Return a token as text by itself."""
         return self._tokens.decode([token], skip_special_tokens=False)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
-        """Return the text of a chat, with what the model's answer begins with.
+    def chat(self, messages: Sequence[Mapping[str, Any]], *, asks: bool = True) -> str:
+        """Return the text of a chat; `asks`: with what the model's answer begins with.
 
         Raises:
             ArgumentInvalid: the template refuses the messages, or there is none.
         """
         if self._render is None:
             raise ArgumentInvalid("the model's tokenizer has no chat template; ask for completions")
-        special = {name: _content(self._config[name]) for name in _SPECIAL if self._config.get(name)}
-        render = functools.partial(self._render, messages=messages, add_generation_prompt=True, **special)
+        special = {name: self.special(name) for name in _SPECIAL if self._config.get(name)}
+        render = functools.partial(self._render, messages=messages, add_generation_prompt=asks, **special)
         if isinstance(text := attempt(render), Exception):
             raise ArgumentInvalid(f"the chat template refuses the messages: {first_line(text)}")
         return text
@@ -128,11 +147,6 @@ class Text:
         keep = max((n for stop in self._stops for n in range(1, len(stop)) if text.endswith(stop[:n])), default=0)
         self._kept = text[len(text) - keep :]
         return text[: len(text) - keep]
-
-
-def _content(token: Any) -> str:
-    """Return a special token of a config, which is a text, or an object with one."""
-    return str(token.get("content", "")) if isinstance(token, dict) else str(token)
 
 
 def _renderer(template: str | list[dict[str, str]]) -> Callable[..., str]:
