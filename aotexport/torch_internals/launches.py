@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -75,27 +75,6 @@ def launch_recorded(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) 
     """
     wrapped: Any = torch.library.wrap_triton(kernel)
     wrapped.run(*args, **kwargs)
-
-
-@contextlib.contextmanager
-def launches_checked(check: Callable[[Any, Sequence[Any]], None]) -> Iterator[None]:
-    """Call `check` with every kernel and its arguments before torch records the launch."""
-    owner = triton_kernel_wrap.TritonHOPifier
-    init, call = owner.init_variable, owner.call_triton_kernel
-
-    def checked_init(self: Any, variable: Any, kernel: Any, *rest: Any) -> None:
-        check(kernel, ())
-        init(self, variable, kernel, *rest)
-
-    def checked_call(self: Any, variable: Any, args: Any, kwargs: Any, *rest: Any) -> Any:
-        check(variable.kernel, (*args, *kwargs.values()))
-        return call(self, variable, args, kwargs, *rest)
-
-    reason = "Refuse kernels that no compiled code can be made for, before torch looks at them"
-    with patched(
-        Patch(owner, "init_variable", checked_init, reason), Patch(owner, "call_triton_kernel", checked_call, reason)
-    ):
-        yield
 
 
 def kernel_of(node: torch.fx.Node) -> Any:

@@ -24,7 +24,6 @@ from aotexport.torch_internals.launches import (
     kernel_of,
     launch_operands,
     launch_recorded,
-    launches_checked,
     written_operands,
 )
 from aotexport.torch_internals.names import runs_triton, triton_runs_on_cpu
@@ -43,15 +42,22 @@ def launches_traced() -> Iterator[None]:
         return
     from triton.runtime.autotuner import Autotuner
     from triton.runtime.jit import JITFunction
+    from triton.tools.tensor_descriptor import TensorDescriptor
 
     def run(kernel: Any, *args: Any, **kwargs: Any) -> None:
+        said = f"{user_line()}the Triton kernel `{_name_of(kernel)}`"
+        if any(isinstance(value, TensorDescriptor) for value in (*args, *kwargs.values())):
+            raise ExportFailed(
+                f"{said} takes a tensor descriptor, which a bundle cannot hold. Pass the tensor and its sizes, and "
+                "make pointers in the kernel"
+            )
         try:
             launch_recorded(kernel, args, kwargs)
         except RuntimeError as error:
-            raise ExportFailed(f"{user_line()}the Triton kernel `{_name_of(kernel)}`: {error}") from error
+            raise ExportFailed(f"{said}: {error}") from error
 
     launch = [Patch(kind, "run", run, "Record launches of Triton kernels") for kind in (JITFunction, Autotuner)]
-    with patched(*launch), launches_checked(_check):
+    with patched(*launch):
         yield
 
 
@@ -60,27 +66,6 @@ def _name_of(kernel: Any) -> str:
     while not hasattr(kernel, "__name__"):
         kernel = kernel.fn
     return kernel.__name__
-
-
-def _check(kernel: Any, arguments: Sequence[Any]) -> None:
-    """Refuse a kernel, or an argument of its launch, for which no compiled code can be made."""
-    said = f"{user_line()}the Triton kernel `{_name_of(kernel)}`"
-    configs = getattr(kernel, "configs", ())
-    hooks = [name for name in ("pre_hook", "post_hook") if getattr(kernel, f"user_defined_{name}", False) is not False]
-    hooks += ["pre_hook"] if any(config.pre_hook is not None for config in configs) else []
-    if hooks:
-        raise ExportFailed(
-            f"{said} has a hook (`{hooks[0]}`), which is Python code, and a bundle holds none. Do what it does by "
-            "operators of torch before the launch; arguments are zeroed and restored for tuning without "
-            "(`reset_to_zero`, `restore_value`)"
-        )
-    if any(config.num_ctas != 1 for config in configs):
-        raise ExportFailed(f"{said} runs in clusters of blocks (`num_ctas`), which no bundle launches. Use one block")
-    if any(type(value).__name__ in ("TensorDescriptor", "GluonTensorDescriptor") for value in arguments):
-        raise ExportFailed(
-            f"{said} takes a tensor descriptor, which a bundle cannot hold. Pass the tensor and its sizes, and make "
-            "pointers in the kernel"
-        )
 
 
 def launched(name: str, operands: Sequence[torch.Tensor]) -> list[torch.Tensor]:
