@@ -86,6 +86,7 @@ pytest-serve: $(SERVE_VENV)/.made
 check-style: $(VENV)/.dev
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/codespell *.md aotexport benchmarks docs examples runtimes/python schemas/*.md
 
 check-types: $(VENV)/.dev
 	$(BIN)/pyright
