@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from aotexport.lower.targets import OnnxOptions
     from aotexport.model.programs import Example, Program
     from aotexport.model.recipes import Recipe, recipe
+    from aotexport.model.step import Step
     from aotexport.pipeline.derive import derive
     from aotexport.pipeline.export import export
     from aotexport.pipeline.onnx import export_onnx
@@ -40,6 +41,7 @@ __all__ = [
     "OutputExists",
     "Program",
     "Recipe",
+    "Step",
     "VerificationFailed",
     "convert",
     "derive",
@@ -61,6 +63,7 @@ _HOMES = {
     "OnnxOptions": "aotexport.lower.targets",
     "Program": "aotexport.model.programs",
     "Recipe": "aotexport.model.recipes",
+    "Step": "aotexport.model.step",
     "convert": "aotexport.pipeline.pt2",
     "derive": "aotexport.pipeline.derive",
     "export": "aotexport.pipeline.export",

@@ -70,6 +70,12 @@ class WriteOptions:
         metavar="NAME",
         help="Form to ship: portable, cpu (this machine's), cpu:v3,v4, cuda, cuda:sm_80,sm_90; repeatable.",
     )
+    step: str | None = _option(
+        "--step",
+        metavar="OPTIMIZER",
+        help="Add the program `step`, a whole training step: sgd, adam, adamw, adagrad or rmsprop, with options, as "
+        "'sgd:momentum=0.9', 'adamw:weight_decay=0.1,clip=True'.",
+    )
     force: bool = _option("--force", is_flag=True, help="Replace a bundle at the output.")
     fast: bool = _option("--fast", is_flag=True, help="Compare with eager in fewer calls; the manifest says so.")
     no_verify: bool = _option(
@@ -95,6 +101,7 @@ class WriteOptions:
             "verify": verify,
             "force": self.force,
             "strip": self.strip,
+            "step": self.step,
         }
 
     @contextlib.contextmanager

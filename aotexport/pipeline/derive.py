@@ -11,6 +11,7 @@ import difflib
 import fnmatch
 import os
 from collections.abc import Generator, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from aotexport.errors import ModelFileInvalid
 from aotexport.model.bundle_source import programs_named, source_of, variants_under_autocast
 from aotexport.model.cast import cast
 from aotexport.model.dynamic_option import narrowed
+from aotexport.model.step import step_in
 from aotexport.pipeline.export import export_as
 from aotexport.pipeline.options import DeriveOptions, ExportOptions, WriteOptions
 from aotexport.verify.fresh import FreshProcess
@@ -29,6 +31,7 @@ from aotexport_runtime.engines.select import NO_TARGETS
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import in_dtype
 from aotexport_runtime.module.loading import load
+from aotexport_runtime.schema.manifest import STEP
 from aotexport_runtime.values.arguments import check_type, keywords_of
 
 
@@ -69,13 +72,23 @@ def derive_as(
     module = _changed(bundle if isinstance(bundle, BundleModule) else load(bundle), options)
     with forward_graphs_run(module), _frozen(module, options.freeze):
         source = source_of(module)
+        own = [program for program in source.programs or () if program.method != STEP]  # type: ignore[union-attr]
+        source, step = replace(source, programs=tuple(own)), options.step
+        if step is None and (options.programs is None or STEP in options.programs):
+            step = step_in(module.bundle.manifest)
         if options.dtype is not None:
             source = cast(source, options.dtype)
         source = narrowed(source, options.dynamic)
+        wanted = [name for name in options.programs or () if step is None or name != STEP]
         export = ExportOptions(
-            **{each.name: getattr(options, each.name) for each in dataclasses.fields(WriteOptions)},
+            **{
+                each.name: getattr(options, each.name)
+                for each in dataclasses.fields(WriteOptions)
+                if each.name != "step"
+            },
+            step=step,
             label_free=False,
-            programs=source.programs if options.programs is None else programs_named(source, options.programs),
+            programs=source.programs if options.programs is None else programs_named(source, wanted),
             keep_operators=source.keep_operators,
             autocast=next(iter(variants_under_autocast(module.bundle).values()), None),
         )

@@ -18,6 +18,7 @@ import torch
 from aotexport.errors import ExportFailed, ModelFileInvalid, OutputExists
 from aotexport.lower.targets import OnnxOptions, Targets, check_options, check_targets, own_level
 from aotexport.model.programs import AnyExample, Program
+from aotexport.model.step import Step, step_of
 from aotexport.process.clock import Progress
 from aotexport.torch_internals.releases import check_release
 from aotexport.write.weights import SHARD_NBYTES
@@ -41,6 +42,8 @@ class WriteOptions:
         strip: leave source lines and module paths out.
         shard_nbytes: size above which weights are split in several files.
         onnx: add ONNX models of the programs that record no gradients; options, or True for the defaults.
+        step: add the program `step`, a whole training step with this optimizer: a `Step`, or the text of one, as
+            `adamw` or `sgd:momentum=0.9`.
         allow_untested_torch: export with a release of torch that the tests were not run with.
         progress: called with the name of each stage as it begins.
     """
@@ -52,6 +55,7 @@ class WriteOptions:
     strip: bool = False
     shard_nbytes: int = SHARD_NBYTES
     onnx: OnnxOptions | bool = False
+    step: Step | str | None = None
     allow_untested_torch: bool = False
     progress: Progress = lambda stage: None
 
@@ -77,6 +81,9 @@ class WriteOptions:
             check_release()
         if reason := why_not_written(self.output, force=self.force):
             raise OutputExists(reason)
+        if self.step is not None:
+            check_type("step", self.step, (str, Step), "a `Step`, or the text of one")
+            self._set("step", step_of(self.step))
         if self.onnx:
             onnx = OnnxOptions() if self.onnx is True else self.onnx
             check_options(onnx)

@@ -31,6 +31,7 @@ from aotexport_runtime.values.subclasses import Form
 
 if TYPE_CHECKING:
     from aotexport_runtime.engines.frozen import Weights
+    from aotexport_runtime.module.stepper import Stepper
 
 
 class BundleModule(Loaded):
@@ -201,6 +202,9 @@ class BundleModule(Loaded):
     def train(self, mode: bool = True) -> BundleModule:
         """Choose the programs of train mode, or those of evaluation mode."""
         switch(self, mode)
+        if self.__dict__["_changes"]:
+            # One may have been of a mode alone.
+            self.changed()
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -235,6 +239,21 @@ class BundleModule(Loaded):
         """
         self._called(name)
         return lambda *args, **kwargs: self._called(name)(args, self.python_state.passed_with(kwargs))
+
+    def stepper(self, *, lr: float | Sequence[float] | None = None, max_norm: float | None = None) -> Stepper:
+        """Return what makes whole training steps by the program `step`, as an optimizer of torch.
+
+        Args:
+            lr: learning rate, one for every group of parameters or one each; None: those of the export.
+            max_norm: norm to clip gradients to; None: they are not clipped.
+
+        Raises:
+            ArgumentInvalid: another number of rates than of groups.
+            NotSupported: the bundle has no program `step`, or one that does not clip.
+        """
+        from aotexport_runtime.module.stepper import Stepper
+
+        return Stepper(self, lr=lr, max_norm=max_norm)
 
     def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:
         return self._method(method)(args, self.python_state.passed_with(kwargs))

@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,13 +53,26 @@ _UNREAD: StateSlot = ({"": torch.empty(0)}, "")
 """Slot of a state tensor that no node reads."""
 
 
-def compose(module: BundleModule, program: Program, *, measures: bool = True) -> Plan:
+def compose(
+    module: BundleModule,
+    program: Program,
+    *,
+    measures: bool = True,
+    added: Mapping[str, StateSlot] = MappingProxyType({}),
+) -> Plan:
     """Return a program of a loaded bundle, ready to be called; `measures`: whether engines may be measured.
+
+    `added` are slots of state that the program reads, and that the bundle does not have.
 
     Raises:
         NotSupported: the requested native code does not run the program, or calls cannot follow a changed submodule.
     """
-    bundle, environment, request, live = module.bundle, module._environment, module._request, _live(module, program)
+    bundle, environment, request, live = (
+        module.bundle,
+        module._environment,
+        module._request,
+        _live(module, program, added),
+    )
     if module._untold is not None:
         request = dataclasses.replace(request, target=AUTOGRAD)
     device_type = device_type_of(program, environment.device)
@@ -79,7 +93,7 @@ def compose(module: BundleModule, program: Program, *, measures: bool = True) ->
         Plan,
         program,
         record=record,
-        guards=_guards(module, program, live),
+        guards=_guards(module, program, live, added),
         kinds=[torch_tensors],
         constant=lambda leaf: constant_value(leaf.value, environment),
         rebinds=[
@@ -92,7 +106,7 @@ def compose(module: BundleModule, program: Program, *, measures: bool = True) ->
     from aotexport_runtime.module.measured import fastest
 
     first = fastest(module, plan(engines), graph)
-    return compose(module, program, measures=False) if first is None else plan(first)
+    return compose(module, program, measures=False, added=added) if first is None else plan(first)
 
 
 def _is_measured(bundle: Bundle, program: Program, request: Request, device_type: str) -> bool:
@@ -146,9 +160,15 @@ def _selected(
                 log.warning("program %s runs its graph, and not target %s: %s", program.name, choice.native, error)
 
 
-def _guards(module: BundleModule, program: Program, live: LiveGraph | None) -> list[list[Row]]:
+def _guards(
+    module: BundleModule, program: Program, live: LiveGraph | None, added: Mapping[str, StateSlot]
+) -> list[list[Row]]:
     """Return the guards of a program that tensors of torch are passed to, in stages."""
-    environment, slot = module._environment, module._slot
+    environment = module._environment
+
+    def slot(name: str) -> StateSlot:
+        return added.get(name) or module._slot(name)
+
     forms = {
         index: environment.form(spec.subclass)
         for index, spec in enumerate(program.inputs)
@@ -178,7 +198,7 @@ def _reads(program: Program, live: LiveGraph | None) -> set[int]:
     return asked | {i for i, value in enumerate(live.graph.inputs) if value.name in live.reads}
 
 
-def _live(module: BundleModule, program: Program) -> LiveGraph | None:
+def _live(module: BundleModule, program: Program, added: Mapping[str, StateSlot]) -> LiveGraph | None:
     """Return the forward graph with adapters and submodules that changed, or all; None: as it was captured."""
     changes, untold, live = module.changes(), module._untold, None
     adapters = [(path, adapter) for path, adapter in adapters_below(module) if adapter.is_needed()]
@@ -196,7 +216,7 @@ def _live(module: BundleModule, program: Program) -> LiveGraph | None:
         else:
             live, paths = graph_of_calls(module, graph, changes, make)
             untold.update(paths)
-    _check_state_read(program, live, module._slot)
+    _check_state_read(program, live, lambda name: added.get(name) or module._slot(name))
     return live
 
 

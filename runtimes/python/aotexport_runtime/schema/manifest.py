@@ -16,6 +16,10 @@ ProgramName = Annotated[bounded.PlainName, bounded.NameOf("Manifest.programs.nam
 
 TRANSFORMERS = "x-aotexport-transformers"
 """Extension of language models: what libraries ask of a model of transformers; see `generation.language_model`."""
+STEP = "step"
+"""Name of the program of a whole training step, and its method."""
+OPTIMIZER = "x-aotexport-step"
+"""Extension of bundles with that program: its optimizer; see `module.stepper`."""
 TOKENIZER = "tokenizer"
 """Folder with the tokenizer of a language model, as transformers saves it: the first of the files, and others."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

@@ -1,0 +1,187 @@
+"""Whole training steps: equal to eager's with an optimizer of torch, step by step."""
+
+import copy
+import itertools
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR, StepLR
+
+import aotexport
+from aotexport_runtime import CallInvalid, adapters, load
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+
+BATCH = torch.export.Dim("batch", min=2, max=64)
+SIZES = {"x": {0: BATCH}, "labels": {0: BATCH}}
+
+
+class Model(nn.Module):
+    """Layers that share a weight, dropout, batch statistics, a layer that is not called, and one that is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.second.weight = self.first.weight
+        self.norm, self.unused, self.frozen = nn.BatchNorm1d(6), nn.Linear(2, 2), nn.Linear(6, 4).requires_grad_(False)
+
+    def forward(self, x, labels):
+        hidden = nn.functional.dropout(self.norm(self.first(x).relu()), 0.2, self.training)
+        return nn.functional.cross_entropy(self.frozen(self.second(hidden).tanh()), labels), hidden
+
+
+def batches():
+    for seed in itertools.count():
+        generator = torch.Generator().manual_seed(seed)
+        size = 5 + seed % 2
+        yield (
+            torch.randn(size, 6, generator=generator, dtype=torch.float64),
+            torch.randint(4, (size,), generator=generator),
+        )
+
+
+def make(tmp_path, step, **options):
+    """Return the model in train mode, and a bundle of it with a step, loaded."""
+    torch.manual_seed(0)
+    model = Model().double()
+    given = {"programs": ("train",), "dynamic_shapes": SIZES, "verify": False, **options}
+    aotexport.export(model, next(batches()), output=tmp_path / "bundle", step=step, **given)
+    return model.train(), load(tmp_path / "bundle").train()
+
+
+def assert_equal(model, module):
+    found = module.state_dict()
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(found[name], tensor, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def steps_alike(model, module, optimizer, stepper, count, *, max_norm=None, schedulers=()):
+    """Make steps of both on the same batches, and compare losses and state."""
+    for seed, batch in zip(range(count), batches(), strict=False):
+        torch.manual_seed(seed)
+        model.zero_grad()
+        loss, _ = model(*batch)
+        loss.backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        torch.manual_seed(seed)
+        torch.testing.assert_close(stepper(*batch), loss.detach())
+        for scheduler in schedulers:
+            scheduler.step()
+    assert_equal(model, module)
+
+
+def trained(model):
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+@pytest.mark.parametrize(
+    ("step", "optimizer"),
+    [
+        ("sgd:lr=0.1,momentum=0.9,nesterov=True,weight_decay=0.01", torch.optim.SGD),
+        ("adagrad:lr=0.05,lr_decay=0.1,initial_accumulator_value=0.1", torch.optim.Adagrad),
+        pytest.param("adam:weight_decay=0.01,amsgrad=True", torch.optim.Adam, marks=pytest.mark.slow),
+        pytest.param("rmsprop:momentum=0.5,centered=True", torch.optim.RMSprop, marks=pytest.mark.slow),
+    ],
+)
+def test_steps_change_a_module_as_the_optimizer_of_torch(tmp_path, step, optimizer):
+    model, module = make(tmp_path, step)
+    options = aotexport.model.step.step_of(step).options
+    theirs, ours = optimizer(trained(model), **options), module.stepper()
+    schedulers = [StepLR(each, 5) for each in (theirs, ours)]
+    steps_alike(model, module, theirs, ours, 20, schedulers=schedulers)
+    with pytest.raises(NotSupported, match="does not clip"):
+        module.stepper(max_norm=1.0)
+
+
+def test_groups_clipping_and_resumed_state_are_those_of_torch(tmp_path):
+    step = aotexport.Step(
+        "adamw", {"weight_decay": 0.1}, {"*.bias norm.*": {"weight_decay": 0.0, "lr": 0.01}}, clip=True
+    )
+    model, module = make(tmp_path, step, verify="fast")
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    small = [parameter for name, parameter in named.items() if name.endswith("bias") or name.startswith("norm")]
+    others = [parameter for parameter in named.values() if all(parameter is not each for each in small)]
+    groups = [{"params": others}, {"params": small, "weight_decay": 0.0, "lr": 0.01}]
+    theirs, ours = torch.optim.AdamW(groups, weight_decay=0.1), module.stepper(max_norm=0.1)
+    steps_alike(model, module, theirs, ours, 10, max_norm=0.1)
+    theirs.load_state_dict(ours.state_dict())
+    resumed = module.stepper(max_norm=0.1)
+    resumed.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    steps_alike(model, module, theirs, resumed, 10, max_norm=0.1)
+    tuned = aotexport.derive(module, output=tmp_path / "derived", freeze="norm.*", verify=False)
+    assert [program.record.name for program in tuned.programs] == ["train", "step"]
+    for name, parameter in model.named_parameters():
+        if name.startswith("norm"):
+            parameter.requires_grad_(False)
+    derived = load(tmp_path / "derived").train()
+    groups = [{**group, "params": [p for p in group["params"] if p.requires_grad]} for group in groups]
+    theirs = torch.optim.AdamW(groups, weight_decay=0.1)
+    steps_alike(model, derived, theirs, derived.stepper(max_norm=0.1), 5, max_norm=0.1)
+
+
+def test_what_a_step_does_not_follow_is_refused(tmp_path):
+    _, module = make(tmp_path, "adamw")
+    stepper, batch = module.stepper(), next(batches())
+    before = copy.deepcopy(module.state_dict())
+    OneCycleLR(stepper, 0.1, total_steps=10)
+    with pytest.raises(NotSupported, match="`betas` of the optimizer is fixed"):
+        stepper(*batch)
+    stepper = module.stepper(lr=0.1)
+    with pytest.raises(NotSupported, match="makes the whole step when it is called"):
+        stepper.step()
+    module.eval()
+    with pytest.raises(NotSupported, match=r"call `.train\(\)` first"):
+        stepper(*batch)
+    module.train().norm.eval()
+    with pytest.raises(NotSupported, match="`norm` is in eval mode"):
+        stepper(*batch)
+    module.norm.train().weight.requires_grad_(False)
+    with pytest.raises(NotSupported, match=r"`norm\.weight` was frozen or thawed"):
+        stepper(*batch)
+    module.norm.weight.requires_grad_(True)
+    for hooked in (module, module.norm, module.norm.weight):
+        register = hooked.register_hook if hooked is module.norm.weight else hooked.register_forward_hook
+        hook = register(lambda *given: None)
+        with pytest.raises(NotSupported, match="hook"):
+            stepper(*batch)
+        hook.remove()
+    adapters.add_lora(module, ["frozen"], r=2)
+    with pytest.raises(NotSupported, match="the module has an adapter"):
+        module.stepper()(*batch)
+    adapters.delete_adapter(module, "default")
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_(not name.startswith("frozen"))
+    with pytest.raises(CallInvalid, match="expected shape"):
+        stepper(batch[0][:, :3], batch[1])
+    with pytest.raises(ArgumentInvalid, match="1 groups of parameters, got 2"):
+        module.stepper(lr=[0.1, 0.2])
+    state = stepper.state_dict()
+    state["state"][0]["step"] += 1
+    with pytest.raises(NotSupported, match="different numbers of steps"):
+        stepper.load_state_dict(state)
+    for name, tensor in module.state_dict().items():
+        assert torch.equal(tensor, before[name])
+    assert next(iter(stepper.state.values()))["exp_avg"].abs().max() == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "message"),
+    [
+        ("lion", "no optimizer `lion`"),
+        ("sgd:momentum", "no optimizer with options"),
+        ("sgd:betas=(0.9, 0.9)", "sgd takes no `betas`"),
+        ("sgd:momentum=0.9,dampening=0.5", "`dampening` counts from the second step"),
+        ("adam:lr=-1", "Invalid learning rate"),
+    ],
+)
+def test_steps_that_no_optimizer_makes_are_refused(step, message):
+    with pytest.raises(aotexport.ModelFileInvalid, match=message):
+        aotexport.model.step.step_of(step)
+
+
+def test_a_model_without_a_loss_has_no_step(tmp_path):
+    with pytest.raises(aotexport.ExportFailed, match="returns no loss"):
+        aotexport.export(nn.Linear(2, 2), (torch.ones(3, 2),), output=tmp_path / "bundle", step="adamw")
+    assert not (tmp_path / "bundle").exists()
