@@ -62,13 +62,13 @@ def masks_unread() -> Iterator[None]:
 
 @contextlib.contextmanager
 def onednn_disabled() -> Iterator[None]:
-    """Hide oneDNN from torch's choice of kernels; `torch.backends.mkldnn.flags` would warn."""
-    before = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False
+    """Hide oneDNN from torch's choice of kernels; the public flags warn, or may be forbidden to set."""
+    before = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = before
+        torch._C._set_mkldnn_enabled(before)
 
 
 @contextlib.contextmanager
