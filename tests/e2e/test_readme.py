@@ -12,8 +12,15 @@ from tests.e2e.installed import install_lines
 from tests.e2e.processes import ROOT, run, run_command, run_python
 
 INSTALLED = ("README.md", "docs/getting-started.md")
-"""Pages that begin with an install: they run where it was done, from wheels."""
-PAGES = ("docs/coming-from.md", "docs/model-files.md", "docs/performance.md", "docs/runtime.md", "docs/trainers.md")
+"""Pages that begin with an install: the slow tests run them where it was done, from wheels."""
+PAGES = (
+    "README.md",
+    "docs/coming-from.md",
+    "docs/model-files.md",
+    "docs/performance.md",
+    "docs/runtime.md",
+    "docs/trainers.md",
+)
 SLOW_PAGES = ("docs/another-head.md", "docs/fine-tuning.md", "docs/onnx.md")
 """What they show, `test_changed_modules.py`, `test_adapters.py` and `test_onnx.py` test."""
 OTHERS = (
@@ -26,7 +33,7 @@ OTHERS = (
     "docs/what-is-captured.md",
     "runtimes/python/README.md",
 )
-PROSE = (*INSTALLED, *PAGES, *SLOW_PAGES, *OTHERS)
+PROSE = (*PAGES, *INSTALLED[1:], *SLOW_PAGES, *OTHERS)
 COMMANDS = ("aotexport ", "python -m aotexport_runtime ")
 
 MODEL = """
@@ -84,13 +91,13 @@ def run_page(page: str, directory: Path, python: Path | None = None) -> None:
                     run_command(*shlex.split(line, comments=True), cwd=directory)
 
 
-@pytest.mark.parametrize(
-    "page", [INSTALLED[0], *(pytest.param(page, marks=pytest.mark.slow) for page in INSTALLED[1:])]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", INSTALLED)
 def test_blocks_of_a_page_run_where_it_was_installed(page: str, installed_python: Path, tmp_path: Path) -> None:
     run_page(page, tmp_path, installed_python)
 
 
+@pytest.mark.slow
 def test_installed_packages_are_wheels_and_not_the_sources(installed_python: Path, tmp_path: Path) -> None:
     code = "import aotexport, aotexport_runtime; print(aotexport.__file__, aotexport_runtime.__file__)"
     for file in run(installed_python, "-c", code, cwd=tmp_path).split():

@@ -27,6 +27,7 @@ GUIDED = ("config", "manifest", "tree")
 """Readers that are fast to guide; `make fuzz` guides all."""
 
 
+@pytest.mark.slow
 def test_inputs_that_reach_new_code_are_read_or_refused() -> None:
     pytest.importorskip("atheris", reason="it has no wheel for this platform")
     command = [sys.executable, "-m", "tests.fuzz.guided", *GUIDED, "--seconds", "6"]

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from aotexport_runtime.execution import ops
 from tests.fuzz.table import is_of_devices
 
@@ -17,6 +19,7 @@ WITHOUT_VERSION = {
 """Operators, by base name, after which the version of a tensor does not tell that it has other values."""
 
 
+@pytest.mark.slow
 def test_operators_that_change_what_they_take_say_so_or_are_in_the_table():
     command = [sys.executable, "-W", "ignore", "-m", "tests.fuzz.writes"]
     # Libraries print, too.
