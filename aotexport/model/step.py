@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from aotexport.errors import ModelFileInvalid
-from aotexport_runtime.module.stepper import optimizer_of
+from aotexport_runtime.module.stepper import FORMS, optimizer_of
 from aotexport_runtime.schema.manifest import OPTIMIZER, Manifest
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
@@ -22,10 +22,7 @@ OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
 }
 """Optimizers whose state begins as one number everywhere, by name."""
 
-_FORMS = {"foreach": False, "fused": False, "capturable": True, "differentiable": False}
-"""Options that choose among forms of one computation."""
-
-_CHOSEN = (*_FORMS, "decoupled_weight_decay")
+_CHOSEN = (*FORMS, "decoupled_weight_decay")
 """Options of groups that the class chooses, not the caller."""
 
 
@@ -56,7 +53,7 @@ class Step:
         self.made([torch.zeros(1)], self.options)
 
     def _check(self, options: Mapping[str, Any]) -> None:
-        taken = [name for name in inspect.signature(self.kind).parameters if name not in ("params", *_FORMS)]
+        taken = [name for name in inspect.signature(self.kind).parameters if name not in ("params", *FORMS)]
         for name, value in options.items():
             if name not in taken:
                 raise ModelFileInvalid(f"step: {self.optimizer} takes no `{name}`; it takes {', '.join(taken)}")
@@ -71,7 +68,7 @@ class Step:
     def made(self, parameters: Sequence[torch.Tensor], options: Mapping[str, Any], **forms: bool) -> Any:
         """Return an optimizer of parameters; `forms` are those that it shall have, beside the default ones."""
         known = inspect.signature(self.kind).parameters
-        chosen = {name: value for name, value in {**_FORMS, "capturable": False, **forms}.items() if name in known}
+        chosen = {name: forms.get(name, False) for name in FORMS if name in known}
         try:
             return self.kind(list(parameters), **{**options, **chosen})
         except (TypeError, ValueError) as error:

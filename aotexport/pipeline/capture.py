@@ -173,7 +173,11 @@ def _capture_step(
     forward = graphs.capture(train)
     with in_mode(train.call.module, train.mode, train.call.first_call_constants):
         spec = step_spec(train, forward, step)
-    return [*specs, spec], [*programs, capture(spec)]
+    program = capture(spec)
+    # Autocast would cast for nodes of backward and of updates too.
+    fixed = tuple(sorted({*program.record.fixed, "autocast"}))
+    record = msgspec.structs.replace(program.record, fixed=fixed)
+    return [*specs, spec], [*programs, replace(program, record=record)]
 
 
 def _capture_under_autocast(

@@ -106,9 +106,10 @@ def test_groups_clipping_and_resumed_state_are_those_of_torch(tmp_path):
     groups = [{"params": others}, {"params": small, "weight_decay": 0.0, "lr": 0.01}]
     theirs, ours = torch.optim.AdamW(groups, weight_decay=0.1), module.stepper(max_norm=0.1)
     steps_alike(model, module, theirs, ours, 10, max_norm=0.1)
+    reached = copy.deepcopy(theirs.state_dict())
     theirs.load_state_dict(ours.state_dict())
     resumed = module.stepper(max_norm=0.1)
-    resumed.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    resumed.load_state_dict(reached)
     steps_alike(model, module, theirs, resumed, 10, max_norm=0.1)
     tuned = aotexport.derive(module, output=tmp_path / "derived", freeze="norm.*", verify=False)
     assert [program.record.name for program in tuned.programs] == ["train", "step"]
@@ -155,6 +156,8 @@ def test_what_a_step_does_not_follow_is_refused(tmp_path):
         parameter.requires_grad_(not name.startswith("frozen"))
     with pytest.raises(CallInvalid, match="expected shape"):
         stepper(batch[0][:, :3], batch[1])
+    with pytest.raises(CallInvalid, match="autocast: expected none"), torch.autocast("cpu"):
+        stepper(*batch)
     with pytest.raises(ArgumentInvalid, match="1 groups of parameters, got 2"):
         module.stepper(lr=[0.1, 0.2])
     state = stepper.state_dict()

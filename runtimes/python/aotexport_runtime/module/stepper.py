@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 _COUNT = "step"
 """Name of the number of steps in the state of torch's optimizers, which have it per parameter."""
 
+FORMS = ("foreach", "fused", "capturable", "differentiable")
+"""Options of torch's optimizers that choose among forms of one computation, and may be any."""
+
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A group of the optimizer: names of its parameters, options as torch has them, and the state of each parameter."""
@@ -86,7 +89,8 @@ class Stepper(torch.optim.Optimizer):
         self._module, self._program = module, module.bundle.program(STEP)
         self.max_norm = float("inf") if max_norm is None else max_norm
         super().__init__(groups, dict(self._optimizer.groups[0].options))
-        self._fixed = [{n: v for n, v in each.options.items() if n != "lr"} for each in self._optimizer.groups]
+        options = [each.options for each in self._optimizer.groups]
+        self._fixed = [{n: v for n, v in each.items() if n not in ("lr", *FORMS)} for each in options]
         self._trains = [(name, *module._slot(name), each.requires_grad) for name, each in module.named_parameters()]
         self._table = self._made()
         self._plan: Plan | None = None
