@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import copy
+import math
+import re
 import sys
+import threading
 from collections import Counter
+from dataclasses import replace
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -15,8 +20,10 @@ import aotexport
 import aotexport_runtime
 from aotexport_runtime import NotSupported
 from aotexport_runtime.bundle.read import open_bundle
+from aotexport_runtime.engines import sized
 from aotexport_runtime.engines.candidates import FROZEN_ENGINES, Request
 from aotexport_runtime.module import measured
+from aotexport_runtime.module.onnx_module import runtime_of
 from aotexport_runtime.rewrite.layers import constants_of, layered
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.program import StateInput
@@ -182,6 +189,62 @@ def test_gradients_copies_threads_and_modes_are_served_by_graphs(words):
         check(module, *call())
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+# --- sessions for the sizes of a call -----------------------------------------------------------------------
+
+
+@pytest.fixture(params=["onnx", "openvino"])
+def sized_engine(request, words, monkeypatch):
+    """Let the sessions of one engine be the fastest; graphs are the usual engine."""
+    pytest.importorskip({"onnx": "onnxruntime"}.get(request.param, request.param))
+    seconds = {"portable": 1e-3, "autograd": 1.0, request.param: 1.0}
+    measured.kept_figures(open_bundle(words), Request(frozen=True)).add("infer", {"seconds": seconds, "why_not": {}})
+    for name, value in {"_LEAST_S": 0, "_ENOUGH_S": 0, "CLEARLY": math.inf, "_MOST_SIZES": 2}.items():
+        monkeypatch.setattr(sized, name, value)
+    return request.param
+
+
+def call_often(module, rows, model=None):
+    """Call until what serves these sizes is decided, and once more."""
+    for begin, end in ((0, 3), (3, 7)):
+        for number in range(begin, end):
+            words, scale = call(rows)
+            check(module, (words + number) % 20, scale, model=model)
+        for thread in threading.enumerate():
+            if thread.name == "sessions":
+                thread.join()
+
+
+def test_sizes_that_are_called_often_get_sessions_of_their_own(words, sized_engine):
+    module = load(words)
+    for rows in (2, 3, 32, 2):
+        call_often(module, rows)
+    told = module.explain_program("infer").because
+    assert re.findall(r"; (\w+) for rows (\d+), in", told) == [(sized_engine, "2"), (sized_engine, "3")]
+    with pytest.raises(IndexError):
+        run(module, torch.full((3, 5), 20), call()[1])
+    check(module, *call())
+    model = make()
+    for each in (module, model):
+        with torch.no_grad():
+            each.head.weight.mul_(2)
+    check(module, *call(), model=model)
+
+
+def test_session_that_gives_other_results_serves_no_call(words, sized_engine, monkeypatch):
+    runtime = type(runtime_of(sized_engine))
+    original = runtime.open
+
+    def opened(self, bundle, model, symbols=MappingProxyType({})):
+        session = original(self, bundle, model, symbols)
+        wrong = lambda *args: [result + 1 for result in session.infer(*args)]  # noqa: E731
+        return replace(session, infer=wrong) if symbols else session
+
+    monkeypatch.setattr(runtime, "open", opened)
+    module = load(words)
+    call_often(module, 3)
+    assert " for rows 3" not in module.explain_program("infer").because
 
 
 class Counting(nn.Module):

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -18,11 +20,13 @@ import torch
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Plan
-from aotexport_runtime.engines.candidates import AUTOGRAD, FROZEN_ENGINES, PACKED, PORTABLE, Request
+from aotexport_runtime.engines.candidates import AUTOGRAD, FROZEN_ENGINES, MODEL_ENGINES, PACKED, PORTABLE, Request
 from aotexport_runtime.engines.engine import Engine
-from aotexport_runtime.engines.frozen import Frozen, FrozenModel, PackedGraph
+from aotexport_runtime.engines.frozen import Frozen, FrozenModel, PackedGraph, Weights
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
+from aotexport_runtime.engines.sized import CLEARLY, Sized, observed
 from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.execution.codegen import Function
 from aotexport_runtime.execution.matmul.onednn import kept
 from aotexport_runtime.execution.user_cache import Measurements, cache_folder
 from aotexport_runtime.guards.signature import Bound
@@ -39,9 +43,6 @@ _LEAST_ROUNDS, _MOST_ROUNDS = 3, 50
 
 _SHORT_S = 0.02
 """Longest call of programs that are compared in all recorded calls, not in the first alone."""
-
-_CLEARLY = 0.97
-"""Most time of an engine that is chosen before the one that rules choose, as a part of its time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class Figures:
         if request.precision and PACKED in self.seconds:
             return PACKED
         fastest = min(self.seconds, key=self.seconds.__getitem__)
-        is_clear = usual not in self.seconds or self.seconds[fastest] <= _CLEARLY * self.seconds[usual]
+        is_clear = usual not in self.seconds or self.seconds[fastest] <= CLEARLY * self.seconds[usual]
         return fastest if is_clear else usual
 
 
@@ -77,13 +78,18 @@ def fastest(module: BundleModule, plan: Plan, graph: FunctionalEngine) -> list[E
     frozen: dict[str, Frozen] = {}
     refused: dict[str, str] = {}
 
+    weights: Weights = module.__dict__["_loaded"]
+
+    def open_model(name: str, symbols: Mapping[str, int]) -> FrozenModel:
+        runtime: Any = SimpleNamespace(engine=name, open=functools.partial(runtime_of(name).open, symbols=symbols))
+        return FrozenModel(bundle, program, runtime, weights)
+
     def freeze(name: str) -> None:
-        weights = module.__dict__["_loaded"]
         try:
             if name == PACKED:
                 frozen[name] = PackedGraph(bundle, program, module._environment, weights, request.precision)
             else:
-                frozen[name] = FrozenModel(bundle, program, runtime_of(name), weights)
+                frozen[name] = open_model(name, {})
             known[name] = graph.by_native(frozen[name])
         except NotSupported as error:
             refused[name] = str(error)
@@ -105,11 +111,32 @@ def fastest(module: BundleModule, plan: Plan, graph: FunctionalEngine) -> list[E
         cache.add(program.name, msgspec.to_builtins(figures))
     first = known[figures.best(usual, request)]
     others = plan.engines[-1:] if first.name in (PORTABLE, AUTOGRAD) else plan.engines
-    chosen = {engine.name: engine for engine in (first, *others)}
+    chosen = list({engine.name: engine for engine in (first, *others)}.values())
+    names = [engine.name for engine in chosen]
     error = f"; {request.precision} has a relative error of {figures.error:.1e} in recorded calls"
     told = error if request.precision and first.name == PACKED else ""
-    plan.record.measured(list(chosen), figures.seconds, figures.why_not, told)
-    return list(chosen.values())
+    plan.record.measured(names, figures.seconds, figures.why_not, told)
+    engines = [name for name in MODEL_ENGINES if name in figures.seconds]
+    if not engines or request.precision:
+        return chosen
+    try:
+        sized = Sized(program, weights, (first.name, _usual(chosen)), open_model, engines, plan.record)
+    except NotSupported:
+        return chosen
+    return [graph.by_native(sized), *(chosen if first.name == AUTOGRAD else chosen[1:])]
+
+
+def _usual(engines: Sequence[Engine]) -> Function:
+    """Return what runs calls by the first engine that takes them."""
+    first = engines[0]
+    if isinstance(first, FunctionalEngine) and first.name in (PORTABLE, *FROZEN_ENGINES):
+        return first.infer  # The guards of the graph that it stands for have been asked.
+
+    def run(inputs: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+        taking = (engine for engine in engines if engine.why_not(inputs, symbols) is None)
+        return tuple(next(taking, engines[-1]).run(inputs, symbols))
+
+    return run
 
 
 def kept_figures(bundle: Bundle, request: Request) -> Measurements:
@@ -136,9 +163,9 @@ def _measure(
                 calls.append(plan.bind_flat(values))
         if any(call.violations for call in calls):
             return None
-        start, expected = time.perf_counter(), [_observed(_run_of(engines[AUTOGRAD], calls[0])())]
+        start, expected = time.perf_counter(), [observed(_run_of(engines[AUTOGRAD], calls[0])())]
         if time.perf_counter() - start <= _SHORT_S:
-            expected += [_observed(_run_of(engines[AUTOGRAD], call)()) for call in calls[1:]]
+            expected += [observed(_run_of(engines[AUTOGRAD], call)()) for call in calls[1:]]
         why_not, errors = dict[str, str](), dict[str, float]()
         for name in engines.keys() - {AUTOGRAD}:
             least = TOLERANCES["bfloat16"] if precision and name == PACKED else 0.0
@@ -171,24 +198,17 @@ def _why_other(
     The reason is empty where it does; for `least` see `compare`.
     """
     error = 0.0
-    for call, observed in zip(calls, expected, strict=False):
+    for call, seen in zip(calls, expected, strict=False):
         reason = engine.why_not(list(call.inputs), dict(call.symbols))
         if reason is not None and call is calls[0]:
             return reason, error
         if reason is not None:  # The next engine takes such calls.
             continue
-        found = compare(observed, _observed(_run_of(engine, call)()), least=least)
+        found = compare(seen, observed(_run_of(engine, call)()), least=least)
         error = max([error, *(each.error for each in found)])
         if not all(each.agrees for each in found):
             return f"a recorded call has other numbers by it: relative error {error:.1e}", error
     return "", error
-
-
-def _observed(outputs: Sequence[Any]) -> Observation:
-    tensors = {str(i): value for i, value in enumerate(outputs) if isinstance(value, torch.Tensor)}
-    facts = {str(i): str(value) for i, value in enumerate(outputs) if not isinstance(value, torch.Tensor)}
-    facts |= {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in tensors.items()}
-    return Observation(facts, {name: tensor.reshape(-1) for name, tensor in tensors.items()})
 
 
 def _least(runs: Mapping[str, Sequence[Callable[[], Any]]]) -> dict[str, float]:

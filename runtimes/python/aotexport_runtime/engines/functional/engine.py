@@ -62,7 +62,7 @@ class FunctionalEngine:
         gradients = functional.gradients
         self._joint: JointProgram | None = None
         if gradients is None:
-            self._infer = _inference(graph, environment, engines, native)
+            self.infer = _inference(graph, environment, engines, native)
         else:
             self._joint = JointProgram(
                 graph,
@@ -103,7 +103,7 @@ class FunctionalEngine:
         symbols = source.values_of(self._symbols)
         inputs = ", ".join(map(input_name, range(self._count)))
         if self._is_native:
-            return f"{source.constant(self._infer)}([{inputs}], {symbols})"
+            return f"{source.constant(self.infer)}([{inputs}], {symbols})"
         if self._direct is None:
             return None
         return f"{source.constant(apply_joint)}({source.constant(self._direct)}, {symbols}, {inputs})"
@@ -117,7 +117,7 @@ class FunctionalEngine:
         if self._joint is not None:
             returned = run_joint(self._joint, inputs, symbols)
         else:
-            returned = _unrecorded(self._infer, inputs, symbols)
+            returned = _unrecorded(self.infer, inputs, symbols)
         results = returned
         if self._mutations is not None:
             self._mutations.apply(inputs, returned)

@@ -263,8 +263,8 @@ class OnnxRuntime:
     threads: int | None = None
     session_options: Any = None
 
-    def open(self, bundle: Bundle, model: OnnxModel) -> Session:
-        """Open a model; see `ModelRuntime`."""
+    def open(self, bundle: Bundle, model: OnnxModel, symbols: Mapping[str, int] | None = None) -> Session:
+        """Open a model; see `ModelRuntime`. `symbols`: for sizes by symbol; None: for all."""
         try:
             import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
         except ImportError:
@@ -275,14 +275,15 @@ class OnnxRuntime:
         if missing:
             raise NotSupported(f"this ONNX Runtime has no `{missing[0]}`; it has {', '.join(here)}")
         file, options = bundle.intact_file(model.file), self._options(onnxruntime, model)
+        for each in bundle.program(model.program).dimensions:
+            if symbols:
+                options.add_free_dimension_override_by_name(each.name, symbols[each.symbol])
         try:
             session = onnxruntime.InferenceSession(str(file), options, providers=list(self.providers))
         except (*ort_errors(), RuntimeError, ValueError) as error:
-            reason = first_line(error)
+            reason, version = first_line(error), onnxruntime.__version__
             hint = f". {_NO_KERNEL}" if "NOT_IMPLEMENTED" in reason else ""
-            raise NotSupported(
-                f"ONNX Runtime {onnxruntime.__version__} does not load `{model.file}`: {reason}{hint}"
-            ) from None
+            raise NotSupported(f"ONNX Runtime {version} does not load `{model.file}`: {reason}{hint}") from None
         inputs, outputs, optional = session.get_inputs(), session.get_outputs(), session.get_overridable_initializers()
         check_names(model, *([value.name for value in values] for values in (inputs, outputs, optional)))
         is_rare = any(_is_rare(value.type) for value in (*inputs, *outputs, *optional))

@@ -20,6 +20,8 @@ from aotexport_runtime.engines.onnx.engine import Session, check_names, threads_
 from aotexport_runtime.errors import CheckFailed, NotSupported, first_line
 from aotexport_runtime.execution.user_cache import cache_folder
 from aotexport_runtime.schema.manifest import OnnxModel
+from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
+from aotexport_runtime.values import sizes
 
 _WAY_OUT = "Load target `onnx`, or `portable`"
 _PLACES = ("Exception from ", "Check ", "FrontEnd API failed", "Model wasn't fully converted", "While validating")
@@ -40,8 +42,8 @@ class OpenVino:
     threads: int | None = None
     properties: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
-    def open(self, bundle: Bundle, model: OnnxModel) -> Session:
-        """Open a model; see `ModelRuntime`."""
+    def open(self, bundle: Bundle, model: OnnxModel, symbols: Mapping[str, int] | None = None) -> Session:
+        """Open a model; see `ModelRuntime`. `symbols`: for sizes by symbol; None: for all."""
         try:
             import openvino
         except ImportError:
@@ -51,13 +53,15 @@ class OpenVino:
         file, core = bundle.intact_file(model.file), openvino_core()
         try:
             read = core.read_model(file)
+            if symbols:
+                read.reshape(_shapes(bundle.program(model.program), model, symbols))
             defaults = _state_as_inputs(read, model)
             ports = [name for port in read.inputs if (name := port.get_any_name()) not in model.state_inputs.values()]
             check_names(model, ports, _outputs(read, model), [*defaults])
             reason = why_inexact(read)
             if reason is None:
                 is_checked = indices_in_bounds(read)
-                compiled = partial(core.compile_model, read, "CPU", _properties(bundle, self))
+                compiled = partial(core.compile_model, read, "CPU", _properties(bundle, self, symbols))
                 infer = Infer(compiled, defaults, is_checked=is_checked)
                 return Session(handle=infer.request.get_compiled_model(), device="CPU", infer=infer)
         except RuntimeError as error:
@@ -85,7 +89,15 @@ def _cause(error: RuntimeError) -> str:
     return first_line(RuntimeError(causes[0])) if causes else first_line(error)
 
 
-def _properties(bundle: Bundle, options: OpenVino) -> dict[str, Any]:
+def _shapes(program: Program, model: OnnxModel, symbols: Mapping[str, int]) -> dict[str, list[int]]:
+    """Return the shape of each input of a model, for sizes by symbol."""
+    specs = [spec for spec in program.inputs if not isinstance(spec, StateInput)]
+    shapes = [spec.meta.shape if isinstance(spec, ArgumentInput) else () for spec in specs]
+    found = [[sizes.evaluate(size, symbols) for size in shape] for shape in shapes]
+    return dict(zip(model.inputs, found, strict=True))
+
+
+def _properties(bundle: Bundle, options: OpenVino, symbols: Mapping[str, int] | None) -> dict[str, Any]:
     properties: dict[str, Any] = {
         "INFERENCE_PRECISION_HINT": "f32",
         "PERFORMANCE_HINT": "LATENCY",
@@ -93,7 +105,8 @@ def _properties(bundle: Bundle, options: OpenVino) -> dict[str, Any]:
         "ENABLE_CPU_PINNING": False,
     }
     folder = cache_folder("openvino")
-    if folder is not None:
+    # A file for each of the sizes would be as many copies of the weights.
+    if folder is not None and not symbols:
         # Apart by bundle: OpenVINO knows a model again by its path and structure, not by its weights.
         properties["CACHE_DIR"] = str(folder / hashlib.sha256(msgspec.json.encode(bundle.manifest.files)).hexdigest())
     if (threads := threads_of(options.threads)) is not None:

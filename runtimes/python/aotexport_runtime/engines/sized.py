@@ -1,0 +1,191 @@
+"""Sizes that are called often get sessions of ONNX models for these sizes alone, where they are clearly faster.
+
+The usual engine serves every call until then. A session whose results for a call are the same runs beside it in a few
+more; their times decide what serves calls of that size from then on, in this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from aotexport_runtime.engines.frozen import Frozen, FrozenModel, Weights
+from aotexport_runtime.engines.runs import Engines
+from aotexport_runtime.errors import AotExportError, NotSupported, first_line
+from aotexport_runtime.execution.codegen import Function
+from aotexport_runtime.rewrite.partition import Subgraph
+from aotexport_runtime.schema.program import Program
+from aotexport_runtime.values.compare import compare
+from aotexport_runtime.values.observe import Observation
+
+log = logging.getLogger("aotexport_runtime")
+
+_LEAST_CALLS, _LEAST_S = 3, 0.5
+"""Calls of one size, and seconds in them, before sessions are opened for it."""
+
+_MOST_SIZES, _MOST_NBYTES = 4, 1 << 30
+"""Most sizes of a program with sessions of their own, and most memory of these for weights."""
+
+_MOST_WATCHED = 1024
+"""Most sizes whose calls are counted."""
+
+_ROUNDS, _MOST_ROUNDS, _ENOUGH_S = 3, 12, 0.1
+"""Least and most calls in which each session runs beside the usual engine, and seconds of it that are enough."""
+
+CLEARLY = 0.97
+"""Most time of an engine that is chosen before the usual one, as a part of its time."""
+
+Opened = Callable[[str, Mapping[str, int]], FrozenModel]
+"""Opens the model by the runtime of an engine, for sizes by symbol."""
+
+
+class _Size:
+    """Calls of one size, and the sessions for it that are being tried."""
+
+    def __init__(self) -> None:
+        self.calls, self.seconds = 0, 0.0
+        self.is_asked = False
+        self.runs: dict[str, Function] = {}
+        self.times: dict[str, list[float]] = {}
+
+    def is_timed(self, name: str) -> bool:
+        """Return whether a session has run in enough calls."""
+        times = self.times.get(name, ())
+        return len(times) >= _ROUNDS and (len(times) >= _MOST_ROUNDS or sum(times) >= _ENOUGH_S)
+
+
+class Sized(Frozen):
+    """Runs an inference graph by the usual engine, or by a session for the sizes of the call."""
+
+    def __init__(
+        self,
+        program: Program,
+        weights: Weights,
+        usual: tuple[str, Function],
+        open_model: Opened,
+        engines: Sequence[str],
+        record: Engines,
+    ) -> None:
+        """Watch calls: `usual` is the name of the engine that serves them, and what runs them by it.
+
+        `engines` are those whose sessions may take its place, `record` tells which do.
+
+        Raises:
+            NotSupported: as of `Frozen`.
+        """
+        super().__init__(program, weights)
+        (self.target, self._usual), self._open_model, self._engines = usual, open_model, engines
+        self._record = record
+        self._names = {dimension.symbol: dimension.name for dimension in program.dimensions}
+        nbytes = sum(tensor.nbytes for _, tensor, _ in self._weights)
+        self._left = min(_MOST_SIZES, _MOST_NBYTES // max(nbytes, 1))
+        self._chosen: dict[tuple[int, ...], Function] = {}
+        self._sizes: dict[tuple[int, ...], _Size] = {}
+        self._lock = threading.Lock()
+        self._clock = time.process_time if self._threads == 1 else time.perf_counter
+
+    def forward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
+        chosen, names = self._chosen, [*self._names]
+
+        def call(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
+            key = tuple([symbols[name] for name in names])
+            run = chosen.get(key)
+            if run is not None:
+                return run(args, symbols)
+            # Another thread's call of the moment is none to measure.
+            if self._left + len(self._sizes) == 0 or not self._lock.acquire(blocking=False):
+                return self._usual(args, symbols)
+            try:
+                return self._watched(key, args, symbols, subgraph, fallback)
+            finally:
+                self._lock.release()
+
+        return call
+
+    def _watched(
+        self,
+        key: tuple[int, ...],
+        args: list[Any],
+        symbols: dict[str, int],
+        subgraph: Subgraph,
+        fallback: Callable[[], Function],
+    ) -> tuple[Any, ...]:
+        """Run a call by the usual engine, and by a session that is being tried."""
+        size, given = self._sizes.setdefault(key, _Size()), list(args)
+        start, begun = time.perf_counter(), self._clock()
+        results = self._usual(args, symbols)
+        seconds = self._clock() - begun
+        size.calls, size.seconds = size.calls + 1, size.seconds + time.perf_counter() - start
+        if size.runs:
+            size.times.setdefault("", []).append(seconds)
+            name = min(size.runs, key=lambda name: len(size.times.get(name, ())))
+            begun = self._clock()
+            size.runs[name](given, symbols)
+            size.times.setdefault(name, []).append(self._clock() - begun)
+            if all(map(size.is_timed, size.runs)):
+                self._choose(key, size, symbols)
+        elif not size.is_asked and size.calls >= _LEAST_CALLS and size.seconds >= _LEAST_S and self._left:
+            size.is_asked, self._left = True, self._left - 1
+            # The caller may write to arguments and results before the sessions are open.
+            places = {index for index, *_ in self._weights}
+            args = [each if index in places else _copied(each) for index, each in enumerate(given)]
+            call = args, dict(symbols), [*map(_copied, results)]
+            work = threading.Thread(target=self._open, args=(key, size, call, subgraph, fallback), name="sessions")
+            work.start()
+        if not self._left or len(self._sizes) > _MOST_WATCHED:
+            self._sizes = {each: size for each, size in self._sizes.items() if size.is_asked}
+        return results
+
+    def _open(
+        self,
+        key: tuple[int, ...],
+        size: _Size,
+        call: tuple[list[Any], dict[str, int], list[Any]],
+        subgraph: Subgraph,
+        fallback: Callable[[], Function],
+    ) -> None:
+        """Open sessions for a size, beside calls; one that gives other results for a `call` is left out."""
+        (args, symbols, results), found = call, dict[str, Function]()
+        for name in self._engines:
+            try:
+                model = self._open_model(name, symbols)
+                run = model.forward_of(subgraph, fallback)
+                # The first runs take memory, and more time than later ones.
+                seen = [observed(run(list(args), symbols)) for _ in range(_ROUNDS)]
+                if model.failure or not all(each.agrees for each in compare(observed(results), seen[0])):
+                    raise NotSupported(model.failure or "it has other results")
+                found[name] = run
+            except AotExportError as error:
+                log.info("no session of %s for the sizes %s: %s", name, symbols, first_line(error))
+        with self._lock:
+            size.runs = found
+            if not found:
+                self._choose(key, size, symbols)
+
+    def _choose(self, key: tuple[int, ...], size: _Size, symbols: Mapping[str, int]) -> None:
+        """Let the fastest of those that were tried serve a size; `""` is the usual engine's name among them."""
+        least = {name: min(size.times[name]) for name in size.runs}
+        fastest = min(least, key=least.__getitem__, default="")
+        is_clear = bool(least) and least[fastest] <= CLEARLY * min(size.times[""])
+        if is_clear:
+            sizes = ", ".join(f"{name} {symbols[symbol]}" for symbol, name in self._names.items())
+            self._record.because += f"; {fastest} for {sizes or 'all calls'}, in {least[fastest] * 1e3:.3g} ms"
+        self._chosen[key] = size.runs[fastest] if is_clear else self._usual
+        del self._sizes[key]
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def observed(outputs: Sequence[Any]) -> Observation:
+    """Return what a comparison sees of a program's outputs."""
+    tensors = {str(i): value for i, value in enumerate(outputs) if isinstance(value, torch.Tensor)}
+    facts = {str(i): str(value) for i, value in enumerate(outputs) if not isinstance(value, torch.Tensor)}
+    facts |= {name: f"{tensor.dtype}{list(tensor.shape)}" for name, tensor in tensors.items()}
+    return Observation(facts, {name: tensor.reshape(-1) for name, tensor in tensors.items()})
