@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+import shutil
 import sys
 import threading
 from collections import Counter
@@ -244,6 +245,16 @@ def test_session_that_gives_other_results_serves_no_call(words, sized_engine, mo
     monkeypatch.setattr(runtime, "open", opened)
     module = load(words)
     call_often(module, 3)
+    assert " for rows 3" not in module.explain_program("infer").because
+
+
+def test_sizes_of_a_bundle_that_is_gone_are_served_by_the_usual_engine(words, sized_engine, tmp_path, caplog):
+    shutil.copytree(words, tmp_path / "bundle")
+    module = load(tmp_path / "bundle")
+    shutil.rmtree(tmp_path / "bundle")
+    with caplog.at_level("INFO", "aotexport_runtime"):
+        call_often(module, 3)
+    assert f"no session of {sized_engine} for the sizes" in caplog.text
     assert " for rows 3" not in module.explain_program("infer").because
 
 

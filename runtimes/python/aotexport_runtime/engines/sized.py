@@ -6,6 +6,7 @@ more; their times decide what serves calls of that size from then on, in this pr
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -136,7 +137,8 @@ class Sized(Frozen):
             args = [each if index in places else _copied(each) for index, each in enumerate(given)]
             call = args, dict(symbols), [*map(_copied, results)]
             work = threading.Thread(target=self._open, args=(key, size, call, subgraph, fallback), name="sessions")
-            work.start()
+            with contextlib.suppress(RuntimeError):  # The system allows no more threads.
+                work.start()
         if not self._left or len(self._sizes) > _MOST_WATCHED:
             self._sizes = {each: size for each, size in self._sizes.items() if size.is_asked}
         return results
@@ -160,7 +162,7 @@ class Sized(Frozen):
                 if model.failure or not all(each.agrees for each in compare(observed(results), seen[0])):
                     raise NotSupported(model.failure or "it has other results")
                 found[name] = run
-            except AotExportError as error:
+            except (AotExportError, OSError, RuntimeError) as error:  # The files may be gone by now.
                 log.info("no session of %s for the sizes %s: %s", name, symbols, first_line(error))
         with self._lock:
             size.runs = found
