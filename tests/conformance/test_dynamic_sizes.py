@@ -49,6 +49,19 @@ def test_dynamic_integers_are_numbers_of_the_call(load):
     )
 
 
+def summed(x, y):
+    return x + y
+
+
+def test_two_inputs_share_a_size_of_one_or_two_rows(load):
+    batch = {0: torch.export.Dim("batch", min=1, max=2)}
+    module = load(summed, leaf(2, 3), leaf(2, 3), dynamic_shapes={"x": batch, "y": batch}, verify=True)
+    for rows in (1, 2):
+        assert module(torch.ones(rows, 3), torch.ones(rows, 3)).shape == (rows, 3)
+    with pytest.raises(CallInvalid, match=r"`batch` is 3, outside \[1:2\]"):
+        module(torch.ones(3, 3), torch.ones(3, 3))
+
+
 def by_sign(x, n):
     return x * 2 if n > 0 else x * 3
 

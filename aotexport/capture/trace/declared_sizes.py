@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import sympy
 import torch
 from torch.export import Dim
 
@@ -102,21 +103,16 @@ def declared_sizes(call: ExampleCall) -> list[DeclaredSize]:
 
 
 def constrain(declared: Iterable[DeclaredSize], fakes: Sequence[Any]) -> None:
-    """Let the shape environment of fakes assume the user's ranges, and the relations of the user's names.
+    """Let the shape environment of fakes assume the relations of the user's names, then the user's ranges.
 
-    Torch takes no ranges of integers and of hints. Names relate sizes by equality, or `2 * half` where derived; calls
-    must meet that even where the model does not need it.
+    Torch gets hints in place of names: of a range that leaves it one size it would relate no sizes. Names relate sizes
+    by equality, or `2 * half` where derived; calls must meet that even where the model does not need it.
 
     Raises:
         ModelFileInvalid: the example's sizes are not so related.
     """
-    named: dict[str, list[DeclaredSize]] = {}
+    declared, named = list(declared), dict[str, list[DeclaredSize]]()
     for size in declared:
-        symbol = size.among(fakes)
-        if (size.axis is None or size.name is None) and isinstance(symbol, torch.SymInt):
-            low, high = range_of(size.dimension)
-            bounds = (-int_oo if low is None else low, int_oo if high is None else high)
-            symbol.node.shape_env.constrain_symbol_range(symbol.node.expr, *bounds)
         if size.name is not None:
             named.setdefault(size.name, []).append(size)
     for name, sizes in named.items():
@@ -130,6 +126,12 @@ def constrain(declared: Iterable[DeclaredSize], fakes: Sequence[Any]) -> None:
                     f"`{name}` {_where(other)} must be {expected}; it is {other.example}"
                 )
             torch._check(other.among(fakes) == _related(first, other, first.among(fakes)))
+    for size in declared:
+        symbol = size.among(fakes)
+        if isinstance(symbol, torch.SymInt) and isinstance(symbol.node.expr, sympy.Symbol):
+            low, high = range_of(size.dimension)
+            bounds = (-int_oo if low is None else low, int_oo if high is None else high)
+            symbol.node.shape_env.constrain_symbol_range(symbol.node.expr, *bounds)
 
 
 def _related(one: DeclaredSize, other: DeclaredSize, size: Any) -> Any:
@@ -143,11 +145,16 @@ def _where(size: DeclaredSize) -> str:
 
 
 def torch_specs(call: ExampleCall) -> list[Any]:
-    """Return the dimensions per argument as torch takes them: it takes no named ones for integers."""
+    """Return the dimensions per argument as hints, which torch takes for integers too; see `constrain`."""
+
+    def hint(dimension: Any) -> Any:
+        if not is_dimension(dimension):
+            return dimension
+        return Dim.DYNAMIC if is_required_dimension(dimension) else Dim.AUTO
+
     return [
         axes
-        if isinstance(leaf, torch.Tensor) or axes is None
-        else (Dim.DYNAMIC if is_required_dimension(axes[0]) else Dim.AUTO)
+        and ({axis: hint(each) for axis, each in axes.items()} if isinstance(leaf, torch.Tensor) else hint(axes[0]))
         for leaf, axes in zip(call.tensors, call.axes, strict=True)
     ]
 
