@@ -236,11 +236,6 @@ def symbols_of(program: Program, inputs: Sequence[VectorInput]) -> dict[str, int
     return symbols
 
 
-def is_in_range(program: Program, arguments: RecordedArguments) -> bool:
-    """Return whether the sizes of a call are in the ranges of the program, and meet its guards."""
-    return takes(program, symbols_of(program, arguments.specs))
-
-
 def takes(program: Program, symbols: dict[str, int]) -> bool:
     """Return whether these values of all symbols are in the ranges of the program, and meet its guards."""
     in_range = all(

@@ -19,12 +19,13 @@ from aotexport.eager.recorded_arguments import (
     beginning_at,
     drawn_arguments,
     example_arguments,
-    is_in_range,
     other_integers,
     random_arguments,
     resized_arguments,
     rows_of_example,
     small_arguments,
+    symbols_of,
+    takes,
 )
 from aotexport.eager.run import SEED, Run, dropped_gradients, observe_eager, shorter_call
 from aotexport.encode.program import EncodedProgram
@@ -234,7 +235,7 @@ def _inherited_arguments(
     known = recorded.pop(example.name, None)
     if known is None or not _are_same(known, example) or _ranges(bundle.program(program.name)) != _ranges(program):
         return None
-    return [arguments for arguments in recorded.values() if is_in_range(program, arguments)]
+    return [arguments for arguments in recorded.values() if takes(program, symbols_of(program, arguments.specs))]
 
 
 def _ranges(program: Program) -> list[tuple[int | None, int | None]]:

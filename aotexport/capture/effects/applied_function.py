@@ -55,18 +55,14 @@ def apply_function(
                 gradients = materialized(grads, ctx.metas)
             else:
                 tangents = [grad for i, grad in enumerate(grads) if i not in function.nondifferentiable]
-                subgraph = backwards[_pattern_number([grad is not None for grad in tangents])]
+                # One subgraph per pattern of defined gradients: a binary number, the first gradient lowest.
+                subgraph = backwards[sum(1 << place for place, grad in enumerate(tangents) if grad is not None)]
                 gradients = [grad for grad in tangents if grad is not None]
             if subgraph is None:
                 raise ExportFailed("a custom autograd function has no backward for these gradients")
             return tuple(torch.fx.Interpreter(subgraph).run(*gradients, *ctx.saved_tensors, *ctx.stashed, *additional))
 
     return list(Applied.apply(*operands))
-
-
-def _pattern_number(defined: Sequence[bool]) -> int:
-    """Return the index of the subgraph for a pattern of defined gradients: a binary number, first gradient lowest."""
-    return sum(1 << place for place, is_defined in enumerate(defined) if is_defined)
 
 
 def function_of_subgraphs(

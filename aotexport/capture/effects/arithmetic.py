@@ -114,7 +114,7 @@ def _extreme(symbolic: Callable[[Any, Any], Any], original: Callable[..., Any]) 
     def extreme(*args: Any, **kwargs: Any) -> Any:
         values = args[0] if len(args) == 1 and isinstance(args[0], list | tuple) else args
         # Python compares a tensor by its value.
-        if kwargs or not _are_numbers(*values) or not holds_symbol(values):
+        if kwargs or not all(isinstance(each, (int, float, *_SYMBOLIC)) for each in values) or not holds_symbol(values):
             return original(*args, **kwargs)
         return functools.reduce(symbolic, values)
 
@@ -158,10 +158,6 @@ def _logarithm(original: Callable[..., float]) -> Callable[..., Any]:
         return MATH_FUNCTIONS["log2"](value) / (MATH_FUNCTIONS["log2"](base) if holds_symbol(base) else math.log2(base))
 
     return logarithm
-
-
-def _are_numbers(*values: Any) -> bool:
-    return all(isinstance(value, int | float | torch.SymInt | torch.SymFloat) for value in values)
 
 
 def _conversions(asked: Callable[[], None]) -> Iterator[Patch]:

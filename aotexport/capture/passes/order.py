@@ -115,7 +115,7 @@ def draft_text(draft: Draft) -> str:
     """Return a draft as lines of text."""
     reads = [f"reads {' '.join(sorted(draft.reads))}"] if draft.reads else []
     inputs = [
-        f"%{node.name}{_typed(value)}{' requires_grad' * _requires_grad(value)} = {_binding(binding)}"
+        f"%{node.name}{_typed(value)}{' requires_grad' * getattr(value, 'requires_grad', False)} = {_binding(binding)}"
         for node, binding, value in zip(
             draft.graph.graph.find_nodes(op="placeholder"), draft.bindings, draft.inputs, strict=True
         )
@@ -176,7 +176,3 @@ def _type(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"({', '.join(map(_type, value))})"
     return f"{type(value).__name__} {value}"
-
-
-def _requires_grad(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.requires_grad

@@ -14,7 +14,6 @@ from types import CodeType
 from typing import Any
 
 import torch
-from torch import nn
 from torch.fx.node import map_arg
 
 from aotexport.capture.effects.checkpoints import enter_checkpoint, exit_checkpoint
@@ -104,7 +103,7 @@ def traced(
             any_order = frozenset().union(*(change["key_order"].paths for change in changes if same))
         elif changes:
             (reads.discard if same else reads.add)(fact)
-    if len(flat.own) > 1 and _asks_identity(flat.target, call.module):
+    if len(flat.own) > 1 and any(map(_asks_identity, own_code(flat.target, call.module))):
         reads.add("identity")
     return Found(flat, frozenset(reads), any_order)
 
@@ -192,12 +191,8 @@ def _same_attribute(one: Any, other: Any, ignored: Sequence[Any]) -> bool:
 _VARIABLE = ("LOAD_FAST", "LOAD_DEREF")
 
 
-def _asks_identity(target: nn.Module | Callable[..., Any], module: nn.Module | None) -> bool:
-    """Return whether the model's own code asks: by `is` of variables or items, `id` of a variable, or a set of them."""
-    return any(map(_asks, own_code(target, module)))
-
-
-def _asks(code: CodeType) -> bool:
+def _asks_identity(code: CodeType) -> bool:
+    """Return whether code of the model asks: by `is` of variables or items, `id` of a variable, or a set of them."""
     found = list(dis.get_instructions(code))
     for before, here, ask in zip(found, found[1:], found[2:], strict=False):
         # Newer Pythons load two variables, or store one and load another, by one instruction.

@@ -83,10 +83,6 @@ def _effects(capture: ForwardCapture) -> Iterator[str]:
         yield f"the new tensor for `{entry.names[0]}`"
     for change in capture.function.container_changes:
         yield f"the change of `{change.path}`"
-    if _leaves_gradients_off(capture.graph.graph):
+    switches = list(capture.graph.graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED))
+    if switches and switches[-1].args[0] is False:
         yield "the grad mode that the call leaves"
-
-
-def _leaves_gradients_off(graph: torch.fx.Graph) -> bool:
-    switches = list(graph.find_nodes(op="call_function", target=SET_GRAD_ENABLED))
-    return bool(switches) and switches[-1].args[0] is False

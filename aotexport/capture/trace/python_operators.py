@@ -73,7 +73,8 @@ def _tracing(operator: OpOverload, described: PythonOperator) -> Callable[..., A
         if described.has_autograd and not operator._schema.is_mutable:
             return _as_function(operator, described, args, kwargs)
         dtypes = _dtypes(described.kernel, args, kwargs)
-        if dtypes is None or (_is_differentiated((args, kwargs)) and any(map(_has_gradients, dtypes))):
+        needs_grad = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in((args, kwargs)))
+        if dtypes is None or (needs_grad and any(dtype.is_floating_point or dtype.is_complex for dtype in dtypes)):
             return _STAYS
         with torch.no_grad():
             return described.kernel(*args, **kwargs)
@@ -165,11 +166,3 @@ def _dtypes(kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: Any) -> s
         except ExportFailed:
             return None
     return dtypes
-
-
-def _has_gradients(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
-
-
-def _is_differentiated(value: Any) -> bool:
-    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors_in(value))
