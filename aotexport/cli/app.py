@@ -22,7 +22,7 @@ from aotexport.cli.export import export
 from aotexport.cli.finetune import finetune
 from aotexport.cli.inspect import bom, diff, inspect
 from aotexport.cli.onnx import onnx
-from aotexport.cli.report import profile, report
+from aotexport.cli.report import profile, report, view
 from aotexport.cli.sign import sign, verify_signature_command
 from aotexport.cli.verify import verify
 from aotexport.errors import AotExportError, DataInvalid, InternalError, ModelFileInvalid, OutputExists
@@ -110,7 +110,7 @@ def app() -> None:
 
 
 for command in (
-    *(export, inspect, report, profile, verify, diff, derive, finetune, onnx, convert),
+    *(export, inspect, report, profile, view, verify, diff, derive, finetune, onnx, convert),
     *(bom, sign, verify_signature_command),
 ):
     app.add_command(command)

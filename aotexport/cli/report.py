@@ -1,7 +1,8 @@
-"""`aotexport report bundle/` and `aotexport profile bundle/`: memory and time of a bundle's programs."""
+"""`aotexport report`, `profile` and `view`: memory, time and graphs of a bundle's programs."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import IO
 
@@ -18,6 +19,7 @@ Examples:
   aotexport report bundle/ -o report.html --size batch=32
   aotexport report tuned/ -o report.html --against bundle/
   aotexport profile bundle/ --program train -o trace.json
+  aotexport view bundle/ -o graphs.json
 """
 
 
@@ -60,6 +62,25 @@ def report(bundle: Path, output: IO[str], sizes: dict[str, int], against: Path |
         text = page(opened, sizes=sizes, against=other, timed=not no_measure)
     output.write(text)
     stdout().print(printable(f"report: {output.name}"))
+
+
+@click.command(short_help="Write a bundle's graphs for a viewer.", epilog=_EXAMPLE)
+@BUNDLE
+@click.option("-o", "--output", type=click.File("w", encoding="utf-8", atomic=True), default="graphs.json",
+              show_default=True, metavar="FILE", help="File to write.")  # fmt: skip
+@click.option("--program", metavar="NAME", help="Write the graphs of one program.")
+def view(bundle: Path, output: IO[str], program: str | None) -> None:
+    """Write the graphs of BUNDLE as a file of Model Explorer, with modules as layers that open, and backward as one.
+
+    `pip install ai-edge-model-explorer` brings the command `model-explorer FILE`. Netron shows ONNX models of a bundle
+    (`aotexport onnx`). Nothing of the bundle is run, and torch is not needed.
+    """
+    from aotexport.inspection.view import graphs_of
+
+    opened = open_bundle(bundle)
+    text = json.dumps(graphs_of(opened, [program] if program else opened.program_names))
+    output.write(text)
+    stdout().print(printable(f"graphs: {output.name}"))
 
 
 @click.command(short_help="Measure the lines of a bundle's model.", epilog=_EXAMPLE)

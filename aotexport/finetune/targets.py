@@ -106,13 +106,14 @@ def answers_of(table: Table, columns: Mapping[str, str], tokenizer: Tokenizer) -
         )
     found: list[Answers] = []
     are_texts = isinstance(rows[0][0], str)
+    end = tokenizer.end if are_texts else ""
     for row, (before, after) in enumerate(rows, 1):
         try:
             if not are_texts:
                 turns = before if after == 0 else [*_messages(before), *_messages(after)]
                 found += _of_conversation(_messages(turns), 0 if after == 0 else len(before), tokenizer, row)
             elif isinstance(before, str) and isinstance(after, str):
-                text = before + after + ("" if after.endswith(tokenizer.end) else tokenizer.end)
+                text = before + after + ("" if after.endswith(end) else end)
                 found.append(Answers(text, [(len(before), len(text))], row))
             else:
                 raise DataInvalid(

@@ -38,7 +38,6 @@ class Tokenizer:
 
     Attributes:
         padding: the token that fills up short texts.
-        end: the text of the token that ends an answer; empty: there is none.
     """
 
     def __init__(self, source: str | None, need: str) -> None:
@@ -56,9 +55,18 @@ class Tokenizer:
             raise DataInvalid(f"{need} is text: give the model's tokenizer (--tokenizer DIR, tokenizer.json or bytes)")
         self._source = source
         self._own = None if source == BYTES else _read(source)
-        self.padding, self.end = 0, ""
-        if self._own is not None:
-            self.padding, self.end = self._own.padding, self._own.special("eos_token")
+        self.padding = 0 if self._own is None else self._own.padding
+
+    @property
+    def end(self) -> str:
+        """The text of the token that ends an answer, which bytes have not; `DataInvalid`: the files name none."""
+        found = "" if self._own is None else self._own.special("eos_token")
+        if self._own is not None and not found:
+            raise DataInvalid(
+                f"--tokenizer: {self._source} names no `eos_token`, with which an answer ends: give the directory that "
+                "`save_pretrained` of the model's tokenizer wrote, or add it to tokenizer_config.json"
+            )
+        return found
 
     def encode(self, texts: Sequence[Any], *, marked: bool, in_words: bool = False) -> list[Encoded]:
         """Return the tokens of texts.

@@ -554,6 +554,18 @@ def test_row_that_does_not_fit_its_loss_is_told(
     assert done.stderr.splitlines()[-1].startswith("error: " + message.format(data=data))
 
 
+def test_answers_without_a_token_that_ends_them_are_refused(
+    readers: Callable[[str], list[Any]], tmp_path: Path
+) -> None:
+    bundle = readers("completion")[0]
+    data = tmp_path / "rows.jsonl"
+    data.write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
+    source = Path(get_model_path(), "tokenizer.json")
+    done = finetune(bundle, "--data", data, "--loss", "completion", "--tokenizer", source, "-o", tmp_path / "tuned")
+    assert done.exit_code == 2
+    assert f"--tokenizer: {source} names no `eos_token`, with which an answer ends" in done.stderr
+
+
 @pytest.mark.parametrize("loss", KINDS)
 def test_kind_of_target_is_learnt_in_mixed_precision(
     readers: Callable[[str], list[Any]], tmp_path: Path, loss: str

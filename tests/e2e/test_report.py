@@ -127,6 +127,24 @@ def test_a_page_shows_the_bundle_and_loads_nothing(bundles, tmp_path):
         assert shown in text
 
 
+def test_graphs_for_a_viewer_have_modules_as_layers_and_backward_as_one(bundles, tmp_path):
+    assert invoke("view", bundles[Block], "-o", tmp_path / "graphs.json").exit_code == 0
+    collection = json.loads((tmp_path / "graphs.json").read_text())
+    assert [graph["id"] for graph in collection["graphs"]] == [
+        *("train/joint.json", "train/forward.json", "infer/inference.json", "infer/forward.json")
+    ]
+    for graph in collection["graphs"]:
+        ids = {node["id"] for node in graph["nodes"]}
+        assert len(ids) == len(graph["nodes"])
+        assert all(edge["sourceNodeId"] in ids for node in graph["nodes"] for edge in node["incomingEdges"])
+    joint = {node["id"]: node for node in collection["graphs"][0]["nodes"]}
+    assert {"first", "second", "head", "backward/first"} <= {node["namespace"] for node in joint.values()}
+    weight = next(name for name, node in joint.items() if node["label"] == "first.weight")
+    users = [node for node in joint.values() if any(edge["sourceNodeId"] == weight for edge in node["incomingEdges"])]
+    assert {node["namespace"].partition("/")[0] for node in users} == {"first"}
+    assert joint[weight]["outputsMetadata"][0]["attrs"] == [{"key": "type", "value": "float32[256, 32]"}]
+
+
 def test_a_wrong_size_leaves_no_page(bundles, tmp_path):
     for size, said in ("rows=3", "no dimension `rows`; the bundle has batch"), ("batch=65", "takes [0:64]"):
         result = invoke("report", bundles[Block], "-o", tmp_path / "page.html", "--size", size)

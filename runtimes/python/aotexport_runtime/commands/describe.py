@@ -272,22 +272,24 @@ def _tensor(meta: TensorMeta, names: dict[str, str]) -> str:
 
 def describe_graph(graph: Graph, names: dict[str, str]) -> list[str]:
     """Return one line per node: result, operator, arguments, metadata, source."""
-    lines = [f"{value.name}: {_meta(value.meta, names)}" for value in graph.inputs]
-    lines += [_node(node, graph, names) for node in graph.nodes]
+    lines = [f"{value.name}: {describe_meta(value.meta, names)}" for value in graph.inputs]
+    lines += [describe_node(node, graph, names) for node in graph.nodes]
     lines += [f"structure {i}: {describe_subclass(record)}" for i, record in enumerate(graph.subclasses)]
     lines.append("return " + ", ".join(_argument(output) for output in graph.outputs))
     return lines
 
 
-def _node(node: Node, graph: Graph, names: dict[str, str]) -> str:
+def describe_node(node: Node, graph: Graph, names: dict[str, str]) -> str:
+    """Return a line of a graph: result, operator, arguments, metadata, source."""
     arguments = [_argument(argument) for argument in node.args]
     arguments += [f"{key}={_argument(value)}" for key, value in node.kwargs.items()]
     source = graph.sources[node.source] if node.source is not None else None
     where = f"  # {source.file}:{source.line}" if source else ""
-    return f"{node.name} = {node.op}({', '.join(arguments)}): {_meta(node.meta, names)}{where}"
+    return f"{node.name} = {node.op}({', '.join(arguments)}): {describe_meta(node.meta, names)}{where}"
 
 
-def _meta(meta: ValueMeta, names: dict[str, str]) -> str:
+def describe_meta(meta: ValueMeta, names: dict[str, str]) -> str:
+    """Return the metadata of a value: `float32[batch, 4]`."""
     return _tensor(meta, names) if isinstance(meta, TensorMeta) else str(meta.__struct_config__.tag)
 
 

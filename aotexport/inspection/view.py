@@ -1,0 +1,69 @@
+"""The graphs of a bundle as a file of Model Explorer, which shows modules as layers that open. No torch.
+
+Source: ai-edge-model-explorer 0.1.34, `graph_builder.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.commands.describe import describe_meta, describe_node, graph_files
+from aotexport_runtime.errors import printable
+from aotexport_runtime.rewrite.names import names_in, operands
+from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput
+from aotexport_runtime.validate.arguments import descendants
+from aotexport_runtime.validate.trees import taken_apart
+
+
+def graphs_of(bundle: Bundle, names: Sequence[str]) -> dict[str, Any]:
+    """Return the graphs of some programs, the functional graph of each before the forward graph."""
+    graphs = [
+        {"id": f"{name}/{file}", "nodes": list(_nodes(bundle.program(name), bundle.graph(name, file)))}
+        for name in names
+        for file in reversed(graph_files(bundle.program(name)))
+    ]
+    return {"label": printable(bundle.manifest.name), "graphs": graphs}
+
+
+def _nodes(program: Program, graph: Graph) -> Iterator[dict[str, Any]]:
+    """Yield inputs, operators and outputs; what is computed of gradients is in a layer `backward`."""
+    names = {dimension.symbol: dimension.name for dimension in program.dimensions}
+    specs = taken_apart(program).inputs if len(graph.inputs) > len(program.inputs) else program.inputs
+    tangents = {value.name for value in graph.inputs[len(specs) :]}
+    for place, value in enumerate(graph.inputs):
+        spec = specs[place] if place < len(specs) else None
+        label = "gradient" if spec is None else spec.path if isinstance(spec, ArgumentInput | SizeInput) else spec.name
+        owner = "" if spec is None or isinstance(spec, ArgumentInput | SizeInput) else label.rpartition(".")[0]
+        yield _node(value.name, label, owner, [], [describe_meta(value.meta, names)], {})
+    backward = descendants(graph.nodes, tangents)
+    for node in graph.nodes:
+        owner = graph.modules[node.module] if node.module is not None else ""
+        owner = f"backward.{owner}".rstrip(".") if tangents and node.name in backward else owner
+        call = {"call": describe_node(node, graph, names)}
+        label = node.op.removeprefix("aten::")
+        yield _node(node.name, label, owner, operands(node), [describe_meta(node.meta, names)], call)
+    for index, output in enumerate(graph.outputs):
+        if taken := names_in([output]):
+            yield _node(f"output {index}", f"output {index}", "", taken, [], {})
+
+
+def _node(
+    name: str, label: str, owner: str, taken: list[str], results: list[str], facts: dict[str, str]
+) -> dict[str, Any]:
+    return {
+        "id": name,
+        "label": printable(label),
+        "namespace": printable(owner.replace(".", "/")),
+        "attrs": [{"key": key, "value": printable(value)} for key, value in facts.items()],
+        "incomingEdges": [
+            {"sourceNodeId": other, "sourceNodeOutputId": "0", "targetNodeInputId": str(place)}
+            for place, other in enumerate(taken)
+        ],
+        "outputsMetadata": [
+            {"id": str(place), "attrs": [{"key": "type", "value": printable(result)}]}
+            for place, result in enumerate(results)
+        ],
+    }
