@@ -52,6 +52,9 @@ def describe(bundle: Bundle, *, program: str | None = None, graph: bool = False)
     lines += [f"  {note.shown()}" for note in notes_of(bundle, program)]
     for name in [program] if program else bundle.program_names:
         lines += _program(bundle, bundle.program(name), graph=graph)
+    if not program:
+        files = [f"  {entry.sha256[:12]}  {entry.nbytes:>12,}  {entry.path}" for entry in bundle.manifest.files]
+        lines += ["", "files", *files]
     return "\n".join(printable(line).replace("\n", "\\n") for line in lines)
 
 
@@ -75,9 +78,7 @@ def _overview(bundle: Bundle) -> list[str]:
         lines.append(f"  needs classes of tensors: {', '.join(types)}")
     lines += [f"  {e.name} is a {describe_subclass(e.subclass)}" for e in manifest.state if e.subclass is not None]
     lines += [f"  extension: {name}" for name in manifest.extensions]
-    lines += [f"  made of {describe_ancestor(ancestor)}" for ancestor in manifest.ancestors]
-    files = [f"    {entry.sha256[:12]}  {entry.nbytes:>12,}  {entry.path}" for entry in manifest.files]
-    return [*lines, "  files:", *files]
+    return [*lines, *(f"  made of {describe_ancestor(ancestor)}" for ancestor in manifest.ancestors)]
 
 
 def describe_ancestor(ancestor: Ancestor) -> str:
