@@ -13,16 +13,9 @@ from tests.e2e.processes import ROOT, run, run_command, run_python
 
 INSTALLED = ("README.md", "docs/getting-started.md")
 """Pages that begin with an install: the slow tests run them where it was done, from wheels."""
-PAGES = (
-    "README.md",
-    "docs/coming-from.md",
-    "docs/model-files.md",
-    "docs/performance.md",
-    "docs/runtime.md",
-    "docs/trainers.md",
-)
-SLOW_PAGES = ("docs/another-head.md", "docs/fine-tuning.md", "docs/onnx.md")
-"""What they show, `test_changed_modules.py`, `test_adapters.py` and `test_onnx.py` test."""
+PAGES = ("README.md", "docs/coming-from.md", "docs/model-files.md", "docs/performance.md", "docs/runtime.md")
+SLOW_PAGES = ("docs/another-head.md", "docs/fine-tuning.md", "docs/onnx.md", "docs/trainers.md")
+"""What they show, `test_changed_modules.py`, `test_adapters.py`, `test_onnx.py` and `tests/trainers` test."""
 OTHERS = (
     "CONTRIBUTING.md",
     "SECURITY.md",

@@ -94,36 +94,38 @@ TYPES: tuple[tuple[Model, str], ...] = (
         Model(CAUSAL, causal),
         """
         afmoe apertus apertus1p5_text arcee aria_text axk1 axk2 bailing_hybrid beam bert-generation big_bird
-        bigbird_pegasus biogpt bitnet blenderbot camembert cohere2 cohere2_moe cpmant ctrl cwm data2vec-text
-        deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dory dots1 ernie ernie4_5
-        ernie4_5_moe exaone exaone4 exaone_moe flex_olmo flint glm glm4 glm4_moe glm4_moe_lite glm_moe_dsa
-        gpt-sw3 gpt_neox_japanese granite_swa granitemoe_swa granitemoehybrid granitemoeshared helium
-        hrm_text hunyuan_v1_dense hunyuan_v1_moe hy_v3 hy_v4 hyperclovax inkling_text internlm3 iquestcoder
-        jais2 jetmoe kimi_linear kolibri1 laguna lara_mini lfm3 llama4_text longcat_flash megatron-bert
-        mellum mimo_v2_flash minicpm3 minimax minimax_m2 minimax_m3_vl_text ministral ministral3
-        modernbert-decoder moshi mvp nanochat nemotron nemotron_h olmo olmo3 olmo_hybrid openai-gpt
-        persimmon phimoe plbart qwen3_5_moe_text qwen3_5_text qwen3_next rembert roberta-prelayernorm
-        sarvam_mla sarvam_moe seed_oss solar_open starcoder2 trocr vaultgemma xglm xlm xlm-roberta
-        xlm-roberta-xl xlstm youtu
+        bigbird_pegasus biogpt bitnet blenderbot bloom camembert cohere cohere2 cohere2_moe cpmant ctrl cwm
+        data2vec-text deepseek_v2 deepseek_v3 deepseek_v32 deepseek_v4 diffllama doge dory dots1 ernie ernie4_5
+        ernie4_5_moe exaone exaone4 exaone_moe falcon flex_olmo flint gemma gemma2 gemma3_text glm glm4 glm4_moe
+        glm4_moe_lite glm_moe_dsa gpt-sw3 gpt2 gpt_bigcode gpt_neox gpt_neox_japanese gpt_oss granite
+        granite_swa granitemoe granitemoe_swa granitemoehybrid granitemoeshared helium hrm_text hunyuan_v1_dense
+        hunyuan_v1_moe hy_v3 hy_v4 hyperclovax inkling_text internlm3 iquestcoder jais2 jetmoe kimi_linear
+        kolibri1 laguna lara_mini lfm3 llama llama4_text longcat_flash megatron-bert mellum mimo_v2_flash
+        minicpm3 minimax minimax_m2 minimax_m3_vl_text ministral ministral3 mistral mixtral modernbert-decoder
+        moshi mpt mvp nanochat nemotron nemotron_h olmo olmo2 olmo3 olmo_hybrid olmoe openai-gpt opt persimmon
+        phi phi3 phimoe plbart qwen2 qwen2_moe qwen3 qwen3_5_moe_text qwen3_5_text qwen3_moe qwen3_next rembert
+        roberta-prelayernorm sarvam_mla sarvam_moe seed_oss smollm3 solar_open stablelm starcoder2 trocr
+        vaultgemma xglm xlm xlm-roberta xlm-roberta-xl xlstm youtu
         """,
     ),
     (
         Model(MASKED, masked),
         """
-        deberta esm eurobert flaubert gte ibert jina_embeddings_v3 layoutlm mobilebert mra nomic_bert
-        nystromformer tapas ultrabert yoso
+        albert bert deberta distilbert electra esm eurobert flaubert gte ibert jina_embeddings_v3 layoutlm
+        longformer mobilebert mpnet mra nomic_bert nystromformer roberta roformer tapas ultrabert yoso
         """,
     ),
     (
         Model(TRANSLATION, translation),
         """
-        led m2m_100 mt5 nllb-moe pegasus_x seamless_m4t seamless_m4t_v2
+        bart blenderbot-small led m2m_100 marian mbart mt5 nllb-moe pegasus pegasus_x seamless_m4t
+        seamless_m4t_v2
         """,
     ),
     (
         Model(PICTURES, pictures),
         """
-        cvt data2vec-vision dinov2_with_registers ijepa pvt pvt_v2 regnet swiftformer
+        beit cvt data2vec-vision dinov2 dinov2_with_registers ijepa pvt pvt_v2 regnet swiftformer vit vit_msn
         """,
     ),
 )
@@ -131,15 +133,18 @@ TYPES: tuple[tuple[Model, str], ...] = (
 
 
 def small(name: str) -> dict[str, Any]:
-    """Return the fields of a type's configuration that make it small."""
+    """Return the fields of a type's configuration, and of those in it, that make it small."""
     published = transformers.AutoConfig.for_model(name)
     fields = {key: value for key, value in SMALL.items() if _is_set(published, key) and not _stages(published, key)}
     fields |= {key: [size // 8 for size in _stages(published, key)] for key in WIDTHS if _stages(published, key)}
     if depths := _stages(published, "depths"):
         fields["depths"] = [1 for _ in depths]
+        fields.pop("num_hidden_layers", None)
     if "kv_lora_rank" in fields:
         # Keys come from one latent vector, so that they have as many heads as queries.
         fields["num_key_value_heads"] = HEADS
+    parts = {key: getattr(part, "model_type", "") for key, part in published.sub_configs.items()}
+    fields |= {key: small(name) for key, name in parts.items() if name}
     for key in LAYER_KINDS:
         kinds = _stages(published, key)
         if len(kinds) > LAYERS and _is_set(published, key):
@@ -156,7 +161,7 @@ def _stages(config: transformers.PretrainedConfig, key: str) -> list[Any]:
 
 def _is_set(config: transformers.PretrainedConfig, key: str) -> bool:
     """Return whether a configuration has a field that its constructor takes."""
-    computed = getattr(type(config), key, None)
+    computed = getattr(type(config), config.attribute_map.get(key, key), None)
     if isinstance(computed, property) and computed.fset is None:
         return False
     return hasattr(config, key) or key in config.attribute_map

@@ -8,10 +8,10 @@ import transformers
 
 from tests.sweeps.sample import Items, Sample
 from tests.sweeps.small_configs import TYPES, small
-from tests.sweeps.transformers_models import BY_HAND, Model
+from tests.sweeps.transformers_models import SPECIAL, Model
 
 BATCH_DIM = torch.export.Dim("batch", min=1, max=16)
-MODELS: dict[str, Model] = BY_HAND | {name: model for model, names in TYPES for name in names.split()}
+MODELS: dict[str, Model] = SPECIAL | {name: model for model, names in TYPES for name in names.split()}
 
 EXCLUDED: dict[str, str] = {
     "regnet": "a stage of one pixel: at a batch of 2, eager's own gradients are off by 2e-3 of those in float64"
@@ -28,7 +28,7 @@ def items() -> Items:
 def _samples(name: str, dynamic: bool) -> Iterator[Sample]:
     torch.manual_seed(0)
     model = MODELS[name]
-    config = transformers.AutoConfig.for_model(name, **(model.config or small(name)))
+    config = transformers.AutoConfig.for_model(name, **small(name) | model.config)
     # Key-value caches serve generation, not training.
     config.use_cache = False
     module = getattr(transformers, f"AutoModel{model.auto}").from_config(config).float()
