@@ -26,14 +26,14 @@ def replaced(bundle: Path, loads: int) -> Counter[str]:
     return sum((Counter({report["work"]: report["done"]}) for report in reports), Counter[str]())
 
 
-@pytest.mark.parametrize("loads", [16, pytest.param(10_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("loads", [8, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_bundle_is_replaced_by_three_and_loaded_by_eight_without_an_error(
     tiny: Path, tmp_path: Path, loads: int
 ) -> None:
     shutil.copytree(tiny, tmp_path / "bundle")
     done = replaced(tmp_path / "bundle", loads)
     assert done["load"] == loads
-    assert done["write"] > 2
+    assert done["write"] >= 3
 
 
 def test_loaded_module_runs_on_after_its_bundle_was_replaced_by_another_model(tiny: Path, tmp_path: Path) -> None:
