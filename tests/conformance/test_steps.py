@@ -9,6 +9,7 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 import aotexport
+from aotexport.torch_internals.calls import tree_leaves
 from aotexport_runtime import CallInvalid, adapters, load
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 
@@ -188,3 +189,39 @@ def test_a_model_without_a_loss_has_no_step(tmp_path):
     with pytest.raises(aotexport.ExportFailed, match="returns no loss"):
         aotexport.export(nn.Linear(2, 2), (torch.ones(3, 2),), output=tmp_path / "bundle", step="adamw")
     assert not (tmp_path / "bundle").exists()
+
+
+class Words(nn.Module):
+    """An embedding and a layer: a library checks the indices."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.norm, self.head = nn.Embedding(20, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, words, labels):
+        return nn.functional.cross_entropy(self.head(self.norm(self.table(words).mean(1))), labels)
+
+
+@pytest.mark.slow
+def test_steps_by_libraries_are_written_in_place_or_not_at_all(tmp_path):
+    torch.manual_seed(0)
+    words, labels = torch.randint(20, (6, 4)), torch.randint(3, (6,))
+    options = {"programs": ("train",), "targets": ("portable", "cpu"), "step": "adamw:lr=0.01"}
+    report = aotexport.export(Words().double(), (words, labels), output=tmp_path / "bundle", **options)
+    assert not report.notes
+    by_library = load(tmp_path / "bundle", target="cpu", trust="native").train()
+    by_graph = load(tmp_path / "bundle", target="autograd").train()
+    steppers = [module.stepper() for module in (by_library, by_graph)]
+    for _ in range(5):
+        losses = [stepper(words, labels) for stepper in steppers]
+        torch.testing.assert_close(*losses)
+    assert_equal(by_graph, by_library)
+    assert by_library.table.weight._version == by_graph.table.weight._version
+    assert "has run: forward by cpu" in str(steppers[0]._plan.record)
+    before = copy.deepcopy((by_library.state_dict(), steppers[0].state_dict()["state"]))
+    words[2, 1] = 20
+    with pytest.raises(IndexError, match="index out of range"):
+        steppers[0](words, labels)
+    after = by_library.state_dict(), steppers[0].state_dict()["state"]
+    for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):
+        assert torch.equal(old, new)

@@ -38,7 +38,8 @@ class NotLowered(ExportFailed):
 class Piece:
     """A subgraph to compile: the whole functional graph, its forward or its backward.
 
-    `sizes` are the values of symbols in the example call, `namespaces` those of custom operators.
+    `sizes` are the values of symbols in the example call, `namespaces` those of custom operators; `written` has the
+    inputs that the library writes, each with the value that it gets.
     """
 
     graph: Graph
@@ -46,6 +47,7 @@ class Piece:
     program: Program
     sizes: Mapping[str, int]
     namespaces: frozenset[str]
+    written: Mapping[str, str]
 
     @property
     def operands(self) -> set[str]:
@@ -63,7 +65,8 @@ def lower_subgraph(piece: Piece, level: Level, file: str, directory: Path) -> tu
     metas, subgraph = metas_of(piece.graph), piece.subgraph
     used = piece.operands
     inputs = [name for name in subgraph.inputs if name in used and isinstance(metas[name], TensorMeta)]
-    results = _results(piece)
+    written = {name: value for name, value in piece.written.items() if name in inputs}
+    results = [*_results(piece, written), *written.values()]
     dimensions = piece.program.dimensions
     if any(piece.sizes[dimension.symbol] < 2 for dimension in dimensions):
         raise NotLowered("a dynamic size is 0 or 1 in the example call, which the compiler takes for a constant")
@@ -86,7 +89,10 @@ def lower_subgraph(piece: Piece, level: Level, file: str, directory: Path) -> tu
         # The sizes come in as those of a tensor without elements.
         known = dict(zip(symbols, tensors[0].shape, strict=False)) if symbols else {}
         by_name = dict(zip(inputs, tensors[len(carrier) :], strict=True))
-        return function([by_name[n] if n in by_name else _size(n, piece, known) for n in subgraph.inputs], known)
+        found = function([by_name[n] if n in by_name else _size(n, piece, known) for n in subgraph.inputs], known)
+        for name, value in zip(written, found[len(found) - len(written) :], strict=True):
+            by_name[name].copy_(value)
+        return found[: len(found) - len(written)]
 
     module = trace_decomposed(run, [*carrier, *fakes], mode)
     indexes = hold_indices(module, mode)
@@ -100,7 +106,10 @@ def lower_subgraph(piece: Piece, level: Level, file: str, directory: Path) -> tu
         ordered=bool(random_nodes(piece.graph)),
         header=(Path(__file__).parent / "matmul.h").read_text(),
     )
-    library = CompiledHalf(file=file, inputs=tuple(inputs), results=tuple(results), indexes=indexes)
+    returned = results[: len(results) - len(written)]
+    library = CompiledHalf(
+        file=file, inputs=tuple(inputs), results=tuple(returned), indexes=indexes, written=tuple(written)
+    )
     return library, _assumptions(mode.shape_env, names)
 
 
@@ -114,12 +123,14 @@ def _check_effects(piece: Piece) -> None:
             raise NotLowered(f"`{node.op}` only advances the random state, which a compiler leaves out")
 
 
-def _results(piece: Piece) -> list[str]:
+def _results(piece: Piece, written: Mapping[str, str]) -> list[str]:
     """Return the tensors that the library returns; refuse results that only it would know, and that are no tensors."""
     metas = metas_of(piece.graph)
     computed = {node.name for node in piece.subgraph.nodes}
     found: dict[str, None] = {}
-    for output in piece.subgraph.outputs:
+    mutations = len(piece.program.functional.mutations) if written and piece.program.functional is not None else 0
+    new = [output for output in piece.subgraph.outputs[:mutations] if output not in written.values()]
+    for output in [*new, *piece.subgraph.outputs[mutations:]]:
         for name in references(output):
             meta = metas[name]
             if not isinstance(output, str) or not isinstance(meta, TensorMeta | SizeMeta):
@@ -211,11 +222,16 @@ def hold_indices(module: torch.fx.GraphModule, fake_mode: FakeTensorMode) -> boo
     if not outside_bounds:
         return False
     (output,) = module.graph.find_nodes(op="output")
-    call = _Inserter(module.graph, output, fake_mode)
+    writes = module.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    call = _Inserter(module.graph, writes[0] if writes else output, fake_mode)
     outside = outside_bounds[0]
     for other in outside_bounds[1:]:
         outside = call(aten.logical_or.default, outside, other)
     output.update_arg(0, (*output.args[0], outside))
+    for write in writes:
+        # The graph, which then runs, finds what was there before.
+        keeping = _Inserter(module.graph, write, fake_mode)
+        write.update_arg(1, keeping(aten.where.self, outside, write.args[0], write.args[1]))
     module.recompile()
     return True
 

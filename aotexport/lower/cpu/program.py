@@ -23,6 +23,7 @@ from aotexport_runtime.rewrite.names import impure_nodes
 from aotexport_runtime.rewrite.partition import Subgraph, partition_graph, views_recomputed, with_tangents
 from aotexport_runtime.schema.codec import encode_record
 from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.manifest import STEP
 from aotexport_runtime.schema.program import FunctionalGraph, SizeInput, Tangent
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.targets import CompiledProgram, CpuRequirements, Target, TargetRefusal
@@ -110,8 +111,10 @@ def _lower(
     undefined = () if functional.gradients is None else _beside_the_loss(functional.gradients.tangents)
     if len(graph.nodes) > 10 * len(program.graphs[record.forward.file].nodes) + 50:
         raise NotLowered("its functional graph takes apart operators that run faster whole (recurrent layers)")
+    written = _written(program)
     pieces = [
-        Piece(graph, subgraph, record, sizes, namespaces) for subgraph in _subgraphs(graph, functional, undefined)
+        Piece(graph, subgraph, record, sizes, namespaces, written)
+        for subgraph in _subgraphs(graph, functional, undefined)
     ]
     names = ("forward", "backward")
     # Every trace assumes that dynamic sizes are neither 0 nor 1.
@@ -136,6 +139,17 @@ def _lower(
         backward=compiled[1] if len(compiled) > 1 else None,
         undefined_tangents=undefined,
     )
+
+
+def _written(program: EncodedProgram) -> dict[str, str]:
+    """Return the inputs that the library of a training step writes, each with its new value; others write none."""
+    functional = program.record.functional
+    if functional is None or program.record.method != STEP:
+        return {}
+    graph = program.graphs[functional.file]
+    pairs = zip(functional.mutations, graph.outputs, strict=False)
+    of_elements = [(each, value) for each, value in pairs if not (each.metadata or each.storage)]
+    return {graph.inputs[each.input_index].name: value for each, value in of_elements if isinstance(value, str)}
 
 
 def _with_partition(program: EncodedProgram) -> EncodedProgram:

@@ -55,12 +55,14 @@ class CompiledHalf(Record, kw_only=True):
         file: the shared library; a plain name, in the directory of the target.
         inputs: names of the values of the functional graph that it takes, all tensors; `results`: that it returns.
         indexes: whether it indexes by data (17.3).
+        written: tensors among `inputs` that the program changes, and whose new elements it writes (17.3).
     """
 
     file: PlainName
     inputs: Annotated[tuple[str, ...], Unique()]
     results: Annotated[tuple[str, ...], Unique()]
     indexes: bool = False
+    written: Annotated[tuple[str, ...], Unique()] = ()
 
 
 class CompiledProgram(Record, kw_only=True):

@@ -29,6 +29,7 @@ FEATURES: dict[str, Version] = {
     "Graph.operators": (1, 1),
     "Program.questions": (1, 1),
     "VectorInput.quantiles": (1, 1),
+    "CompiledHalf.written": (1, 1),
 }
 """Fields newer than 1.0, with the format version that brought them; writers compute `min_reader` from it."""
 

@@ -195,7 +195,16 @@ def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | N
     returned = returned_count(program.functional)
     # Libraries take what their half of the partition has, and return what it does.
     halves = [(given, graph.outputs[:returned]), ({*names, *partitions[compiled.partition]}, graph.outputs[returned:])]
+    changed = {names[each.input_index]: place for place, each in enumerate(program.functional.mutations) if each.data}
     for library, (inputs, outputs) in zip(_libraries(compiled), halves, strict=False):
+        for name in library.written:
+            message = (
+                f"library {library.file!r} writes {name[:80]!r}, which it does not take, or the program not change"
+            )
+            is_changed = name in changed and name in library.inputs and gradients is None
+            where.require(is_changed, message, "target-malformed/library-written")
+        written = {changed[name] for name in library.written if name in changed}
+        outputs = [output for place, output in enumerate(outputs) if place not in written]
         for name in library.inputs:
             message = f"library {library.file!r} takes {name[:80]!r}, which is no input"
             where.require(name in inputs, message, "target-malformed/library-input")

@@ -26,7 +26,7 @@ from aotexport_runtime.execution.matmul.onednn import prefers_onednn
 from aotexport_runtime.execution.matmul.sizes import Mode
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.program import Partition, Program
-from aotexport_runtime.schema.values import SizeArgument, SizeMeta
+from aotexport_runtime.schema.values import Argument, SizeArgument, SizeMeta
 from aotexport_runtime.values import sizes
 
 if TYPE_CHECKING:
@@ -77,7 +77,12 @@ class Libraries(Native):
         self._place = Place(f"targets/{target}/target.json")
         libraries = [each for each in (compiled.forward, compiled.backward) if each is not None]
         paths = {library.file: bundle.intact_file(f"targets/{target}/{library.file}") for library in libraries}
-        self._libraries = {file: Library(path, environment.matmul) for file, path in paths.items()}
+        # From the end: the sizes come first.
+        written = {
+            library.file: [library.inputs.index(name) - len(library.inputs) for name in library.written]
+            for library in libraries
+        }
+        self._libraries = {file: Library(path, environment.matmul, written[file]) for file, path in paths.items()}
         gradients = program.functional.gradients
         partitions: tuple[Partition, ...] = () if gradients is None else gradients.partitions
         self.partition = next((p for p in partitions if p.name == compiled.partition), None)
@@ -100,6 +105,15 @@ class Libraries(Native):
     def forward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
         return self._function(self._compiled.forward, subgraph, fallback)
 
+    def _with_inputs(self, library: CompiledHalf, outputs: Sequence[Argument]) -> list[Argument]:
+        """Return the outputs of a subgraph with the inputs that the library writes in the place of their new values."""
+        found = list(outputs)
+        mutations = self._program.functional.mutations if self._program.functional is not None else ()
+        for place, mutation in enumerate(mutations if library.written else ()):
+            if (name := self._graph.inputs[mutation.input_index].name) in library.written:
+                found[place] = name
+        return found
+
     def backward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
         assert self._compiled.backward is not None
         return self._function(self._compiled.backward, subgraph, fallback)
@@ -107,9 +121,10 @@ class Libraries(Native):
     def _function(self, library: CompiledHalf, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
         taken = {name: index for index, name in enumerate(subgraph.inputs)}
         values, sizes_of = {*library.results, *taken}, self._sizes
+        whole = self._with_inputs(library, subgraph.outputs)
         outputs = [
             SizeArgument(value=sizes_of[each]) if isinstance(each, str) and each in sizes_of.keys() - values else each
-            for each in subgraph.outputs
+            for each in whole
         ]
         for name in library.inputs:
             message = f"library {library.file!r} takes {name[:80]!r}, which is no input"
@@ -132,6 +147,8 @@ class Libraries(Native):
             try:
                 results = marked(library.file, runner.run, tensors) if is_profiled() else runner.run(tensors)
             except RuntimeError as error:
+                if library.written:
+                    raise
                 log.warning("library %s failed, and the graph runs instead: %s", library.file, first_line(error))
                 return portable()(args, symbols)
             if library.indexes and results.pop().item():
@@ -209,14 +226,17 @@ class Library:
 
     run: Runner
 
-    def __init__(self, path: Path, mode: Mode) -> None:
+    def __init__(self, path: Path, mode: Mode, written: Sequence[int] = ()) -> None:
         """Load the shared library at `path`, with a matmul backend; loading runs code of the library.
+
+        `written`: places among its inputs of the tensors that it writes.
 
         Raises:
             NotSupported: it cannot be loaded here, or is loaded in another mode; its backends are decided only once.
         """
         self._run = run = _load(path)
         self._mode: Mode = mode
+        self._written = written
         self._lock = threading.Lock()
         table = table_of(path)
         if table is None:
@@ -237,6 +257,7 @@ class Library:
         """Decide the backend of each matmul, and close the table; run again if oneDNN computes any."""
         with self._lock:
             random_state = torch.get_rng_state()
+            before = [(inputs[place], inputs[place].clone()) for place in self._written]
             results, table = self._run(inputs), self._table
             if not table.is_closed:
                 matmuls = table.matmuls[: table.count]
@@ -245,6 +266,8 @@ class Library:
                 table.is_closed = True
                 if any(matmul.by_onednn for matmul in matmuls):
                     torch.set_rng_state(random_state)
+                    for tensor, value in before:
+                        tensor.copy_(value)
                     results = self._run(inputs)
             self.run = self._run
             return results

@@ -64,16 +64,20 @@ class Mutations:
             silent = (mutation.data or mutation.storage) and rise < own
             rises[mutation.input_index] = rise - own + silent
             self._writes.append((mutation, silent))
-        self._rises = [(index, by) for index, by in rises.items() if by > 0]
+        self._rises = [index for index, by in rises.items() for _ in range(by)]
+        # Changes of elements alone, which may be written together where no gradients are recorded.
+        self._plain = all(m.data and not (m.metadata or m.storage or silent) for m, silent in self._writes)
 
     def apply(self, inputs: Sequence[Any], updated: Sequence[Any]) -> None:
         """Write their new values, the first of the graph's results (`updated`), into `inputs`; some are opaque."""
-        for (mutation, silent), value in zip(self._writes, updated, strict=False):
-            _apply(mutation, inputs[mutation.input_index], unwrap(value), silent)
-        for index, by in self._rises:
-            if not inputs[index].is_inference():
-                for _ in range(by):
-                    increment_version(inputs[index])
+        if self._plain and self.count and not torch.is_grad_enabled():
+            torch._foreach_copy_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+                [inputs[mutation.input_index] for mutation, _ in self._writes], [*map(unwrap, updated[: self.count])]
+            )
+        else:
+            for (mutation, silent), value in zip(self._writes, updated, strict=False):
+                _apply(mutation, inputs[mutation.input_index], unwrap(value), silent)
+        increment_version([inputs[index] for index in self._rises if not inputs[index].is_inference()])
 
 
 def _apply(mutation: InputMutation, original: torch.Tensor, updated: torch.Tensor, silent: bool) -> None:
