@@ -208,7 +208,7 @@ def sized_engine(request, words, monkeypatch):
 
 def call_often(module, rows, model=None):
     """Call until what serves these sizes is decided, and once more."""
-    for begin, end in ((0, 3), (3, 7)):
+    for begin, end in ((0, 3), (3, 14)):
         for number in range(begin, end):
             words, scale = call(rows)
             check(module, (words + number) % 20, scale, model=model)

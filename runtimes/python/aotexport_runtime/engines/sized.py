@@ -1,12 +1,11 @@
 """Sizes that are called often get sessions of ONNX models for these sizes alone, where they are clearly faster.
 
-The usual engine serves every call until then. A session whose results for a call are the same runs beside it in a few
-more; their times decide what serves calls of that size from then on, in this process.
+The usual engine serves every call until then. Sessions whose results for a call are the same and the usual engine then
+serve in turns; their times decide which of them serves calls of that size from then on, in this process.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 import time
@@ -35,8 +34,8 @@ _MOST_SIZES, _MOST_NBYTES = 4, 1 << 30
 _MOST_WATCHED = 1024
 """Most sizes whose calls are counted."""
 
-_ROUNDS, _MOST_ROUNDS, _ENOUGH_S = 3, 12, 0.1
-"""Least and most calls in which each session runs beside the usual engine, and seconds of it that are enough."""
+_ROUNDS, _MOST_ROUNDS, _ENOUGH_S = 5, 25, 0.5
+"""Least and most calls that the usual engine and each session run in turns, and seconds of one that are enough."""
 
 CLEARLY = 0.97
 """Most time of an engine that is chosen before the usual one, as a part of its time."""
@@ -52,12 +51,12 @@ class _Size:
         self.calls, self.seconds = 0, 0.0
         self.is_asked = False
         self.runs: dict[str, Function] = {}
-        self.times: dict[str, list[float]] = {}
+        self.times: dict[str, list[float]] = {"": []}
+        """By session; those of the usual engine have no name."""
 
-    def is_timed(self, name: str) -> bool:
-        """Return whether a session has run in enough calls."""
-        times = self.times.get(name, ())
-        return len(times) >= _ROUNDS and (len(times) >= _MOST_ROUNDS or sum(times) >= _ENOUGH_S)
+
+def _are_enough(times: Sequence[float]) -> bool:
+    return len(times) >= _ROUNDS and (len(times) >= _MOST_ROUNDS or sum(times) >= _ENOUGH_S)
 
 
 class Sized(Frozen):
@@ -116,19 +115,15 @@ class Sized(Frozen):
         subgraph: Subgraph,
         fallback: Callable[[], Function],
     ) -> tuple[Any, ...]:
-        """Run a call by the usual engine, and by a session that is being tried."""
+        """Run a call by the usual engine, or by a session that is being tried."""
         size, given = self._sizes.setdefault(key, _Size()), list(args)
+        name = min(size.times, key=lambda name: len(size.times[name]))
         start, begun = time.perf_counter(), self._clock()
-        results = self._usual(args, symbols)
-        seconds = self._clock() - begun
+        results = size.runs.get(name, self._usual)(args, symbols)
+        size.times[name].append(self._clock() - begun)
         size.calls, size.seconds = size.calls + 1, size.seconds + time.perf_counter() - start
         if size.runs:
-            size.times.setdefault("", []).append(seconds)
-            name = min(size.runs, key=lambda name: len(size.times.get(name, ())))
-            begun = self._clock()
-            size.runs[name](given, symbols)
-            size.times.setdefault(name, []).append(self._clock() - begun)
-            if all(map(size.is_timed, size.runs)):
+            if all(map(_are_enough, size.times.values())):
                 self._choose(key, size, symbols)
         elif not size.is_asked and size.calls >= _LEAST_CALLS and size.seconds >= _LEAST_S and self._left:
             size.is_asked, self._left = True, self._left - 1
@@ -137,8 +132,10 @@ class Sized(Frozen):
             args = [each if index in places else _copied(each) for index, each in enumerate(given)]
             call = args, dict(symbols), [*map(_copied, results)]
             work = threading.Thread(target=self._open, args=(key, size, call, subgraph, fallback), name="sessions")
-            with contextlib.suppress(RuntimeError):  # The system allows no more threads.
+            try:
                 work.start()
+            except RuntimeError:  # The system allows no more threads.
+                self._choose(key, size, symbols)
         if not self._left or len(self._sizes) > _MOST_WATCHED:
             self._sizes = {each: size for each, size in self._sizes.items() if size.is_asked}
         return results
@@ -165,12 +162,12 @@ class Sized(Frozen):
             except (AotExportError, OSError, RuntimeError) as error:  # The files may be gone by now.
                 log.info("no session of %s for the sizes %s: %s", name, symbols, first_line(error))
         with self._lock:
-            size.runs = found
+            size.runs, size.times = found, {name: [] for name in ("", *found)}
             if not found:
                 self._choose(key, size, symbols)
 
     def _choose(self, key: tuple[int, ...], size: _Size, symbols: Mapping[str, int]) -> None:
-        """Let the fastest of those that were tried serve a size; `""` is the usual engine's name among them."""
+        """Let the fastest of those that were tried serve a size."""
         least = {name: min(size.times[name]) for name in size.runs}
         fastest = min(least, key=least.__getitem__, default="")
         is_clear = bool(least) and least[fastest] <= CLEARLY * min(size.times[""])

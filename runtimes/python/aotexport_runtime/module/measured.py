@@ -38,8 +38,8 @@ from aotexport_runtime.values.observe import Observation, make_inputs
 if TYPE_CHECKING:
     from aotexport_runtime.module.bundle_module import BundleModule
 
-_BUDGET_S = 0.5
-_LEAST_ROUNDS, _MOST_ROUNDS = 3, 50
+_BUDGET_S = 0.25
+_LEAST_ROUNDS, _MOST_ROUNDS = 2, 50
 
 _SHORT_S = 0.02
 """Longest call of programs that are compared in all recorded calls, not in the first alone."""
