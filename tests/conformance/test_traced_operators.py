@@ -114,7 +114,7 @@ def test_kernel_that_reads_the_layout_holds_calls_to_it(key, tmp_path):
     ids=["gradients", "kinds", "list", "input", "views", "buffer", "backward", "composite", "explicit", "by device"],
 )
 def test_operator_is_traced_through_and_equals_eager(function, args, tmp_path):
-    report = aotexport.export(function, args(), output=tmp_path / "b")
+    report = aotexport.export(function, args(), output=tmp_path / "b", verify=False)
     assert custom_operators(report.programs) == set()
     assert report.notes == []
     with ForkedProcess() as without_the_library:
@@ -159,6 +159,6 @@ def test_operator_that_code_calls_only_while_it_is_traced_is_not_needed(tmp_path
         return TRACED.following(x) if torch.compiler.is_compiling() else x * 2
 
     x = leaf(3, 4)
-    report = aotexport.export(call, (x,), output=tmp_path / "bundle")
+    report = aotexport.export(call, (x,), output=tmp_path / "bundle", verify=False)
     assert custom_operators(report.programs) == set()
     assert torch.equal(aotexport_runtime.load(tmp_path / "bundle")(x), call(x))
