@@ -50,6 +50,26 @@ def tuning_step(job: Job, tuning: str) -> Action:
     return step
 
 
+def whole_step(job: Job) -> Action:
+    """Forward, loss, backward, AdamW over all weights: the loop of eager, or one call of a stepper."""
+    import torch
+
+    module, inputs, loss = job.load("train"), job.model.inputs(), job.model.loss
+    if "step" in job.system.modes and job.system.exports:
+        return lambda: call(module, inputs)
+    optimizer: Any = torch.optim.AdamW(module.parameters(), lr=1e-5, fused="step" in job.system.modes)  # type: ignore[attr-defined]
+    update = torch.compile(optimizer.step) if job.system.name == "torch.compile" else optimizer.step
+
+    def step() -> Any:
+        found = loss(call(module, inputs))
+        optimizer.zero_grad()
+        found.backward()
+        update()
+        return found.detach()
+
+    return step
+
+
 def inference(job: Job) -> Action:
     """A call in eval mode under `no_grad`."""
     import torch
@@ -107,6 +127,7 @@ def export(job: Job) -> Action:
 
 ACTIONS: dict[str, Callable[[Job], Action]] = {
     "train step": train_step,
+    "whole step": whole_step,
     "inference": inference,
     "forward": forward,
     "forward + backward": forward_backward,

@@ -74,7 +74,10 @@ def _first(action: Action, job: Job) -> dict[str, Any]:
     answer: dict[str, Any] = {"wall_s": wall_s() - wall, "cpu_s": cpu_s() - cpu, "peak_nbytes": peak_nbytes()}
     if isinstance(result, Prepared):
         return {**answer, **_told(result), "notes": result.notes}
-    return answer if result is None else {**answer, "loss": job.model.loss(result).item()}
+    if result is None:
+        return answer
+    is_loss = getattr(result, "ndim", None) == 0
+    return {**answer, "loss": (result if is_loss else job.model.loss(result)).item()}
 
 
 def _calibrate(action: Action, round_s: float) -> tuple[int, int]:

@@ -18,6 +18,7 @@ from benchmarks.tuning import TUNINGS
 
 _MODELS = ("gpt2", "bert", "vit", "minilm")
 _SYSTEMS = ("eager", "auto", "autograd", "torch.compile")
+_STEP_MODELS, _STEP_PEERS = ("mlp", "gpt2", "bert", "resnet", "vit"), ("eager", "torch.compile")
 _SHARED_MODELS, _SHARED_SYSTEMS, _RANKS = ("gpt2",), ("eager", "auto"), (2, 4)
 
 
@@ -26,7 +27,7 @@ def _figures(run: Run) -> Iterator[Figure]:
     for model in run.models("finetune", _MODELS):
         run.artefacts.prepare(systems, model)
         for tuning in TUNINGS:
-            yield from _compare(run, systems, model, tuning)
+            yield from _compare(run, systems, model, tuning, f"tune {tuning}")
     shared = [system for system in systems if system.name in _SHARED_SYSTEMS]
     for model in run.models("finetune", _SHARED_MODELS):
         run.artefacts.prepare(shared, model)
@@ -34,22 +35,34 @@ def _figures(run: Run) -> Iterator[Figure]:
             yield from _on_ranks(run, shared, model, way, ranks)
 
 
-def _compare(run: Run, systems: list[System], model: Model, tuning: str) -> Iterator[Figure]:
+def _whole(run: Run) -> Iterator[Figure]:
+    systems = [system for system in run.systems("train") if system.name in _STEP_PEERS] + run.systems("step")
+    for model in run.models("step", _STEP_MODELS):
+        run.artefacts.prepare(systems, model)
+        yield from _compare(run, systems, model, "AdamW", "whole step", suite="step")
+
+
+def _compare(
+    run: Run, systems: list[System], model: Model, tuning: str, action: str, suite: str = "finetune"
+) -> Iterator[Figure]:
     losses: dict[str, float] = {}
     workers: dict[str, Worker] = {}
 
     def start(system: System) -> Worker:
-        spec = run.spec(system, model, action=f"tune {tuning}", allocations=True)
+        spec = run.spec(system, model, action=action, allocations=True)
         workers[system.name] = Checked(spec, run.settings, losses, TRAIN_TOLERANCE)
         return workers[system.name]
 
     sources: dict[str, Callable[[], Worker]] = {system.name: partial(start, system) for system in systems}
-    title = Figure(suite="finetune", model=model.name, measure=f"step, {tuning}", system="")
+    title = Figure(suite=suite, model=model.name, measure=f"step, {tuning}", system="")
     figures = run.compare(title, sources)
     yield from figures
     measured = [figure.system for figure in figures if figure.value is not None]
     yield from _memory(
-        model, f"memory, {tuning}", {name: workers[name].first()["allocated_nbytes"] for name in measured}
+        model,
+        f"memory, {tuning}",
+        {name: workers[name].first()["allocated_nbytes"] for name in measured},
+        suite,
     )
 
 
@@ -72,11 +85,11 @@ def _on_ranks(run: Run, systems: list[System], model: Model, way: str, ranks: in
         yield from _memory(model, f"{name}, {what}", most)
 
 
-def _memory(model: Model, measure: str, nbytes: dict[str, int]) -> Iterator[Figure]:
+def _memory(model: Model, measure: str, nbytes: dict[str, int], suite: str = "finetune") -> Iterator[Figure]:
     base = nbytes.get(BASELINE)
     for name, value in nbytes.items():
         yield Figure(
-            suite="finetune",
+            suite=suite,
             model=model.name,
             measure=measure,
             system=name,
@@ -91,5 +104,12 @@ FINETUNE = Suite(
     "forward, loss, backward, AdamW; memory: the most that a step allocates at a time; LoRA by peft but in bundles; "
     "held: weights, gradients and state of a rank after a step",
     _figures,
+    averaged=True,
+)
+
+STEP = Suite(
+    "step",
+    "forward, loss, backward, AdamW over all weights: eager's loops, and the step as one program",
+    _whole,
     averaged=True,
 )

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from benchmarks.models import Model
 
-Mode = Literal["train", "infer", "generate"]
+Mode = Literal["train", "infer", "generate", "step"]
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,69 @@
+"""Whole training steps with AdamW: eager's with the fused operator, and bundles with a program `step`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.models import Model
+from benchmarks.systems.bundle import AUTO, CPU
+from benchmarks.systems.eager import EAGER
+from benchmarks.systems.interface import Mode, Prepared, System
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+def _with_loss(model: Model) -> nn.Module:
+    from torch import nn
+
+    class WithLoss(nn.Module):
+        """The model, which returns its loss alone."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.network = model.module()
+
+        def forward(self, *args: Any, **kwargs: Any) -> Any:
+            return model.loss(self.network(*args, **kwargs))
+
+    return WithLoss()
+
+
+def _prepare(model: Model, directory: Path, *, like: System) -> Prepared:
+    prepare: Any = like.prepare
+    return prepare(
+        replace(model, module=partial(_with_loss, model), sizes=None),
+        directory,
+        step="adamw:lr=1e-05",
+        programs=("train",),
+        verify="fast",
+    )
+
+
+def _load(model: Model, directory: Path, mode: Mode, *, like: System) -> Callable[..., Any]:
+    assert like.load is not None
+    module: Any = like.load(model, directory, "train")
+    return module.stepper()
+
+
+FUSED = replace(EAGER, name="fused", summary="the model's own code, and AdamW(fused=True)", modes=frozenset({"step"}))
+STEP = System(
+    "step",
+    "a bundle with a program `step`, as operator calls of torch",
+    artefact="bundle-step",
+    prepare=partial(_prepare, like=AUTO),
+    load=partial(_load, like=AUTO),
+    modes=frozenset({"step"}),
+)
+STEP_CPU = System(
+    "step by library",
+    "a bundle with a program `step`, as a shared library",
+    artefact="bundle-step-cpu",
+    prepare=partial(_prepare, like=CPU),
+    load=partial(_load, like=CPU),
+    modes=frozenset({"step"}),
+)
