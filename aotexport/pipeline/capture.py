@@ -60,6 +60,7 @@ from aotexport.state.mode import in_mode, refuse_modes_that_change_state
 from aotexport.state.world import ChangedOnFirstCall, PythonStateChanged
 from aotexport.vectors.record import accepted_calls, checked_programs, on_path, shorter_on_path
 from aotexport_runtime.errors import first_line
+from aotexport_runtime.schema.manifest import STEP
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.schema.sizes import Dimension
 
@@ -99,7 +100,9 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
         vars(state).update(vars(collect_state(specs[0].call.module)))
         specs, programs = _capture_all(specs, state, options, clock)
     pairs = zip(specs, programs, strict=True)
-    programs = [with_cast(spec, program, state, options, clock) for spec, program in pairs]
+    programs = [
+        program if spec.method == STEP else with_cast(spec, program, state, options, clock) for spec, program in pairs
+    ]
     whole, attributes = initial_values(specs[0].call, state)
     return BundleDraft(
         options=options,
@@ -120,10 +123,10 @@ def _capture_all(specs: list[ProgramSpec], state: State, options: ExportOptions,
         capture = functools.partial(capture_program, state=state, graphs=graphs, options=options, clock=clock)
         try:
             captured = _capture_specs(specs, capture)
-            if isinstance(options.step, Step):
-                captured = _capture_step(*captured, capture, graphs, options.step)
             if options.autocast is not None:
                 captured = _capture_under_autocast(*captured, capture, options.autocast)
+            if isinstance(options.step, Step):
+                captured = _capture_step(*captured, capture, graphs, options.step)
             return _capture_later_states(*captured, capture, state)
         except StateReshaped:
             # The state knows it from now on, and programs that read that tensor are judged by it.
@@ -232,7 +235,9 @@ def with_one_row(draft: BundleDraft, state: State, directory: Path, clock: Clock
     `state` is as `capture_programs` left it. A draft with more programs is to be recorded and verified anew.
     """
     specs, programs, graphs = list(draft.specs), list(draft.programs), ForwardGraphs(state, captured=True)
-    places = [(i, dimension) for i, program in enumerate(programs) for dimension in program.record.dimensions]
+    places = [
+        (i, each) for i, program in enumerate(programs) if specs[i].method != STEP for each in program.record.dimensions
+    ]
     for index, dimension in places:
         if (call := _unserved(draft, index, dimension, directory)) is None:
             continue
