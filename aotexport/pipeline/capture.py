@@ -14,7 +14,6 @@ from torch import nn
 from aotexport.capture.effects.hooks import refuse_backward_hooks
 from aotexport.capture.forward import NotCaptured
 from aotexport.capture.functional.capture import capture_functional_graph
-from aotexport.capture.functional.step import step_spec
 from aotexport.capture.passes.launches import refuse_kernels_without_cpu, refuse_launches
 from aotexport.capture.programs.forward_graphs import ForwardGraphs, StateReshaped
 from aotexport.capture.trace.autocast import autocast_of
@@ -42,7 +41,7 @@ from aotexport.eager.run import Run, eager_run, made_inputs, refuse_failing_exam
 from aotexport.encode.inherited import with_inherited, without_refused
 from aotexport.encode.program import EncodedProgram, encode_program, with_functional
 from aotexport.encode.submodules import encode_submodules
-from aotexport.errors import ExportFailed, ModelFileInvalid
+from aotexport.errors import ExportFailed
 from aotexport.lower.build import with_lowered
 from aotexport.model.ancestry import ancestors_of
 from aotexport.model.call import ExampleCall
@@ -54,6 +53,7 @@ from aotexport.pipeline.bundle_draft import BundleDraft, write_bundle
 from aotexport.pipeline.in_dtype import with_cast
 from aotexport.pipeline.options import ExportOptions
 from aotexport.pipeline.report import declared_range
+from aotexport.pipeline.step import capture_step
 from aotexport.process.blocks import collected_rarely
 from aotexport.process.clock import Clock
 from aotexport.state.mode import in_mode, refuse_modes_that_change_state
@@ -126,7 +126,7 @@ def _capture_all(specs: list[ProgramSpec], state: State, options: ExportOptions,
             if options.autocast is not None:
                 captured = _capture_under_autocast(*captured, capture, options.autocast)
             if isinstance(options.step, Step):
-                captured = _capture_step(*captured, capture, graphs, options.step)
+                captured = capture_step(*captured, capture, graphs, options.step)
             return _capture_later_states(*captured, capture, state)
         except StateReshaped:
             # The state knows it from now on, and programs that read that tensor are judged by it.
@@ -158,29 +158,6 @@ def _capture_specs(specs: list[ProgramSpec], capture: Callable[..., EncodedProgr
             note = f"calls of program `{spec.variant_of}` must pass {quoted(spec.without)}: {first_line(error)}"
             encoded[index] = _noted(encoded[index], note)
     return captured, encoded
-
-
-def _capture_step(
-    specs: list[ProgramSpec],
-    programs: list[EncodedProgram],
-    capture: Callable[..., EncodedProgram],
-    graphs: ForwardGraphs,
-    step: Step,
-) -> Captured:
-    """Add the program of a training step, made of the one that trains."""
-    train = next(
-        (s for s in specs if (s.mode, s.grad, s.method, s.variant_of) == ("train", True, "forward", None)), None
-    )
-    if train is None:
-        raise ModelFileInvalid("step: it is made of the program `train`, which is not among the programs")
-    forward = graphs.capture(train)
-    with in_mode(train.call.module, train.mode, train.call.first_call_constants):
-        spec = step_spec(train, forward, step)
-    program = capture(spec)
-    # Autocast would cast for nodes of backward and of updates too.
-    fixed = tuple(sorted({*program.record.fixed, "autocast"}))
-    record = msgspec.structs.replace(program.record, fixed=fixed)
-    return [*specs, spec], [*programs, replace(program, record=record)]
 
 
 def _capture_under_autocast(
