@@ -114,13 +114,19 @@ SPECIAL: dict[str, Model] = {
     "codegen": Model(CAUSAL, causal, {"rotary_dim": 4}),
     # Noise would choose other experts in every call.
     "switch_transformers": Model(
-        TRANSLATION, translation, {"expert_capacity": 8, "router_jitter_noise": 0.0, "decoder_start_token_id": 0}
+        TRANSLATION,
+        translation,
+        {"expert_capacity": 8, "router_jitter_noise": 0.0, "dropout_rate": 0.0, "decoder_start_token_id": 0},
     ),
     # State spaces and other recurrences.
     "mamba": Model(CAUSAL, unmasked, {"use_mambapy": False}),
     "mamba2": Model(CAUSAL, unmasked, {"num_heads": 8}),
     "falcon_mamba": Model(CAUSAL, unmasked, {"use_mambapy": False}),
-    "jamba": Model(CAUSAL, causal, {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2}),
+    "jamba": Model(
+        CAUSAL,
+        causal,
+        {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "num_local_experts": 2},
+    ),
     "recurrent_gemma": Model(CAUSAL, causal, {"lru_width": 32, "attention_window_size": 8, "num_hidden_layers": 3}),
     "rwkv": Model(CAUSAL, unmasked, {"context_length": 64}),
     "lfm2": Model(CAUSAL, causal, {"layer_types": ["conv", "full_attention"]}),
