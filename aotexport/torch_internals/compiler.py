@@ -53,11 +53,24 @@ def trace_decomposed(
     """Trace a functional function of flat tensors, on fakes, to the operators that torch's compiler fuses."""
     # The decomposition of max pooling needs `lowering`, and does not import it.
     from torch._inductor import config, lowering  # noqa: F401
-    from torch._inductor.decomposition import select_decomp_table
 
     with config.patch(_AS_EAGER), fake_mode, torch.no_grad(), tracing(TracingContext(fake_mode)):
-        tracer = make_fx(function, select_decomp_table(), tracing_mode="real", _allow_non_fake_inputs=True)
+        tracer = make_fx(function, decompositions(), tracing_mode="real", _allow_non_fake_inputs=True)
         return tracer(*fakes)
+
+
+def decompositions() -> dict[Any, Callable[..., Any]]:
+    """Return the decompositions of torch's compiler, and one of scaled sums, whose scale it loses beside a product.
+
+    Source: torch 2.13, `_inductor/fx_passes/post_grad.py`: `addmm` in place of `add(mm, x, alpha=2)`.
+    """
+    from torch._inductor.decomposition import select_decomp_table
+
+    return {**select_decomp_table(), torch.ops.aten.add.Tensor: _scaled_sum}
+
+
+def _scaled_sum(left: Any, right: Any, *, alpha: Any = 1) -> Any:
+    return NotImplemented if alpha == 1 else left + right * alpha
 
 
 def compile_library(

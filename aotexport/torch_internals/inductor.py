@@ -30,7 +30,6 @@ from torch._guards import TracingContext, tracing
 from torch._inductor.codegen.common import FileBackedGraphModule
 from torch._inductor.codegen.wrapper import SymbolicCallArg, WrapperLine
 from torch._inductor.codegen.wrapper_fxir import FxConverter, WrapperFxCodegen
-from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.ir import IRNode, NonOwningLayout
 from torch._inductor.runtime.hints import DeviceProperties
 from torch._inductor.runtime.triton_helpers import get_constexprs
@@ -41,7 +40,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from aotexport.process.patches import Patch, patched
-from aotexport.torch_internals.compiler import pools_by_torch, wide_negative_integers
+from aotexport.torch_internals.compiler import decompositions, pools_by_torch, wide_negative_integers
 from aotexport.torch_internals.launches import DEVICE, triton_target
 
 with warnings.catch_warnings():
@@ -219,7 +218,7 @@ _NARROW = (torch.bfloat16, torch.float16)
 
 def retraced(function: Callable[..., Any], fakes: Sequence[Any], fake_mode: FakeTensorMode) -> torch.fx.GraphModule:
     """Trace a function of flat values on fake CUDA tensors, with the decompositions of torch's compiler."""
-    decompositions = {**select_decomp_table(), **dict.fromkeys(_NORMAL, _normal)}
+    table = {**decompositions(), **dict.fromkeys(_NORMAL, _normal)}
     with (
         cuda_guard(),
         tracing(TracingContext(fake_mode)),
@@ -232,7 +231,7 @@ def retraced(function: Callable[..., Any], fakes: Sequence[Any], fake_mode: Fake
         tracer = make_fx(
             function,
             tracing_mode="real",
-            decomposition_table=decompositions,
+            decomposition_table=table,
             _allow_non_fake_inputs=True,
         )
         return tracer(*fakes)

@@ -133,3 +133,8 @@ class Experts(nn.Module):
 @case(lambda: (leaf(5, 4), torch.tensor([1, 1, 1, 1, 1])))
 class OneExpertOfSeveral(Experts):
     pass
+
+
+@case(lambda: (leaf(3, 4), leaf(4, 5), leaf(3, 5)))
+def scaled_sums_with_products(x, y, z):
+    return torch.add(x @ y, z, alpha=0.25), torch.add(z, x @ y, alpha=3), torch.lerp(x @ y, z, 0.75)
