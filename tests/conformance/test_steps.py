@@ -81,7 +81,9 @@ def trained(model):
     ("step", "optimizer"),
     [
         ("sgd:lr=0.1,momentum=0.9,nesterov=True,weight_decay=0.01", torch.optim.SGD),
-        ("adagrad:lr=0.05,lr_decay=0.1,initial_accumulator_value=0.1", torch.optim.Adagrad),
+        pytest.param(
+            *("adagrad:lr=0.05,lr_decay=0.1,initial_accumulator_value=0.1", torch.optim.Adagrad), marks=pytest.mark.slow
+        ),
         pytest.param("adam:weight_decay=0.01,amsgrad=True", torch.optim.Adam, marks=pytest.mark.slow),
         pytest.param("rmsprop:momentum=0.5,centered=True", torch.optim.RMSprop, marks=pytest.mark.slow),
     ],

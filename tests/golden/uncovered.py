@@ -34,7 +34,6 @@ UNCOVERED: dict[str, str] = {
     **{f'DeviceClass: "{name}"': _DEVICES for name in ("hpu", "mps", "mtia", "npu", "xla", "xpu")},
     **{f"Ancestor.child: {arm}": _ONE_EXPORT for arm in ("int", "null")},
     **{f"CompiledHalf.indexes: {value}": _NO_LIBRARIES for value in ("false", "true")},
-    "CompiledHalf.written: string": _NO_LIBRARIES,
     **{f"CompiledProgram.backward: {arm}": _NO_LIBRARIES for arm in ("CompiledHalf", "null")},
     **{f"CompiledProgram.partition: {arm}": _NO_LIBRARIES for arm in ("null", "string")},
 }

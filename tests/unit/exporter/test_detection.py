@@ -127,6 +127,7 @@ class Detector(torch.nn.Module):
         return boxes[kept][among_all], classes[kept][among_all]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("suppression")
 def test_loaded_detector_serves_any_number_of_boxes(tmp_path):
     count = torch.export.Dim("count", min=1, max=5000)

@@ -16,7 +16,7 @@ from aotexport_runtime.errors import attempt
 from aotexport_runtime.serving.generator import Generator
 from tests.unit.serving.language_models import best_tokens, exported_model
 
-KINDS = ["llama", "t5", pytest.param("gpt2", marks=pytest.mark.slow)]
+KINDS = ["llama", pytest.param("t5", marks=pytest.mark.slow), pytest.param("gpt2", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(scope="module")
