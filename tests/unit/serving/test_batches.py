@@ -25,7 +25,8 @@ LONG_MS = 600_000
 def ready(path, **options):
     servable = Servable(path, **options)
     servable.warm_up()
-    servable.batcher.pace = Pace()  # Times that were measured here would decide how many calls make a batch.
+    if options.get("max_latency_ms") == LONG_MS:
+        servable.batcher.pace = Pace()  # Measured times would decide how many calls make a full batch.
     return servable
 
 
