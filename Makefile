@@ -29,8 +29,6 @@ TESTS = $(if $(ROOM),$(shell sed -n 's/^$(ROOM): //p' tests/rooms),--ignore=test
 CHECKS = check-style check-types check-runtime-types check-layers check-schemas site
 # torch and the model libraries use as many threads as there are cores; hubs are never asked.
 export HF_HUB_OFFLINE = 1
-# pip compiles every file of every package, which takes a third of an install; imports compile what is used. 0: yes.
-export PIP_NO_COMPILE = 0
 # Hundreds of processes of the tests would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
