@@ -26,7 +26,11 @@ from tests.conformance.test_not_a_number import with_nan
 from tests.interpreter.models import bfloat16_extrema, pools
 
 OWN = own_level()
-pytestmark = pytest.mark.skipif(OWN is None, reason="this processor has no level of the target")
+# Compiling takes a minute; `test_explain.py` compares a library with its recorded calls in every run.
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(OWN is None, reason="this processor has no level of the target"),
+]
 
 
 class Words(nn.Module):
