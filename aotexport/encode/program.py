@@ -62,6 +62,7 @@ class EncodedProgram:
         casts: the program of the model in another dtype, by its name, with a forward graph alone.
         size_lines: the user's line that narrowed the range of a symbol, by its name.
         outside: what the model does at the sizes 0 and 1 that the range of a symbol leaves out, by its name.
+        optimizer: of a whole training step, what the bundle says of its optimizer; None: it is another program.
     """
 
     record: Program
@@ -73,6 +74,7 @@ class EncodedProgram:
     casts: dict[str, EncodedProgram] = field(default_factory=dict)
     size_lines: dict[str, SourceLine] = field(default_factory=dict)
     outside: dict[str, str] = field(default_factory=dict)
+    optimizer: dict[str, Any] | None = None
 
     @property
     def launched(self) -> list[str]:

@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 import aotexport
-from aotexport.capture.functional.step import step_described
 from aotexport.encode.program import EncodedProgram
 from aotexport.encode.submodules import settings_of
 from aotexport.lower.build import CUDA, TargetFiles, write_targets
@@ -26,7 +25,6 @@ from aotexport.write import weights
 from aotexport.write.files import write_manifest, write_programs, write_readme
 from aotexport_runtime.schema.manifest import (
     OPTIMIZER,
-    STEP,
     TRANSFORMERS,
     Ancestor,
     FileEntry,
@@ -98,8 +96,8 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
     write_readme(directory, name, programs)
     extensions = extensions_of(module, {program.record.method for program in programs})
     extensions = {name: value for name, value in extensions.items() if name != OPTIMIZER}
-    if (step := next((spec for spec in draft.specs if spec.name == spec.method == STEP), None)) is not None:
-        extensions[OPTIMIZER] = step_described(step)
+    if (optimizer := next((each.optimizer for each in programs if each.optimizer is not None), None)) is not None:
+        extensions[OPTIMIZER] = optimizer
     if TRANSFORMERS in extensions:
         write_tokenizer(module, directory)
     version = format_version(FORMAT_VERSION)

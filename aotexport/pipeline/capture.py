@@ -60,7 +60,6 @@ from aotexport.state.mode import in_mode, refuse_modes_that_change_state
 from aotexport.state.world import ChangedOnFirstCall, PythonStateChanged
 from aotexport.vectors.record import accepted_calls, checked_programs, on_path, shorter_on_path
 from aotexport_runtime.errors import first_line
-from aotexport_runtime.schema.manifest import STEP
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.schema.sizes import Dimension
 
@@ -101,7 +100,7 @@ def capture_programs(specs: list[ProgramSpec], state: State, options: ExportOpti
         specs, programs = _capture_all(specs, state, options, clock)
     pairs = zip(specs, programs, strict=True)
     programs = [
-        program if spec.method == STEP else with_cast(spec, program, state, options, clock) for spec, program in pairs
+        program if program.optimizer else with_cast(spec, program, state, options, clock) for spec, program in pairs
     ]
     whole, attributes = initial_values(specs[0].call, state)
     return BundleDraft(
@@ -212,9 +211,7 @@ def with_one_row(draft: BundleDraft, state: State, directory: Path, clock: Clock
     `state` is as `capture_programs` left it. A draft with more programs is to be recorded and verified anew.
     """
     specs, programs, graphs = list(draft.specs), list(draft.programs), ForwardGraphs(state, captured=True)
-    places = [
-        (i, each) for i, program in enumerate(programs) if specs[i].method != STEP for each in program.record.dimensions
-    ]
+    places = [(i, each) for i, p in enumerate(programs) if p.optimizer is None for each in p.record.dimensions]
     for index, dimension in places:
         if (call := _unserved(draft, index, dimension, directory)) is None:
             continue

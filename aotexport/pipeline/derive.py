@@ -31,7 +31,7 @@ from aotexport_runtime.engines.select import NO_TARGETS
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import in_dtype
 from aotexport_runtime.module.loading import load
-from aotexport_runtime.schema.manifest import STEP
+from aotexport_runtime.schema.manifest import STEP, step_program
 from aotexport_runtime.values.arguments import check_type, keywords_of
 
 
@@ -72,8 +72,9 @@ def derive_as(
     module = _changed(bundle if isinstance(bundle, BundleModule) else load(bundle), options)
     with forward_graphs_run(module), _frozen(module, options.freeze):
         source = source_of(module)
-        own = [program for program in source.programs or () if program.method != STEP]  # type: ignore[union-attr]
-        source, step = replace(source, programs=tuple(own)), options.step
+        step, before = options.step, step_program(module.bundle.manifest)
+        own = [program for program in source.programs or () if program.name != before]  # type: ignore[union-attr]
+        source = replace(source, programs=tuple(own))
         if step is None and (options.programs is None or STEP in options.programs):
             step = step_in(module.bundle.manifest)
         if options.dtype is not None:

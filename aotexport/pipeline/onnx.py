@@ -22,7 +22,7 @@ from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.staging import staged
 from aotexport_runtime.commands.saving import copy_files, link
-from aotexport_runtime.schema.manifest import STEP, Manifest, OnnxModel
+from aotexport_runtime.schema.manifest import Manifest, OnnxModel, step_program
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values.trees import arrays_in
 
@@ -128,7 +128,8 @@ def choose(bundle: Bundle, options: OnnxOptions) -> list[Program]:
     if unknown:
         raise ModelFileInvalid(f"no program `{unknown[0]}`; the bundle has {', '.join(bundle.program_names)}")
     programs = [bundle.program(name) for name in options.programs or bundle.program_names]
-    chosen = programs if options.programs else [each for each in programs if not each.grad and each.name != STEP]
+    step = step_program(bundle.manifest)
+    chosen = programs if options.programs else [each for each in programs if not each.grad and each.name != step]
     chosen = [program for program in chosen if program.autocast is None] or chosen
     if not chosen:
         raise ExportFailed(

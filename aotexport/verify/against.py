@@ -23,7 +23,7 @@ from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.commands.self_test import run_vector
 from aotexport_runtime.execution.autocast import device_type_of, under_autocast
 from aotexport_runtime.module.loading import LoadOptions
-from aotexport_runtime.schema.manifest import STEP, StateTensor
+from aotexport_runtime.schema.manifest import StateTensor, step_program
 from aotexport_runtime.schema.program import ArgumentInput
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import is_wrapper, parts, type_name
@@ -61,7 +61,7 @@ def compare_with_model(
 
 def _calls(bundle: Bundle, source: ModelSource) -> tuple[dict[str, ExampleCall], State]:
     """Return the model file's example call of each of the bundle's programs, and the state of the model."""
-    names = [name for name in bundle.program_names if name != STEP]
+    names = [name for name in bundle.program_names if name != step_program(bundle.manifest)]
     described = {program.name: program for program in source.programs or () if not isinstance(program, str)}
     programs = [described.get(name, name) for name in names if name in described or name in NAMED]
     specs = choose_programs(source.target, source.example, programs, source.variants)

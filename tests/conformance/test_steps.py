@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import json
+import shutil
 
 import pytest
 import torch
@@ -227,3 +229,67 @@ def test_steps_by_libraries_are_written_in_place_or_not_at_all(tmp_path):
     after = by_library.state_dict(), steppers[0].state_dict()["state"]
     for old, new in zip(tree_leaves(before), tree_leaves(after), strict=True):
         assert torch.equal(old, new)
+
+
+class Counting(nn.Module):
+    """Has a method that is named as the training step is."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, x):
+        return self.layer(x).square().mean()
+
+    def step(self, x):
+        self.seen.add_(x.sum(0))
+        return self.layer(x) * self.seen
+
+
+def test_a_method_of_the_module_may_be_named_step(tmp_path):
+    torch.manual_seed(0)
+    model, x = Counting().eval(), torch.ones(3, 2)
+    own = aotexport.Program("step", method="step", example=(x,))
+    aotexport.export(model, (x,), output=tmp_path / "own", programs=("infer", own), verify=False)
+    module = load(tmp_path / "own").eval()
+    assert torch.equal(module.step(x), model.step(x))
+    assert torch.equal(module.seen, model.seen)
+    with pytest.raises(NotSupported, match="has no whole training step"):
+        module.stepper()
+    with pytest.raises(aotexport.ModelFileInvalid, match="program `step` is of the method `step`"):
+        aotexport.export(model, (x,), output=tmp_path / "both", programs=("train", own), step="sgd", verify=False)
+
+
+@pytest.fixture(scope="module")
+def stepping(tmp_path_factory):
+    path = tmp_path_factory.mktemp("steps") / "bundle"
+    aotexport.export(Counting(), (torch.ones(3, 2),), output=path, programs=("train",), step="sgd", verify=False)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("place", "value", "message"),
+    [
+        ("updates", ["layer.weight", "nothing"], "its groups do not have the parameters"),
+        ("updates", [], "its groups do not have the parameters"),
+        ("optimizer", 3, "is malformed"),
+        ("groups", [], "its groups do not have the parameters"),
+        ("parameters", ["layer.weight", "layer.bias", "nothing"], "names `nothing`, which is no parameter"),
+        ("options", {"lr": "1"}, "is malformed"),
+        ("options", {}, "a group has no `lr`"),
+        ("state", ["momentum_buffer"], "does not fit the state that its program takes"),
+    ],
+)
+def test_an_extension_that_contradicts_the_program_is_refused(stepping, tmp_path, place, value, message):
+    shutil.copytree(stepping, tmp_path / "bundle")
+    manifest = tmp_path / "bundle" / "bundle.json"
+    record = json.loads(manifest.read_text())
+    extension = record["extensions"]["x-aotexport-step"]
+    (extension if place in extension else extension["groups"][0])[place] = value
+    manifest.write_text(json.dumps(record))
+    module = load(tmp_path / "bundle").train()
+    before = copy.deepcopy(module.state_dict())
+    with pytest.raises(NotSupported, match=message):
+        module.stepper()(torch.ones(3, 2))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())

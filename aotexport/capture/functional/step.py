@@ -32,8 +32,8 @@ STATE = "optimizer"
 """Argument of the method beside those of `forward`: the optimizer's state."""
 
 
-def step_spec(train: ProgramSpec, forward: ForwardCapture, step: Step) -> ProgramSpec:
-    """Return the program `step` of the program `train`, given the forward graph of that.
+def step_spec(train: ProgramSpec, forward: ForwardCapture, step: Step) -> tuple[ProgramSpec, dict[str, Any]]:
+    """Return the program `step` of the program `train`, given the forward graph of that, and what a bundle says of it.
 
     Raises:
         ExportFailed: there is no such graph; says why.
@@ -47,7 +47,7 @@ def step_spec(train: ProgramSpec, forward: ForwardCapture, step: Step) -> Progra
     method = MethodType(_method(call, plan, loss), call.module)
     kwargs = {**call.kwargs, STATE: plan.example()}
     own = example_call(method, call.args, kwargs, {**call.dynamic_shapes} or None)
-    return ProgramSpec(STEP, "train", False, STEP, own)
+    return ProgramSpec(STEP, "train", False, STEP, own), plan.description()
 
 
 def _loss_index(forward: ForwardCapture) -> int:
@@ -260,10 +260,4 @@ def _method(call: ExampleCall, plan: _Plan, loss: int) -> Callable[..., Any]:
     others = list(signature.parameters.values())
     count = len(others) - any(each.kind is each.VAR_KEYWORD for each in others)
     step.__signature__ = inspect.Signature([*own, *others[:count], state, *others[count:]])  # type: ignore[attr-defined]
-    step.description = plan.description()  # type: ignore[attr-defined]
     return step
-
-
-def step_described(spec: ProgramSpec) -> dict[str, Any]:
-    """Return what a bundle says of the optimizer of a program `step`."""
-    return spec.call.callable.__func__.description  # type: ignore[union-attr]

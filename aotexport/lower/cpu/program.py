@@ -23,7 +23,6 @@ from aotexport_runtime.rewrite.names import impure_nodes
 from aotexport_runtime.rewrite.partition import Subgraph, partition_graph, views_recomputed, with_tangents
 from aotexport_runtime.schema.codec import encode_record
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.manifest import STEP
 from aotexport_runtime.schema.program import FunctionalGraph, SizeInput, Tangent
 from aotexport_runtime.schema.sizes import SizeExpression
 from aotexport_runtime.schema.targets import CompiledProgram, CpuRequirements, Target, TargetRefusal
@@ -144,7 +143,7 @@ def _lower(
 def _written(program: EncodedProgram) -> dict[str, str]:
     """Return the inputs that the library of a training step writes, each with its new value; others write none."""
     functional = program.record.functional
-    if functional is None or program.record.method != STEP:
+    if functional is None or program.optimizer is None:
         return {}
     graph = program.graphs[functional.file]
     pairs = zip(functional.mutations, graph.outputs, strict=False)

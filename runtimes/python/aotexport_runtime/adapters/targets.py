@@ -15,7 +15,7 @@ from aotexport_runtime.engines.forward.readers import Kind, Reader, Readers
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.schema.manifest import STEP
+from aotexport_runtime.schema.manifest import step_program
 from aotexport_runtime.schema.values import SizeArgument
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
 from aotexport_runtime.submodules.tables import is_below, module_at
@@ -86,8 +86,8 @@ class Weights:
     def __init__(self, module: BundleModule) -> None:
         """Read the forward graphs of every program but a step, which has no adapters."""
         self._module = module
-        bundle = module.bundle
-        programs = [bundle.program(entry.name) for entry in bundle.manifest.programs if entry.name != STEP]
+        bundle, step = module.bundle, step_program(module.bundle.manifest)
+        programs = [bundle.program(entry.name) for entry in bundle.manifest.programs if entry.name != step]
         self._readers = [(p.name, Readers(bundle.graph(p.name, p.forward.file), p)) for p in programs]
         replaced = [
             change.path

@@ -19,7 +19,7 @@ from aotexport_runtime.execution.checks import place
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.rewrite.names import operands
 from aotexport_runtime.schema.graph import Graph, Node, Subclass
-from aotexport_runtime.schema.manifest import STEP, StateTensor
+from aotexport_runtime.schema.manifest import StateTensor, step_program
 from aotexport_runtime.schema.program import ArgumentInput, Program, Refusal, StateInput
 from aotexport_runtime.schema.values import DTypeArgument, SubgraphArgument, TensorMeta
 from aotexport_runtime.submodules.adapter import adapters_below
@@ -47,7 +47,8 @@ class CastBundle(CastPrograms):
             raise NotSupported(f"`dtype`: expected one of {', '.join(FLOATS)}, got {dtypes.name_of(dtype)}")
         super().__init__(bundle, dtypes.name_of(dtype))
         manifest, self.original = bundle.manifest, bundle
-        programs = [bundle.program(name) for name in bundle.program_names if name != STEP]
+        step = step_program(manifest)
+        programs = [bundle.program(name) for name in bundle.program_names if name != step]
         found = {spec.meta.dtype for p in programs for spec in p.inputs if isinstance(spec, ArgumentInput)}
         found |= {entry.dtype for entry in manifest.state if is_cast(entry)}
         before = {name: self.dtype for name in found if name in FLOATS and name != self.dtype}
@@ -55,7 +56,7 @@ class CastBundle(CastPrograms):
             _check_state(entry, before)
         constants = {entry.name for entry in manifest.state if not is_cast(entry) and entry.dtype in before}
         under_autocast = {p.name for p in programs if p.autocast is not None} if self.own else set[str]()
-        served = tuple(entry for entry in self.manifest.programs if entry.name not in {STEP, *under_autocast})
+        served = tuple(entry for entry in self.manifest.programs if entry.name not in {step, *under_autocast})
         self.manifest = msgspec.structs.replace(self.manifest, programs=served)
         for program in programs:
             if program.name in self.own | under_autocast:

@@ -238,11 +238,11 @@ def optimizer_of(manifest: Manifest) -> Optimizer:
     """Return the optimizer of a bundle.
 
     Raises:
-        NotSupported: the bundle has no program `step`, or its extension is malformed.
+        NotSupported: the bundle has no whole training step, or its extension is malformed.
     """
     if OPTIMIZER not in manifest.extensions:
         raise NotSupported(
-            "the bundle has no program `step`: add it with `aotexport derive BUNDLE -o OUT --step adamw`"
+            "the bundle has no whole training step: add it with `aotexport derive BUNDLE -o OUT --step adamw`"
         )
     try:
         found = msgspec.convert(manifest.extensions[OPTIMIZER], Optimizer)

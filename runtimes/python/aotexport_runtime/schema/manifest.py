@@ -17,9 +17,9 @@ ProgramName = Annotated[bounded.PlainName, bounded.NameOf("Manifest.programs.nam
 TRANSFORMERS = "x-aotexport-transformers"
 """Extension of language models: what libraries ask of a model of transformers; see `generation.language_model`."""
 STEP = "step"
-"""Name of the program of a whole training step, and its method."""
+"""Name of the program of a whole training step, and its method, in bundles with the extension `OPTIMIZER`."""
 OPTIMIZER = "x-aotexport-step"
-"""Extension of bundles with that program: its optimizer; see `module.stepper`."""
+"""Extension of bundles with a whole training step: its optimizer; see `module.stepper`."""
 TOKENIZER = "tokenizer"
 """Folder with the tokenizer of a language model, as transformers saves it: the first of the files, and others."""
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
@@ -258,3 +258,11 @@ class Manifest(Record, kw_only=True):
     def __post_init__(self) -> None:
         keep_default(self, "requirements")
         keep_default(self, "operator_set")
+
+
+def step_program(manifest: Manifest) -> str | None:
+    """Return the name of the program that is a whole training step; None: a bundle has none.
+
+    Without the extension a program of that name is a method of the user's.
+    """
+    return STEP if OPTIMIZER in manifest.extensions else None
