@@ -97,12 +97,13 @@ def profile(bundle: Path, program: str | None, output: Path | None, as_json: boo
     with Progress() as progress:
         progress("import torch")
         from aotexport.inspection import timing
+        from aotexport_runtime.execution.source import line_of
 
         opened = open_bundle(bundle)
         progress("run the recorded call")
         name, times = timing.profile(opened, program, output)
     seconds = {
-        "lines": times.by(timing.line_of),
+        "lines": times.by(line_of),
         "operators": times.by(lambda node: node.op),
         "modules": times.by(lambda node: node.module),
     }

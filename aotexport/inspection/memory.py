@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field
 from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.execution.functional_graph import rewritten
+from aotexport_runtime.execution.source import line_of, origin_of
 from aotexport_runtime.rewrite.names import impure_nodes, last_uses, names_in, operands, writes_in_place
 from aotexport_runtime.rewrite.partition import (
     VIEWS,
@@ -19,12 +19,11 @@ from aotexport_runtime.rewrite.partition import (
     partition_graph,
     views_recomputed,
 )
-from aotexport_runtime.rewrite.recompute import computed_late, within_budget
+from aotexport_runtime.rewrite.recompute import computed_late, nbytes_of, within_budget
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import FunctionalGraph, Program, StateInput
-from aotexport_runtime.schema.values import SequenceMeta, TensorMeta, ValueMeta
+from aotexport_runtime.schema.values import TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import metas_of
-from aotexport_runtime.values import dtypes, sizes
 
 CATEGORIES = ("weights", "inputs", "outputs", "saved for backward", "temporary", "gradients")
 """What memory holds, in the order of the picture, from below."""
@@ -203,24 +202,13 @@ def _shared_with(node: Node, graph: Graph) -> Sequence[str]:
     return [name for i in views if i < len(node.args) and isinstance(name := node.args[i], str)]
 
 
-def nbytes_of(meta: ValueMeta, symbols: Mapping[str, int]) -> int:
-    """Return the bytes of a value's elements; 0 for numbers, and where a size depends on data."""
-    if isinstance(meta, SequenceMeta):
-        return sum(nbytes_of(item, symbols) for item in meta.items)
-    if not isinstance(meta, TensorMeta) or not all(sizes.symbols_of(size) <= symbols.keys() for size in meta.shape):
-        return 0
-    return math.prod(sizes.evaluate(size, symbols) for size in meta.shape) * dtypes.dtype(meta.dtype).itemsize
-
-
 def _by_line(graph: Graph, saved: Iterable[str], symbols: Mapping[str, int]) -> list[Saved]:
     nodes = {node.name: node for node in graph.nodes}
     found: dict[tuple[str, str], list[int]] = {}
     for name in saved:
         node = nodes.get(name)
         if node is not None and isinstance(node.meta, TensorMeta):
-            source = graph.sources[node.source] if node.source is not None and graph.sources else None
-            module = graph.modules[node.module] if node.module is not None and graph.modules else ""
-            line = f"{source.file}:{source.line}" if source else "unknown"
-            found.setdefault((line, module), []).append(nbytes_of(node.meta, symbols))
+            origin = origin_of(node, graph)
+            found.setdefault((line_of(origin), origin.module or ""), []).append(nbytes_of(node.meta, symbols))
     rows = [Saved(line, module, sum(each), len(each)) for (line, module), each in found.items()]
     return sorted(rows, key=lambda row: -row.nbytes)

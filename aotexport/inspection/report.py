@@ -20,19 +20,18 @@ from matplotlib.figure import Figure
 from aotexport.inspection.diff import diff_bundles, operator_counts
 from aotexport.inspection.memory import CATEGORIES, Timeline, timeline
 from aotexport.inspection.recorded import recorded_call, recorded_sizes
-from aotexport.inspection.timing import NodeTimes, line_of, measure
+from aotexport.inspection.timing import NodeTimes, measure
 from aotexport_runtime.bundle.notes import notes_of
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.describe import (
-    describe_ancestor,
+    describe_overview,
     describe_program,
     describe_refusals,
-    describe_subclass,
     graph_files,
     sections,
-    trust_needed,
 )
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported, first_line
+from aotexport_runtime.execution.source import line_of
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.loading import LoadOptions, load_module
 
@@ -77,10 +76,11 @@ def report(bundle: Bundle, *, sizes: Mapping[str, int], against: Bundle | None =
     environment.filters |= {"bytes": shown_bytes, "seconds": shown_seconds, "count": "{:,}".format}
     return environment.get_template("report.html").render(
         name=bundle.manifest.name,
-        facts=_facts(bundle),
+        overview=describe_overview(bundle),
         notes=[note.shown() for note in notes_of(bundle)],
         programs=[_program(bundle, name, sizes, module if timed else None) for name in bundle.program_names],
-        why_not_timed=why_not if timed else "it was not asked for (--no-measure)",
+        why_not_loaded=why_not,
+        why_not_timed=why_not or ("" if timed else "it was not asked for (--no-measure)"),
         weights=[] if module is None else list(_weights(bundle, module)),
         targets=list(_targets(bundle)),
         against="" if against is None else against.manifest.name,
@@ -240,29 +240,3 @@ def shown_seconds(seconds: float) -> str:
     """Return a time with a unit: `1.5 ms`."""
     unit, scale = next((each for each in (("s", 1), ("ms", 1e3)) if seconds * each[1] >= 1), ("µs", 1e6))
     return f"{seconds * scale:.3g} {unit}"
-
-
-def _facts(bundle: Bundle) -> dict[str, str]:
-    """Return what holds of a whole bundle, by title."""
-    manifest = bundle.manifest
-    parameters = [entry for entry in manifest.state if entry.role == "parameter"]
-    others = Counter(entry.role for entry in manifest.state if entry.role != "parameter")
-    elements = sum(math.prod(entry.shape) for entry in parameters)
-    nbytes = sum(entry.nbytes for entry in manifest.files)
-    rows = {
-        "format": f"{manifest.format}, readable from format {manifest.min_reader}",
-        "operator set": manifest.operator_set,
-        "extensions": ", ".join(manifest.extensions),
-        "written by": f"aotexport {manifest.producer.aotexport} with torch {manifest.producer.torch}",
-        "parameters": f"{len(parameters)} ({elements:,} elements)",
-        **{f"{role}s": str(count) for role, count in sorted(others.items())},
-        "tied": "; ".join(" = ".join((entry.name, *entry.tied)) for entry in manifest.state if entry.tied),
-        "custom operators of": ", ".join(manifest.requirements.operator_namespaces),
-        "classes of tensors": ", ".join(manifest.requirements.tensor_types),
-        "subclasses": "; ".join(f"{e.name} is a {describe_subclass(e.subclass)}" for e in manifest.state if e.subclass),
-        "trust needed": trust_needed(bundle),
-        "recorded calls": str(len(manifest.testvectors)),
-        "made of": "; ".join(map(describe_ancestor, manifest.ancestors)),
-        "size": f"{nbytes:,} bytes in {len(manifest.files)} files",
-    }
-    return {name: value for name, value in rows.items() if value}

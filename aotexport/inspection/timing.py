@@ -16,7 +16,7 @@ import torch
 from aotexport.inspection.recorded import recorded_call
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.execution.source import Origin, origin
+from aotexport_runtime.execution.source import Origin, is_defined, origin
 from aotexport_runtime.module.loading import LoadOptions, load_module
 
 
@@ -41,11 +41,6 @@ class NodeTimes:
             if name is not None:
                 found[name] = found.get(name, 0.0) + seconds
         return dict(sorted(found.items(), key=lambda item: -item[1]))
-
-
-def line_of(node: Origin) -> str:
-    """Return the line of the user's code that a node comes from, as `file:line`."""
-    return "unknown" if node.source is None else f"{node.source.file}:{node.source.line}"
 
 
 def measure(run: Callable[[], Any], rounds: int = 5) -> NodeTimes:
@@ -102,7 +97,7 @@ def _watched(run: Callable[[], Any]) -> dict[tuple[str, int], float]:
 
     def entered(frame: FrameType, kind: str, _: Any) -> Any:
         # Of other code nothing is asked but its calls.
-        frame.f_trace_lines = frame.f_code.co_filename.startswith("<aotexport ")
+        frame.f_trace_lines = is_defined(frame.f_code.co_filename)
         if not frame.f_trace_lines:
             return None
         return local((frame.f_code.co_filename, frame.f_lineno), time.perf_counter())

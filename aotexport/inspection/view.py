@@ -11,6 +11,7 @@ from typing import Any
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.describe import describe_meta, describe_node, graph_files
 from aotexport_runtime.errors import printable
+from aotexport_runtime.execution.source import origin_of
 from aotexport_runtime.rewrite.names import names_in, operands
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput
@@ -40,7 +41,7 @@ def _nodes(program: Program, graph: Graph) -> Iterator[dict[str, Any]]:
         yield _node(value.name, label, owner, [], [describe_meta(value.meta, names)], {})
     backward = descendants(graph.nodes, tangents)
     for node in graph.nodes:
-        owner = graph.modules[node.module] if node.module is not None else ""
+        owner = origin_of(node, graph).module or ""
         owner = f"backward.{owner}".rstrip(".") if tangents and node.name in backward else owner
         call = {"call": describe_node(node, graph, names)}
         label = node.op.removeprefix("aten::")

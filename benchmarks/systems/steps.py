@@ -51,19 +51,18 @@ def _load(model: Model, directory: Path, mode: Mode, *, like: System) -> Callabl
 
 
 FUSED = replace(EAGER, name="fused", summary="the model's own code, and AdamW(fused=True)", modes=frozenset({"step"}))
-STEP = System(
-    "step",
-    "a bundle with a program `step`, as operator calls of torch",
-    artefact="bundle-step",
-    prepare=partial(_prepare, like=AUTO),
-    load=partial(_load, like=AUTO),
-    modes=frozenset({"step"}),
-)
-STEP_CPU = System(
-    "step by library",
-    "a bundle with a program `step`, as a shared library",
-    artefact="bundle-step-cpu",
-    prepare=partial(_prepare, like=CPU),
-    load=partial(_load, like=CPU),
-    modes=frozenset({"step"}),
-)
+
+
+def _stepping(name: str, how: str, like: System) -> System:
+    return System(
+        name,
+        f"a bundle with a program `step`, {how}",
+        artefact=f"{like.artefact}-step",
+        prepare=partial(_prepare, like=like),
+        load=partial(_load, like=like),
+        modes=frozenset({"step"}),
+    )
+
+
+STEP = _stepping("step", "as operator calls of torch", AUTO)
+STEP_CPU = _stepping("step by library", "as a shared library", CPU)

@@ -48,7 +48,7 @@ from aotexport_runtime.values.trees import leaves, python_value
 
 def describe(bundle: Bundle, *, program: str | None = None, graph: bool = False) -> str:
     """Return the text that `inspect` shows, of one program or of all, with their graphs or without."""
-    lines = [] if program else _overview(bundle)
+    lines = [] if program else describe_overview(bundle)
     lines += [f"  {note.shown()}" for note in notes_of(bundle, program)]
     for name in [program] if program else bundle.program_names:
         lines += _program(bundle, bundle.program(name), graph=graph)
@@ -58,7 +58,8 @@ def describe(bundle: Bundle, *, program: str | None = None, graph: bool = False)
     return "\n".join(printable(line).replace("\n", "\\n") for line in lines)
 
 
-def _overview(bundle: Bundle) -> list[str]:
+def describe_overview(bundle: Bundle) -> list[str]:
+    """Return lines that say what a whole bundle is, the first with its name."""
     manifest = bundle.manifest
     parameters = [entry for entry in manifest.state if entry.role == "parameter"]
     count = sum(math.prod(entry.shape) for entry in parameters)
@@ -78,10 +79,10 @@ def _overview(bundle: Bundle) -> list[str]:
         lines.append(f"  needs classes of tensors: {', '.join(types)}")
     lines += [f"  {e.name} is a {describe_subclass(e.subclass)}" for e in manifest.state if e.subclass is not None]
     lines += [f"  extension: {name}" for name in manifest.extensions]
-    return [*lines, *(f"  made of {describe_ancestor(ancestor)}" for ancestor in manifest.ancestors)]
+    return [*lines, *(f"  made of {_ancestor(ancestor)}" for ancestor in manifest.ancestors)]
 
 
-def describe_ancestor(ancestor: Ancestor) -> str:
+def _ancestor(ancestor: Ancestor) -> str:
     """Return a bundle that another was made of, with what was changed."""
     at = f" as `{ancestor.path}`" if ancestor.path else ""
     changes = f" ({'; '.join(ancestor.changes)})" if ancestor.changes else ""

@@ -20,7 +20,7 @@ from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.errors import printable
 from aotexport_runtime.execution import checks, ops
 from aotexport_runtime.execution.matmul.sizes import Mode
-from aotexport_runtime.execution.source import Origin, define
+from aotexport_runtime.execution.source import Origin, define, origin_of
 from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, draws, last_uses
 from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
 from aotexport_runtime.schema.graph import Graph, Node, Subclass
@@ -181,9 +181,7 @@ class _FunctionSource:
 
     def compute(self, node: Node, shown: Mapping[str, Sequence[str]]) -> None:
         """Write that the value of a node is computed, and that it is checked; `shown`: see `checks.shown_values`."""
-        source = self.graph.sources[node.source] if node.source is not None and self.graph.sources else None
-        module = self.graph.modules[node.module] if node.module is not None and self.graph.modules else None
-        self.origins[len(self.lines)] = Origin(node.op, module, source)
+        self.origins[len(self.lines)] = origin_of(node, self.graph)
         made = self.checking(node, shown[node.name]) if node.name in shown else self.expression(node)
         self.lines.append(f"{self.local(node.name)} = {made}")
         if not node.op.startswith(_TRUSTED):

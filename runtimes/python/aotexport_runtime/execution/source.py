@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from aotexport_runtime.schema.graph import SourceLine
+from aotexport_runtime.schema.graph import Graph, Node, SourceLine
 
 _serial = itertools.count()
 _PREFIX = "<aotexport "
@@ -22,12 +22,29 @@ class Origin(NamedTuple):
     source: SourceLine | None
 
 
+def origin_of(node: Node, graph: Graph) -> Origin:
+    """Return what a node of `graph` is of."""
+    source = graph.sources[node.source] if node.source is not None and graph.sources else None
+    module = graph.modules[node.module] if node.module is not None and graph.modules else None
+    return Origin(node.op, module, source)
+
+
+def line_of(node: Origin) -> str:
+    """Return the line of the user's code as `file:line`; `unknown`: the bundle does not say it."""
+    return "unknown" if node.source is None else f"{node.source.file}:{node.source.line}"
+
+
 _origins: dict[str, Mapping[int, Origin]] = {}
+
+
+def is_defined(filename: str) -> bool:
+    """Return whether a file is the source of a defined function."""
+    return filename.startswith(_PREFIX)
 
 
 def origin(filename: str, line: int) -> Origin | None:
     """Return the node that a line of a defined function runs; None: it runs none, or is of another function."""
-    found = _origins.get(filename) if filename.startswith(_PREFIX) else None
+    found = _origins.get(filename) if is_defined(filename) else None
     return None if found is None else found.get(line)
 
 

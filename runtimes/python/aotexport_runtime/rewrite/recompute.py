@@ -97,29 +97,36 @@ class _Values:
     def nbytes(self, name: str) -> int:
         """Return the size of a value in bytes, 0 for numbers."""
         meta = self.metas[name]
-        return self._numel(meta) * dtypes.dtype(meta.dtype).itemsize if isinstance(meta, TensorMeta) else 0
+        return nbytes_of(meta, self.symbols) if isinstance(meta, TensorMeta) else 0
 
     def cost(self, name: str) -> float:
         """Return the cost of a node, in elements of an element-wise operator."""
         node = self.nodes[name]
         if node.op == "python::getitem" or node.op in VIEWS:
             return 0
-        out = self._numel(node.meta)
-        operands = [self._numel(self.metas[a]) for a in node.args if isinstance(a, str)]
+        out = numel_of(node.meta, self.symbols)
+        operands = [numel_of(self.metas[a], self.symbols) for a in node.args if isinstance(a, str)]
         if node.op not in _MATMULS or len(operands) < 2 or not out:
             return out + sum(operands)
         factors = operands[-2:] if "addmm" in node.op or "baddbmm" in node.op else operands[:2]
         # Of matrices m x k and k x n, the length of the sums: k.
         return out * math.sqrt(factors[0] * factors[1] / out) / _MULTIPLICATIONS_PER_MOVE
 
-    def _numel(self, meta: ValueMeta) -> int:
-        if isinstance(meta, SequenceMeta):
-            return sum(map(self._numel, meta.items))
-        if not isinstance(meta, TensorMeta) or any(
-            s not in self.symbols for size in meta.shape for s in sizes.symbols_of(size)
-        ):
-            return 0
-        return math.prod(sizes.evaluate(size, self.symbols) for size in meta.shape)
+
+def numel_of(meta: ValueMeta, symbols: Mapping[str, int]) -> int:
+    """Return the number of elements of a value; 0 for numbers, and where a size is of other symbols or of data."""
+    if isinstance(meta, SequenceMeta):
+        return sum(numel_of(item, symbols) for item in meta.items)
+    if not isinstance(meta, TensorMeta) or any(not sizes.symbols_of(size) <= symbols.keys() for size in meta.shape):
+        return 0
+    return math.prod(sizes.evaluate(size, symbols) for size in meta.shape)
+
+
+def nbytes_of(meta: ValueMeta, symbols: Mapping[str, int]) -> int:
+    """Return the bytes of the elements of a value, as `numel_of` counts them."""
+    if isinstance(meta, SequenceMeta):
+        return sum(nbytes_of(item, symbols) for item in meta.items)
+    return numel_of(meta, symbols) * dtypes.dtype(meta.dtype).itemsize if isinstance(meta, TensorMeta) else 0
 
 
 def computed_late(partitioned: PartitionedGraph) -> PartitionedGraph:
