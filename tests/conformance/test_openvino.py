@@ -162,6 +162,16 @@ def test_openvino_that_is_not_installed_is_named_with_the_way_out(counting, monk
     assert str(caught.value) == "target `openvino` needs OpenVINO: `pip install 'aotexport-runtime[openvino]'`"
 
 
+def test_openvino_that_may_not_write_to_the_home_of_its_user_is_refused_with_the_way_out(
+    counting, monkeypatch, tmp_path
+):
+    (tmp_path / "openvino.py").write_text("open('/proc/nothing', 'w')")
+    monkeypatch.delitem(sys.modules, "openvino")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(NotSupported, match=r"^OpenVINO cannot be imported here: .*/proc/nothing.* Load target `onnx`"):
+        aotexport_runtime.load(counting, target="openvino")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

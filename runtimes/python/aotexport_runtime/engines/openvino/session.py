@@ -50,6 +50,8 @@ class OpenVino:
             raise NotSupported(
                 "target `openvino` needs OpenVINO: `pip install 'aotexport-runtime[openvino]'`"
             ) from None
+        except OSError as error:  # It writes to the user's home, which need not be there.
+            raise NotSupported(f"OpenVINO cannot be imported here: {first_line(error)}. {_WAY_OUT}") from None
         file, core = bundle.intact_file(model.file), openvino_core()
         try:
             read = core.read_model(file)
