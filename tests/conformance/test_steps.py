@@ -189,10 +189,32 @@ def test_steps_that_no_optimizer_makes_are_refused(step, message):
         aotexport.model.step.step_of(step)
 
 
-def test_a_model_without_a_loss_has_no_step(tmp_path):
+class Several(nn.Module):
+    """Returns two numbers that require grad."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.layer, self.make = nn.Linear(2, 2), make
+
+    def forward(self, x):
+        hidden = self.layer(x)
+        return self.make(hidden, hidden.abs().mean(), hidden.square().mean())
+
+
+def test_the_loss_is_the_one_number_or_the_one_that_is_named_so(tmp_path):
+    torch.manual_seed(0)
+    model, x = (
+        Several(lambda hidden, penalty, loss: [hidden, hidden, {"penalty": penalty, "loss": loss}]),
+        torch.ones(3, 2),
+    )
+    aotexport.export(model, (x,), output=tmp_path / "named", programs=("train",), step="sgd", verify="fast")
+    assert load(tmp_path / "named").train().stepper()(x) == model(x)[2]["loss"]
+    unnamed = Several(lambda hidden, penalty, loss: (hidden, penalty, loss))
+    with pytest.raises(aotexport.ExportFailed, match=r"several results may be the loss: `output\[1\]`, `output\[2\]`"):
+        aotexport.export(unnamed, (x,), output=tmp_path / "unnamed", step="sgd")
     with pytest.raises(aotexport.ExportFailed, match="returns no loss"):
-        aotexport.export(nn.Linear(2, 2), (torch.ones(3, 2),), output=tmp_path / "bundle", step="adamw")
-    assert not (tmp_path / "bundle").exists()
+        aotexport.export(nn.Linear(2, 2), (x,), output=tmp_path / "none", step="adamw")
+    assert [path.name for path in tmp_path.iterdir()] == ["named"]
 
 
 class Words(nn.Module):

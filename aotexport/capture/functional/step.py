@@ -7,6 +7,7 @@ clipped, it comes as soon as its gradient is whole, so that this lives no longer
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import MethodType
@@ -22,11 +23,13 @@ from aotexport.model.call import ExampleCall, example_call, signature_of
 from aotexport.model.programs import ProgramSpec
 from aotexport.model.state import StateEntry
 from aotexport.model.step import Step
-from aotexport.model.structure import flattened
 from aotexport.torch_internals.calls import FakeTensor, memory_of, tensors_in, tree_leaves
 from aotexport.torch_internals.functional import FunctionalCapture, tangent_descriptor
 from aotexport.torch_internals.tracing import REQUIRES_GRAD
+from aotexport_runtime.call.flat_call import flat_outputs
 from aotexport_runtime.schema.manifest import STEP
+from aotexport_runtime.schema.trees import Leaf, Tree
+from aotexport_runtime.values.trees import leaves
 
 STATE = "optimizer"
 """Argument of the method beside those of `forward`: the optimizer's state."""
@@ -42,21 +45,37 @@ def step_spec(train: ProgramSpec, forward: ForwardCapture, step: Step) -> tuple[
     call = train.call
     if call.module is None:
         raise ExportFailed("a function has no parameters, which a step would change")
-    loss = _loss_index(forward)
-    plan = _Plan(forward, _joint(forward, loss), step)
-    method = MethodType(_method(call, plan, loss), call.module)
+    path, index = _loss_of(forward)
+    plan = _Plan(forward, _joint(forward, index), step)
+    method = MethodType(_method(call, plan, forward.function.output_tree, path), call.module)
     kwargs = {**call.kwargs, STATE: plan.example()}
     own = example_call(method, call.args, kwargs, {**call.dynamic_shapes} or None)
     return ProgramSpec(STEP, "train", False, STEP, own), plan.description()
 
 
-def _loss_index(forward: ForwardCapture) -> int:
-    """Return which output is the loss: the first number that requires grad."""
-    for index, node in enumerate(forward.graph.graph.output_node().args[0]):  # type: ignore[arg-type]
+def _loss_of(forward: ForwardCapture) -> tuple[str, int]:
+    """Return the path of the loss in what a call returns, and its index among the outputs of the graph."""
+    outputs: Any = forward.graph.graph.output_node().args[0]
+
+    def may_be_loss(node: Any) -> bool:
         value = node.meta["val"] if isinstance(node, torch.fx.Node) else None
-        if isinstance(value, torch.Tensor) and not value.shape and node.meta.get(REQUIRES_GRAD, value.requires_grad):
-            return index
-    raise ExportFailed("the model returns no loss: a step needs a number that requires grad among what a call returns")
+        return isinstance(value, torch.Tensor) and not value.shape and node.meta.get(REQUIRES_GRAD, value.requires_grad)
+
+    found = {
+        leaf.index: path
+        for path, leaf in leaves(forward.function.output_tree, "output")
+        if isinstance(leaf, Leaf) and may_be_loss(outputs[leaf.index])
+    }
+    named = {index: path for index, path in found.items() if re.search(r"(\.|\[')loss('\])?$", path)}
+    if not found:
+        raise ExportFailed(
+            "the model returns no loss: a step needs a number that requires grad among what a call returns"
+        )
+    if len(found) > 1 and len(named) != 1:
+        listed = ", ".join(f"`{path}`" for path in found.values())
+        raise ExportFailed(f"several results may be the loss: {listed}. Return one of them, or name it `loss`")
+    index, path = next(iter((named if len(found) > 1 else found).items()))
+    return path, index
 
 
 def _joint(forward: ForwardCapture, loss: int) -> FunctionalCapture:
@@ -225,13 +244,13 @@ class _Update(torch.fx.Interpreter):
         return self._numbers[key]
 
 
-def _method(call: ExampleCall, plan: _Plan, loss: int) -> Callable[..., Any]:
+def _method(call: ExampleCall, plan: _Plan, outputs: Tree, path: str) -> Callable[..., Any]:
     """Return the step as a method of the module: run for real, it is torch's own autograd and optimizer."""
     signature = signature_of(call.callable)
     if STATE in signature.parameters:
         raise ModelFileInvalid(f"step: `forward` has an argument `{STATE}`, which the method `step` has too")
-    leaves = [id(leaf) for leaf in tree_leaves((call.args, call.kwargs))]
-    places = [leaves.index(id(tensor)) for tensor in call.tensors]
+    given_leaves = [id(leaf) for leaf in tree_leaves((call.args, call.kwargs))]
+    places = [given_leaves.index(id(tensor)) for tensor in call.tensors]
 
     def step(self: torch.nn.Module, *args: Any, optimizer: dict[str, Any], **kwargs: Any) -> torch.Tensor:
         parameters = [entry.slots[0][0][entry.slots[0][1]] for entry in plan.entries]
@@ -247,13 +266,13 @@ def _method(call: ExampleCall, plan: _Plan, loss: int) -> Callable[..., Any]:
                 optimizer["count"].add_(1)
             return trace.env[plan.loss]
         with torch.enable_grad():
-            _, outputs = flattened(self(*args, **kwargs), "output", role="output")
-            grads = torch.autograd.grad(outputs[loss], parameters)
+            loss = dict(flat_outputs(outputs, self(*args, **kwargs)))[path]
+            grads = torch.autograd.grad(loss, parameters)
         with torch.no_grad():
             apply_eagerly(
                 plan.step, plan.groups, [each.detach() for each in parameters], grads, optimizer, plan.group_of
             )
-        return outputs[loss].detach()
+        return loss.detach()
 
     own = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
     state = inspect.Parameter(STATE, inspect.Parameter.KEYWORD_ONLY)
