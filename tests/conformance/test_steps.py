@@ -212,6 +212,9 @@ def test_the_loss_is_the_one_number_or_the_one_that_is_named_so(tmp_path):
     unnamed = Several(lambda hidden, penalty, loss: (hidden, penalty, loss))
     with pytest.raises(aotexport.ExportFailed, match=r"several results may be the loss: `output\[1\]`, `output\[2\]`"):
         aotexport.export(unnamed, (x,), output=tmp_path / "unnamed", step="sgd")
+    sparse = nn.Sequential(nn.Embedding(3, 2, sparse=True), Several(lambda hidden, penalty, loss: loss))
+    with pytest.raises(aotexport.ExportFailed, match="a gradient is sparse"):
+        aotexport.export(sparse, (torch.tensor([0, 2]),), output=tmp_path / "sparse", programs=("train",), step="sgd")
     with pytest.raises(aotexport.ExportFailed, match="returns no loss"):
         aotexport.export(nn.Linear(2, 2), (x,), output=tmp_path / "none", step="adamw")
     assert [path.name for path in tmp_path.iterdir()] == ["named"]

@@ -88,6 +88,9 @@ def _joint(forward: ForwardCapture, loss: int) -> FunctionalCapture:
     joint = capture_functional_graph(replace(forward, graph=torch.fx.GraphModule(forward.graph, alone)), grad=True)
     if isinstance(joint, Refused):
         raise ExportFailed(f"there is no joint graph, which a step is made of: {joint.reason}")
+    values = [node.meta.get("val") for node in joint.module.graph.nodes]
+    if any(isinstance(value, torch.Tensor) and value.layout is not torch.strided for value in values):
+        raise ExportFailed("a gradient is sparse, and a step makes dense ones alone: give embeddings `sparse=False`")
     metadata = joint.metadata
     tangents = [n for n in joint.module.graph.find_nodes(op="placeholder") if tangent_descriptor(n) is not None]
     if len(tangents) != 1 or metadata.num_intermediate_bases or len(metadata.output_info) != 1:
