@@ -142,7 +142,9 @@ def test_every_load_measures_engines_that_read_the_weights_where_the_environment
 @pytest.mark.parametrize("engine", FROZEN_ENGINES)
 @pytest.mark.parametrize("rows", [2, 3, 32])
 def test_chosen_engine_gives_the_results_of_eager(words, engine, rows):
-    pytest.importorskip({"onnx": "onnxruntime", "openvino": "openvino"}.get(engine, "torch"))
+    pytest.importorskip(
+        {"onnx": "onnxruntime", "openvino": "openvino"}.get(engine, "torch"), reason=f"needs the extra `{engine}`"
+    )
     prefer(words, engine)
     module = load(words)
     check(module, *call(rows))
@@ -198,7 +200,9 @@ def test_gradients_copies_threads_and_modes_are_served_by_graphs(words):
 @pytest.fixture(params=["onnx", "openvino"])
 def sized_engine(request, words, monkeypatch):
     """Let the sessions of one engine be the fastest; graphs are the usual engine."""
-    pytest.importorskip({"onnx": "onnxruntime"}.get(request.param, request.param))
+    pytest.importorskip(
+        {"onnx": "onnxruntime"}.get(request.param, request.param), reason=f"needs the extra `{request.param}`"
+    )
     seconds = {"portable": 1e-3, "autograd": 1.0, request.param: 1.0}
     measured.kept_figures(open_bundle(words), Request(frozen=True)).add("infer", {"seconds": seconds, "why_not": {}})
     for name, value in {"_LEAST_S": 0, "_ENOUGH_S": 0, "CLEARLY": math.inf, "_MOST_SIZES": 2}.items():
