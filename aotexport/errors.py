@@ -6,15 +6,24 @@ from aotexport_runtime.errors import AotExportError, OutputExists
 
 
 class ModelFileInvalid(AotExportError):
-    """The model file, or a command-line argument about it, is missing something or wrong."""
+    """The model file, or a command-line argument about it, is missing something or wrong.
+
+    Way out: the message says what to write, most often the line itself.
+    """
 
 
 class DataInvalid(AotExportError):
-    """Data to train on cannot be read, or does not fit the bundle or the loss."""
+    """Data to train on cannot be read, or does not fit the bundle or the loss.
+
+    Way out: the message names the file, the row or the column, and what is expected.
+    """
 
 
 class ExportFailed(AotExportError):
-    """The model cannot be exported: an operator or construct, named with the user's source line and a way out."""
+    """The model cannot be exported: an operator or construct, named with the user's source line.
+
+    Way out: the message has it, for that line. The page on troubleshooting lists the usual ones.
+    """
 
     @property
     def error(self) -> Exception:
@@ -23,7 +32,10 @@ class ExportFailed(AotExportError):
 
 
 class AttemptFailed(ExportFailed):
-    """Torch or the model's own code failed at an attempt; the export may go on without it."""
+    """Torch or the model's own code failed at an attempt; the export may go on without it.
+
+    Way out: that of the error that was raised.
+    """
 
     def __init__(self, message: str, error: Exception) -> None:
         self._error = error
@@ -36,11 +48,16 @@ class AttemptFailed(ExportFailed):
 
 
 class InternalError(AotExportError):
-    """Aotexport has a bug, to report with the versions in the message. `__cause__` is the original error."""
+    """Aotexport has a bug, to report with the versions in the message. `__cause__` is the original error.
+
+    Way out: written otherwise, the line of the model that the message names may pass.
+    """
 
 
 class VerificationFailed(AotExportError):
     """The written bundle disagrees with eager execution; nothing was left behind.
+
+    Way out: make the model repeatable (seeds, clocks, state outside of tensors); otherwise please report it.
 
     Attributes:
         report: one line per compared value that differs.

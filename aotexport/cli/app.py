@@ -20,13 +20,14 @@ from aotexport.cli.convert import convert
 from aotexport.cli.derive import derive
 from aotexport.cli.export import export
 from aotexport.cli.finetune import finetune
-from aotexport.cli.inspect import bom, diff, inspect
+from aotexport.cli.hub import pull, push
+from aotexport.cli.inspect import bom, diff, explain_command, inspect
 from aotexport.cli.onnx import onnx
 from aotexport.cli.report import profile, report, view
 from aotexport.cli.sign import sign, verify_signature_command
 from aotexport.cli.verify import verify
 from aotexport.errors import AotExportError, DataInvalid, InternalError, ModelFileInvalid, OutputExists
-from aotexport_runtime.errors import ArgumentInvalid, printable
+from aotexport_runtime.errors import ArgumentInvalid, coded, printable
 
 _BUG = 3
 _INTERRUPTED = 130
@@ -35,7 +36,7 @@ Example:
   aotexport model.py -o bundle/
   aotexport inspect bundle/
 \b
-`aotexport export --help` shows the options of an export.
+`aotexport export --help` shows the options of an export; `aotexport explain CODE` what a code behind an error means.
 """
 _interrupts: list[int] = []
 _OWN_OPTIONS = ("--help", "-h", "--version")
@@ -83,7 +84,7 @@ def _tell(error: Exception | KeyboardInterrupt) -> int:
         _print_traceback(error.__cause__ or error)
         return _BUG
     if isinstance(error, AotExportError):
-        _print_error(str(error))
+        _print_error(coded(error))
         return 2 if isinstance(error, DataInvalid | ModelFileInvalid | OutputExists | ArgumentInvalid) else 1
     torch = next((each.version for each in metadata.distributions(name="torch")), "(not installed)")
     _print_error(
@@ -111,7 +112,7 @@ def app() -> None:
 
 for command in (
     *(export, inspect, report, profile, view, verify, diff, derive, finetune, onnx, convert),
-    *(bom, sign, verify_signature_command),
+    *(push, pull, bom, sign, verify_signature_command, explain_command),
 ):
     app.add_command(command)
 

@@ -15,6 +15,7 @@ from aotexport.cli.output import BUNDLE, DIRECTORY, print_json, stdout
 from aotexport.inspection.diff import BundleDifference, diff_bundles
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.commands.describe import describe, summary
+from aotexport_runtime.commands.explain import explain
 from aotexport_runtime.errors import NotSupported, printable
 
 _EXAMPLE = """\b
@@ -111,3 +112,10 @@ def bom(bundle: Path, output: IO[str]) -> None:
     # The file is opened when it is first written to.
     document = json.dumps(bill_of_materials(open_bundle(bundle)), indent=2)
     output.write(document + "\n")
+
+
+@click.command("explain", short_help="Explain an error: its cause, and the way out.")
+@click.argument("name", metavar="CODE")
+def explain_command(name: str) -> None:
+    """Explain the code that stands in brackets behind an error, or a class of errors: its cause, and the way out."""
+    click.echo(explain(name))

@@ -23,7 +23,21 @@ BUNDLE = click.argument("bundle", type=DIRECTORY)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 """The values of `--dtype`."""
 
+_CUSTOM = (
+    click.option("--import", "imports", multiple=True, metavar="MODULE",
+                 help="Module that registers custom operators."),
+    click.option("--operator-namespace", "namespaces", multiple=True, metavar="NAME",
+                 help="Namespace of custom operators that the bundle may call."),
+    click.option("--tensor-type", "types", multiple=True, metavar="MODULE:NAME",
+                 help="Class of tensors that the bundle may make."),
+)  # fmt: skip
+
 _PIPED_WIDTH = 200
+
+
+def custom_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options for bundles with custom operators: `imports`, `namespaces`, `types`."""
+    return functools.reduce(lambda made, option: option(made), reversed(_CUSTOM), command)
 
 
 def stdout() -> Console:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 from rich.table import Table
 
-from aotexport.cli.output import BUNDLE, DIRECTORY, print_json, stdout
+from aotexport.cli.output import BUNDLE, DIRECTORY, custom_options, print_json, stdout
 from aotexport.cli.progress import Progress
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.errors import NotSupported, printable
+from aotexport_runtime.values.arguments import imported
+
+if TYPE_CHECKING:
+    from aotexport_runtime.module.loading import LoadOptions
 
 _EXAMPLE = """\b
 Examples:
@@ -21,6 +25,17 @@ Examples:
   aotexport profile bundle/ --program train -o trace.json
   aotexport view bundle/ -o graphs.json
 """
+
+
+def _options(imports: tuple[str, ...], namespaces: tuple[str, ...], types: tuple[str, ...]) -> LoadOptions:
+    """Return how to load a bundle with what its user allows, whose modules are imported."""
+    from aotexport_runtime.__main__ import class_named
+    from aotexport_runtime.module.loading import LoadOptions
+
+    for name in imports:
+        imported(name)
+    own = {name: class_named(name) for name in types}
+    return LoadOptions(target="portable", check_digests=False, operator_namespaces=namespaces, tensor_types=own)
 
 
 def _sizes(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
@@ -42,12 +57,15 @@ def _sizes(context: click.Context, option: click.Parameter, given: tuple[str, ..
 @click.option("--size", "sizes", multiple=True, callback=_sizes, metavar="NAME=N",
               help="Value of a dynamic dimension for the memory; repeatable.  [default: as recorded]")  # fmt: skip
 @click.option("--against", type=DIRECTORY, help="Bundle to compare with.")
-@click.option("--no-measure", is_flag=True, help="Do not run the recorded calls to measure their time.")
-def report(bundle: Path, output: IO[str], sizes: dict[str, int], against: Path | None, no_measure: bool) -> None:
+@click.option("--no-measure", is_flag=True, help="Do not run the recorded calls, for time and differences from eager.")
+@custom_options
+def report(
+    bundle: Path, output: IO[str], sizes: dict[str, int], against: Path | None, no_measure: bool, **custom: Any
+) -> None:
     """Write one HTML file about BUNDLE that needs no network.
 
     It shows how a call runs, its memory over time by what it holds, which lines made what backward needs, time by
-    operator, module and line, and the weights.
+    operator, module and line, how far its graphs differ from eager, and the weights.
     """
     with Progress() as progress:
         progress("import torch")
@@ -59,7 +77,7 @@ def report(bundle: Path, output: IO[str], sizes: dict[str, int], against: Path |
         opened = open_bundle(bundle)
         progress("compute the memory" if no_measure else "compute the memory, and run the recorded calls")
         other = None if against is None else open_bundle(against)
-        text = page(opened, sizes=sizes, against=other, timed=not no_measure)
+        text = page(opened, _options(**custom), sizes=sizes, against=other, timed=not no_measure)
     output.write(text)
     stdout().print(printable(f"report: {output.name}"))
 
@@ -89,7 +107,8 @@ def view(bundle: Path, output: IO[str], program: str | None) -> None:
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
               help="Also write a trace that Perfetto shows (JSON).")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the seconds by line, operator and module as JSON.")
-def profile(bundle: Path, program: str | None, output: Path | None, as_json: bool) -> None:
+@custom_options
+def profile(bundle: Path, program: str | None, output: Path | None, as_json: bool, **custom: Any) -> None:
     """Run the first recorded call of a program of BUNDLE, and show which lines of the model cost most.
 
     The call runs by the bundle's graphs (`target="portable"`), with its backward where the program records gradients.
@@ -101,7 +120,7 @@ def profile(bundle: Path, program: str | None, output: Path | None, as_json: boo
 
         opened = open_bundle(bundle)
         progress("run the recorded call")
-        name, times = timing.profile(opened, program, output)
+        name, times = timing.profile(opened, _options(**custom), program, output)
     seconds = {
         "lines": times.by(line_of),
         "operators": times.by(lambda node: node.op),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from aotexport.cli.output import BUNDLE, DTYPES, print_json, printed_elsewhere
+from aotexport.cli.output import BUNDLE, DTYPES, custom_options, print_json, printed_elsewhere
 from aotexport.cli.progress import Progress
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.commands.results import VectorResult, describe_graphs
@@ -26,17 +26,7 @@ Example:
 @click.option("--against", metavar="MODEL", help="Model file to compare with; it is given the bundle's weights.")
 @click.option("--kernels", is_flag=True, help="Run the GPU kernels, from their sources, on the CPU; slow.")
 @click.option("--dtype", type=click.Choice(DTYPES), help="With --against: cast the model first, as at the export.")
-@click.option("--import", "imports", multiple=True, metavar="MODULE", help="Module that registers custom operators.")
-@click.option(
-    "--operator-namespace",
-    "namespaces",
-    multiple=True,
-    metavar="NAME",
-    help="Namespace of custom operators that the bundle may call.",
-)
-@click.option(
-    "--tensor-type", "types", multiple=True, metavar="MODULE:NAME", help="Class of tensors that the bundle may make."
-)
+@custom_options
 @click.option("--json", "as_json", is_flag=True, help="Print the comparisons as JSON.")
 @click.pass_context
 def verify(

@@ -23,6 +23,7 @@ from aotexport.inspection.recorded import recorded_call, recorded_sizes
 from aotexport.inspection.timing import NodeTimes, measure
 from aotexport_runtime.bundle.notes import notes_of
 from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.bundle.signature import SIGNATURE_NAME
 from aotexport_runtime.commands.describe import (
     describe_overview,
     describe_program,
@@ -30,6 +31,8 @@ from aotexport_runtime.commands.describe import (
     graph_files,
     sections,
 )
+from aotexport_runtime.commands.results import describe_graphs
+from aotexport_runtime.commands.self_test import run_vectors
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported, first_line
 from aotexport_runtime.execution.source import line_of
 from aotexport_runtime.module.bundle_module import BundleModule
@@ -53,14 +56,22 @@ class ModuleRow:
     seconds: float
 
 
-def report(bundle: Bundle, *, sizes: Mapping[str, int], against: Bundle | None = None, timed: bool = True) -> str:
+def report(
+    bundle: Bundle,
+    options: LoadOptions,
+    *,
+    sizes: Mapping[str, int],
+    against: Bundle | None = None,
+    timed: bool = True,
+) -> str:
     """Return the page of `bundle`.
 
     Args:
         bundle: an open bundle.
+        options: how to load it, by its graphs.
         sizes: value of dimensions by name, for the memory of a call; others are as in the recorded calls.
         against: a bundle to compare with.
-        timed: whether the recorded calls are run to measure their time.
+        timed: whether the recorded calls are run, for their time and what differs from eager.
 
     Raises:
         ArgumentInvalid: no program has a dimension of `sizes`, or it is outside of its range.
@@ -69,7 +80,7 @@ def report(bundle: Bundle, *, sizes: Mapping[str, int], against: Bundle | None =
     known = sorted({dimension.name for record in records for dimension in record.dimensions})
     if missing := sizes.keys() - known:
         raise ArgumentInvalid(f"no dimension `{min(missing)}`; the bundle has {', '.join(known) or 'none'}")
-    module, why_not = _loaded(bundle)
+    module, why_not = _loaded(bundle, options)
     environment = jinja2.Environment(
         autoescape=True, loader=jinja2.FileSystemLoader(Path(__file__).parent), undefined=jinja2.StrictUndefined
     )
@@ -82,6 +93,7 @@ def report(bundle: Bundle, *, sizes: Mapping[str, int], against: Bundle | None =
         why_not_loaded=why_not,
         why_not_timed=why_not or ("" if timed else "it was not asked for (--no-measure)"),
         weights=[] if module is None else list(_weights(bundle, module)),
+        verification=_verification(bundle, options if module is not None and timed else None),
         targets=list(_targets(bundle)),
         against="" if against is None else against.manifest.name,
         differences=[] if against is None else diff_bundles(against, bundle),
@@ -89,11 +101,23 @@ def report(bundle: Bundle, *, sizes: Mapping[str, int], against: Bundle | None =
     )
 
 
-def _loaded(bundle: Bundle) -> tuple[BundleModule | None, str]:
+def _loaded(bundle: Bundle, options: LoadOptions) -> tuple[BundleModule | None, str]:
     try:
-        return load_module(bundle, LoadOptions(target="portable", check_digests=False)), ""
+        return load_module(bundle, options), ""
     except NotSupported as error:
         return None, first_line(error)
+
+
+def _verification(bundle: Bundle, options: LoadOptions | None) -> list[str]:
+    """Return lines on how the writer compared the bundle, whether it is signed, and what its calls give here."""
+    level = bundle.manifest.verification
+    lines = [f"compared with eager at export: {level or 'its writer does not say'}"]
+    if (bundle.directory.files / SIGNATURE_NAME).is_file():
+        lines.append("signed; `aotexport verify-signature` says whether by a signer whom you know")
+    if options is not None:
+        allowed = {"operator_namespaces": options.operator_namespaces, "tensor_types": options.tensor_types}
+        lines += describe_graphs(run_vectors(bundle, **allowed))
+    return lines
 
 
 def _program(bundle: Bundle, name: str, sizes: Mapping[str, int], module: BundleModule | None) -> dict[str, Any]:

@@ -59,10 +59,10 @@ def measure(run: Callable[[], Any], rounds: int = 5) -> NodeTimes:
     return NodeTimes(median(plain), {place: median(seconds) for place, seconds in found.items()})
 
 
-def profile(bundle: Bundle, program: str | None, trace: Path | None) -> tuple[str, NodeTimes]:
+def profile(bundle: Bundle, options: LoadOptions, program: str | None, trace: Path | None) -> tuple[str, NodeTimes]:
     """Return the program that ran, the first by default, and the time of its first recorded call.
 
-    `trace`: file to write with a trace of one call, as `torch.profiler` writes it.
+    `options`: how to load it, by its graphs. `trace`: file to write with a trace of one call, by `torch.profiler`.
 
     Raises:
         BundleInvalid: no such program.
@@ -70,7 +70,7 @@ def profile(bundle: Bundle, program: str | None, trace: Path | None) -> tuple[st
     """
     name = program or bundle.program_names[0]
     record = bundle.program(name)
-    run = recorded_call(load_module(bundle, LoadOptions(target="portable", check_digests=False)), record)
+    run = recorded_call(load_module(bundle, options), record)
     if run is None:
         raise NotSupported(f"program `{name}` has no recorded call to run")
     times = measure(run)

@@ -20,8 +20,8 @@ from aotexport.write.files import list_again
 from aotexport_runtime import open_bundle
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.bundle.staging import staged
-from aotexport_runtime.commands.saving import copy_files, link
+from aotexport_runtime.bundle.staging import link, staged
+from aotexport_runtime.commands.saving import copy_files
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel, step_program
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values.trees import arrays_in

@@ -16,11 +16,13 @@ from typing import Annotated, Any
 
 from catalogue import BOUNDED, DOCUMENTS, records, references_of
 
+from aotexport_runtime import schema
 from aotexport_runtime.schema.bounded import AtMost, Bounds, IndexOf, Over, Record
 from aotexport_runtime.validate.declared import declared_rules, is_walked
 
 CHECKS = Path(__file__).parents[1] / "v1/checks.json"
 CASES = Path(__file__).parents[2] / "tests/golden/refused/cases.json"
+CODES = Path(str(schema.__file__)).with_name("codes.json")
 FILES = {
     "bundle.json": "bundle",
     "programs/*/program*.json": "program",
@@ -40,9 +42,15 @@ def table() -> dict[str, Any]:
     written = json.loads(CHECKS.read_text(encoding="utf-8"))
     said = {row["check"]: (row["field"], row["rule"]) for row in written["checks"] if not row.get("declared")}
     cases = json.loads(CASES.read_text(encoding="utf-8"))
+    meanings = {code: told["means"] for code, told in codes().items()}
     rows = [_row(name, *said[name], cases) for name in said]
     rows += [{**_row(name, field, rule, cases), "declared": True} for name, (field, rule) in declared().items()]
-    return {"codes": written["codes"], "checks": sorted(rows, key=lambda row: row["check"])}
+    return {"codes": meanings, "checks": sorted(rows, key=lambda row: row["check"])}
+
+
+def codes() -> dict[str, dict[str, str]]:
+    """Return meaning, cause and way out of each code, which the runtime tells too."""
+    return json.loads(CODES.read_text(encoding="utf-8"))
 
 
 def text_of(content: dict[str, Any]) -> str:

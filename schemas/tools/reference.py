@@ -18,6 +18,7 @@ from catalogue import (
     summary_of,
     union_of,
 )
+from checks import codes
 from lock import Entry, Lock
 
 from aotexport_runtime.schema.bounded import Record
@@ -55,7 +56,7 @@ def fields_page(lock: Lock) -> str:
 
 def codes_page(content: dict[str, Any]) -> str:
     """Return the page of the codes of refusals, and of the checks that have them; of the content of `checks.json`."""
-    parts = [CODES_HEAD]
+    parts, causes = [CODES_HEAD], codes()
     for code, meaning in content["codes"].items():
         rules: dict[str, list[str]] = {}
         for row in content["checks"]:
@@ -63,7 +64,8 @@ def codes_page(content: dict[str, Any]) -> str:
                 name, field = f"`{row['check'].partition('/')[2]}`", f" of `{row['field']}`" if row["field"] else ""
                 rules.setdefault(row["rule"], []).append(name if row.get("declared") else name + field)
         lines = [f"- {', '.join(names)}: {rule}" for rule, names in sorted(rules.items(), key=lambda item: item[1])]
-        parts += [f"## `{code}`\n", f"{meaning}\n", "\n".join(lines) + "\n"]
+        told = f"{meaning} *Cause:* {causes[code]['cause']} *Way out:* {causes[code]['way_out']}"
+        parts += [f"## `{code}`\n", f"{told}\n", "\n".join(lines) + "\n"]
     return "\n".join(parts)
 
 

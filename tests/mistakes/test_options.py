@@ -68,7 +68,7 @@ REFUSED = {
     "bundle_as_model": ("bundle -o new", "`bundle` is a bundle; write `aotexport inspect bundle`"),
     "unknown_command": (
         "exprot new",
-        "`exprot` is neither a model file nor a command; the commands are export, inspect, report, profile, view, verify, diff, derive, finetune, onnx, convert, bom, sign, verify-signature",
+        "`exprot` is neither a model file nor a command; the commands are export, inspect, report, profile, view, verify, diff, derive, finetune, onnx, convert, push, pull, bom, sign, verify-signature, explain",
     ),
     "no_output": ("model.py", "Missing option '-o' / '--output'."),
     "output_is_a_file": ("model.py -o weights.pt", "`weights.pt` exists and is no bundle; choose another place"),
@@ -106,7 +106,7 @@ FAILING = {
         "Give another example size, change the model, or leave this axis static; if it must equal axis 0 of `types`, "
         "which is fixed, declare that as `batch` too",
     ),
-    "inspect_a_folder": ("inspect data", "`data` is no bundle: it has no file `bundle.json`"),
+    "inspect_a_folder": ("inspect data", "`data` is no bundle: it has no file `bundle.json` [bundle-missing]"),
 }
 """Command lines whose work fails (exit code 1)."""
 

@@ -9,8 +9,8 @@ from aotexport_runtime.__main__ import main
 
 # command line, exit code, whole message
 ROWS = {
-    "inspect_nothing": ("inspect nothing", 1, "no directory `nothing`"),
-    "inspect_a_file": ("inspect weights.pt", 1, "`weights.pt` is a file, and a bundle is a directory"),
+    "inspect_nothing": ("inspect nothing", 1, "no directory `nothing` [bundle-missing]"),
+    "inspect_a_file": ("inspect weights.pt", 1, "`weights.pt` is a file, and a bundle is a directory [bundle-missing]"),
     "inspect_no_program": ("inspect bundle --program eval", 2, "no program 'eval'; the bundle has train, infer"),
     "target_is_unknown": (
         "selftest bundle --target gpu",

@@ -1,11 +1,15 @@
 """`python -m aotexport_runtime check`: every fault of a bundle, with its code and JSON path."""
 
 import json
+from pathlib import Path
 
 import pytest
 
+import aotexport.errors  # noqa: F401 - whose classes are told too
 from aotexport_runtime.__main__ import main
 from aotexport_runtime.bundle.check import faults_of
+from aotexport_runtime.commands.explain import explain
+from aotexport_runtime.errors import ArgumentInvalid
 from tests.hostile.crafted import Crafted
 
 FORWARD = "programs/train/forward.json"
@@ -77,3 +81,17 @@ def test_check_prints_every_fault_and_says_by_its_exit_code_whether_there_are(cr
     assert json.loads(capsys.readouterr().out) == [
         {"code": "value-undefined", "where": FORWARD, "path": "$.outputs[0]", "reason": reason}
     ]
+
+
+def test_every_code_and_class_of_errors_is_explained_with_a_way_out(crafted: Crafted, capsys):
+    checks = json.loads((Path(__file__).parents[2] / "schemas/v1/checks.json").read_text())["checks"]
+    with pytest.raises(ArgumentInvalid) as raised:
+        explain("nothing")
+    known = str(raised.value).partition("there are ")[2].split(", ")
+    assert {row["code"] for row in checks} | {"CallInvalid", "ExportFailed"} <= {*known}
+    assert [name for name in known if "Way out: " not in explain(name)] == []
+    crafted.put("forward", "outputs/0", "nothing")
+    assert main(["inspect", str(crafted.seal())]) == 1
+    code = capsys.readouterr().err.rpartition("[")[2].rstrip("]\n")
+    assert main(["explain", code]) == 0
+    assert capsys.readouterr().out.startswith("value-undefined: A value is used before it is defined.\n\nCause: ")

@@ -15,6 +15,7 @@ from aotexport_runtime.errors import (
     BundleTooNew,
     CallInvalid,
     CheckFailed,
+    HubFailed,
     NotSupported,
     NotWritten,
     OutputExists,
@@ -23,6 +24,7 @@ from aotexport_runtime.errors import (
 
 if TYPE_CHECKING:
     from aotexport_runtime.bundle.signature import Signed
+    from aotexport_runtime.commands.hub import pull, push
     from aotexport_runtime.commands.saving import save
     from aotexport_runtime.commands.self_test import selftest
     from aotexport_runtime.engines.cuda import CudaRuntime
@@ -48,6 +50,8 @@ _LATER = {
     "Signed": "bundle.signature",
     "generate": "generation.generate",
     "load": "module.loading",
+    "pull": "commands.hub",
+    "push": "commands.hub",
     "save": "commands.saving",
     "selftest": "commands.self_test",
 }
@@ -63,6 +67,7 @@ __all__ = [
     "CallInvalid",
     "CheckFailed",
     "CudaRuntime",
+    "HubFailed",
     "Limits",
     "NotSupported",
     "NotWritten",
@@ -76,6 +81,8 @@ __all__ = [
     "generate",
     "load",
     "open_bundle",
+    "pull",
+    "push",
     "save",
     "selftest",
 ]

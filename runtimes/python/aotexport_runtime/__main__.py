@@ -11,7 +11,7 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from aotexport_runtime.errors import AotExportError, ArgumentInvalid, printable
+from aotexport_runtime.errors import AotExportError, ArgumentInvalid, coded, printable
 from aotexport_runtime.server.options import add_options, options_of
 from aotexport_runtime.values.arguments import check_torch, imported, places_of
 
@@ -22,7 +22,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return options.run(options)
     except AotExportError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {coded(error)}", file=sys.stderr)
         return 2 if isinstance(error, ArgumentInvalid) else 1
 
 
@@ -57,6 +57,12 @@ def parser() -> argparse.ArgumentParser:
     add("--sandbox", action="store_true", help="first give up writing, network, programs (Linux)")
     add("--mapped", action="store_true", help="map weights; nobody may write into the files meanwhile")
     add("--json", action="store_true", help="print JSON")
+    add = command("explain", _explain, "explain an error: its cause, and the way out")
+    add("name", metavar="CODE", help="what stands in brackets behind an error, or the class of one")
+    add = command("pull", _pull, "write the bundle of a repository of the Hugging Face Hub to a directory, checked")
+    add("address", metavar="hf://OWNER/NAME[@REVISION]")
+    add("-o", "--output", required=True, metavar="BUNDLE", help="directory to write")
+    add("--force", action="store_true", help="replace a bundle at the output")
     command("serve", _serve, "serve a directory of bundles by the Open Inference Protocol")
     add_options(commands.choices["serve"])
     add = command("triton-config", _triton_config, "print the config.pbtxt of a bundle for Triton's Python backend")
@@ -162,6 +168,20 @@ def _selftest(options: Any) -> int:
     if not (results or options.json):
         print("no recorded calls")
     return 0 if all(result.agrees for _, result in results) else 1
+
+
+def _explain(options: Any) -> int:
+    from aotexport_runtime.commands.explain import explain
+
+    print(explain(options.name))
+    return 0
+
+
+def _pull(options: Any) -> int:
+    from aotexport_runtime.commands.hub import pull
+
+    print(printable(f"{pull(options.address, options.output, force=options.force)}: a bundle, and valid"))
+    return 0
 
 
 def _serve(options: Any) -> int:

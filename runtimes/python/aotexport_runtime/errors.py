@@ -116,6 +116,8 @@ def _step(step: str | int) -> str:
 class BundleInvalid(AotExportError):
     """A bundle is broken, truncated, tampered with, hostile, or no bundle at all.
 
+    Way out: that of its code (`python -m aotexport_runtime explain CODE`). Most often: copy the bundle again.
+
     Attributes:
         where: file inside the bundle, or its `Place`.
         check: which check of the format fails, by its name in `schemas/v1/checks.json`: `index-range/leaf`.
@@ -133,8 +135,15 @@ class BundleInvalid(AotExportError):
         super().__init__(f"{where}: {message}" if where else message)
 
 
+def coded(error: AotExportError) -> str:
+    """Return the message for a terminal, with the code behind it, which `explain` takes, where there is one."""
+    return f"{error} [{error.code}]" if isinstance(error, BundleInvalid) else str(error)
+
+
 class BundleTooNew(BundleInvalid):
     """A bundle needs a newer reader than this runtime.
+
+    Way out: install a newer `aotexport-runtime`, or export with an older exporter.
 
     Attributes:
         needed: format version that the bundle asks for, `(major, minor)`.
@@ -148,21 +157,31 @@ class BundleTooNew(BundleInvalid):
 
 
 class NotSupported(AotExportError):
-    """The bundle is valid, and asks for something that this runtime, torch build or machine cannot do."""
+    """The bundle is valid, and asks for something that this runtime, torch build or machine cannot do.
+
+    Way out: the message names it: a package, a permission (`trust`, `operator_namespaces`), another target, or another
+    export. `python -m aotexport_runtime doctor` says what the machine has.
+    """
 
 
 class ArgumentInvalid(AotExportError, TypeError):
-    """An argument of a function is of a wrong type; names it and the expected type."""
+    """An argument of a function or command is wrong.
+
+    Way out: the message names the argument and what is expected.
+    """
 
 
 class TorchMissing(NotSupported, ModuleNotFoundError):
-    """The request needs torch, which is not installed."""
+    """The request needs torch, which is not installed or too old.
+
+    Way out: `pip install 'torch>=2.7'`. Reading and checking a bundle, and its ONNX models, do without.
+    """
 
 
 class NotWritten(AotExportError, OSError):
     """The file system cannot hold a bundle: full, over its quota, read-only, or the name is too long.
 
-    Nothing was left behind, and a bundle that was to be replaced is as it was.
+    Nothing was left behind, and a bundle that was to be replaced is as it was. Way out: make room, or another place.
 
     Attributes:
         errno: the system's number of the reason.
@@ -173,12 +192,25 @@ class NotWritten(AotExportError, OSError):
         self.errno = number
 
 
+class HubFailed(AotExportError):
+    """The Hugging Face Hub refuses what `push` or `pull` asks for, or cannot be reached; nothing was written.
+
+    Way out: `hf auth login` for what needs rights, another name, or a try later. Without network (`HF_HUB_OFFLINE=1`)
+    there is what was pulled before.
+    """
+
+
 class OutputExists(AotExportError):
-    """Something is at the output and `force` was not given, or it is no bundle, or nothing can be written there."""
+    """Something is at the output and `force` was not given, or it is no bundle, or nothing can be written there.
+
+    Way out: another place, or `force=True` (`--force`), which replaces bundles alone.
+    """
 
 
 class CallInvalid(AotExportError, ValueError):
     """A call of a loaded bundle does not fit any program.
+
+    Way out: pass what the lines of the message expect, or export with wider sizes (`--dynamic`) or with a variant.
 
     Attributes:
         violations: one sentence per violated guard, each naming the argument by its path in the call.
@@ -194,17 +226,27 @@ class CallInvalid(AotExportError, ValueError):
 class CheckFailed(AotExportError, RuntimeError):
     """A check that the program makes on values fails: `torch._check`, or a branch that the captured code took.
 
-    Changes that the call made to its arguments and to the module's state before the check stay, as in eager execution.
+    Way out: call with values for which it holds, or export with an example of the other kind. Changes of arguments and
+    state that were made before the check stay, as in eager execution.
     """
 
 
 class SelfTestFailed(AotExportError):
-    """A loaded bundle disagrees with the results that were recorded from eager execution."""
+    """A loaded bundle disagrees with the results that were recorded from eager execution.
+
+    Way out: the release of torch and the device of the export, or an export here; otherwise please report it.
+    """
 
 
 class Overloaded(AotExportError):
-    """A servable refuses a call, since as many wait already as may."""
+    """A servable refuses a call, since as many wait already as may.
+
+    Way out: call again later, or more workers (`--workers`).
+    """
 
 
 class DeadlinePassed(AotExportError, TimeoutError):
-    """A call of a servable waited for longer than its caller allowed; it did not run."""
+    """A call of a servable waited for longer than its caller allowed; it did not run.
+
+    Way out: a longer deadline, or more workers.
+    """

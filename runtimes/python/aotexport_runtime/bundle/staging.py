@@ -11,9 +11,11 @@ import errno
 import glob
 import os
 import re
+import shutil
 import tempfile
 from collections.abc import Generator
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -114,6 +116,15 @@ def _new_stage(output: Path) -> tuple[Path, int]:
 
 
 _ATTEMPTS = 1000
+
+
+def link(source: str | Path, target: str | Path) -> Any:
+    """Make `target` the same file as `source`, or a copy where the file system has no links; return it."""
+    try:
+        os.link(source, target, follow_symlinks=False)
+    except OSError:
+        shutil.copy2(source, target)
+    return target
 
 
 def open_modes(stage: Path) -> None:

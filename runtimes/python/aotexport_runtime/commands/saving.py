@@ -9,7 +9,6 @@ import gc
 import hashlib
 import json
 import os
-import shutil
 import struct
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -22,7 +21,7 @@ from safetensors.torch import save_file
 from aotexport_runtime.bundle.cast_programs import CastPrograms, cast_dtypes
 from aotexport_runtime.bundle.directory import MANIFEST_NAME, BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.bundle.staging import staged
+from aotexport_runtime.bundle.staging import link, staged
 from aotexport_runtime.bundle.weights import load_parts, load_tensors, parts_of
 from aotexport_runtime.commands.saved_attributes import FILE, SavedAttributes, saved_attributes
 from aotexport_runtime.commands.self_test import record_again
@@ -253,15 +252,6 @@ def _write_as_before(tensors: Iterable[tuple[str, torch.Tensor]], before: Path, 
             stored = torch.view_as_real(tensor) if tensor.is_complex() else tensor
             target.seek(begin + places[key]["data_offsets"][0])
             target.write(stored.reshape(-1).view(torch.uint8).numpy().data)
-
-
-def link(source: str | Path, target: str | Path) -> Any:
-    """Make `target` the same file as `source`, or a copy where the file system has no links; return it."""
-    try:
-        os.link(source, target, follow_symlinks=False)
-    except OSError:
-        shutil.copy2(source, target)
-    return target
 
 
 def entry_of(path: str, stage: Path) -> FileEntry:
