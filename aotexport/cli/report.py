@@ -24,7 +24,11 @@ Examples:
   aotexport report tuned/ -o report.html --against bundle/
   aotexport profile bundle/ --program train -o trace.json
   aotexport view bundle/ -o graphs.json
+  aotexport view bundle/ --format dot --depth 3
 """
+_TEXT = click.File("w", encoding="utf-8", atomic=True)
+_VIEWERS = {"model-explorer": "graphs.json", "netron": "graphs.dot", "dot": "graphs.dot"}
+"""By viewer the file that is written by default."""
 
 
 def _options(imports: tuple[str, ...], namespaces: tuple[str, ...], types: tuple[str, ...]) -> LoadOptions:
@@ -51,7 +55,7 @@ def _sizes(context: click.Context, option: click.Parameter, given: tuple[str, ..
 @click.command(short_help="Write a page about a bundle: memory, time, weights.", epilog=_EXAMPLE)
 @BUNDLE
 @click.option(
-    "-o", "--output", type=click.File("w", encoding="utf-8", atomic=True), default="report.html", show_default=True,
+    "-o", "--output", type=_TEXT, default="report.html", show_default=True,
     metavar="FILE", help="File to write.",
 )  # fmt: skip
 @click.option("--size", "sizes", multiple=True, callback=_sizes, metavar="NAME=N",
@@ -84,21 +88,36 @@ def report(
 
 @click.command(short_help="Write a bundle's graphs for a viewer.", epilog=_EXAMPLE)
 @BUNDLE
-@click.option("-o", "--output", type=click.File("w", encoding="utf-8", atomic=True), default="graphs.json",
-              show_default=True, metavar="FILE", help="File to write.")  # fmt: skip
+@click.option("--format", "viewer", type=click.Choice(_VIEWERS), default="model-explorer", show_default=True,
+              help="Viewer; of netron and dot (Graphviz) the forward graph of one program.")  # fmt: skip
+@click.option("-o", "--output", type=_TEXT, metavar="FILE", help="File to write.  [default: graphs.json, graphs.dot]")
 @click.option("--program", metavar="NAME", help="Write the graphs of one program.")
-def view(bundle: Path, output: IO[str], program: str | None) -> None:
-    """Write the graphs of BUNDLE as a file of Model Explorer, with modules as layers that open, and backward as one.
+@click.option(
+    "--depth", type=click.IntRange(min=1), metavar="N", help="Of netron and dot: draw modules this deep as one."
+)
+@click.pass_context
+def view(
+    context: click.Context, bundle: Path, viewer: str, output: IO[str] | None, program: str | None, depth: int | None
+) -> None:
+    """Write the graphs of BUNDLE for a viewer: Model Explorer has modules as layers that open, and backward as one.
 
-    `pip install ai-edge-model-explorer` brings the command `model-explorer FILE`. Netron shows ONNX models of a bundle
-    (`aotexport onnx`). Nothing of the bundle is run, and torch is not needed.
+    `pip install ai-edge-model-explorer` brings the command `model-explorer FILE`, `pip install netron` the command
+    `netron FILE`, which shows ONNX models (`aotexport onnx`) as well. Nothing of the bundle is run, and torch is not
+    needed.
     """
-    from aotexport.inspection.view import graphs_of
+    from aotexport.inspection.view import dot_of, graphs_of
 
+    if depth is not None and viewer == "model-explorer":
+        raise click.UsageError("--depth is for --format netron and dot; layers of Model Explorer open by a click")
     opened = open_bundle(bundle)
-    text = json.dumps(graphs_of(opened, [program] if program else opened.program_names))
-    output.write(text)
-    stdout().print(printable(f"graphs: {output.name}"))
+    names = [program] if program else list(opened.program_names)
+    if viewer == "model-explorer":
+        text = json.dumps(graphs_of(opened, names))
+    else:
+        text = dot_of(opened, "infer" if "infer" in names else names[0], depth)
+    file = output or _TEXT.convert(_VIEWERS[viewer], None, context)
+    file.write(text)
+    stdout().print(printable(f"graphs: {file.name}"))
 
 
 @click.command(short_help="Measure the lines of a bundle's model.", epilog=_EXAMPLE)

@@ -1,10 +1,11 @@
-"""The graphs of a bundle as a file of Model Explorer, which shows modules as layers that open. No torch.
+"""The graphs of a bundle as files of viewers: Model Explorer, whose layers open, Graphviz and Netron. No torch.
 
-Source: ai-edge-model-explorer 0.1.34, `graph_builder.py`.
+Source: ai-edge-model-explorer 0.1.34, `graph_builder.py`; netron 8.5, `dot.js`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -27,6 +28,45 @@ def graphs_of(bundle: Bundle, names: Sequence[str]) -> dict[str, Any]:
         for file in reversed(graph_files(bundle.program(name)))
     ]
     return {"label": printable(bundle.manifest.name), "graphs": graphs}
+
+
+def dot_of(bundle: Bundle, name: str, depth: int | None) -> str:
+    """Return the forward graph of a program in the language of Graphviz, its labels as Netron takes them apart.
+
+    `depth`: modules at this depth are one node each; None: every operator is one.
+    """
+    program = bundle.program(name)
+    nodes = list(_nodes(program, bundle.graph(name, program.forward.file)))
+    places = {node["id"]: _folded(node, depth) for node in nodes}
+    lines = {
+        place: _dot_node(place, node, folded=place != node["id"]) for node in nodes for place in (places[node["id"]],)
+    }
+    edges = {
+        (places[edge["sourceNodeId"]], places[node["id"]]): None for node in nodes for edge in node["incomingEdges"]
+    }
+    shown = [f"  {_quoted(one)} -> {_quoted(other)};" for one, other in edges if one != other]
+    return "\n".join([f"digraph {_quoted(name)} {{", "  node [shape=record];", *lines.values(), *shown, "}", ""])
+
+
+def _folded(node: dict[str, Any], depth: int | None) -> str:
+    modules = node["namespace"].split("/") if node["namespace"] else []
+    return node["id"] if depth is None or len(modules) < depth else f"module:{'.'.join(modules[:depth])}"
+
+
+def _dot_node(place: str, node: dict[str, Any], *, folded: bool) -> str:
+    label, facts = (place.partition(":")[2], []) if folded else (node["label"], [("module", node["namespace"])])
+    facts += [("type", each["attrs"][0]["value"]) for each in node["outputsMetadata"] if not folded]
+    said = "".join(f"{key}: {_escaped(value)}\\l" for key, value in facts if value)
+    return f'  {_quoted(place)} [label="{{{_escaped(place)}|op_code=call_function\\l|{_escaped(label)}\\l{said}}}"];'
+
+
+def _escaped(text: str) -> str:
+    """Return a text for a label of a record, where some characters part fields."""
+    return re.sub(r'([\\"{}|<>])', r"\\\1", text)
+
+
+def _quoted(text: str) -> str:
+    return '"' + re.sub(r'([\\"])', r"\\\1", text) + '"'
 
 
 def _nodes(program: Program, graph: Graph) -> Iterator[dict[str, Any]]:

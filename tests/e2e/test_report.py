@@ -1,6 +1,7 @@
 """`aotexport report` and `aotexport profile`: memory beside torch's count, and pages that show what they got."""
 
 import json
+import re
 import shutil
 from html.parser import HTMLParser
 
@@ -14,6 +15,7 @@ import aotexport_runtime
 from aotexport.cli import app
 from aotexport.inspection.memory import CATEGORIES, timeline
 from aotexport.inspection.recorded import recorded_call, recorded_sizes
+from aotexport.inspection.view import graphs_of
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -143,6 +145,20 @@ def test_graphs_for_a_viewer_have_modules_as_layers_and_backward_as_one(bundles,
     users = [node for node in joint.values() if any(edge["sourceNodeId"] == weight for edge in node["incomingEdges"])]
     assert {node["namespace"].partition("/")[0] for node in users} == {"first"}
     assert joint[weight]["outputsMetadata"][0]["attrs"] == [{"key": "type", "value": "float32[256, 32]"}]
+
+
+def test_graphs_for_graphviz_and_netron_name_operators_or_modules(bundles, tmp_path):
+    graphs = graphs_of(aotexport_runtime.open_bundle(bundles[Block]), ["infer"])["graphs"]
+    operators = {node["id"]: node["namespace"] for node in graphs[1]["nodes"]}
+    for depth in (), ("--depth", "1"):
+        given = "--format", "netron", "-o", tmp_path / "graph.dot", *depth
+        assert invoke("view", bundles[Block], *given).exit_code == 0
+        text = (tmp_path / "graph.dot").read_text()
+        named = re.findall(r'^  "([^"]+)" \[label="\{\1\|op_code=call_function\\l\|.+\\l\}"\];$', text, re.MULTILINE)
+        arrows = re.findall(r'^  "(.+?)" -> "(.+?)";$', text, re.MULTILINE)
+        assert {name for arrow in arrows for name in arrow} == {*named}
+        modules = {f"module:{name}" for name in ("first", "second", "head")} if depth else set()
+        assert {*named} == {name for name, module in operators.items() if not (depth and module)} | modules
 
 
 def test_a_wrong_size_leaves_no_page(bundles, tmp_path):
