@@ -117,12 +117,13 @@ bench: $(VENV)/.dev ## measure against eager and peers, write benchmarks/RESULTS
 bench-serve: $(SERVE_VENV)/.all ## measure servers: bundles beside eager and ONNX Runtime behind the same server
 	$(SERVE_VENV)/bin/python -m benchmarks --suite serve $(ARGS)
 
-dist: $(VENV)/.dev ## build wheels and source archives of both distributions, and check them
+dist: $(VENV)/.dev ## build wheels and source archives of both distributions, check them; and out/man/aotexport.1
 	rm -rf dist
 	$(BIN)/python -m build --quiet --outdir dist runtimes/python
 	$(BIN)/python -m build --quiet --outdir dist .
 	$(BIN)/twine check --strict dist/*
 	$(BIN)/check-wheel-contents dist/*.whl
+	$(BIN)/sphinx-build -q -b man -d out/doctrees -c docs . out/man
 
 clean: ## remove everything that these commands made
 	rm -rf $(VENV) $(RUNTIME_VENV) $(SERVE_VENV) .venv-torch demo build dist .pytest_cache .ruff_cache .hypothesis

@@ -35,5 +35,6 @@ suppress_warnings = [
     "toc.not_included",  # decisions and examples, which pages of theirs list
     "myst.domains",  # the commands' domain has no links of the kind that pages use
 ]
+man_pages = [("docs/cli", "aotexport", "portable bundles of PyTorch models", [], 1)]
 html_theme = "furo"
 html_title = "aotexport"

@@ -14,9 +14,9 @@ from rich.table import Table
 from aotexport.cli.output import BUNDLE, DIRECTORY, print_json, stdout
 from aotexport.inspection.diff import BundleDifference, diff_bundles
 from aotexport_runtime.bundle.read import Bundle, open_bundle
-from aotexport_runtime.commands.describe import describe, summary
 from aotexport_runtime.commands.explain import explain
 from aotexport_runtime.errors import NotSupported, printable
+from aotexport_runtime.module.describe import describe, summary
 
 _EXAMPLE = """\b
 Examples:

@@ -18,7 +18,7 @@ from packageurl import PackageURL
 
 from aotexport.inspection.diff import operator_counts
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.describe import describe_inputs, describe_outputs, graph_files, trust_needed
+from aotexport_runtime.module.describe import describe_inputs, describe_outputs, graph_files, trust_needed
 from aotexport_runtime.schema.manifest import Ancestor, Manifest
 
 _MODEL = "bundle"

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.describe import describe_changes, describe_inputs, describe_outputs, graph_files
+from aotexport_runtime.module.describe import describe_changes, describe_inputs, describe_outputs, graph_files
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import Program

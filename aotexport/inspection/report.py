@@ -24,18 +24,18 @@ from aotexport.inspection.timing import NodeTimes, measure
 from aotexport_runtime.bundle.notes import notes_of
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.signature import SIGNATURE_NAME
-from aotexport_runtime.commands.describe import (
+from aotexport_runtime.commands.results import describe_graphs
+from aotexport_runtime.commands.self_test import run_vectors
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported, first_line
+from aotexport_runtime.execution.source import line_of
+from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.describe import (
     describe_overview,
     describe_program,
     describe_refusals,
     graph_files,
     sections,
 )
-from aotexport_runtime.commands.results import describe_graphs
-from aotexport_runtime.commands.self_test import run_vectors
-from aotexport_runtime.errors import ArgumentInvalid, NotSupported, first_line
-from aotexport_runtime.execution.source import line_of
-from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.loading import LoadOptions, load_module
 
 _COLORS = ("#7b8794", "#9b8bd1", "#4f9dde", "#e2a03f", "#c8d0da", "#d1605e")

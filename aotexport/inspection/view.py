@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from aotexport_runtime.bundle.read import Bundle
-from aotexport_runtime.commands.describe import describe_meta, describe_node, graph_files
 from aotexport_runtime.errors import printable
 from aotexport_runtime.execution.source import origin_of
+from aotexport_runtime.module.describe import describe_meta, describe_node, graph_files
 from aotexport_runtime.rewrite.names import names_in, operands
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput

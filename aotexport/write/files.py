@@ -14,8 +14,8 @@ from aotexport.torch_internals.names import custom_operator_module
 from aotexport.values.subclasses import types_of
 from aotexport_runtime.allowed.operators import NAMESPACES
 from aotexport_runtime.bundle.directory import MANIFEST_NAME
-from aotexport_runtime.commands.describe import describe_inputs, describe_outputs
 from aotexport_runtime.commands.saving import entry_of
+from aotexport_runtime.module.describe import describe_inputs, describe_outputs
 from aotexport_runtime.schema.bounded import Record, defaults_of
 from aotexport_runtime.schema.codec import as_written, decode_record, encode_record
 from aotexport_runtime.schema.graph import Graph

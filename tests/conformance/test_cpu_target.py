@@ -16,11 +16,11 @@ import aotexport
 import aotexport_runtime
 from aotexport.lower.targets import LEVELS, own_level
 from aotexport_runtime import BundleInvalid, NotSupported
-from aotexport_runtime.commands.describe import describe
 from aotexport_runtime.commands.results import rounding
 from aotexport_runtime.commands.self_test import run_vectors
 from aotexport_runtime.engines.cpu.engine import Libraries, table_of
 from aotexport_runtime.execution.matmul import onednn
+from aotexport_runtime.module.describe import describe
 from tests.cases import all_cases
 from tests.conformance.test_not_a_number import with_nan
 from tests.interpreter.models import bfloat16_extrema, pools

@@ -11,7 +11,7 @@ import torch
 
 import aotexport
 import aotexport_runtime
-from aotexport_runtime.commands.describe import describe, summary
+from aotexport_runtime.module.describe import describe, summary
 
 D = torch.export.Dim
 TABLE = [torch.tensor(float(index)) for index in range(8)]

@@ -14,7 +14,7 @@ import aotexport
 import aotexport_runtime
 from aotexport_runtime import CallInvalid, NotSupported
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.commands.describe import describe, describe_changes, describe_outputs
+from aotexport_runtime.module.describe import describe, describe_changes, describe_outputs
 from aotexport_runtime.values.subclasses import parts
 from tests.cases.subclasses import TYPES, ScaledInt8Weight, two
 from tests.scaled import Block, FastInt8, Recipe, ScaledInt8

@@ -12,8 +12,8 @@ import torch
 
 import aotexport
 from aotexport_runtime.bundle.read import Bundle, open_bundle
-from aotexport_runtime.commands.describe import describe
 from aotexport_runtime.execution.autocast import under_autocast
+from aotexport_runtime.module.describe import describe
 from aotexport_runtime.schema.versions import FORMAT_VERSION, format_version
 from tests.golden.cases import CASES
 

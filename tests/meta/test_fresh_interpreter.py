@@ -8,7 +8,7 @@ import pytest
 
 LOOK = """
 import aotexport_runtime
-from aotexport_runtime.commands.describe import describe
+from aotexport_runtime.module.describe import describe
 text = describe(aotexport_runtime.open_bundle({path!r}), graph=True)
 assert "aten::linear.default" in text
 """

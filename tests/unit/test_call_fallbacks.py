@@ -6,8 +6,8 @@ from torch.utils.checkpoint import checkpoint
 
 import aotexport
 import aotexport_runtime
-from aotexport_runtime.commands.describe import describe
 from aotexport_runtime.execution.matmul import onednn
+from aotexport_runtime.module.describe import describe
 
 
 @pytest.fixture

@@ -83,7 +83,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _inspect(options: Any) -> int:
     from aotexport_runtime.bundle.read import open_bundle
-    from aotexport_runtime.commands.describe import describe, summary
+    from aotexport_runtime.module.describe import describe, summary
 
     bundle = open_bundle(options.bundle)
     if options.json:

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,20 @@ def test_conversion_to_another_dtype_is_refused_and_changes_nothing(loaded, batc
         "Load the bundle in that dtype (`load(..., dtype=)`), or export again"
     )
     assert loaded(batch)["best"].dtype is torch.float32
+
+
+def test_notebook_shows_programs_and_modules_and_nothing_of_a_name_as_html(tiny, tmp_path):
+    crafted = Crafted(tiny, tmp_path / "named")
+    crafted.put("manifest", "name", "<script>alert(1)</script>")
+    shown = load(crafted.seal())._repr_html_()
+    for text in (
+        "&lt;script&gt;alert(1)",
+        "<summary>program train (train mode)",
+        "inputs: x: float32[batch, 4]",
+        "(linear): ",
+    ):
+        assert text in shown
+    assert {*re.findall(r"<(\w+)", shown)} == {"b", "br", "details", "summary", "pre"}
 
 
 # --- modes ------------------------------------------------------------------------------------------------

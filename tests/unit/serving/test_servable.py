@@ -10,8 +10,8 @@ import torch
 
 from aotexport import export
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.commands.describe import describe
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported, SelfTestFailed
+from aotexport_runtime.module.describe import describe
 from aotexport_runtime.module.recorded import read_vector, recorded_observation
 from aotexport_runtime.serving.joining import result_of
 from aotexport_runtime.serving.servable import Servable

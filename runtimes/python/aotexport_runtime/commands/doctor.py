@@ -11,9 +11,9 @@ from importlib import metadata
 from pathlib import Path
 
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.commands.describe import trust_needed
 from aotexport_runtime.errors import AotExportError
 from aotexport_runtime.execution.user_cache import cache_folder
+from aotexport_runtime.module.describe import trust_needed
 
 _OPTIONAL = re.compile(r"""([\w.-]+).*extra == ['"](\w+)['"]""")
 

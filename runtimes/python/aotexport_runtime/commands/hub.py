@@ -17,7 +17,6 @@ from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.bundle.read import Bundle, open_bundle, read_manifest
 from aotexport_runtime.bundle.signature import MOST_NBYTES, SIGNATURE_NAME
 from aotexport_runtime.bundle.staging import link, staged
-from aotexport_runtime.commands.describe import describe_overview, describe_program, sections
 from aotexport_runtime.errors import (
     ArgumentInvalid,
     BundleInvalid,
@@ -27,6 +26,7 @@ from aotexport_runtime.errors import (
     first_line,
     printable,
 )
+from aotexport_runtime.module.describe import describe_overview, describe_program, sections
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.values.arguments import path_of
 

@@ -341,3 +341,9 @@ class BundleModule(Loaded):
         """Return the text in `repr`: name and programs."""
         programs = ", ".join(self.bundle.program_names)
         return f"{self.bundle.manifest.name}, programs: {programs}, from {str(self.bundle.root)!r}"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: text that opens, without scripts."""
+        from aotexport_runtime.module.describe import describe_html
+
+        return describe_html(self.bundle, repr(self))

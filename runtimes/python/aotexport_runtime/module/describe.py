@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from html import escape
 from typing import Any
 
 import msgspec
@@ -80,6 +81,21 @@ def describe_overview(bundle: Bundle) -> list[str]:
     lines += [f"  {e.name} is a {describe_subclass(e.subclass)}" for e in manifest.state if e.subclass is not None]
     lines += [f"  extension: {name}" for name in manifest.extensions]
     return [*lines, *(f"  made of {_ancestor(ancestor)}" for ancestor in manifest.ancestors)]
+
+
+def describe_html(bundle: Bundle, modules: str) -> str:
+    """Return what a notebook shows of a loaded bundle: its overview, programs, and the text of its modules, folded."""
+    head, *facts = describe_overview(bundle)
+    folded = {"modules": modules}
+    for program in map(bundle.program, bundle.program_names):
+        found = sections(bundle, program)
+        lines = (f"{title}: {line}" for title in ("inputs", "outputs", "changes") for line in found[title])
+        folded[describe_program(bundle, program)] = "\n".join(lines)
+    parts = [f"<b>{escape(printable(head))}</b>", *(f"<br>{escape(printable(fact.strip()))}" for fact in facts)]
+    for title, text in reversed(folded.items()):
+        shown = f"<summary>{escape(printable(title))}</summary><pre>{escape(printable(text))}</pre>"
+        parts.append(f"<details>{shown}</details>")
+    return "".join(parts)
 
 
 def _ancestor(ancestor: Ancestor) -> str:
