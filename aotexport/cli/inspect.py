@@ -11,7 +11,7 @@ from typing import IO
 import click
 from rich.table import Table
 
-from aotexport.cli.output import BUNDLE, DIRECTORY, print_json, stdout
+from aotexport.cli.output import BUNDLE, DIRECTORY, TEXT_FILE, print_json, stdout
 from aotexport.inspection.diff import BundleDifference, diff_bundles
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.commands.explain import explain
@@ -97,7 +97,7 @@ def _what(change: BundleDifference) -> str:
 
 @click.command(short_help="Write a bundle's bill of materials.", epilog=_EXAMPLE)
 @BUNDLE
-@click.option("-o", "--output", type=click.File("w", atomic=True), default="-", help="File to write (default: print).")
+@click.option("-o", "--output", type=TEXT_FILE, default="-", help="File to write (default: print).")
 def bom(bundle: Path, output: IO[str]) -> None:
     """Write what BUNDLE is made of as CycloneDX 1.6 (JSON): files with digests, operators, packages, parents.
 

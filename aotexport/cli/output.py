@@ -6,6 +6,7 @@ import contextlib
 import functools
 import json
 import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -31,6 +32,22 @@ _CUSTOM = (
     click.option("--tensor-type", "types", multiple=True, metavar="MODULE:NAME",
                  help="Class of tensors that the bundle may make."),
 )  # fmt: skip
+
+
+class _TextFile(click.File):
+    """A file of text that is exchanged in one step; a place that cannot have one is refused before the work."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        place = Path(value)
+        if value != "-" and (place.is_dir() or not os.access(place.parent, os.W_OK)):
+            reason = (
+                "is a directory" if place.is_dir() else f"is in `{place.parent}`, which is none that you may write to"
+            )
+            self.fail(f"`{place}` {reason}; choose another place", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+TEXT_FILE = _TextFile("w", encoding="utf-8", atomic=True)
 
 _PIPED_WIDTH = 200
 

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 from rich.table import Table
 
-from aotexport.cli.output import BUNDLE, DIRECTORY, custom_options, print_json, stdout
+from aotexport.cli.output import BUNDLE, DIRECTORY, TEXT_FILE, custom_options, print_json, stdout
 from aotexport.cli.progress import Progress
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.errors import NotSupported, printable
@@ -26,7 +26,6 @@ Examples:
   aotexport view bundle/ -o graphs.json
   aotexport view bundle/ --format dot --depth 3
 """
-_TEXT = click.File("w", encoding="utf-8", atomic=True)
 _VIEWERS = {"model-explorer": "graphs.json", "netron": "graphs.dot", "dot": "graphs.dot"}
 """By viewer the file that is written by default."""
 
@@ -42,6 +41,11 @@ def _options(imports: tuple[str, ...], namespaces: tuple[str, ...], types: tuple
     return LoadOptions(target="portable", check_digests=False, operator_namespaces=namespaces, tensor_types=own)
 
 
+def _write(output: IO[str], text: str, what: str) -> None:
+    output.write(text)
+    click.echo(printable(f"{what}: {output.name}"), err=output.name == "<stdout>")
+
+
 def _sizes(context: click.Context, option: click.Parameter, given: tuple[str, ...]) -> dict[str, int]:
     found: dict[str, int] = {}
     for each in given:
@@ -55,7 +59,7 @@ def _sizes(context: click.Context, option: click.Parameter, given: tuple[str, ..
 @click.command(short_help="Write a page about a bundle: memory, time, weights.", epilog=_EXAMPLE)
 @BUNDLE
 @click.option(
-    "-o", "--output", type=_TEXT, default="report.html", show_default=True,
+    "-o", "--output", type=TEXT_FILE, default="report.html", show_default=True,
     metavar="FILE", help="File to write.",
 )  # fmt: skip
 @click.option("--size", "sizes", multiple=True, callback=_sizes, metavar="NAME=N",
@@ -82,15 +86,16 @@ def report(
         progress("compute the memory" if no_measure else "compute the memory, and run the recorded calls")
         other = None if against is None else open_bundle(against)
         text = page(opened, _options(**custom), sizes=sizes, against=other, timed=not no_measure)
-    output.write(text)
-    stdout().print(printable(f"report: {output.name}"))
+    _write(output, text, "report")
 
 
 @click.command(short_help="Write a bundle's graphs for a viewer.", epilog=_EXAMPLE)
 @BUNDLE
 @click.option("--format", "viewer", type=click.Choice(_VIEWERS), default="model-explorer", show_default=True,
               help="Viewer; of netron and dot (Graphviz) the forward graph of one program.")  # fmt: skip
-@click.option("-o", "--output", type=_TEXT, metavar="FILE", help="File to write.  [default: graphs.json, graphs.dot]")
+@click.option(
+    "-o", "--output", type=TEXT_FILE, metavar="FILE", help="File to write.  [default: graphs.json, graphs.dot]"
+)
 @click.option("--program", metavar="NAME", help="Write the graphs of one program.")
 @click.option(
     "--depth", type=click.IntRange(min=1), metavar="N", help="Of netron and dot: draw modules this deep as one."
@@ -115,19 +120,18 @@ def view(
         text = json.dumps(graphs_of(opened, names))
     else:
         text = dot_of(opened, "infer" if "infer" in names else names[0], depth)
-    file = output or _TEXT.convert(_VIEWERS[viewer], None, context)
-    file.write(text)
-    stdout().print(printable(f"graphs: {file.name}"))
+    file = output or TEXT_FILE.convert(_VIEWERS[viewer], None, context)
+    _write(file, text, "graphs")
 
 
 @click.command(short_help="Measure the lines of a bundle's model.", epilog=_EXAMPLE)
 @BUNDLE
 @click.option("--program", metavar="NAME", help="Program to run.  [default: the first]")
-@click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+@click.option("-o", "--output", type=TEXT_FILE, metavar="FILE",
               help="Also write a trace that Perfetto shows (JSON).")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print the seconds by line, operator and module as JSON.")
 @custom_options
-def profile(bundle: Path, program: str | None, output: Path | None, as_json: bool, **custom: Any) -> None:
+def profile(bundle: Path, program: str | None, output: IO[str] | None, as_json: bool, **custom: Any) -> None:
     """Run the first recorded call of a program of BUNDLE, and show which lines of the model cost most.
 
     The call runs by the bundle's graphs (`target="portable"`), with its backward where the program records gradients.
@@ -157,4 +161,4 @@ def profile(bundle: Path, program: str | None, output: Path | None, as_json: boo
             table.add_row(printable(key or "(the whole)"), f"{1e3 * value:.3g}", f"{value / whole:.1%}")
         console.print(table)
     if output is not None:
-        console.print(printable(f"trace: {output}"))
+        console.print(printable(f"trace: {output.name}"))

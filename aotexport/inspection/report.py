@@ -110,8 +110,9 @@ def _loaded(bundle: Bundle, options: LoadOptions) -> tuple[BundleModule | None, 
 
 def _verification(bundle: Bundle, options: LoadOptions | None) -> list[str]:
     """Return lines on how the writer compared the bundle, whether it is signed, and what its calls give here."""
+    levels = {None: "its writer does not say", "none": "not at all"}
     level = bundle.manifest.verification
-    lines = [f"compared with eager at export: {level or 'its writer does not say'}"]
+    lines = [f"compared with eager at export: {levels.get(level, level)}"]
     if (bundle.directory.files / SIGNATURE_NAME).is_file():
         lines.append("signed; `aotexport verify-signature` says whether by a signer whom you know")
     if options is not None:

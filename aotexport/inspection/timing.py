@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from types import FrameType
-from typing import Any
+from typing import IO, Any
 
 import torch
 
@@ -59,7 +60,7 @@ def measure(run: Callable[[], Any], rounds: int = 5) -> NodeTimes:
     return NodeTimes(median(plain), {place: median(seconds) for place, seconds in found.items()})
 
 
-def profile(bundle: Bundle, options: LoadOptions, program: str | None, trace: Path | None) -> tuple[str, NodeTimes]:
+def profile(bundle: Bundle, options: LoadOptions, program: str | None, trace: IO[str] | None) -> tuple[str, NodeTimes]:
     """Return the program that ran, the first by default, and the time of its first recorded call.
 
     `options`: how to load it, by its graphs. `trace`: file to write with a trace of one call, by `torch.profiler`.
@@ -77,7 +78,10 @@ def profile(bundle: Bundle, options: LoadOptions, program: str | None, trace: Pa
     if trace is not None:
         with torch.profiler.profile(profile_memory=True) as profiled:
             run()
-        profiled.export_chrome_trace(str(trace))
+        with tempfile.TemporaryDirectory() as scratch:
+            file = Path(scratch, "trace.json")
+            profiled.export_chrome_trace(str(file))
+            trace.write(file.read_text(encoding="utf-8"))
     return name, times
 
 

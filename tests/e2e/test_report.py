@@ -4,6 +4,7 @@ import json
 import re
 import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from aotexport.inspection.memory import CATEGORIES, timeline
 from aotexport.inspection.recorded import recorded_call, recorded_sizes
 from aotexport.inspection.view import graphs_of
 
+GOLDEN = Path(__file__).parents[1] / "golden"
 HOSTILE = "<script>alert(1)</script>"
 
 
@@ -129,6 +131,21 @@ def test_a_page_shows_the_bundle_and_loads_nothing(bundles, tmp_path):
         assert shown in text
 
 
+def test_a_page_of_a_bundle_with_classes_of_its_own_asks_for_them(tmp_path):
+    classes = ["tests.scaled:Block", "tests.scaled:Recipe", "tests.scaled:Rounding", "tests.scaled:ScaledInt8"]
+    classes.append("torch.testing._internal.two_tensor:TwoTensor")
+    given = "report", GOLDEN / "v1.0/tensor_subclasses/bundle", "-o", tmp_path / "page.html"
+    for allowed, shown in (
+        ([], "The weights could not be loaded here"),
+        (classes, "infer, forward graph (autograd): ok"),
+    ):
+        result = invoke(*given, *(word for name in allowed for word in ("--tensor-type", name)))
+        assert result.exit_code == 0, result.output
+        text = (tmp_path / "page.html").read_text()
+        assert shown in text
+        assert "compared with eager at export: " in text
+
+
 def test_graphs_for_a_viewer_have_modules_as_layers_and_backward_as_one(bundles, tmp_path):
     assert invoke("view", bundles[Block], "-o", tmp_path / "graphs.json").exit_code == 0
     collection = json.loads((tmp_path / "graphs.json").read_text())
@@ -167,6 +184,15 @@ def test_a_wrong_size_leaves_no_page(bundles, tmp_path):
         assert (result.exit_code, said in result.output) == (2, True), result.output
     assert invoke("report", bundles[Block], "--size", "batch").exit_code == 2
     assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("command", ["report", "profile", "view", "bom"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monkeypatch, command):
+    monkeypatch.chdir(tmp_path)
+    for output, said in (".", "`.` is a directory"), ("none/page", "`none/page` is in `none`, which is none"):
+        result = invoke(command, GOLDEN / "v1.1/tiny/bundle", "-o", output)
+        assert (result.exit_code, said in result.output) == (2, True), result.output
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_profile_names_the_lines_of_the_model(bundles, tmp_path):
