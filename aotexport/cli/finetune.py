@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -33,7 +34,7 @@ Examples:
     aotexport finetune minilm/ --data pairs.jsonl --loss pairs --tokenizer tokenizer.json --lora r=8 --merge -o tuned/
 \b
 Ctrl-C finishes the step and keeps a checkpoint; the same command with --resume goes on, with the same curve as if
-nothing had happened.
+nothing had happened. `torchrun --nproc-per-node 2 -m aotexport finetune ... --accumulate 2` shares the calls of a step.
 """
 _INTERRUPTED = 130
 
@@ -112,12 +113,13 @@ def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **option
     AdamW. Curves of loss and accuracy are drawn to curves.png, and are in history.jsonl.
     """
     settings = _settings(options)
-    merges, quiet, force = options["merge"], options["quiet"], options["force"]
+    merges, force, others = options["merge"], options["force"], int(os.environ.get("RANK", "0")) > 0
+    quiet = options["quiet"] or others
     kind = "bundle" if settings.lora is None or merges else "adapter"
-    with printed_elsewhere(options["as_json"]):
+    with printed_elsewhere(options["as_json"]), contextlib.ExitStack() as group:
         with Progress(quiet=quiet) as progress:
             progress("import torch")
-            from aotexport.finetune.run import Place
+            from aotexport.finetune.run import Place, processes
 
             place = Place(
                 directory=options["directory"] or output.with_name(output.name + ".run"),
@@ -125,6 +127,7 @@ def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **option
                 resumes=options["resumes"],
                 tensorboard=options["tensorboard"],
             )
+            group.enter_context(processes(options["device"]))
             _check_place(output, place, force=force, kind=kind)
             module, run, trained = _prepared(bundle, data, settings, place, options, progress)
         for note in () if quiet else run.notes:
@@ -134,8 +137,11 @@ def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **option
             shown.begin(f"train {trained} on {run.examples:,} examples, {run.held_out:,} held out")
             run.train(shown.told, stops)
         if not run.finished:
-            _say(f"interrupted after step {run.step} of {run.steps}; the same command with --resume goes on")
+            if not others:
+                _say(f"interrupted after step {run.step} of {run.steps}; the same command with --resume goes on")
             ctx.exit(_INTERRUPTED)
+        if others:
+            return
         _write(module, output, settings, merges=merges, force=force)
         drawn = run.picture(f"{bundle.name}: {settings.loss} on {Path(data).name}")
     summary = _summary(run, output, drawn, place, kind)
@@ -151,7 +157,7 @@ def _prepared(
     """Return the loaded bundle, its run, and what is trained, for people."""
     from aotexport.finetune.run import Run, prepare
     from aotexport.finetune.table import read_table
-    from aotexport_runtime.module.loading import load
+    from aotexport_runtime.ranks import load
 
     progress(f"read {data}")
     table = read_table(data)

@@ -56,6 +56,13 @@ class Examples:
             for name, values in self.columns.items()
         }
 
+    def weight(self, rows: Sequence[int]) -> int:
+        """Return the number of targets of the rows: of examples, or of tokens that have one."""
+        targets = self.columns.get(TARGET)
+        if targets is None or not targets[0].dim() or targets[0].is_floating_point():
+            return len(rows)
+        return sum(int((targets[row] != IGNORED).sum()) for row in rows)
+
     def not_finite(self, rows: Sequence[int]) -> str:
         """Return which row of the data holds an infinite number or none, after a colon; empty: none of `rows` does."""
         found = [row for row in rows if any(not values[row].isfinite().all() for values in self.columns.values())]
@@ -202,7 +209,8 @@ class _Maker:
         pieces = list(tokens[: len(tokens) // length * length].view(-1, length))
         if not pieces:
             raise DataInvalid(f"{table.source} has {len(tokens)} tokens, less than one piece of {length}: --length")
-        return {**self._of_tokens(pieces), TARGET: pieces}, ()
+        targets = [torch.cat([piece.new_tensor([IGNORED]), piece[1:]]) for piece in pieces]
+        return {**self._of_tokens(pieces), TARGET: targets}, ()
 
     def _completions(self, table: Table) -> _Made:
         """Count the tokens of answers alone."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,15 +22,16 @@ Entry = dict[str, Any]
 class History:
     """The entries of a run, in a file that grows with it."""
 
-    def __init__(self, directory: Path, *, steps: int, tensorboard: bool) -> None:
+    def __init__(self, directory: Path, *, steps: int, tensorboard: bool = False, writes: bool = True) -> None:
         """Begin after the first `steps` steps of an interrupted run, or anew; `tensorboard`: write its events too.
 
         `DataInvalid`: the package tensorboard is missing.
         """
         self.entries: list[Entry] = read(directory / FILE, steps) if steps else []
         self._writer = _writer(directory, steps) if tensorboard else None
-        (directory / FILE).unlink(missing_ok=True)  # A link would lead elsewhere.
-        self._file: IO[str] = (directory / FILE).open("x", encoding="utf-8")
+        if writes:
+            (directory / FILE).unlink(missing_ok=True)  # A link would lead elsewhere.
+        self._file: IO[str] = (directory / FILE).open("x", encoding="utf-8") if writes else io.StringIO()
         for entry in self.entries:
             self._file.write(json.dumps(entry) + "\n")
         self._file.flush()

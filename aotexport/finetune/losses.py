@@ -27,14 +27,12 @@ class Outcome:
 
     Attributes:
         loss: mean over the targets, a scalar.
-        weight: number of targets: examples, or tokens that have one.
-        right: number of right answers; None: the loss has none.
-        answers: number of answers.
+        right: number of right answers.
+        answers: number of answers; 0: none is right or wrong.
     """
 
     loss: torch.Tensor
-    weight: int
-    right: int | None = None
+    right: int = 0
     answers: int = 0
 
 
@@ -66,20 +64,18 @@ def outcome(model: Model, batch: Batch, settings: Settings) -> Outcome:
     follows = settings.loss in ("causal-lm", "completion")
     if follows:
         target = target[:, 1:]
-    counted = target != IGNORED
-    weight = int(counted.sum()) if target.dim() == 2 and not target.is_floating_point() else len(target)
     own = outputs.get(OWN_LOSS) if OWN_TARGET in batch else None
     if own is None and OWN_TARGET in batch:
         raise DataInvalid(f"the bundle takes `{OWN_TARGET}` and has no output `{OWN_LOSS}`; it has {listed(outputs)}")
     if own is not None and kind.right is None:
-        return Outcome(own, weight)
+        return Outcome(own)
     output = chosen(outputs, settings.result, "logits", kind.axes, kind.what)
     output = output[:, :-1] if follows else output
     loss = kind.mean(output, target) if own is None else own
     if kind.right is None:
-        return Outcome(loss, weight)
-    right = kind.right(output, target)[counted]
-    return Outcome(loss, weight, int(right.sum()), right.numel())
+        return Outcome(loss)
+    right = kind.right(output, target)[target != IGNORED]
+    return Outcome(loss, int(right.sum()), right.numel())
 
 
 def _cross_entropy(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -110,7 +106,7 @@ def _pairs(model: Model, batch: Batch, settings: Settings) -> Outcome:
     scores = sides[0] @ sides[1].T * _SCALE
     target = torch.arange(len(scores), device=scores.device)
     right = int((scores.argmax(1) == target).sum())
-    return Outcome(functional.cross_entropy(scores, target), len(target), right, len(target))
+    return Outcome(functional.cross_entropy(scores, target), right, len(target))
 
 
 def _largest(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

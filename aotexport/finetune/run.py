@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import math
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from aotexport.errors import DataInvalid
 from aotexport.finetune import checkpoint, history
@@ -37,6 +40,21 @@ class Place:
     every: int = 0
     resumes: bool = False
     tensorboard: bool = False
+
+
+@contextlib.contextmanager
+def processes(device: str) -> Iterator[None]:
+    """Join the processes that `torchrun` has started in the block, each with a device of its own; else do nothing."""
+    if "WORLD_SIZE" not in os.environ:
+        yield
+        return
+    if device == "cuda":
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    dist.init_process_group("gloo" if device == "cpu" else "nccl")
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
 
 
 def prepare(module: BundleModule, settings: Settings) -> str:
@@ -80,6 +98,8 @@ def prepare(module: BundleModule, settings: Settings) -> str:
 class Run:
     """The loop: order of the examples, steps, checkpoints. The same seed gives the same curve, interrupted or not.
 
+    Processes of a group share the calls of a step, and the first keeps the run; the curve is that of one process.
+
     Attributes:
         step: number of steps that are done.
         classes: names of the classes, where the data names them.
@@ -93,11 +113,14 @@ class Run:
     ) -> None:
         """Make examples for a prepared bundle, which changes in place, and go back to where an interrupted run was.
 
+        Every process of a group calls this.
+
         `DataInvalid`: the data does not fit, or there is no such run to go on with. `NotSupported`: see `Model`.
         `NotWritten`: nothing can be written to the directory.
         """
         self._model = Model(module, validates=bool(settings.validation) or table.held_out is not None)
         self._settings, self._place = settings, place
+        self._rank, self._ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self._file, self._best_file = place.directory / checkpoint.FILE, place.directory / checkpoint.BEST
         self._training, self._validation = examples_of(table, self._model, settings, tokenizer)
         self.notes, self.classes = self._training.notes, self._training.classes
@@ -106,6 +129,11 @@ class Run:
         self.examples, self.held_out = len(self._training), len(self._validation)
         self.steps = self._batches * settings.epochs
         self._check_sizes()
+        if settings.accumulate < self._ranks:
+            raise DataInvalid(
+                f"--accumulate: {self._ranks} processes share the calls of a step, and it has {settings.accumulate}. "
+                f"Give {self._ranks}, or a multiple"
+            )
         if settings.patience is not None and not self.held_out:
             raise DataInvalid("--patience waits for a better loss of examples held out, and none are: --validation")
         # Adapters begin with random numbers, and the base of all that follows is the bundle.
@@ -117,7 +145,10 @@ class Run:
             self.step = 0
             if place.resumes:
                 self.step = checkpoint.read(self._file, module, self._optimizer, self._identity, self.steps)
-            self.history = History(place.directory, steps=self.step, tensorboard=place.tensorboard)
+            self.history = History(place.directory, steps=self.step, writes=False)
+            self._wait()
+            if not self._rank:
+                self.history = History(place.directory, steps=self.step, tensorboard=place.tensorboard)
         except OSError as error:
             raise NotWritten(f"the run cannot be kept in {place.directory}: {error}", error.errno or 0) from None
 
@@ -139,11 +170,15 @@ class Run:
 
         `told` is called with every entry of the history. `stops` is asked after each step; True: write a checkpoint and
         return. `DataInvalid`: the loss is no finite number, or an output does not fit the loss. `NotWritten`: the file
-        system is full, read-only, or otherwise refuses.
+        system is full, read-only, or otherwise refuses. `NotSupported`: calls in several processes change buffers.
         """
+
+        def all_stop() -> bool:
+            return bool(self._summed(float(stops())))
+
         try:
-            while not self.finished and not stops():
-                self._epoch(self.step // self._batches, told, stops)
+            while not self.finished and not all_stop():
+                self._epoch(self.step // self._batches, told, all_stop)
         finally:
             self.history.close()
         if not self.finished:
@@ -151,7 +186,8 @@ class Run:
             return
         if self._keeps_best and self.best != len(self.history.epochs):
             checkpoint.read(self._best_file, self._model.module, self._optimizer, self._identity, self.steps)
-        for file in (self._file, self._best_file):
+        self._wait()
+        for file in () if self._rank else (self._file, self._best_file):
             file.unlink(missing_ok=True)
 
     def picture(self, title: str) -> Path | None:
@@ -183,29 +219,48 @@ class Run:
         for group in self._optimizer.param_groups:
             group["lr"] = rate
         self._optimizer.zero_grad()
-        # Of the step alone: a run that goes on draws what it would have drawn.
-        torch.manual_seed(hash((self._settings.seed, self.step)))
         parameters = self._optimizer.param_groups[0]["params"]
-        value, first, weights = 0.0, 0, 0.0
-        for rows in batches:
-            found = self._outcome(self._training, rows)
-            first = first or found.weight
-            part = found.weight / first
-            (found.loss * part).backward()
-            value, weights = value + found.loss.item() * part, weights + part
-            if not math.isfinite(value):
-                why = self._training.not_finite(rows) or "; try a lower --lr, or look at the data"
-                raise DataInvalid(f"the loss is {value} at step {self.step + 1}{why}")
-        if len(batches) > 1:
-            for gradient in (p.grad for p in parameters if p.grad is not None):
-                gradient.div_(weights)
+        value = self._summed(sum(self._called(batches)))
+        if not math.isfinite(value):
+            found = self._training.not_finite([row for rows in batches for row in rows])
+            why = found or "; try a lower --lr, or look at the data"
+            raise DataInvalid(f"the loss is {value} at step {self.step + 1}{why}")
+        for gradient in (p.grad for p in parameters if p.grad is not None and self._ranks > 1):
+            dist.all_reduce(gradient)
         if self._settings.clip:
             torch.nn.utils.clip_grad_norm_(parameters, self._settings.clip)
         self._optimizer.step()
-        value /= weights
         self.step += 1
         speed = sum(map(len, batches)) / (time.monotonic() - began)
         return {"step": self.step, "loss": value, "lr": rate, "examples_per_s": round(speed, 2)}
+
+    def _called(self, batches: list[list[int]]) -> Iterator[float]:
+        """Call this process's share of the batches, and yield the part that each has of the loss and the gradients."""
+        weights, buffers = [*map(self._training.weight, batches)], [*self._model.module.buffers()]
+        before = [each._version for each in buffers]
+        # Where there are fewer batches than processes, a gradient of zero is none that is missing.
+        for number in range(self._rank, max(len(batches), self._rank + 1), self._ranks):
+            own = number if number < len(batches) else 0
+            # Of the call alone: a run that goes on, or has more processes, draws what it would have drawn.
+            torch.manual_seed(hash((self._settings.seed, self.step, own)))
+            part = weights[own] / sum(weights) * (number < len(batches))
+            loss = self._outcome(self._training, batches[own]).loss * part
+            loss.backward()
+            yield loss.item()
+        if self._ranks > 1 and before != [each._version for each in buffers]:
+            raise NotSupported("calls change buffers, as batch norms do, by the examples of one process: use one")
+
+    def _summed(self, value: float) -> float:
+        """Return the sum over the processes."""
+        if self._ranks == 1:
+            return value
+        total = torch.tensor(value, dtype=torch.float64, device=self._device)
+        dist.all_reduce(total)
+        return total.item()
+
+    def _wait(self) -> None:
+        """Wait for every process."""
+        self._summed(0.0)
 
     def _summary(self, epoch: int) -> Entry:
         own = [e["loss"] for e in self.history.entries if "loss" in e and e["step"] > self.step - self._batches]
@@ -219,11 +274,12 @@ class Run:
         """Return the loss of the examples that are held out, and what people read beside it."""
         module = self._model.module.eval()
         total, number, right, answers = 0.0, 0, 0, 0
-        for rows in self._batched(list(range(len(self._validation)))):
-            found = self._outcome(self._validation, rows)
-            total, number = total + found.loss.item() * found.weight, number + found.weight
-            right, answers = right + (found.right or 0), answers + found.answers
+        for rows in [*self._batched(list(range(len(self._validation))))][self._rank :: self._ranks]:
+            found, weight = self._outcome(self._validation, rows), self._validation.weight(rows)
+            total, number = total + found.loss.item() * weight, number + weight
+            right, answers = right + found.right, answers + found.answers
         module.train()
+        total, number, right, answers = map(self._summed, (total, number, right, answers))
         if not number:
             raise DataInvalid(f"{len(self._validation)} examples are held out, less than a batch: --validation")
         mean = total / number
@@ -263,4 +319,5 @@ class Run:
         told(entry)
 
     def _write(self, file: Path) -> None:
-        checkpoint.write(file, self._model.module, self._optimizer, self._identity, self.step)
+        if not self._rank:
+            checkpoint.write(file, self._model.module, self._optimizer, self._identity, self.step)

