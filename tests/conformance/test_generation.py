@@ -168,6 +168,18 @@ def test_settings_of_transformers_are_those_of_the_bundle_or_refused(generator):
     assert generator.module.get_input_embeddings().weight.shape == (VOCABULARY, 16)
 
 
+def test_tokens_are_forced_and_scores_processed_as_by_transformers(generator):
+    one = PROMPTS[1:2, :1]
+    processors = [transformers.NoRepeatNGramLogitsProcessor(2)]
+    for beams in (1, 3):
+        words = {"max_new_tokens": 9, "num_beams": beams, "pad_token_id": PAD, "eos_token_id": EOS}
+        words |= {"bos_token_id": None, "forced_bos_token_id": 0, "forced_eos_token_id": [EOS]}
+        got = generator.module.generate(one, logits_processor=processors, **words)
+        generator.model.generation_config = transformers.GenerationConfig(decoder_start_token_id=PAD)
+        assert torch.equal(got, generator.model.generate(one, logits_processor=processors, **words))
+        assert (int(got[0, 1]), int(got[0, -1])) == (0, EOS)
+
+
 class Heard:
     def __init__(self):
         self.values = []

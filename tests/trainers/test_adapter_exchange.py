@@ -207,6 +207,46 @@ def test_adapter_of_an_embedding_has_pefts_dtype_and_padding(words, autocast):
     torch.testing.assert_close(*found, rtol=0, atol=1e-6)
 
 
+class Turned(nn.Linear):
+    """A layer whose code transposes its weight, as Falcon's does."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return input @ self.weight.T + self.bias
+
+
+class Scorer(nn.Module):
+    """A language model with bounds on its scores, as Gemma's."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.turned, self.head = nn.Embedding(10, 8), Turned(8, 8), nn.Linear(8, 10, bias=False)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        scores = torch.tanh(self.head(torch.relu(self.turned(self.words(x)))) / 3) * 3
+        return scores.square().mean(), scores
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_all_linear_means_layers_that_transpose_their_weight_and_none_of_scores(tmp_path):
+    kwargs = {"x": torch.arange(20).view(4, 5) % 10}
+    aotexport.export(made(lambda: (Scorer(), kwargs))[0], (), kwargs, output=tmp_path / "bundle", verify=False)
+    for dora in (False, True):
+        theirs, found = made(lambda: (Scorer(), kwargs))[0], []
+        torch.manual_seed(1)
+        theirs = peft.get_peft_model(theirs, peft.LoraConfig(r=2, target_modules=["turned"], use_dora=dora))
+        ours = aotexport_runtime.load(tmp_path / "bundle", matmul="torch").train()
+        torch.manual_seed(1)
+        report = adapters.add_lora(ours, r=2, alpha=8, use_dora=dora)
+        assert [(target.name, target.form, target.kind) for target in report.targets] == [
+            ("turned.weight", "graph", "linear")
+        ]
+        for module in (theirs, ours):
+            found.append([losses(module, kwargs), *results(module, kwargs)])
+        torch.testing.assert_close(*found, rtol=0, atol=1e-6)
+        adapters.merge_adapter(ours)
+        torch.testing.assert_close(results(ours, kwargs), found[0][1:], rtol=0, atol=1e-6)
+
+
 def test_adapter_of_a_convolution_in_groups_is_not_merged(tmp_path):
     model, kwargs = made(grouped)
     aotexport.export(model, (), kwargs, output=tmp_path / "bundle", verify=False)

@@ -35,7 +35,7 @@ class Target:
         kind: what operators do with it; in weight space that of a linear layer.
         options: what those operators take after their bias.
         why: why it has this form.
-        returned: whether a program returns what a layer computes with it.
+        returned: whether a program returns what a layer computes with it, or what follows from that without weights.
     """
 
     name: str
@@ -140,19 +140,19 @@ class Weights:
         return [target for name in names if (target := self.target(name)) is not None]
 
     def linear(self) -> list[str]:
-        """Return the names of weights of linear layers, without layers of outputs that are as large as an embedding."""
+        """Return the names of weights of linear layers, without that of a language model's scores.
+
+        Where the bundle does not name that layer, it is one of outputs that is as large as an embedding.
+        """
         targets: list[Target] = []
         for name in self.entries:
             with contextlib.suppress(NotSupported):
                 targets += self.targets([name])
         vocabularies = {self.entries[target.name].shape for target in targets if target.kind == "embedding"}
-        return [
-            target.name
-            for target in targets
-            if target.form == "graph"
-            and target.kind in ("linear", "transposed")
-            and not (target.returned and self.entries[target.name].shape in vocabularies)
-        ]
+        scores = [t.path for t in targets if t.returned and self.entries[t.name].shape in vocabularies]
+        _, *scores = getattr(self._module, "_embeddings", ("", *scores))
+        kinds = ("linear", "transposed")
+        return [t.name for t in targets if t.form == "graph" and t.kind in kinds and t.path not in scores]
 
     def chosen(self, targets: str | Sequence[str], exclude: Sequence[str]) -> list[Target]:
         """Return the weights that the patterns `targets` of `add_lora` mean without `exclude`, in order."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -12,6 +12,9 @@ import torch
 from aotexport_runtime.errors import ArgumentInvalid
 from aotexport_runtime.generation.decoder import Decode, Decoder
 from aotexport_runtime.rewrite.names import random_nodes
+
+Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Takes sequences, (batch, length), and scores of their next tokens, (batch, vocabulary), and returns other scores."""
 
 
 class Streamer(Protocol):
@@ -42,6 +45,7 @@ def generate(
     pad: int | None = None,
     start: int | None = None,
     streamer: Streamer | None = None,
+    logits_processor: Sequence[Processor] = (),
 ) -> torch.Tensor:
     """Return sequences of tokens, (batch, length): of a causal model, with the prompts before them.
 
@@ -66,11 +70,14 @@ def generate(
         pad: token after the end of a sequence; None: the first of `eos`.
         start: token that the decoder of an encoder-decoder model begins with; None: the model is causal.
         streamer: hears of tokens as they come; None: nobody does.
+        logits_processor: functions of sequences, padding too, and scores to scores, called in order after the penalty;
+            those of transformers are. A search has logarithms of probabilities for scores.
 
     Raises:
         ArgumentInvalid: an argument is out of its range, or the bundle has no such programs.
     """
-    choice = Choice(do_sample, temperature, top_k, top_p, repetition_penalty, num_beams, length_penalty, early_stopping)
+    numbers = (do_sample, temperature, top_k, top_p, repetition_penalty, num_beams, length_penalty)
+    choice = Choice(*numbers, early_stopping, tuple(logits_processor))
     _check(module, input_ids, start, max_new_tokens, choice)
     if num_beams > 1 and (do_sample or streamer is not None):
         raise ArgumentInvalid(f"`{'do_sample' if do_sample else 'streamer'}` does not go with `num_beams` above 1")
@@ -133,7 +140,7 @@ def _continued(
     scores, cache = prompt.prefill(*prompt.first)
     prompt.step = Decoder(prompt.module, prompt.step, max_new_tokens)
     for left in reversed(range(max_new_tokens)):
-        tokens = choice.chosen(choice.penalised(sequences, prompt.padding, scores.float()))
+        tokens = choice.chosen(choice.processed(sequences, prompt.padding, scores.float()))
         if filler is not None:
             tokens = tokens.where(going, filler)
         sequences = torch.cat([sequences, tokens[:, None]], 1)
@@ -163,7 +170,7 @@ def _searched(
     cache = _rows_of(cache, rows)
     while True:
         likely = scores.float().log_softmax(-1)
-        rows = beams.advance(choice.penalised(beams.tokens, prompt.padding, likely))
+        rows = beams.advance(choice.processed(beams.tokens, prompt.padding, likely))
         if beams.over:
             return beams.best()
         scores, cache = prompt.decode(beams.tokens[:, -1], _rows_of(cache, rows))
@@ -216,9 +223,17 @@ class Choice:
     num_beams: int = 1
     length_penalty: float = 1.0
     early_stopping: bool = False
+    processors: tuple[Processor, ...] = ()
 
-    def penalised(self, sequences: torch.Tensor, padding: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores, (batch, vocabulary), with the penalty for tokens of `sequences` behind their padding."""
+    def processed(self, sequences: torch.Tensor, padding: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return the scores, (batch, vocabulary), with the penalty, and what the processors make of them."""
+        scores = self._penalised(sequences, padding, scores)
+        for processor in self.processors:
+            scores = processor(sequences, scores)
+        return scores
+
+    def _penalised(self, sequences: torch.Tensor, padding: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Return the scores with the penalty for tokens of `sequences` behind their padding."""
         if self.repetition_penalty == 1.0:
             return scores
         places = torch.arange(sequences.shape[1], device=sequences.device)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
-from aotexport_runtime.generation.generate import Streamer, generate
+from aotexport_runtime.generation.generate import Processor, Streamer, generate
 from aotexport_runtime.schema.manifest import TRANSFORMERS, Manifest
 
 log = logging.getLogger("aotexport_runtime")
@@ -101,6 +101,7 @@ class LanguageModel:
         input_ids: torch.Tensor | None = None,
         attention_mask: torch.Tensor | None = None,
         streamer: Streamer | None = None,
+        logits_processor: Sequence[Processor] = (),
         **settings: Any,
     ) -> torch.Tensor:
         """Return sequences of tokens, (batch, length), as `generate` of transformers does for the model.
@@ -111,6 +112,7 @@ class LanguageModel:
             input_ids: another name of `inputs`.
             attention_mask: 0 for padding; None: where a padding token stands that ends no sequence.
             streamer: hears of tokens as they come.
+            logits_processor: functions of sequences and scores to scores, called in order.
             settings: by transformers' names; those that are left out are of `generation_config`.
 
         Raises:
@@ -131,7 +133,9 @@ class LanguageModel:
         is_seq2seq = bool(self.config.get("is_encoder_decoder"))
         if is_seq2seq:
             options["start"] = chosen.get("decoder_start_token_id", chosen.get("bos_token_id"))
-        options.setdefault("max_new_tokens", self._most_tokens(chosen, 1 if is_seq2seq else ids.shape[1]))
+        read = 1 if is_seq2seq else ids.shape[1]
+        options.setdefault("max_new_tokens", self._most_tokens(chosen, read))
+        options["logits_processor"] = (*forced(chosen, read + options["max_new_tokens"]), *logits_processor)
         pad, ends = options.get("pad"), ids.new_tensor(options.get("eos", []))
         if attention_mask is None and pad is not None and not torch.isin(pad, ends):
             attention_mask = (ids != pad).long()
@@ -173,6 +177,7 @@ _NEW_TOKENS = 20
 _SAME = ("max_new_tokens", "do_sample", "repetition_penalty", "num_beams", "length_penalty", "early_stopping")
 _OF_DRAWS = ("temperature", "top_k", "top_p")
 _TOKENS = {"eos_token_id": "eos", "pad_token_id": "pad"}
+_FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 _ELSEWHERE = ("max_length", "bos_token_id", "decoder_start_token_id", "labels", "use_cache", "transformers_version")
 _NEUTRAL = {
     "num_return_sequences": 1,
@@ -183,9 +188,25 @@ _NEUTRAL = {
 """Values of settings that change nothing, beside 0 and False."""
 
 
+def forced(chosen: Mapping[str, Any], longest: int) -> tuple[Processor, ...]:
+    """Return processors by which a first token, and a last one of `longest`, are those that settings name."""
+
+    def at(length: int, tokens: Any) -> Processor:
+        def process(sequences: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+            if sequences.shape[1] != length:
+                return scores
+            wanted = torch.tensor(tokens, device=scores.device).reshape(-1)
+            return torch.full_like(scores, -float("inf")).index_fill(1, wanted, 0.0)
+
+        return process
+
+    pairs = zip((1, longest - 1), map(chosen.get, _FORCED), strict=True)
+    return tuple(at(length, tokens) for length, tokens in pairs if tokens is not None)
+
+
 def options_of(chosen: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of transformers as arguments of `generate` (`ArgumentInvalid`: it does not know one)."""
-    known = (*_SAME, *_OF_DRAWS, *_TOKENS, *_ELSEWHERE)
+    known = (*_SAME, *_OF_DRAWS, *_TOKENS, *_FORCED, *_ELSEWHERE)
     for name, value in chosen.items():
         helps = name.startswith(("_", "assistant_", "num_assistant_", "target_lookbehind", "cache_"))
         if not (name in known or helps or not value or value == _NEUTRAL.get(name)):

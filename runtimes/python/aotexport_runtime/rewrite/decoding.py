@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -56,7 +56,7 @@ def decoding(graph: Graph, caches: Mapping[str, int]) -> Decoding | None:
     """
     if any(node.op.startswith(_BY_STRIDES) for node in graph.nodes):
         return None
-    by_name, grown, slots = {node.name: node for node in graph.nodes}, dict[str, str](), dict[str, list[Node]]()
+    by_name, grown = {node.name: node for node in graph.nodes}, dict[str, str]()
     for name, index in caches.items():
         longer = graph.outputs[index]
         if longer == name:
@@ -65,14 +65,10 @@ def decoding(graph: Graph, caches: Mapping[str, int]) -> Decoding | None:
         if node is None or not _appends(node, name):
             return None
         grown[name] = node.name
-        slot = f"{node.name}:slot"
-        view = replace(node, name=slot, op="aten::slice.Tensor", args=[node.name, 2, -1, _END], kwargs={})
-        items: Any = node.args[0]
-        write = replace(node, name=f"{slot}:filled", op="aten::copy_.default", args=[slot, items[1]], kwargs={})
-        slots[node.name] = [view, write]
     own = {node.name for node in graph.nodes if writes_in_place(node.op) and not _is_of_a_copy(node, graph, by_name)}
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     nodes = list(graph.nodes) if own else _without_effect(graph, metas)
+    slots = {node.name: _slot(node) for node in nodes if node.name in grown.values()}
     nodes = [each for node in nodes for each in slots.get(node.name, [node])]
     if not own:
         nodes = _Fused(nodes, metas).nodes
@@ -82,6 +78,13 @@ def decoding(graph: Graph, caches: Mapping[str, int]) -> Decoding | None:
     also |= {*(each[1].name for each in slots.values())}
     needed, _ = ancestors(nodes, graph.outputs[:1], {value.name for value in graph.inputs} | {*slots}, also)
     return Decoding(needed, graph.outputs[0], grown)
+
+
+def _slot(node: Node) -> list[Node]:
+    """Return what fills the last place of a cache, in the place of the node that appends one to a shorter cache."""
+    slot, items = f"{node.name}:slot", cast("list[Argument]", node.args[0])
+    view = replace(node, name=slot, op="aten::slice.Tensor", args=[node.name, 2, -1, _END], kwargs={})
+    return [view, replace(node, name=f"{slot}:filled", op="aten::copy_.default", args=[slot, items[1]], kwargs={})]
 
 
 def _appends(node: Node, cache: str) -> bool:

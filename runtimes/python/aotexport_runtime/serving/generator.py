@@ -22,7 +22,7 @@ from aotexport_runtime.commands.results import check_results
 from aotexport_runtime.engines.candidates import MODEL_ENGINES
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported, Overloaded, attempt
 from aotexport_runtime.generation.generate import Choice
-from aotexport_runtime.generation.language_model import described, options_of
+from aotexport_runtime.generation.language_model import described, forced, options_of
 from aotexport_runtime.rows.analysis import dependence, row_axes
 from aotexport_runtime.serving.batcher import Batcher, Waiting
 from aotexport_runtime.serving.options import ServableOptions
@@ -72,7 +72,7 @@ class Generator:
         self._least = least_of(options)
         self.tokenizer = Tokenizer.of(bundle)
         config = described(bundle.manifest)["generation_config"]
-        chosen = {name: value for name, value in config.items() if value is not None}
+        chosen = self._settings = {name: value for name, value in config.items() if value is not None}
         known = options_of(chosen)
         self._ends = frozenset([known["eos"]] if isinstance(known.get("eos"), int) else known.get("eos", ()))
         self._start = chosen.get("decoder_start_token_id", chosen.get("bos_token_id", 0))
@@ -161,7 +161,9 @@ class Generator:
         """
         self._check(prompt, most, adapter)
         given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        choice = replace(self.choice, **{name: value for name, value in given.items() if value is not None})
+        processors = forced(self._settings, most + (1 if self._is_seq2seq else len(prompt)))
+        chosen = {name: value for name, value in given.items() if value is not None}
+        choice = replace(self.choice, processors=processors, **chosen)
         source = None
         if choice.temperature > 0:
             choice, source = replace(choice, do_sample=True), torch.Generator(self._device)
@@ -341,11 +343,11 @@ class Generator:
     def _token(self, sequence: Generation, scores: torch.Tensor, best: int) -> Token:
         """Return the next token of a sequence, by its scores, (1, vocabulary)."""
         chosen, choice = best, sequence.choice
-        if choice.repetition_penalty != 1.0 or choice.do_sample:
+        if choice.repetition_penalty != 1.0 or choice.processors or choice.do_sample:
             before = [self._start] if self._is_seq2seq else sequence.prompt
             read = torch.tensor([[*before, *sequence.tokens]], device=scores.device)
-            penalised = choice.penalised(read, read.new_zeros(1), scores)
-            chosen = int(choice.chosen(penalised, sequence.source))
+            processed = choice.processed(read, read.new_zeros(1), scores)
+            chosen = int(choice.chosen(processed, sequence.source))
         sequence.tokens.append(chosen)
         ended = "stop" if chosen in self._ends else "length" if len(sequence.tokens) >= sequence.most else ""
         if sequence.logprobs is None:

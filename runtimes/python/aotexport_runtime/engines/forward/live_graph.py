@@ -170,7 +170,7 @@ class _Outline:
             if isinstance(spec, StateInput)
         }
         self.first: list[Node] = []
-        self._places: dict[str, Operands] = {}
+        self._places: dict[str, tuple[Operands, str]] = {}
         self._callables: dict[str, Callable[..., Any]] = dict(environment.submodules)
         self.environment = dataclasses.replace(environment, submodules=self._callables)
         self._names: dict[str, Argument] = {}
@@ -212,7 +212,7 @@ class _Outline:
             for each in found if not adapter.in_weight else ():
                 if each.node is not None and each.operands is not None:
                     self._callables[each.node.name] = functools.partial(_without_symbols, adapter.adapted)
-                    self._places[each.node.name] = each.operands
+                    self._places[each.node.name] = each.operands, value
 
     def renamed(self, argument: Argument) -> Argument:
         return rename(argument, self._names)
@@ -231,12 +231,12 @@ class _Outline:
         """Yield nodes with their new operands, and the calls of adapters after them."""
         for node in self._graph.nodes[begin:end]:
             node = renamed(node, self._names) if self._names else node
-            places = self._places.get(node.name)
-            if places is not None:
+            if node.name in self._places:
+                places, weight = self._places[node.name]
                 own = msgspec.structs.replace(node, name=f"{node.name} without adapter")
                 yield own
                 bias = None if places.bias is None or places.bias >= len(node.args) else node.args[places.bias]
-                args: list[Argument] = [own.name, node.args[places.x], node.args[places.weight], bias]
+                args: list[Argument] = [own.name, node.args[places.x], self.renamed(weight), bias]
                 node = msgspec.structs.replace(node, op=CALL_SUBMODULE, args=args, kwargs={})
             yield node
 

@@ -35,12 +35,16 @@ OPERATORS = {
     },
 }
 """Operators whose results an adapter can change."""
+_TRANSPOSITIONS = ("aten::t.default", "aten::numpy_T.default")
+_OF_TRANSPOSED: dict[Kind, Kind] = {"linear": "transposed", "transposed": "linear"}
+"""What an operator does with a weight, by what it does with the transposed one."""
 
 
 class Reader(NamedTuple):
     """A use of a tensor in a graph by a node; None: the graph returns it.
 
-    `operands`: places of its arguments; None: no adapter can change its result. `returned`: the graph returns that.
+    `operands`: places of its arguments; None: no adapter can change its result. `returned`: the graph returns
+    that, or what it computes of it without further weights.
     """
 
     node: Node | None
@@ -65,7 +69,11 @@ class Readers:
         for node in graph.nodes:
             for name in dict.fromkeys(operands(node)):
                 self._nodes.setdefault(name, []).append(node)
-        self._returned = set(names_in(graph.outputs))
+        self._returned, state = set(names_in(graph.outputs)), set(self._values.values())
+        state.update(node.name for node in graph.nodes if node.op in _TRANSPOSITIONS and node.args[0] in state)
+        for node in reversed(graph.nodes):
+            if node.name in self._returned and state.isdisjoint(operands(node)):
+                self._returned.update(operands(node))
 
     def value(self, names: Sequence[str]) -> str | None:
         """Return the graph input that is the tensor of these names; None: the program does not take it."""
@@ -82,8 +90,21 @@ class Readers:
         nodes = self._nodes.get(value, [])
         if len(names) > 1:
             nodes = [node for node in nodes if node.module is not None and self._graph.modules[node.module] == path]
-        found = [Reader(node, _operands(node, value), node.name in self._returned) for node in nodes]
+        found = [reader for node in nodes for reader in self._read(node, value)]
         return [*found, Reader(None, None)] if value in self._returned else found
+
+    def _read(self, node: Node, value: str) -> list[Reader]:
+        """Return a node's use of a tensor, or those of the transposed tensor that it makes, if all are products."""
+        itself, turned = [Reader(node, _operands(node, value), node.name in self._returned)], list[Reader]()
+        if node.op not in _TRANSPOSITIONS or node.name in self._returned:
+            return itself
+        for each in self._nodes.get(node.name, []):
+            places = _operands(each, node.name)
+            if places is None or places.kind not in _OF_TRANSPOSED:
+                return itself
+            places = places._replace(kind=_OF_TRANSPOSED[places.kind])
+            turned.append(Reader(each, places, each.name in self._returned))
+        return turned or itself
 
 
 def _operands(node: Node, value: str) -> Operands | None:
