@@ -1,4 +1,4 @@
-"""`aotexport push bundle/ hf://...` and `aotexport pull hf://... -o bundle/`: bundles in repositories of the Hub."""
+"""`aotexport push bundle/ hf://...` and `aotexport pull hf://... -o bundle/`: bundles in repositories."""
 
 from __future__ import annotations
 
@@ -14,25 +14,33 @@ _EXAMPLE = """\b
 Examples:
   aotexport push bundle/ hf://me/digits --licence apache-2.0
   aotexport pull hf://me/digits -o digits/
+  aotexport push bundle/ oci:layout:v1
 """
 
 
-@click.command(short_help="Write a bundle to a repository of the Hugging Face Hub.", epilog=_EXAMPLE)
+@click.command(short_help="Write a bundle to a repository of models or containers.", epilog=_EXAMPLE)
 @BUNDLE
-@click.argument("address", metavar="hf://OWNER/NAME[@BRANCH]")
-@click.option("--licence", metavar="ID", help="Licence for the model card, as the Hub names it: apache-2.0.")
-@click.option("--private", is_flag=True, help="Make a private repository, if there is none.")
-def push(bundle: Path, address: str, licence: str | None, private: bool) -> None:
-    """Write BUNDLE to a repository of the Hub in one commit, with a model card; `hf auth login` first.
+@click.argument("address", metavar="hf://OWNER/NAME[@BRANCH]|oci:DIRECTORY[:TAG]")
+@click.option("--licence", metavar="ID", help="Licence to tell: apache-2.0 (of the Hub), Apache-2.0 (of OCI).")
+@click.option("--private", is_flag=True, help="Make a private repository on the Hub, if there is none.")
+@click.option("--force", is_flag=True, help="Replace an OCI layout.")
+def push(bundle: Path, address: str, licence: str | None, private: bool, force: bool) -> None:
+    """Write BUNDLE to a repository of the Hugging Face Hub in one commit, or as an OCI layout (ModelPack).
 
-    The bundle is its folder `bundle`. Files beside it stay, and what you write into the card, too.
+    In a repository it is the folder `bundle`, with a model card; files beside it stay, and what you write into the
+    card, too. `hf auth login` first. An OCI layout is a directory: `skopeo copy oci:DIRECTORY:TAG docker://...` and
+    `oras cp --from-oci-layout` bring it to a registry, `oras pull` takes the bundle from there.
     """
-    from aotexport_runtime.commands import hub
+    from aotexport_runtime.commands import hub, oci
 
     with Progress() as progress:
         progress(f"write to {address}")
-        commit = hub.push(bundle, address, licence=licence, private=private)
-    click.echo(printable(f"{address}: {commit}"))
+        if address.startswith("oci:"):
+            place, _, tag = address.removeprefix("oci:").partition(":")
+            written = oci.write_layout(bundle, Path(place), tag=tag or "latest", licence=licence, force=force)
+        else:
+            written = hub.push(bundle, address, licence=licence, private=private)
+    click.echo(printable(f"{address}: {written}"))
 
 
 @click.command(short_help="Take a bundle from a repository of the Hugging Face Hub.", epilog=_EXAMPLE)

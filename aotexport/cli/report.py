@@ -83,9 +83,8 @@ def report(
             raise NotSupported(f"reports need matplotlib ({error}): pip install 'aotexport[report]'") from None
 
         opened = open_bundle(bundle)
-        progress("compute the memory" if no_measure else "compute the memory, and run the recorded calls")
         other = None if against is None else open_bundle(against)
-        text = page(opened, _options(**custom), sizes=sizes, against=other, timed=not no_measure)
+        text = page(opened, _options(**custom), sizes=sizes, against=other, timed=not no_measure, progress=progress)
     _write(output, text, "report")
 
 

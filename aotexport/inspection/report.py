@@ -6,7 +6,7 @@ import io
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,7 @@ def report(
     sizes: Mapping[str, int],
     against: Bundle | None = None,
     timed: bool = True,
+    progress: Callable[[str], None] = lambda stage: None,
 ) -> str:
     """Return the page of `bundle`.
 
@@ -72,6 +73,7 @@ def report(
         sizes: value of dimensions by name, for the memory of a call; others are as in the recorded calls.
         against: a bundle to compare with.
         timed: whether the recorded calls are run, for their time and what differs from eager.
+        progress: is told the name of each stage as it begins.
 
     Raises:
         ArgumentInvalid: no program has a dimension of `sizes`, or it is outside of its range.
@@ -89,11 +91,11 @@ def report(
         name=bundle.manifest.name,
         overview=describe_overview(bundle),
         notes=[note.shown() for note in notes_of(bundle)],
-        programs=[_program(bundle, name, sizes, module if timed else None) for name in bundle.program_names],
+        programs=[_program(bundle, name, sizes, module if timed else None, progress) for name in bundle.program_names],
         why_not_loaded=why_not,
         why_not_timed=why_not or ("" if timed else "it was not asked for (--no-measure)"),
         weights=[] if module is None else list(_weights(bundle, module)),
-        verification=_verification(bundle, options if module is not None and timed else None),
+        verification=_verification(bundle, options if module is not None and timed else None, progress),
         targets=list(_targets(bundle)),
         against="" if against is None else against.manifest.name,
         differences=[] if against is None else diff_bundles(against, bundle),
@@ -108,7 +110,7 @@ def _loaded(bundle: Bundle, options: LoadOptions) -> tuple[BundleModule | None, 
         return None, first_line(error)
 
 
-def _verification(bundle: Bundle, options: LoadOptions | None) -> list[str]:
+def _verification(bundle: Bundle, options: LoadOptions | None, progress: Callable[[str], None]) -> list[str]:
     """Return lines on how the writer compared the bundle, whether it is signed, and what its calls give here."""
     levels = {None: "its writer does not say", "none": "not at all"}
     level = bundle.manifest.verification
@@ -116,12 +118,20 @@ def _verification(bundle: Bundle, options: LoadOptions | None) -> list[str]:
     if (bundle.directory.files / SIGNATURE_NAME).is_file():
         lines.append("signed; `aotexport verify-signature` says whether by a signer whom you know")
     if options is not None:
+        progress("compare the recorded calls")
         allowed = {"operator_namespaces": options.operator_namespaces, "tensor_types": options.tensor_types}
         lines += describe_graphs(run_vectors(bundle, **allowed))
     return lines
 
 
-def _program(bundle: Bundle, name: str, sizes: Mapping[str, int], module: BundleModule | None) -> dict[str, Any]:
+def _program(
+    bundle: Bundle,
+    name: str,
+    sizes: Mapping[str, int],
+    module: BundleModule | None,
+    progress: Callable[[str], None],
+) -> dict[str, Any]:
+    progress(f"{name}: memory and time")
     program = bundle.program(name)
     symbols = recorded_sizes(bundle, program, sizes)
     memory, times, why_not = timeline(bundle, program, symbols), None, ""

@@ -249,6 +249,32 @@ def test_wrong_requests_are_one_sentence_and_leave_nothing(hub, tmp_path):
     assert sorted(each.name for each in tmp_path.iterdir() if each.name != "cache") == ["file"]
 
 
+def test_an_image_layout_has_every_file_of_the_bundle_by_its_digest(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        result = CliRunner().invoke(app, ["push", str(BUNDLE), "oci:layout:v1", "--licence", "MIT", "--force"])
+        assert result.exit_code == 0, result.output
+
+    def blob(described):
+        data = (tmp_path / "layout/blobs" / described["digest"].replace(":", "/")).read_bytes()
+        digest = f"sha256:{hashlib.sha256(data).hexdigest()}"
+        assert (digest, len(data)) == (described["digest"], described["size"])
+        return data
+
+    (image,) = json.loads((tmp_path / "layout/index.json").read_text())["manifests"]
+    assert result.stdout == f"oci:layout:v1: {image['digest']}\n"
+    assert image["annotations"] == {"org.opencontainers.image.ref.name": "v1"}
+    manifest = json.loads(blob(image))
+    assert manifest["artifactType"] == "application/vnd.cncf.model.manifest.v1+json"
+    assert json.loads(blob(manifest["config"]))["descriptor"] == {"name": "Tiny", "licenses": ["MIT"]}
+    found = {layer["annotations"]["org.cncf.model.filepath"]: blob(layer) for layer in manifest["layers"]}
+    assert found == files_of(BUNDLE)
+    kinds = {layer["annotations"]["org.cncf.model.filepath"]: layer["mediaType"] for layer in manifest["layers"]}
+    assert kinds["weights/model.safetensors"] == "application/vnd.cncf.model.weight.v1.raw"
+    refused = CliRunner().invoke(app, ["push", str(BUNDLE), "oci:layout"])
+    assert (refused.exit_code, "`layout` exists; give force=True (--force)" in refused.output) == (2, True)
+
+
 def test_without_the_library_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
     with pytest.raises(aotexport_runtime.NotSupported, match=r"pip install 'aotexport-runtime\[hub\]'$"):
