@@ -65,6 +65,14 @@ def wrappers_compiled_in_short():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def one_process_compiles_kernels():
+    """A second one would take a core from the other tests, and its start takes longer than most kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aotexport.lower.cuda.compile.MAX_WORKERS", 1)
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def no_records_of_torchs_tracing():
     """Pytest adds its handlers to every logger, and torch makes records of each step for one: a tenth of an export."""
     traces = logging.getLogger("torch.__trace")

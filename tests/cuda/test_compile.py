@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import shutil
 import subprocess
 
 import pytest
@@ -34,11 +35,17 @@ WRONG = dataclasses.replace(DOUBLED, name="wrong", text=TEXT.replace("doubled", 
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
+def caches(tmp_path_factory):
+    """Return two empty directories; not to be written to by tests."""
+    return tmp_path_factory.mktemp("first"), tmp_path_factory.mktemp("second")
+
+
+@pytest.fixture(scope="module")
+def built(caches):
     """Return the files of a kernel, compiled twice in different places."""
     found = []
-    for name in ("first", "second"):
-        compiled = compile_kernels([DOUBLED], ["sm_80", "sm_120"], cache=tmp_path_factory.mktemp(name))
+    for cache in caches:
+        compiled = compile_kernels([DOUBLED], ["sm_80", "sm_120"], cache=cache)
         found.append((compiled, library_files([DOUBLED], compiled, ["sm_80", "sm_120"])))
     return found
 
@@ -72,34 +79,27 @@ def test_code_holds_no_path(built):
         assert b".loc" not in binary.ptx
 
 
-def test_kernel_that_the_compiler_refuses_costs_that_kernel(tmp_path):
-    compiled = compile_kernels([WRONG, DOUBLED], ["sm_80"], cache=tmp_path)
-    assert [job.kernel for job in compiled.binaries] == ["doubled"]
-    assert [job.kernel for job in compiled.failures] == ["wrong"]
-    assert "nobody" in compiled.failures[Job("wrong", 0, "sm_80")]
-
-
-def test_kernel_is_taken_from_the_cache(tmp_path, monkeypatch):
-    first = compile_kernels([DOUBLED], ["sm_80"], cache=tmp_path)
+def test_kernel_is_taken_from_the_cache(built, caches, monkeypatch):
     monkeypatch.setattr(subprocess, "Popen", lambda *args, **kwargs: pytest.fail("a process was started"))
-    assert compile_kernels([DOUBLED], ["sm_80"], cache=tmp_path) == first
+    assert compile_kernels([DOUBLED], ["sm_80", "sm_120"], cache=caches[0]) == built[0][0]
 
 
-def test_damaged_cache_entry_is_compiled_again(tmp_path):
-    first = compile_kernels([DOUBLED], ["sm_80"], cache=tmp_path)
-    (code,) = tmp_path.iterdir()
-    code.write_bytes(b"cut off")
-    assert compile_kernels([DOUBLED], ["sm_80"], cache=tmp_path) == first
-
-
-def test_process_that_dies_costs_one_kernel(tmp_path):
+def test_damaged_cache_entry_is_compiled_again_and_other_kernels_that_fail_cost_only_themselves(
+    built, caches, tmp_path
+):
+    shutil.copytree(caches[0], tmp_path, dirs_exist_ok=True)
+    (tmp_path / compilation._description(DOUBLED, 0, "sm_80")["key"]).write_bytes(b"cut off")
     fatal = "import os\nos.abort()\n"
     dying = dataclasses.replace(DOUBLED, name="dying", text=fatal + TEXT.replace("doubled", "dying"))
     reported = []
-    compiled = compile_kernels([dying, DOUBLED], ["sm_80"], cache=tmp_path, progress=lambda *p: reported.append(p))
+    compiled = compile_kernels(
+        [WRONG, dying, DOUBLED], ["sm_80"], cache=tmp_path, progress=lambda *p: reported.append(p)
+    )
+    job = Job("doubled", 0, "sm_80")
+    assert compiled.binaries == {job: built[0][0].binaries[job]}
+    assert "nobody" in compiled.failures.pop(Job("wrong", 0, "sm_80"))
     assert compiled.failures == {Job("dying", 0, "sm_80"): "the compiler's process died (exit code -6)"}
-    assert list(compiled.binaries) == [Job("doubled", 0, "sm_80")]
-    assert reported[-1] == (2, 2)
+    assert reported[-1] == (3, 3)
 
 
 def test_key_of_compiled_code_tells_architectures_apart():
