@@ -3,6 +3,7 @@
 A case is a callable with the arguments of its example call, made anew each time. Its name is its id.
 """
 
+import functools
 import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,12 +25,14 @@ class Case:
         make: returns the callable (a function or a fresh module) and its positional and keyword arguments.
         options: further arguments of `aotexport.export`.
         forward_only: why no functional graph is expected, as a part of the recorded reason; empty: one is.
+        slow: whether other cases run all of its code, in less time: it is left to the slow tests.
     """
 
     name: str
     make: Callable[[], tuple[Any, tuple[Any, ...], dict[str, Any]]]
     options: dict[str, Any] = field(default_factory=dict)
     forward_only: str = ""
+    slow: bool = False
 
 
 CASES: dict[str, Case] = {}
@@ -43,6 +46,7 @@ def case(
     forward_only: str = "",
     kwargs: Any = None,
     members: Any = None,
+    slow: bool = False,
     **options: Any,
 ) -> Any:
     """Register a function of tensors, a module class, or the forward of a module, as a case.
@@ -52,6 +56,7 @@ def case(
         forward_only: see `Case`.
         kwargs: returns fresh keyword arguments.
         members: returns what a module has whose forward this is.
+        slow: see `Case`.
         options: see `Case`.
     """
 
@@ -67,10 +72,13 @@ def case(
 
         name = target.__name__ if not isinstance(target, type) else _snake(target.__name__)
         assert name not in CASES, f"two cases are called {name}"
-        CASES[name] = Case(name, make, options, forward_only)
+        CASES[name] = Case(name, make, options, forward_only, slow)
         return target
 
     return register
+
+
+slow_case = functools.partial(case, slow=True)
 
 
 def _snake(name: str) -> str:

@@ -3,26 +3,26 @@
 import torch
 from torch import nn
 
-from tests.cases import case
+from tests.cases import case, slow_case
 from tests.cases.mutations import leaf, non_leaf
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def output_is_the_input(x):
     return x, x * 2
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def views_of_the_input(x):
     return x.view(-1), x.t(), x[0], x.unsqueeze(0), x.narrow(1, 1, 2)
 
 
-@case(lambda: (torch.randn(3, 4),))
+@slow_case(lambda: (torch.randn(3, 4),))
 def views_of_an_input_without_grad(x):
     return x.view(-1), x.t(), x.diagonal(), x.unfold(1, 2, 1)
 
 
-@case(lambda: (non_leaf(3, 4),))
+@slow_case(lambda: (non_leaf(3, 4),))
 def view_of_a_non_leaf(x):
     return x.view(2, 6), x.sum()
 
@@ -32,7 +32,7 @@ def several_views_at_once(x):
     return x.split(2), x.unbind(1)[0], x.chunk(3)[1]
 
 
-@case(lambda: (leaf(6, 4),))
+@slow_case(lambda: (leaf(6, 4),))
 def several_views_of_an_intermediate(x):
     return (x * 2).chunk(3)
 
@@ -43,35 +43,35 @@ def views_of_an_intermediate(x):
     return y.view(-1), y[1]
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def views_of_an_intermediate_that_is_returned(x):
     y = x * 2
     return y.view(-1), y.t(), y
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def one_view_of_an_intermediate(x):
     return (x * 2).view(-1)
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def same_output_twice(x):
     y = x * 2
     return y, y, [y]
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def expanded_outputs(x):
     return x.unsqueeze(0).expand(2, 3, 4), (x * 2).unsqueeze(0).expand(2, 3, 4)
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def detached_outputs(x):
     y = x * 2
     return x.detach(), y.detach(), y
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def view_made_under_no_grad(x):
     with torch.no_grad():
         y = x.view(-1)
@@ -101,34 +101,34 @@ def only_a_view_made_under_no_grad(x):
         return z.view(-1)
 
 
-@case(lambda: (leaf(4, 6),))
+@slow_case(lambda: (leaf(4, 6),))
 def overlapping_views(x):
     return x.unfold(1, 2, 1), (x + 1).unfold(0, 2, 1)
 
 
-@case(lambda: (leaf(4, 6),))
+@slow_case(lambda: (leaf(4, 6),))
 def one_of_several_views(x):
     first, second = x.split(2)
     return first.view(-1), second.unbind(1)[0], (x * 2).chunk(2)
 
 
-@case(lambda: (torch.randn(3, 4, dtype=torch.complex64, requires_grad=True),))
+@slow_case(lambda: (torch.randn(3, 4, dtype=torch.complex64, requires_grad=True),))
 def complex_as_real(x):
     return torch.view_as_real(x), (x * 2).abs()
 
 
-@case(lambda: (torch.randn(3, 4),))
+@slow_case(lambda: (torch.randn(3, 4),))
 def view_of_another_dtype(x):
     return x.view(torch.int32), x.view(torch.int16)
 
 
-@case(lambda: (torch.randn(3, 4),))
+@slow_case(lambda: (torch.randn(3, 4),))
 def mutated_input_and_its_view(x):
     x.add_(1)
     return x.view(-1), x
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def reshape_that_copies(x):
     return x.t().reshape(-1), x.reshape(-1)
 
@@ -143,18 +143,18 @@ def _disjoint() -> tuple[torch.Tensor, torch.Tensor]:
     return base[:4], base[5:9]
 
 
-@case(_overlapping)
+@slow_case(_overlapping)
 def overlapping_inputs_one_mutated(x, y):
     x.mul_(2)
     return x + y
 
 
-@case(_overlapping)
+@slow_case(_overlapping)
 def overlapping_inputs_none_mutated(x, y):
     return x + y, x[3:]
 
 
-@case(_disjoint)
+@slow_case(_disjoint)
 def disjoint_slices_one_mutated(x, y):
     x.mul_(2)
     return x + y
@@ -176,7 +176,7 @@ def _twice() -> tuple[torch.Tensor, torch.Tensor]:
     return x, x
 
 
-@case(_twice)
+@slow_case(_twice)
 def the_same_tensor_twice(x, y):
     return x * y
 
@@ -192,17 +192,19 @@ def the_same_tensor_twice_and_mutated(x, y):
     return x + y
 
 
-@case(lambda: (torch.randn(2, 3),), members=lambda: {"weight": nn.Parameter(torch.randn(4, 3))})
+@slow_case(lambda: (torch.randn(2, 3),), members=lambda: {"weight": nn.Parameter(torch.randn(4, 3))})
 def parameter_returned(self, x):
     return x @ self.weight.t(), self.weight, self.weight[0]
 
 
-@case(lambda: (torch.randn(2, 3),), members=lambda: {"mean": torch.zeros(3), "weight": nn.Parameter(torch.randn(3))})
+@slow_case(
+    lambda: (torch.randn(2, 3),), members=lambda: {"mean": torch.zeros(3), "weight": nn.Parameter(torch.randn(3))}
+)
 def buffer_returned(self, x):
     self.mean.add_(x.mean(0))
     return x * self.weight, self.mean
 
 
-@case(lambda: (torch.randn(3, 4, dtype=torch.complex64),))
+@slow_case(lambda: (torch.randn(3, 4, dtype=torch.complex64),))
 def conjugate_views(x):
     return x.conj(), x.mH, x.conj().imag

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from tests.cases import case
+from tests.cases import case, slow_case
 from tests.cases.dynamic import BATCH
 
 
@@ -53,14 +53,14 @@ def computed_by_functions_of_numpy(x, steps):
     )
 
 
-@case(lambda: (torch.linspace(0, 1, 6).reshape(2, 3), ramp(3)))
+@slow_case(lambda: (torch.linspace(0, 1, 6).reshape(2, 3), ramp(3)))
 def arrays_of_tensors(x, shift):
     array = x.numpy()
     array[0] = shift
     return array, array, x.t().numpy(), torch.from_numpy(array - shift)
 
 
-@case(lambda: (ramp(3),) * 2)
+@slow_case(lambda: (ramp(3),) * 2)
 def one_array_as_two_arguments(x, y):
     x *= 2
     return y + 1

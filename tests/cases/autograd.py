@@ -3,38 +3,38 @@
 import torch
 from torch import nn
 
-from tests.cases import DISAGREES, case
+from tests.cases import DISAGREES, case, slow_case
 from tests.cases.mutations import leaf
 
 
-@case(lambda: (leaf(3, 4), leaf(4, 5)))
+@slow_case(lambda: (leaf(3, 4), leaf(4, 5)))
 def matmul(x, w):
     return (x @ w).relu().sum()
 
 
-@case(lambda: (leaf(3), leaf(3), leaf(3)))
+@slow_case(lambda: (leaf(3), leaf(3), leaf(3)))
 def several_outputs_of_several_inputs(a, b, c):
     return a * b, b * c, (a + c).sum()
 
 
-@case(lambda: (leaf(3), leaf(3)))
+@slow_case(lambda: (leaf(3), leaf(3)))
 def input_without_gradient(x, y):
     return x * 2 + y.detach()
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def outputs_without_gradient(x):
     return x * 2, x.detach() * 3, x > 0, x.argmax(), 5, None
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def region_under_no_grad(x):
     with torch.no_grad():
         scale = x.abs().max()
     return x / scale, scale
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def region_with_grad_inside_no_grad(x):
     with torch.no_grad():
         a = x * 2
@@ -44,12 +44,12 @@ def region_with_grad_inside_no_grad(x):
     return a, b, c
 
 
-@case(lambda: (leaf(4, 4).t(),))
+@slow_case(lambda: (leaf(4, 4).t(),))
 def transposed_input(x):
     return x.reshape(-1) * 2, x.contiguous().sum(0)
 
 
-@case(lambda: (leaf(2, 3, 4, 4).to(memory_format=torch.channels_last).detach().requires_grad_(),))
+@slow_case(lambda: (leaf(2, 3, 4, 4).to(memory_format=torch.channels_last).detach().requires_grad_(),))
 def channels_last_input(x):
     return nn.functional.relu(x) * 2
 
@@ -64,17 +64,17 @@ def cross_entropy(x, target):
     return nn.functional.cross_entropy(x, target), x.softmax(-1)
 
 
-@case(lambda: (leaf(2, 4, 6), leaf(2, 4, 6), leaf(2, 4, 6)))
+@slow_case(lambda: (leaf(2, 4, 6), leaf(2, 4, 6), leaf(2, 4, 6)))
 def attention(q, k, v):
     return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-@case(lambda: (leaf(3, 4), torch.tensor([[0, 1], [2, 0]])))
+@slow_case(lambda: (leaf(3, 4), torch.tensor([[0, 1], [2, 0]])))
 def gather_and_index(x, i):
     return x.gather(1, i), x[i], x.index_select(0, i[0])
 
 
-@case(lambda: (leaf(4, 4),))
+@slow_case(lambda: (leaf(4, 4),))
 def linear_algebra(x):
     spd = x @ x.t() + 4 * torch.eye(4)
     return torch.linalg.cholesky(spd), torch.linalg.inv(spd), torch.logdet(spd)
@@ -85,7 +85,7 @@ def backward_that_checks_for_errors(x):
     return torch.linalg.eigvals(x).abs()
 
 
-@case(lambda: (leaf(4, 4),))
+@slow_case(lambda: (leaf(4, 4),))
 def backward_that_checks_values_which_it_may_use(x):
     values, vectors = torch.linalg.eig(x)
     return values.abs(), vectors.abs()
@@ -106,19 +106,19 @@ def sort_and_topk(x):
     return x.sort(dim=1), torch.topk(x, 2), x.max(1), x.median(0)
 
 
-@case(lambda: (torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True),))
+@slow_case(lambda: (torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True),))
 def bfloat16(x):
     return (x * 2).sin().sum()
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def autocast_region(x):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = x @ x.t()
     return y.float().sum(), y
 
 
-@case(lambda: (torch.randn(8, 16),))
+@slow_case(lambda: (torch.randn(8, 16),))
 class AutocastDropout(nn.Module):
     def __init__(self):
         super().__init__()
@@ -163,7 +163,7 @@ class Cube(torch.autograd.Function):
         return grad * x * 7
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def custom_autograd_function(x):
     return Cube.apply(x) + x
 
@@ -171,17 +171,17 @@ def custom_autograd_function(x):
 cube = Cube.apply
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def custom_function_bound_beforehand(x):
     return cube(x) + x
 
 
-@case(lambda: (leaf(3, 4), leaf(3, 4)))
+@slow_case(lambda: (leaf(3, 4), leaf(3, 4)))
 def where_and_masks(x, y):
     return torch.where(x > 0, x, y), x.masked_fill(y > 0, 0.0), x.clamp(-0.5, 0.5)
 
 
-@case(lambda: (leaf(2, 3), leaf(3)))
+@slow_case(lambda: (leaf(2, 3), leaf(3)))
 def broadcast(x, y):
     return x + y, x * y.unsqueeze(0), torch.einsum("ij,j->i", x, y)
 
@@ -203,7 +203,7 @@ def bags_by_offsets(self, tokens, offsets):
     return self.bag(tokens, offsets)
 
 
-@case(
+@slow_case(
     lambda: (torch.randn(5, 4),),
     members=lambda: {"layers": nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6), nn.SiLU(), nn.Linear(6, 1))},
 )
@@ -221,7 +221,7 @@ def gradient_without_a_graph(x):
     return x * gradient
 
 
-@case(lambda: (leaf(3),))
+@slow_case(lambda: (leaf(3),))
 def region_in_inference_mode(x):
     with torch.inference_mode():
         scale = x * 2

@@ -11,26 +11,26 @@ from torch.export import Dim
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
-from tests.cases import case
+from tests.cases import case, slow_case
 from tests.cases.mutations import leaf
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def branches(x):
     return torch.cond(x.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos(), (x,))
 
 
-@case(lambda: (torch.randn(3, 4), torch.tensor(False)))
+@slow_case(lambda: (torch.randn(3, 4), torch.tensor(False)))
 def branches_on_a_flag(x, flag):
     return torch.cond(flag, lambda x: x + 1, lambda x: x - 1, (x,))
 
 
-@case(lambda: (torch.randn(3, 4),), members=lambda: {"first": nn.Linear(4, 4), "second": nn.Linear(4, 4)})
+@slow_case(lambda: (torch.randn(3, 4),), members=lambda: {"first": nn.Linear(4, 4), "second": nn.Linear(4, 4)})
 def branches_over_parameters(self, x):
     return torch.cond(x.mean() > 0, lambda x: self.first(x).sin(), lambda x: self.second(x).cos(), (x,))
 
 
-@case(lambda: (torch.randn(3, 4),))
+@slow_case(lambda: (torch.randn(3, 4),))
 def loop_without_grad(x):
     return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
 
@@ -50,7 +50,7 @@ def map_over_rows(x, y):
     return map_over(lambda row, y: (row * y).sin(), x, y)
 
 
-@case(lambda: (leaf(5, 4),))
+@slow_case(lambda: (leaf(5, 4),))
 def associative_product(x):
     return associative_scan(lambda a, b: a * b, x, 0, combine_mode="generic")
 
@@ -63,7 +63,7 @@ def checkpointed(x, w):
     return checkpoint(lambda x: (x @ w).sin().exp(), x, use_reentrant=False) * 2
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def nested_autocast(x):
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = x @ x.t()
@@ -72,7 +72,7 @@ def nested_autocast(x):
     return y.float().sum() + z.sum()
 
 
-@case(lambda: (leaf(3, 4), leaf(4, 4)))
+@slow_case(lambda: (leaf(3, 4), leaf(4, 4)))
 def autocast_within_a_branch(x, w):
     def narrow(x):
         with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -81,27 +81,27 @@ def autocast_within_a_branch(x, w):
     return torch.cond(x.sum() > 0, narrow, lambda x: (x @ w).bfloat16(), (x,))
 
 
-@case(lambda: (leaf(5, 4), leaf(4)))
+@slow_case(lambda: (leaf(5, 4), leaf(4)))
 def vmapped(x, w):
     return torch.vmap(lambda row: (row * w).sum().sin())(x)
 
 
-@case(lambda: (torch.randn(5, 4), torch.randn(4)))
+@slow_case(lambda: (torch.randn(5, 4), torch.randn(4)))
 def gradient_inside(x, w):
     return torch.func.grad(lambda w: (x @ w).sin().sum())(w)
 
 
-@case(lambda: (torch.randn(4),))
+@slow_case(lambda: (torch.randn(4),))
 def jacobian_inside(x):
     return torch.func.jacrev(lambda x: x.sin() * x.sum())(x)
 
 
-@case(lambda: (leaf(4),))
+@slow_case(lambda: (leaf(4),))
 def vmapped_gradient(x):
     return torch.vmap(torch.func.grad(lambda x: x.sin()))(x)
 
 
-@case(lambda: (leaf(5, 4), leaf(4)))
+@slow_case(lambda: (leaf(5, 4), leaf(4)))
 def vmapped_beside_grad_modes(x, w):
     with torch.no_grad():
         scale = torch.vmap(lambda row: row.abs().max())(x)
@@ -117,12 +117,12 @@ def hessian_inside(x):
     return torch.func.hessian(lambda x: wave(x).sum())(x)
 
 
-@case(lambda: (leaf(4),))
+@slow_case(lambda: (leaf(4),))
 def forward_jacobians_of_a_jacobian(x):
     return torch.func.jacfwd(torch.func.jacrev(wave))(x), torch.func.jacrev(torch.func.jacfwd(wave))(x)
 
 
-@case(lambda: (leaf(3, 4), leaf(4, 3)), dynamic_shapes=({0: Dim("n", min=2)}, {1: Dim("n", min=2)}))
+@slow_case(lambda: (leaf(3, 4), leaf(4, 3)), dynamic_shapes=({0: Dim("n", min=2)}, {1: Dim("n", min=2)}))
 def tangents_laid_out_otherwise(x, t):
     return torch.func.jvp(wave, (x,), (t.t(),)), torch.vmap(lambda x: torch.func.jvp(wave, (x,), (x[:1].expand(4),)))(x)
 
@@ -165,13 +165,13 @@ def dual_numbers(x, t):
     return result, none
 
 
-@case(lambda: (leaf(3, 4),), members=lambda: {"net": nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))})
+@slow_case(lambda: (leaf(3, 4),), members=lambda: {"net": nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))})
 def laplacian(self, x):
     second = torch.func.hessian(lambda point: self.net(point).sum())
     return torch.vmap(lambda point: second(point).diagonal().sum())(x)
 
 
-@case(lambda: (torch.randn(3, 4),))
+@slow_case(lambda: (torch.randn(3, 4),))
 class CompiledRegions(nn.Module):
     def __init__(self):
         super().__init__()
@@ -198,12 +198,12 @@ def region_without_gradients_as_operator(x, w):
     return fixed + x
 
 
-@case(lambda: (torch.randn(3, 4),), members=lambda: {"linear": nn.Linear(4, 4)})
+@slow_case(lambda: (torch.randn(3, 4),), members=lambda: {"linear": nn.Linear(4, 4)})
 def loop_over_parameters(self, x):
     return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, self.linear(x).sin()), (torch.tensor(0), x))
 
 
-@case(lambda: (torch.randn(5, 4),), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
+@slow_case(lambda: (torch.randn(5, 4),), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
 class StepsOverParameters(nn.Module):
     def __init__(self):
         super().__init__()
@@ -217,7 +217,7 @@ class StepsOverParameters(nn.Module):
         return scan(step, torch.zeros(4), x)
 
 
-@case(lambda: (torch.randn(3, 4),), members=lambda: {"linear": nn.Linear(4, 4)})
+@slow_case(lambda: (torch.randn(3, 4),), members=lambda: {"linear": nn.Linear(4, 4)})
 def branches_within_branches(self, x):
     def inner(x):
         return torch.cond(x.sum() > 1, lambda x: self.linear(x) * x.shape[0], lambda x: x * 2, (x,))
@@ -225,7 +225,7 @@ def branches_within_branches(self, x):
     return torch.cond(x.mean() > 0, inner, lambda x: self.linear(x).cos(), (x,))
 
 
-@case(
+@slow_case(
     lambda: tuple(torch.randn(1, 2, 8, 4) for _ in range(3)), members=lambda: {"slopes": nn.Parameter(torch.randn(2))}
 )
 def attention_with_scores(self, query, key, value):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-from tests.cases import case
+from tests.cases import case, slow_case
 from tests.cases.mutations import leaf
 
 BATCH = Dim("batch", min=1, max=64)
@@ -16,12 +16,12 @@ HALF = Dim("half", min=1, max=16)
 LOGGER = logging.getLogger(__name__)
 
 
-@case(lambda: (leaf(4, 3),), dynamic_shapes=({0: BATCH},))
+@slow_case(lambda: (leaf(4, 3),), dynamic_shapes=({0: BATCH},))
 def dynamic_rows(x):
     return x.mean(0), x * x.shape[0], x.view(-1)
 
 
-@case(lambda: (leaf(1, 3, 4),), dynamic_shapes=({0: BATCH},))
+@slow_case(lambda: (leaf(1, 3, 4),), dynamic_shapes=({0: BATCH},))
 class OneRowOfSequences(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(4, 2), nn.GELU(), nn.Flatten(), nn.Linear(6, 2))
@@ -32,7 +32,7 @@ def number_of_elements_of_a_size(x):
     return x.reshape(x.shape.numel()) / x.shape.numel()
 
 
-@case(lambda: (leaf(4, 3), torch.randn(4)), dynamic_shapes=({0: BATCH}, {0: BATCH}))
+@slow_case(lambda: (leaf(4, 3), torch.randn(4)), dynamic_shapes=({0: BATCH}, {0: BATCH}))
 def equal_dimensions(x, y):
     return x * y[:, None], y.repeat(2)
 
@@ -42,27 +42,27 @@ def derived_dimension(x, y):
     return x.sum(1) + y.view(-1, 2).sum(1)
 
 
-@case(lambda: (leaf(2, 5, 4),), dynamic_shapes=({0: BATCH, 1: LENGTH},))
+@slow_case(lambda: (leaf(2, 5, 4),), dynamic_shapes=({0: BATCH, 1: LENGTH},))
 def two_dimensions(x):
     scores = x @ x.transpose(1, 2)
     mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
     return scores.masked_fill(~mask, -1e9).softmax(-1) @ x
 
 
-@case(lambda: (leaf(4, 6),), dynamic_shapes=({0: BATCH},))
+@slow_case(lambda: (leaf(4, 6),), dynamic_shapes=({0: BATCH},))
 def views_with_dynamic_sizes(x):
     y = x * 2
     return x.view(-1, 3), y.view(-1), y[1:], x.t()
 
 
-@case(lambda: (torch.randn(4, 3), leaf(3, 3)), dynamic_shapes=({0: BATCH}, None))
+@slow_case(lambda: (torch.randn(4, 3), leaf(3, 3)), dynamic_shapes=({0: BATCH}, None))
 def view_in_backward_with_the_size_of_another_tensor(x, w):
     x.add_(1)
     doubled = torch.stack([x * 2, x]).unbind(0)[0]
     return torch.einsum("bi,ij->bj", doubled, w)
 
 
-@case(lambda: (leaf(4, 8),), dynamic_shapes=({0: BATCH},), forward_only="an overlapping view")
+@slow_case(lambda: (leaf(4, 8),), dynamic_shapes=({0: BATCH},), forward_only="an overlapping view")
 def overlapping_windows_of_dynamic_sizes(x):
     chunks = x.view(x.shape[0], 4, 2)
     windows = chunks.as_strided((x.shape[0], 3, 4), (8, 2, 1))
@@ -75,12 +75,12 @@ def backward_that_asks_for_the_size(x):
     return x.unsqueeze(1).expand(-1, 2, -1).as_strided((x.shape[0], 2, 2), (3, 1, 1)).sin()
 
 
-@case(lambda: (leaf(4, 3),), dynamic_shapes=({0: BATCH},))
+@slow_case(lambda: (leaf(4, 3),), dynamic_shapes=({0: BATCH},))
 def size_among_outputs(x):
     return x.sum(), x.shape[0], x.shape
 
 
-@case(
+@slow_case(
     lambda: (torch.randn(4, 3),),
     dynamic_shapes=({0: BATCH},),
     members=lambda: {"norm": nn.BatchNorm1d(3), "linear": nn.Linear(3, 2), "rows": torch.zeros((), dtype=torch.long)},
@@ -90,17 +90,17 @@ def dynamic_module(self, x):
     return nn.functional.relu(self.linear(self.norm(x)))
 
 
-@case(lambda: (leaf(4, 3), torch.randn(2, 3)), dynamic_shapes=({0: BATCH}, {0: LENGTH}))
+@slow_case(lambda: (leaf(4, 3), torch.randn(2, 3)), dynamic_shapes=({0: BATCH}, {0: LENGTH}))
 def concatenated_sizes(x, y):
     return torch.cat([x, y]).cumsum(0), torch.zeros(x.shape[0] + y.shape[0])
 
 
-@case(lambda: (torch.tensor([0.0, 1, 2, 0]),))
+@slow_case(lambda: (torch.tensor([0.0, 1, 2, 0]),))
 def data_dependent_size(x):
     return x.nonzero() * 2, x[x > 0].sum()
 
 
-@case(lambda: (torch.tensor(3), leaf(4)))
+@slow_case(lambda: (torch.tensor(3), leaf(4)))
 def checked_number(n, x):
     k = n.item()
     torch._check(k >= 1)
@@ -160,7 +160,7 @@ def integers_made_of_sizes(x):
     return windowed, torch.combinations(x[0]), *pools, *indices
 
 
-@case(
+@slow_case(
     lambda: (leaf(1, 8, 2, 2), leaf(8, 8, 3, 3), leaf(2, 8, 3, 3)),
     dynamic_shapes=({2: Dim("height", min=1, max=20), 3: Dim("width", min=1, max=20)}, None, None),
     forward_only="works only for the example's size",
@@ -199,7 +199,7 @@ def padded_to_the_longest(x, y):
     return torch.stack([pad(t, (0, 0, 0, rows - t.shape[0])) for t in (x, y)]).unflatten(1, (-1, 4)).sum(2)
 
 
-@case(lambda: (leaf(1, 2, 9, 8),), dynamic_shapes=({2: LENGTH, 3: LENGTH - 1},))
+@slow_case(lambda: (leaf(1, 2, 9, 8),), dynamic_shapes=({2: LENGTH, 3: LENGTH - 1},))
 def resized_image(x):
     half = nn.functional.interpolate(x, scale_factor=0.5, mode="bilinear")
     back = nn.functional.interpolate(half, size=x.shape[-2:], mode="bilinear")
@@ -233,7 +233,7 @@ def fake_quantised(x, scale):
     return per_channel, per_tensor, torch.fake_quantize_per_tensor_affine(x, 0.1, 1, 0, 15)
 
 
-@case(lambda: ((torch.rand(4, 6) + 0.5).requires_grad_(),), dynamic_shapes=({0: BATCH},))
+@slow_case(lambda: ((torch.rand(4, 6) + 0.5).requires_grad_(),), dynamic_shapes=({0: BATCH},))
 def drawn_per_row(x):
     drawn = torch.distributions.Dirichlet(x, validate_args=False).rsample()
     return (
@@ -256,6 +256,6 @@ def rounded_up_to_fours(x):
     return x if fours.is_integer() else nn.functional.pad(x, (0, 0, 0, math.ceil(fours) * 4 - x.shape[0]))
 
 
-@case(lambda: (leaf(4, 6), torch.arange(4), torch.arange(6).repeat(4, 1)), dynamic_shapes=({0: BATCH},) * 3)
+@slow_case(lambda: (leaf(4, 6), torch.arange(4), torch.arange(6).repeat(4, 1)), dynamic_shapes=({0: BATCH},) * 3)
 def losses_of_margins(x, target, targets):
     return nn.functional.multi_margin_loss(x, target), nn.functional.multilabel_margin_loss(x, targets)

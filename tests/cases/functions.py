@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from tests.cases import case
+from tests.cases import case, slow_case
 from tests.cases.mutations import leaf, non_leaf
 
 
@@ -28,12 +28,12 @@ class Scale(torch.autograd.Function):
         return x_grad, w_grad, None
 
 
-@case(lambda: (leaf(3, 4), leaf(4)))
+@slow_case(lambda: (leaf(3, 4), leaf(4)))
 def function_with_saved_intermediates(x, w):
     return Scale.apply(x, w, 2.0)
 
 
-@case(lambda: (leaf(3, 4), torch.randn(4)))
+@slow_case(lambda: (leaf(3, 4), torch.randn(4)))
 def function_of_an_input_without_gradient(x, w):
     return Scale.apply(x, w, 2.0) + Scale.apply(x * 2, w.detach(), 0.5)
 
@@ -56,13 +56,13 @@ class WithSetup(torch.autograd.Function):
         return first * y * ctx.factor + total, second * x, None
 
 
-@case(lambda: (leaf(3, 4), leaf(3, 4)), forward_only="does not say with which outputs it comes")
+@slow_case(lambda: (leaf(3, 4), leaf(3, 4)), forward_only="does not say with which outputs it comes")
 def function_with_setup_context(x, y):
     a, b = WithSetup.apply(x, y)
     return a, b.sin()
 
 
-@case(lambda: (leaf(3, 4), leaf(3, 4)))
+@slow_case(lambda: (leaf(3, 4), leaf(3, 4)))
 def function_with_an_unused_output(x, y):
     return WithSetup.apply(x, y)[0].sin()
 
@@ -111,7 +111,7 @@ class InPlace(torch.autograd.Function):
         return grad * y * 5, grad.sum()
 
 
-@case(lambda: (leaf(3, 4), torch.randn((), requires_grad=True)))
+@slow_case(lambda: (leaf(3, 4), torch.randn((), requires_grad=True)))
 def function_in_place(x, y):
     z = x * 2
     out = InPlace.apply(z, y)
@@ -138,7 +138,7 @@ class Marked(torch.autograd.Function):
         return grad * 11 + unused
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def function_with_a_non_differentiable_output(x):
     first, second, number, nothing = Marked.apply(x)
     assert nothing is None
@@ -157,12 +157,12 @@ class Views(torch.autograd.Function):
         return (grad * 4).view(3, 4)
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def function_that_returns_a_view(x):
     return Views.apply(x)
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def function_that_returns_a_view_of_an_intermediate(x):
     return Views.apply(x * 2) * 3
 
@@ -242,7 +242,7 @@ class Regions(torch.autograd.Function):
         return x_grad * 2, x.t() @ grad
 
 
-@case(lambda: (leaf(3, 4), leaf(4, 2)))
+@slow_case(lambda: (leaf(3, 4), leaf(4, 2)))
 def function_that_recomputes(x, w):
     return Regions.apply(x, w)
 
@@ -283,7 +283,7 @@ class Closes(torch.autograd.Function):
         return grad * ctx.module.scale * 2, None
 
 
-@case(lambda: (leaf(3, 4),), members=lambda: {"scale": torch.randn(4), "linear": nn.Linear(4, 4)})
+@slow_case(lambda: (leaf(3, 4),), members=lambda: {"scale": torch.randn(4), "linear": nn.Linear(4, 4)})
 def function_that_reads_the_module(self, x):
     with torch.no_grad():
         frozen = Closes.apply(x, self)
@@ -327,7 +327,7 @@ class Draws(torch.autograd.Function):
         return grad * mask * 2
 
 
-@case(lambda: (leaf(30, 4),))
+@slow_case(lambda: (leaf(30, 4),))
 def function_that_draws(x):
     return Draws.apply(x) + torch.rand(4)
 
@@ -356,7 +356,7 @@ class ByNumpy(torch.autograd.Function):
         return tangent
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def function_computed_by_numpy(x):
     return ByNumpy.apply(x)
 
@@ -372,7 +372,7 @@ def function_and_hook_beside_branches_on_values(x, w, counts):
     return y
 
 
-@case(lambda: ((torch.rand(2, 3) + 1).requires_grad_(), (torch.rand(2, 3) + 1).requires_grad_()))
+@slow_case(lambda: ((torch.rand(2, 3) + 1).requires_grad_(), (torch.rand(2, 3) + 1).requires_grad_()))
 def reparametrised_beta_and_dirichlet(a, b):
     beta = torch.distributions.Beta(a, b)
     sample = beta.rsample()
@@ -441,7 +441,7 @@ class LeavingOut(torch.autograd.Function):
         return x_grad, w_grad, b_grad
 
 
-@case(lambda: (leaf(3, 4), leaf(4), leaf(4)))
+@slow_case(lambda: (leaf(3, 4), leaf(4), leaf(4)))
 def function_that_leaves_out_what_is_not_needed(x, w, b):
     return LeavingOut.apply(x, w, b)
 
@@ -482,6 +482,6 @@ class MultiplyingByNumPy(torch.autograd.Function):
         return by_y, MultiplyingByNumPy.apply(grad, x) if needs_y else None
 
 
-@case(lambda: (leaf(3, 4), leaf(3, 4)))
+@slow_case(lambda: (leaf(3, 4), leaf(3, 4)))
 def function_that_applies_itself_in_its_backward(x, y):
     return MultiplyingByNumPy.apply(x, y)

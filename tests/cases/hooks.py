@@ -4,13 +4,13 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from tests.cases import case
+from tests.cases import case, slow_case
 from tests.cases.mutations import leaf, non_leaf
 
 HOOKS = "registers hooks"
 
 
-@case(lambda: (leaf(3, 4), leaf(4)), forward_only=HOOKS)
+@slow_case(lambda: (leaf(3, 4), leaf(4)), forward_only=HOOKS)
 def hook_that_scales(x, w):
     hidden = x * 2
     mask = (x > 0).detach()
@@ -19,7 +19,7 @@ def hook_that_scales(x, w):
     return hidden.sin() * w, hidden, x * 3
 
 
-@case(lambda: (leaf(3, 4), leaf(4)), forward_only=HOOKS)
+@slow_case(lambda: (leaf(3, 4), leaf(4)), forward_only=HOOKS)
 def hook_that_clips(x, w):
     hidden = x * 2
     hidden.register_hook(lambda grad: (grad * 3 + w).clamp(-2, 2))
@@ -27,13 +27,13 @@ def hook_that_clips(x, w):
     return hidden.sin() * w, hidden, x * 3
 
 
-@case(lambda: (leaf(3, 4),), forward_only=HOOKS)
+@slow_case(lambda: (leaf(3, 4),), forward_only=HOOKS)
 def hook_on_a_leaf(x):
     x.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
     return x.sin()
 
 
-@case(lambda: (non_leaf(3, 4),), forward_only=HOOKS)
+@slow_case(lambda: (non_leaf(3, 4),), forward_only=HOOKS)
 def hook_on_an_input_and_its_view(x):
     x.register_hook(lambda grad: grad * 3)
     rows = x.view(-1)
@@ -59,14 +59,14 @@ class HookThatWritesToABuffer(nn.Module):
         return hidden.relu()
 
 
-@case(lambda: (leaf(3, 4),), forward_only=HOOKS)
+@slow_case(lambda: (leaf(3, 4),), forward_only=HOOKS)
 def hook_that_returns_another_gradient(x):
     hidden = x * 2
     hidden.register_hook(lambda grad: torch.ones(3, 4))
     return hidden.sin(), x * 3
 
 
-@case(lambda: (leaf(3, 4),), dynamic_shapes=({0: torch.export.Dim("n", min=2)},), forward_only=HOOKS)
+@slow_case(lambda: (leaf(3, 4),), dynamic_shapes=({0: torch.export.Dim("n", min=2)},), forward_only=HOOKS)
 def hook_of_dynamic_sizes(x):
     count = x.shape[0]
     hidden = x * 2
@@ -89,7 +89,7 @@ def hook_that_only_looks(x):
     return hidden.sin()
 
 
-@case(lambda: (leaf(3, 4),), forward_only=HOOKS)
+@slow_case(lambda: (leaf(3, 4),), forward_only=HOOKS)
 def hook_in_a_checkpoint(x):
     def inner(x):
         hidden = x * 2

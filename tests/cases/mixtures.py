@@ -6,14 +6,14 @@ from torch.export import Dim
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tests.cases import case
+from tests.cases import case, slow_case
 from tests.cases.functions import InPlace
 from tests.cases.mutations import leaf
 
 ROWS = Dim("rows", min=2, max=8)
 
 
-@case(lambda: (leaf(2, 5, 4),), dynamic_shapes=({1: ROWS},))
+@slow_case(lambda: (leaf(2, 5, 4),), dynamic_shapes=({1: ROWS},))
 class AttentionWithCacheOfDynamicLength(nn.Module):
     def __init__(self):
         super().__init__()
@@ -29,7 +29,7 @@ class AttentionWithCacheOfDynamicLength(nn.Module):
         return functional.dropout(scores.softmax(-1), 0.2, self.training) @ x, self.cache[:, :length]
 
 
-@case(
+@slow_case(
     lambda: (leaf(3, 4),),
     members=lambda: {"weight": nn.Parameter(torch.randn(4, 4)), "left": functional.normalize(torch.randn(4), dim=0)},
 )
@@ -43,7 +43,7 @@ def power_iteration(self, x):
     return x @ (self.weight / (self.left.clone() @ self.weight @ right))
 
 
-@case(lambda: (leaf(3, 4), torch.randn((), requires_grad=True), torch.randn(3, 4)))
+@slow_case(lambda: (leaf(3, 4), torch.randn((), requires_grad=True), torch.randn(3, 4)))
 def function_in_place_beside_a_written_input(x, y, total):
     doubled = x * 2
     total.add_(doubled.detach())
@@ -58,7 +58,7 @@ def view_written_after_its_base_has_a_hook(x):
     return doubled.sum(0)
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def gradients_on_within_a_region_without(x):
     with torch.no_grad():
         scale = (x * 2).mul_(3)

@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from tests.cases import case
+from tests.cases import case, slow_case
 
 CLOSED_OVER = torch.linspace(0, 1, 4)
 
@@ -41,7 +41,7 @@ class SharedSubmodule(nn.Module):
         return self.third(self.second(self.first(x)))
 
 
-@case(
+@slow_case(
     lambda: (torch.randn(2, 4),),
     members=lambda: {"frozen": nn.Linear(4, 4).requires_grad_(False), "head": nn.Linear(4, 2)},
 )
@@ -49,7 +49,7 @@ def frozen_part(self, x):
     return self.head(self.frozen(x).relu())
 
 
-@case(lambda: (torch.randn(2, 4),), members=lambda: {"used": nn.Linear(4, 2), "unused": nn.Linear(4, 2)})
+@slow_case(lambda: (torch.randn(2, 4),), members=lambda: {"used": nn.Linear(4, 2), "unused": nn.Linear(4, 2)})
 def unused_parameter(self, x):
     return self.used(x)
 
@@ -76,14 +76,14 @@ class Weighing(nn.Module):
         return x * self.factors
 
 
-@case(lambda: (torch.randn(2, 4),))
+@slow_case(lambda: (torch.randn(2, 4),))
 class ConstantInSeveralModules(nn.Sequential):
     def __init__(self):
         factors = torch.randn(4)
         super().__init__(Weighing(factors), nn.Linear(4, 4), Weighing(factors))
 
 
-@case(lambda: (torch.randn(3, 2, 4),))
+@slow_case(lambda: (torch.randn(3, 2, 4),))
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -101,13 +101,13 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         super().__init__(8, 2, 16)
 
 
-@case(lambda: (torch.randn(3, 2, 8),) * 3)
+@slow_case(lambda: (torch.randn(3, 2, 8),) * 3)
 class MultiheadAttention(nn.MultiheadAttention):
     def __init__(self):
         super().__init__(8, 2, batch_first=True)
 
 
-@case(lambda: (torch.randint(0, 10, (3, 5)),))
+@slow_case(lambda: (torch.randint(0, 10, (3, 5)),))
 class EmbeddingBag(nn.Sequential):
     def __init__(self):
         super().__init__(nn.EmbeddingBag(10, 4), nn.LayerNorm(4), nn.Linear(4, 2))
@@ -119,7 +119,7 @@ class Normalisations(nn.Sequential):
         super().__init__(nn.GroupNorm(2, 6), nn.InstanceNorm2d(6, affine=True, track_running_stats=True), nn.GELU())
 
 
-@case(lambda: (torch.randn(2, 4),), programs=["train", "infer", "eval-joint"])
+@slow_case(lambda: (torch.randn(2, 4),), programs=["train", "infer", "eval-joint"])
 class ThreePrograms(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Linear(4, 2))
@@ -139,7 +139,7 @@ class NonContiguousState(nn.Module):
         return (x @ self.weight).sum(1) + self.right.sum()
 
 
-@case(lambda: (torch.randn(2, 4),))
+@slow_case(lambda: (torch.randn(2, 4),))
 class RootHooks(nn.Linear):
     def __init__(self):
         super().__init__(4, 3)
@@ -168,7 +168,7 @@ def spectral_normed(self, x):
     return self.layer(x)
 
 
-@case(
+@slow_case(
     lambda: (torch.randn(2, 5, 8), torch.randn(2, 3, 8)),
     kwargs=lambda: {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(3)},
 )

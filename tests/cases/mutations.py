@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tests.cases import DISAGREES, case
+from tests.cases import DISAGREES, case, slow_case
 
 
 def leaf(*shape: int) -> torch.Tensor:
@@ -17,13 +17,13 @@ def non_leaf(*shape: int) -> torch.Tensor:
     return leaf(*shape) * 1
 
 
-@case(lambda: (torch.randn(3, 4),))
+@slow_case(lambda: (torch.randn(3, 4),))
 def data_of_an_input(x):
     x.add_(1)
     return x * 2
 
 
-@case(lambda: (torch.randn(3, 4), torch.randn(3, 4)))
+@slow_case(lambda: (torch.randn(3, 4), torch.randn(3, 4)))
 def data_of_an_input_through_a_dropout_that_draws_nothing(x, y):
     nn.functional.dropout(x, 0.5, training=False).mul_(2)
     kept = y.relu()
@@ -31,37 +31,37 @@ def data_of_an_input_through_a_dropout_that_draws_nothing(x, y):
     return kept + 1
 
 
-@case(lambda: (leaf(3, 4), torch.randn(3, 4)))
+@slow_case(lambda: (leaf(3, 4), torch.randn(3, 4)))
 def data_of_an_input_that_is_used_in_backward(x, y):
     y.mul_(2)
     return x * y
 
 
-@case(lambda: (non_leaf(3, 4),), forward_only="gradients flow through")
+@slow_case(lambda: (non_leaf(3, 4),), forward_only="gradients flow through")
 def data_of_a_non_leaf(x):
     x.mul_(3)
     return x.sin()
 
 
-@case(lambda: (non_leaf(3, 4),), forward_only="gradients flow through")
+@slow_case(lambda: (non_leaf(3, 4),), forward_only="gradients flow through")
 def data_of_a_non_leaf_that_is_returned(x):
     x.mul_(3)
     return x, x * 2
 
 
-@case(lambda: (non_leaf(3, 4), leaf(3, 4)), forward_only="gradients flow through")
+@slow_case(lambda: (non_leaf(3, 4), leaf(3, 4)), forward_only="gradients flow through")
 def data_of_a_non_leaf_from_another_input(x, w):
     x.copy_(w * 2)
     return x.exp()
 
 
-@case(lambda: (torch.randn(3, 4), leaf(3, 4)), forward_only="gradients flow through")
+@slow_case(lambda: (torch.randn(3, 4), leaf(3, 4)), forward_only="gradients flow through")
 def data_of_an_input_from_one_that_requires_grad(x, w):
     x.mul_(w)
     return x.sum()
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def data_of_a_leaf_under_no_grad(x):
     with torch.no_grad():
         x.mul_(2)
@@ -74,33 +74,33 @@ def data_through_a_detached_alias(x):
     return x * 3
 
 
-@case(lambda: (torch.randn(4, 4),))
+@slow_case(lambda: (torch.randn(4, 4),))
 def data_through_a_view(x):
     x[0].add_(1)
     x.view(-1)[5:7].zero_()
     return x.sum(0)
 
 
-@case(lambda: (non_leaf(4, 4),), forward_only="gradients flow through")
+@slow_case(lambda: (non_leaf(4, 4),), forward_only="gradients flow through")
 def data_of_a_non_leaf_through_a_view(x):
     x[1].mul_(2)
     return x.sum(0)
 
 
-@case(lambda: (torch.randn(3), torch.randn(3), leaf(3)))
+@slow_case(lambda: (torch.randn(3), torch.randn(3), leaf(3)))
 def data_of_several_inputs(a, b, w):
     a.add_(1)
     b.mul_(a)
     return a * w + b
 
 
-@case(lambda: (torch.randn(3, 4),))
+@slow_case(lambda: (torch.randn(3, 4),))
 def metadata_by_t(x):
     x.t_()
     return x * 2
 
 
-@case(lambda: (torch.randn(3, 1, 5),))
+@slow_case(lambda: (torch.randn(3, 1, 5),))
 def metadata_by_squeeze_and_unsqueeze(x):
     x.squeeze_(1)
     x.unsqueeze_(0)
@@ -120,14 +120,14 @@ def metadata_of_a_parameter(self, x):
     return x @ self.weight
 
 
-@case(lambda: (torch.randn(3, 4),))
+@slow_case(lambda: (torch.randn(3, 4),))
 def data_and_metadata(x):
     x.t_()
     x.mul_(2)
     return x + 1
 
 
-@case(lambda: (torch.randn(3, 4), leaf(3, 4)), forward_only="modified by an inplace operation")
+@slow_case(lambda: (torch.randn(3, 4), leaf(3, 4)), forward_only="modified by an inplace operation")
 def metadata_beside_a_gradient(x, w):
     y = x * w
     x.t_()
@@ -140,20 +140,20 @@ def metadata_before_a_gradient(x, w):
     return x @ w
 
 
-@case(lambda: (torch.randn(4, 4), leaf(4, 4)))
+@slow_case(lambda: (torch.randn(4, 4), leaf(4, 4)))
 def metadata_there_and_back(x, w):
     x.t_()
     x.t_()
     return x * w
 
 
-@case(lambda: (torch.randn(3, 4), leaf(3, 4)))
+@slow_case(lambda: (torch.randn(3, 4), leaf(3, 4)))
 def data_through_the_data_attribute(x, w):
     x.data.mul_(2)
     return x * w
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def intermediate_in_place(x):
     y = x.sin()
     y.add_(1)
@@ -161,13 +161,13 @@ def intermediate_in_place(x):
     return y.exp()
 
 
-@case(lambda: (torch.randn(3, 4),))
+@slow_case(lambda: (torch.randn(3, 4),))
 def zeros_in_place(x):
     x.zero_()
     return x.fill_(2.0)
 
 
-@case(lambda: (torch.randn(2, 3),))
+@slow_case(lambda: (torch.randn(2, 3),))
 class BufferInPlace(nn.Module):
     def __init__(self):
         super().__init__()
@@ -181,20 +181,22 @@ class BufferInPlace(nn.Module):
         return x * self.weight + self.seen
 
 
-@case(lambda: (torch.randn(2, 3),), members=lambda: {"weight": nn.Parameter(torch.randn(3))})
+@slow_case(lambda: (torch.randn(2, 3),), members=lambda: {"weight": nn.Parameter(torch.randn(3))})
 def parameter_under_no_grad(self, x):
     with torch.no_grad():
         self.weight.clamp_(-0.5, 0.5)
     return x * self.weight
 
 
-@case(lambda: (torch.randn(2, 3),), members=lambda: {"mean": torch.zeros(3), "weight": nn.Parameter(torch.randn(3))})
+@slow_case(
+    lambda: (torch.randn(2, 3),), members=lambda: {"mean": torch.zeros(3), "weight": nn.Parameter(torch.randn(3))}
+)
 def buffer_replaced(self, x):
     self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
     return (x - self.mean) * self.weight
 
 
-@case(lambda: (torch.randn(2, 3),))
+@slow_case(lambda: (torch.randn(2, 3),))
 class TensorAttributeReplaced(nn.Module):
     def __init__(self):
         super().__init__()
@@ -206,7 +208,7 @@ class TensorAttributeReplaced(nn.Module):
         return self.total * self.weight
 
 
-@case(lambda: (torch.randn(2, 3),))
+@slow_case(lambda: (torch.randn(2, 3),))
 class TensorAttributeInPlace(nn.Module):
     def __init__(self):
         super().__init__()
@@ -239,7 +241,7 @@ def attributes_replaced_with_gradients(self, x):
     return hidden.sum(), self.last * 2
 
 
-@case(lambda: (leaf(2, 3),), forward_only="set_ on a graph input")
+@slow_case(lambda: (leaf(2, 3),), forward_only="set_ on a graph input")
 class ParameterDataAssignedAfterUse(nn.Module):
     def __init__(self):
         super().__init__()
@@ -257,13 +259,13 @@ def data_assigned_from_another_input(x, y):
     return x * 2
 
 
-@case(lambda: (non_leaf(3, 4),), forward_only="calls `detach_` on an input")
+@slow_case(lambda: (non_leaf(3, 4),), forward_only="calls `detach_` on an input")
 def input_detached_in_place(x):
     x.detach_()
     return x * 2
 
 
-@case(lambda: (torch.randn(3, 4, 5),), forward_only=DISAGREES, verify="fast")
+@slow_case(lambda: (torch.randn(3, 4, 5),), forward_only=DISAGREES, verify="fast")
 def normalised_channels_that_are_last_written_through_a_view(x):
     y = nn.functional.batch_norm(x.mT, None, None, training=True)
     y.reshape(-1).add_(1)
@@ -287,7 +289,7 @@ def data_of_an_input_through_chunks_that_are_views_in_secret(x):
     return x + 1
 
 
-@case(lambda: (torch.randn(3, 4),))
+@slow_case(lambda: (torch.randn(3, 4),))
 def chunks_that_are_views_in_secret_and_not_written(x):
     first, second = (x * 2).unsafe_chunk(2, -1)
     return first * second
@@ -309,7 +311,7 @@ class BufferThatGrows(nn.Module):
         return x * self.weight + self.seen.sum(0) - self.queue.mean()
 
 
-@case(lambda: (torch.randn(2, 3),), forward_only="shape or dtype of the module's tensors")
+@slow_case(lambda: (torch.randn(2, 3),), forward_only="shape or dtype of the module's tensors")
 class BufferTurnedInPlace(nn.Module):
     def __init__(self):
         super().__init__()
@@ -358,7 +360,7 @@ def own_optimizer(self, x):
     return self.layer(x).detach()
 
 
-@case(lambda: (leaf(2, 3), {"labels": torch.randn(2, 3), "layers": [[torch.randn(2, 3)], None], "steps": 1}))
+@slow_case(lambda: (leaf(2, 3), {"labels": torch.randn(2, 3), "layers": [[torch.randn(2, 3)], None], "steps": 1}))
 def containers_of_the_caller(x, cache):
     labels = cache.pop("labels")
     cache["layers"][0].append(x * 2)
@@ -387,7 +389,7 @@ def grad_mode_left_off(x):
     return y
 
 
-@case(lambda: (torch.randn(6).requires_grad_(), torch.tensor([0, 2, 2])))
+@slow_case(lambda: (torch.randn(6).requires_grad_(), torch.tensor([0, 2, 2])))
 def index_add_into_an_intermediate(x, i):
     y = torch.zeros(3)
     y.index_add_(0, i, x[:3])
@@ -414,7 +416,7 @@ class CacheOfAPlainObjectThatIsABuffer(nn.Module):
         return self.keys.sum(0), self.cache.keys
 
 
-@case(lambda: (torch.tensor([2]), torch.randn(1, 4)), forward_only="gradients flow through `constant:constant.0`")
+@slow_case(lambda: (torch.tensor([2]), torch.randn(1, 4)), forward_only="gradients flow through `constant:constant.0`")
 class CacheOfAPlainObject(nn.Module):
     def __init__(self):
         super().__init__()
@@ -464,14 +466,14 @@ class SumInAListHeldByTwoModules(ListHeldByTwoModules):
 _TOTAL = torch.zeros(4)
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def write_to_a_global(x):
     with torch.no_grad():
         _TOTAL.add_(x.sum(0))
     return _TOTAL * x
 
 
-@case(lambda: (torch.randn(3, 4),))
+@slow_case(lambda: (torch.randn(3, 4),))
 class WriteToAClassAttribute(nn.Module):
     total = torch.zeros(4)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import nn
 
-from tests.cases import case
+from tests.cases import case, slow_case
 from tests.cases.mutations import leaf
 
 NAMESPACE = "aotexport_cases"
@@ -30,12 +30,12 @@ cubed.register_autograd(lambda ctx, grad: grad * ctx.saved_tensors[0] * 5, setup
 cubed.register_vmap(lambda info, dims, x: (cubed(x), dims[0]))
 
 
-@case(lambda: (leaf(3, 4),), keep_operators=[NAMESPACE])
+@slow_case(lambda: (leaf(3, 4),), keep_operators=[NAMESPACE])
 def operator_with_gradients(x):
     return cubed(x).sin()
 
 
-@case(lambda: (leaf(3, 4),), dynamic_shapes=({0: torch.export.Dim("n")},), keep_operators=[NAMESPACE])
+@slow_case(lambda: (leaf(3, 4),), dynamic_shapes=({0: torch.export.Dim("n")},), keep_operators=[NAMESPACE])
 def operator_under_vmap(x):
     return torch.vmap(cubed)(x).sum(0)
 
@@ -84,7 +84,7 @@ def _(x):
     return [torch.empty_like(row) for row in x]
 
 
-@case(lambda: (torch.randn(3, 4),), keep_operators=[NAMESPACE])
+@slow_case(lambda: (torch.randn(3, 4),), keep_operators=[NAMESPACE])
 def operator_that_returns_a_list(x):
     return sum(row * index for index, row in enumerate(split_rows(x.sin())))
 
@@ -125,7 +125,7 @@ def operator_that_writes_to_views_and_lists(x, y):
     return z + w, first, second
 
 
-@case(lambda: (torch.randn(3, 4),), keep_operators=[NAMESPACE])
+@slow_case(lambda: (torch.randn(3, 4),), keep_operators=[NAMESPACE])
 class OperatorThatWritesToABuffer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -157,7 +157,7 @@ class _Scaled(torch.autograd.Function):
         return x_grad, None
 
 
-@case(lambda: (leaf(3, 4), torch.randn(3, 4)), keep_operators=[NAMESPACE])
+@slow_case(lambda: (leaf(3, 4), torch.randn(3, 4)), keep_operators=[NAMESPACE])
 def operator_that_writes_in_a_backward(x, y):
     return _Scaled.apply(x, y).sin()
 

@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
-from tests.cases import DISAGREES, case
+from tests.cases import DISAGREES, case, slow_case
 from tests.cases.mutations import leaf
 
 
-@case(lambda: (leaf(30, 4),))
+@slow_case(lambda: (leaf(30, 4),))
 def dropout(x):
     return nn.functional.dropout(x, 0.5) * 2
 
@@ -18,17 +18,17 @@ def dropout_that_draws_nothing(x):
     return kept, nn.functional.alpha_dropout(x, 0.5, training=False), zeroed, x * torch.rand(4, 4)
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def random_values(x):
     return x * torch.randn_like(x) + torch.rand(3, 4) + torch.randint(0, 5, (3, 4))
 
 
-@case(lambda: (torch.rand(3, 4),))
+@slow_case(lambda: (torch.rand(3, 4),))
 def draws_from_distributions(p):
     return torch.bernoulli(p), torch.multinomial(p, 2), torch.normal(p, 1.0), torch.randperm(5)
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def in_place_random(x):
     return x * torch.empty(3, 4).uniform_(0, 2).exponential_(1.0)
 
@@ -39,13 +39,13 @@ def random_integers_in_a_range(x):
     return x + torch.empty(3).random_(2, 8), torch.empty(6, 4)[::2].random_(9)
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def unused_draw_advances_the_generator(x):
     torch.rand(3)
     return x * torch.rand(3, 4)
 
 
-@case(lambda: (torch.randn(5, 8),))
+@slow_case(lambda: (torch.randn(5, 8),))
 class DropoutBetweenLayers(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(8, 8), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
@@ -68,7 +68,7 @@ class DropoutWithinRecurrentNetworks(nn.Module):
         return self.rnn(self.gru(self.lstm(x)[0])[0])
 
 
-@case(lambda: (leaf(4, 6),), forward_only=DISAGREES, verify="fast")
+@slow_case(lambda: (leaf(4, 6),), forward_only=DISAGREES, verify="fast")
 def draws_into_other_layouts(x):
     turned = x.t()
     noise = torch.empty_like(turned).bernoulli_(0.4), torch.empty(3, 8)[:, ::2].bernoulli_(0.7)
@@ -77,6 +77,6 @@ def draws_into_other_layouts(x):
     return *noise, *dropped, *slopes, torch._standard_gamma(turned.exp())
 
 
-@case(lambda: (leaf(4, 6),))
+@slow_case(lambda: (leaf(4, 6),))
 def draws_by_chances_into_another_layout(x):
     return x.t() * torch.empty_like(x.t()).bernoulli_(x.detach().t().sigmoid())

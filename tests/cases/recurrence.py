@@ -5,14 +5,14 @@ from torch import nn
 from torch.export import Dim
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from tests.cases import case
+from tests.cases import case, slow_case
 
 BATCH = Dim("batch", min=2, max=8)
 LENGTH = Dim("length", min=4, max=12)
 WHOLE = "has a dynamic number of steps"
 
 
-@case(
+@slow_case(
     lambda: (torch.randint(0, 10, (2, 5)), torch.randn(4, 2, 2), torch.randn(4, 2, 3)),
     dynamic_shapes=({0: BATCH, 1: LENGTH}, {1: BATCH}, {1: BATCH}),
     forward_only=WHOLE,
@@ -31,7 +31,7 @@ class RecurrenceOfAnyLength(nn.Module):
         return self.rnn(z)[0].transpose(0, 1) + y, last, states
 
 
-@case(
+@slow_case(
     lambda: (torch.randn(3, 4, 2), torch.tensor([2, 4, 1]), torch.randn(2, 3, 3)),
     dynamic_shapes=({0: BATCH, 1: LENGTH}, {0: BATCH}, {1: BATCH}),
     forward_only=WHOLE,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from tests.cases import case
+from tests.cases import case, slow_case
 from tests.cases.mutations import leaf
 
 
@@ -23,17 +23,17 @@ class Record:
     extra: Any = None
 
 
-@case(lambda: (leaf(3), [torch.randn(3), {"a": torch.randn(3), "b": (torch.randn(3), 3, "s", None)}]))
+@slow_case(lambda: (leaf(3), [torch.randn(3), {"a": torch.randn(3), "b": (torch.randn(3), 3, "s", None)}]))
 def nested_containers(x, rest):
     return {"sum": x + rest[0], "list": [rest[1]["a"] * 2, (rest[1]["b"][0],)], "nothing": None, "five": 5}
 
 
-@case(lambda: (Pair(leaf(3), 2.0),))
+@slow_case(lambda: (Pair(leaf(3), 2.0),))
 def named_tuple(pair):
     return Pair(pair.first * pair.second, (pair.first + 1, "label"))
 
 
-@case(lambda: (Record(leaf(3), {"k": torch.randn(3)}),))
+@slow_case(lambda: (Record(leaf(3), {"k": torch.randn(3)}),))
 def dataclass_record(record):
     return Record(record.loss * record.extra["k"], None)
 
@@ -98,12 +98,12 @@ def numbers_and_bytes_as_keys(x, table, boxes):
     return boxes.largest() * table[0.5], {0.25: table[b"ab"] + x, b"c": 1}, Corner((x, Boxes([table[1.0, b""] * x])))
 
 
-@case(lambda: (leaf(3),))
+@slow_case(lambda: (leaf(3),))
 def ordered_dict(x):
     return collections.OrderedDict(b=x * 2, a=x * 3)
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def return_types(x):
     return torch.max(x, 1), torch.linalg.qr(x)
 
@@ -118,7 +118,7 @@ def size_and_dtype(x):
     return x.shape, x.dtype, x * 1, x.dim(), x.is_floating_point()
 
 
-@case(lambda: (leaf(3, 4),), kwargs=lambda: {"scale": 2.5, "flag": True, "mode": "a"})
+@slow_case(lambda: (leaf(3, 4),), kwargs=lambda: {"scale": 2.5, "flag": True, "mode": "a"})
 def keyword_arguments(x, *, scale, flag=False, mode="b"):
     return x * scale if flag and mode == "a" else x
 
@@ -143,22 +143,22 @@ def no_arguments():
     return torch.ones(3), 7
 
 
-@case(lambda: (collections.defaultdict(int, x=torch.randn(3)),))
+@slow_case(lambda: (collections.defaultdict(int, x=torch.randn(3)),))
 def default_dict(batch):
     return batch["x"] * 2
 
 
-@case(lambda: (torch.randn(3), torch.tensor(2)))
+@slow_case(lambda: (torch.randn(3), torch.tensor(2)))
 def scalar_tensors(x, n):
     return x * n, n + 1, torch.tensor(3.5) * x
 
 
-@case(lambda: (torch.randn(0, 3), leaf(2, 0)))
+@slow_case(lambda: (torch.randn(0, 3), leaf(2, 0)))
 def empty_tensors(x, y):
     return x * 2, y.sum(), torch.cat([x, torch.ones(1, 3)])
 
 
-@case(lambda: (leaf(3),))
+@slow_case(lambda: (leaf(3),))
 def special_floats(x):
     return x + float("inf"), x * float("nan"), x.clamp(max=float("inf")), x * -0.0
 
@@ -217,7 +217,7 @@ class Configured:
         self.scale = factor * 1.5
 
 
-@case(lambda: (Configured(leaf(3), 3),))
+@slow_case(lambda: (Configured(leaf(3), 3),))
 def dataclass_with_more_than_its_fields(record):
     record.seen = record.x * 2
     return record.x * record.scale, Configured(record.x + 1)

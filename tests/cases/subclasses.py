@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
 
-from tests.cases import case
+from tests.cases import case, slow_case
 from tests.scaled import Block, FastInt8, Recipe, Rounding, ScaledInt8
 
 WHOLE = "results that are tensor subclasses"
@@ -18,12 +18,12 @@ def nested(*shape):
     return TwoTensor(two(*shape), two(*shape))
 
 
-@case(lambda: (two(3, 4), torch.randn(4)), forward_only=WHOLE)
+@slow_case(lambda: (two(3, 4), torch.randn(4)), forward_only=WHOLE)
 def subclass_with_dense(x, y):
     return x * y + 1, y.sin()
 
 
-@case(lambda: (two(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)), forward_only=WHOLE)
+@slow_case(lambda: (two(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)), forward_only=WHOLE)
 def subclass_with_gradients(x, y):
     return (x * x).sum(0), torch.tanh(x * 2)
 
@@ -33,14 +33,14 @@ def nested_subclass(x, y):
     return torch.sin(x) * 2, y + 1
 
 
-@case(lambda: (two(3, 4), two(4)), forward_only=WHOLE)
+@slow_case(lambda: (two(3, 4), two(4)), forward_only=WHOLE)
 def mutated_subclass(x, y):
     x.add_(y)
     y.t_() if y.dim() > 1 else y.mul_(2)
     return x * 2
 
 
-@case(lambda: (two(3, 4, requires_grad=True),), forward_only=WHOLE)
+@slow_case(lambda: (two(3, 4, requires_grad=True),), forward_only=WHOLE)
 def subclass_itself_and_its_views(x):
     return x, x.t(), x.view(12), (x * 2)[1:]
 
@@ -56,7 +56,7 @@ def subclass_made_of_arguments(x, y):
     return made.sin(), made
 
 
-@case(lambda: (two(3, 4), torch.randn(2)), forward_only=WHOLE)
+@slow_case(lambda: (two(3, 4), torch.randn(2)), forward_only=WHOLE)
 class SubclassWeight(nn.Module):
     def __init__(self):
         super().__init__()
@@ -69,7 +69,7 @@ class SubclassWeight(nn.Module):
         return torch.tanh(self.linear(x)) + y
 
 
-@case(lambda: (torch.randn(3, 4),), forward_only=WHOLE)
+@slow_case(lambda: (torch.randn(3, 4),), forward_only=WHOLE)
 class SubclassWeightOfDenseInput(nn.Module):
     def __init__(self):
         super().__init__()
@@ -81,7 +81,7 @@ class SubclassWeightOfDenseInput(nn.Module):
         return self.second(self.first(x).relu())
 
 
-@case(lambda: (torch.randn(3, 4, requires_grad=True),))
+@slow_case(lambda: (torch.randn(3, 4, requires_grad=True),))
 class ScaledInt8Weight(nn.Module):
     def __init__(self):
         super().__init__()
@@ -120,7 +120,7 @@ class Scaled(torch.autograd.Function):
         return grad * y * ctx.factor, grad * x * 5 + other, None
 
 
-@case(lambda: (two(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)), forward_only=WHOLE)
+@slow_case(lambda: (two(3, 4, requires_grad=True), torch.randn(3, 4, requires_grad=True)), forward_only=WHOLE)
 def custom_function_of_subclasses(x, y):
     product, other = Scaled.apply(x.sin(), x + y, 3.0)
     return product * 2, other

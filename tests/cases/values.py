@@ -3,11 +3,11 @@
 import torch
 from torch import nn
 
-from tests.cases import case
+from tests.cases import case, slow_case
 from tests.cases.mutations import leaf
 
 
-@case(lambda: (torch.tensor([1.0, 2.0, 3.0], requires_grad=True),))
+@slow_case(lambda: (torch.tensor([1.0, 2.0, 3.0], requires_grad=True),))
 def branch_on_a_sum(x):
     return x * 2 if x.sum() > 0 else x - 1
 
@@ -43,7 +43,7 @@ def branch_between_writes_to_an_argument(x, total):
     return total.sum()
 
 
-@case(lambda: (leaf(4),), members=lambda: {"calls": torch.zeros((), dtype=torch.long)})
+@slow_case(lambda: (leaf(4),), members=lambda: {"calls": torch.zeros((), dtype=torch.long)})
 def counted_calls(self, x):
     self.calls.add_(1)
     if self.calls > 0:
@@ -61,12 +61,12 @@ def equal_tensors(x, y):
     return (x + 1 if torch.equal(y, y.abs()) else x - 1), torch.allclose(x, x + 1)
 
 
-@case(lambda: (leaf(3, 5),))
+@slow_case(lambda: (leaf(3, 5),))
 def correlations(x):
     return torch.cov(x), torch.corrcoef(x)
 
 
-@case(lambda: (torch.tensor([0, 3, 1]), leaf(6, 2), torch.tensor(2)))
+@slow_case(lambda: (torch.tensor([0, 3, 1]), leaf(6, 2), torch.tensor(2)))
 def operators_that_read_values(classes, x, start):
     return nn.functional.one_hot(classes), x.narrow(0, start, 3), torch.combinations(x[:, 0])
 
@@ -91,13 +91,13 @@ def least_squares(a, b):
     return torch.linalg.lstsq(a, b, driver="gelsd").solution
 
 
-@case(lambda: (torch.tensor([1.0, -2.0, 3.0, 0.5], requires_grad=True), leaf(4)))
+@slow_case(lambda: (torch.tensor([1.0, -2.0, 3.0, 0.5], requires_grad=True), leaf(4)))
 def chosen_rows_with_gradients(x, y):
     chosen = x[x > 0] * 2
     return chosen * chosen, (chosen.outer(y) ** 2).sum(), y.masked_select(x > 0).sum()
 
 
-@case(lambda: (torch.tensor([0.0, 1, 0, 2]), torch.zeros(4), leaf(4)))
+@slow_case(lambda: (torch.tensor([0.0, 1, 0, 2]), torch.zeros(4), leaf(4)))
 def rows_found_and_written(x, total, w):
     found = x.nonzero().squeeze(1)
     total.index_add_(0, found, x[found])
@@ -112,7 +112,7 @@ def checked_length_with_gradients(n, x):
     return x[:k].exp() * torch.ones(k)
 
 
-@case(lambda: (leaf(5, 4), torch.tensor([0, 2, 0, 2, 2])))
+@slow_case(lambda: (leaf(5, 4), torch.tensor([0, 2, 0, 2, 2])))
 class Experts(nn.Module):
     """Experts by name, each for the tokens that chose it."""
 
@@ -135,6 +135,6 @@ class OneExpertOfSeveral(Experts):
     pass
 
 
-@case(lambda: (leaf(3, 4), leaf(4, 5), leaf(3, 5)))
+@slow_case(lambda: (leaf(3, 4), leaf(4, 5), leaf(3, 5)))
 def scaled_sums_with_products(x, y, z):
     return torch.add(x @ y, z, alpha=0.25), torch.add(z, x @ y, alpha=3), torch.lerp(x @ y, z, 0.75)

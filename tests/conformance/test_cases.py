@@ -14,14 +14,7 @@ from tests.cases import Case, all_cases
 from tests.cases.operators import NAMESPACE
 from tests.cases.subclasses import TYPES
 
-SLOW = (
-    *("steps_over_parameters", "loop_over_parameters", "branches_within_branches", "recurrence_of_any_length"),
-    *("transformer_with_a_causal_mask", "laplacian", "forward_jacobians_of_a_jacobian", "experts"),
-    "function_that_applies_itself_in_its_backward",
-)
-"""What the scan, loop, branches, layers, Hessian, expert and function beside them show in a fraction of the time."""
-
-CASES = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name in SLOW)) for case in all_cases()]
+CASES = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * case.slow) for case in all_cases()]
 
 
 @pytest.fixture(scope="module")
