@@ -34,7 +34,7 @@ export HF_HUB_OFFLINE = 1
 # Hundreds of processes of the tests would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve-demo test test-serve test-torch test-versions test-full lint pytest pytest-serve fuzz mutants bench bench-serve dist clean $(CHECKS)
+.PHONY: help demo serve-demo chat-demo test test-serve test-torch test-versions test-full lint pytest pytest-serve fuzz mutants bench bench-serve dist clean $(CHECKS)
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -69,6 +69,9 @@ test-serve: $(SERVE_VENV)/.all ## run the tests of the server, in an environment
 
 serve-demo: $(SERVE_VENV)/.all ## export MiniLM, serve it, ask for similar sentences, swap in a tuned version under load
 	@$(SERVE_VENV)/bin/python examples/serving/demo.py
+
+chat-demo: $(SERVE_VENV)/.all ## train a small Llama on conversations, and chat with it behind the server
+	@$(SERVE_VENV)/bin/python examples/chat/demo.py
 
 test-full: lint test-serve ## the same with the slow tests and the sweeps
 	$(BIN)/python -m pytest

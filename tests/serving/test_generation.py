@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import concurrent.futures
 import shutil
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -231,3 +234,11 @@ def test_field_model_names_an_adapter(repository, exports, tmp_path, models):
         texts = [answer.result().choices[0].text for answer in answers]
         assert texts == [models.expected(prompt, 12), models.words.decode(tuned)] * 3
         assert texts[0] != texts[1]
+
+
+@pytest.mark.slow
+def test_chat_demo_answers_in_the_words_that_it_learnt(tmp_path):
+    demo = Path(__file__).parents[2] / "examples" / "chat" / "demo.py"
+    done = subprocess.run([sys.executable, demo, "--output", tmp_path], capture_output=True, text=True, check=True)
+    count, _, whole = done.stdout.splitlines()[-1].split()[:3]
+    assert int(count) > 0.9 * int(whole), done.stdout[-1000:]
