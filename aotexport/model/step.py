@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from aotexport.errors import ModelFileInvalid
-from aotexport_runtime.module.stepper import FORMS, optimizer_of
+from aotexport_runtime.module.optimizer import FORMS, optimizer_of
 from aotexport_runtime.schema.manifest import OPTIMIZER, Manifest
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {

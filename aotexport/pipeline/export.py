@@ -138,7 +138,13 @@ def _with_onnx(draft: BundleDraft, manifest: Manifest, directory: Path, clock: C
     if isinstance(options.onnx, OnnxOptions):
         try:
             manifest, found = add_onnx(
-                directory, options.onnx, verify=bool(options.verify), progress=clock.stage, left_out=left_out
+                directory,
+                options.onnx,
+                verify=bool(options.verify),
+                # Beside its model, weights would be inputs of the others.
+                step=not options.serving,
+                progress=clock.stage,
+                left_out=left_out,
             )
         except ExportFailed as error:
             if not options.serving:

@@ -73,18 +73,20 @@ def add_onnx(
     options: OnnxOptions,
     *,
     verify: bool = True,
+    step: bool = True,
     progress: Callable[[str], None] = lambda stage: None,
     left_out: list[str] | None = None,
 ) -> tuple[Manifest, list[Comparison]]:
     """Write ONNX models to the bundle in directory `root`, in place of earlier ones; return manifest and comparisons.
 
+    `step`: take the whole training step too, where the options name no programs.
     `left_out` takes a sentence per model that disagrees, which is then left out; None: that is an error. Raises what
     `export_onnx` does.
     """
     from aotexport.lower.onnx.translate import traced
 
     bundle = open_bundle(root, check_digests=False)
-    programs = choose(bundle, options)
+    programs = choose(bundle, options, step=step)
     for model in bundle.manifest.onnx:
         (root / model.file).unlink(missing_ok=True)
     traces: list[Trace] = []
@@ -122,14 +124,14 @@ def add_onnx(
     return manifest, comparisons
 
 
-def choose(bundle: Bundle, options: OnnxOptions) -> list[Program]:
+def choose(bundle: Bundle, options: OnnxOptions, *, step: bool) -> list[Program]:
     """Return the programs to translate; `ModelFileInvalid`: an unknown name; `ExportFailed`: none fits."""
     unknown = [name for name in options.programs if name not in bundle.program_names]
     if unknown:
         raise ModelFileInvalid(f"no program `{unknown[0]}`; the bundle has {', '.join(bundle.program_names)}")
     programs = [bundle.program(name) for name in options.programs or bundle.program_names]
-    step = step_program(bundle.manifest)
-    chosen = programs if options.programs else [each for each in programs if not each.grad and each.name != step]
+    left = None if step else step_program(bundle.manifest)
+    chosen = programs if options.programs else [each for each in programs if not each.grad and each.name != left]
     chosen = [program for program in chosen if program.autocast is None] or chosen
     if not chosen:
         raise ExportFailed(

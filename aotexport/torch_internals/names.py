@@ -85,6 +85,8 @@ _DEFINITIONS = (
     (torch._refs.nn.functional, ("pixel_shuffle", "pixel_unshuffle")),
     (decompositions, ("affine_grid_generator", "im2col")),
 )
+batch_norm: Any = decompositions.native_batch_norm_helper
+nll_loss: Any = decompositions.nll_loss_forward
 _max_pool: Any = decompositions._max_pool_nd_with_indices
 REFERENCES: dict[Any, Callable[..., Any]] = {
     **{name: getattr(module, name) for module, names in _DEFINITIONS for name in names},

@@ -293,6 +293,27 @@ def stepping(tmp_path_factory):
     return path
 
 
+def test_steps_in_onnx_runtime_are_those_of_the_graph(stepping, tmp_path):
+    pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
+    shutil.copytree(stepping, tmp_path / "bundle")
+    aotexport.export_onnx(tmp_path / "bundle")
+    ours, theirs = load(tmp_path / "bundle", target="onnx"), load(tmp_path / "bundle").train()
+    steppers = [module.stepper(lr=0.1) for module in (ours, theirs)]
+    for x in (torch.ones(3, 2), torch.eye(3, 2), torch.ones(3, 2)):
+        by_model, by_graph = steppers[0](x.numpy()), steppers[1](x)
+        assert by_model == pytest.approx(by_graph.item(), rel=1e-6)
+    found = steppers[0].state_dict()
+    assert list(found) == ["layer.weight", "layer.bias"]
+    for name, array in found.items():
+        torch.testing.assert_close(torch.from_numpy(array), theirs.state_dict()[name])
+    ours.state.clear()
+    assert steppers[0](torch.ones(3, 2).numpy()) == load(tmp_path / "bundle").train().stepper()(torch.ones(3, 2))
+    with pytest.raises(NotSupported, match=r"a training step, which `module.stepper\(\)` makes"):
+        ours.program("step")
+    with pytest.raises(NotSupported, match="does not clip"):
+        ours.stepper(max_norm=1.0)
+
+
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [

@@ -176,6 +176,8 @@ class _Plan:
                 for tensor, names in own
             ],
         }
+        if any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in self.module.graph.nodes):
+            state["seed"] = torch.zeros((), dtype=torch.int64, device=device)
         return {**state, "max_norm": number(1.0)} if self.step.clip else state
 
     def description(self) -> dict[str, Any]:

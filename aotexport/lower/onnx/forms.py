@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 
+from aotexport.torch_internals.names import batch_norm, nll_loss
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.values.sizes import UNDEFINED, evaluate, symbols_of
@@ -68,23 +70,7 @@ def _batch_norm(
     if not training:
         return aten.batch_norm.default(value, weight, bias, running_mean, running_var, training, *rest)
     momentum, eps, *_ = rest
-    narrow = value.dtype in (torch.float16, torch.bfloat16)
-    wide = aten._to_copy.default(value, dtype=torch.float32) if narrow else value
-    axes = [axis for axis in range(value.dim()) if axis != 1]
-    mean = aten.mean.dim(wide, axes, True)
-    centered = wide - mean
-    variance = aten.mean.dim(centered * centered, axes, True)
-    result = centered * aten.rsqrt.default(variance + eps)
-    by_channel = [-1] + [1] * (len(axes) - 1)
-    if weight is not None:
-        result = result * aten.reshape.default(weight, by_channel)
-    if bias is not None:
-        result = result + aten.reshape.default(bias, by_channel)
-    if running_mean is not None:
-        seen = (mean, aten.var.correction(wide, axes, correction=1))
-        for running, batch in zip((running_mean, running_var), seen, strict=True):
-            running.copy_(running * (1 - momentum) + aten.reshape.default(batch, [-1]) * momentum)
-    return aten._to_copy.default(result, dtype=value.dtype) if narrow else result
+    return batch_norm(value, weight, bias, running_mean, running_var, True, momentum, eps, functional=False)[0]
 
 
 def _attention(
@@ -152,6 +138,46 @@ def _scatter_reduce(value: Tensor, axis: int, index: Tensor, source: Tensor, red
     return total / count
 
 
+def _convolution_backward(
+    grad: Tensor,
+    value: Tensor,
+    weight: Tensor,
+    biases: Any,
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a convolution's operands, each by a convolution, where the mask asks for it.
+
+    That of the weight moves the smaller one of input and output over the larger one, with rows as channels.
+    """
+    axes, zeros = range(2, grad.dim()), [0] * (grad.dim() - 2)
+    to_value = to_weight = None
+    if mask[0] and transposed:
+        to_value = aten.convolution.default(grad, weight, None, stride, padding, dilation, False, zeros, groups)
+    elif mask[0]:
+        most = [step - 1 for step in stride]
+        to_value = aten.convolution.default(grad, weight, None, stride, padding, dilation, True, most, groups)
+        for axis in (axis for axis in axes if stride[axis - 2] > 1):
+            to_value = aten.slice.Tensor(to_value, axis, 0, value.shape[axis])
+    if mask[1]:
+        large, small = (grad, value) if transposed else (value, grad)
+        rows, channels, *sizes = large.shape
+        parted = aten.reshape.default(large, [rows, groups, channels // groups, *sizes])
+        order = [2, 1, 0, *range(3, parted.dim())]
+        large = aten.reshape.default(aten.permute.default(parted, order), [channels // groups, groups * rows, *sizes])
+        small = aten.transpose.int(small, 0, 1)
+        found = aten.convolution.default(large, small, None, dilation, padding, stride, False, zeros, groups)
+        for axis in axes:
+            found = aten.slice.Tensor(found, axis, 0, weight.shape[axis])
+        to_weight = aten.transpose.int(found, 0, 1)
+    return to_value, to_weight, aten.sum.dim_IntList(grad, [0, *axes]) if mask[2] else None
+
+
 def _average(function: Any) -> Form:
     """Return the form of a mean over windows, of which torch's exporter would leave out `divisor_override`."""
 
@@ -196,6 +222,12 @@ def _softmax(function: Any) -> Form:
 FORMS: dict[str, Form] = {
     "aten::scaled_dot_product_attention.default": _attention,
     "aten::batch_norm.default": _batch_norm,
+    # Torch's exporter would not train, and invents what backward divides by.
+    "aten::nll_loss_forward.default": nll_loss,
+    "aten::_native_batch_norm_legit_functional.default": partial(batch_norm, functional=True),
+    "aten::_native_batch_norm_legit.no_stats": lambda value, weight, bias, *rest: batch_norm(
+        value, weight, bias, None, None, *rest, functional=True
+    )[:3],
     "aten::mv.default": _matmul,
     "aten::matmul.default": _matmul,
     # ONNX's sorts are stable.
@@ -204,6 +236,7 @@ FORMS: dict[str, Form] = {
     "aten::scatter_reduce.two": _scatter_reduce,
     "aten::avg_pool2d.default": _average(aten.avg_pool2d.default),
     "aten::avg_pool3d.default": _average(aten.avg_pool3d.default),
+    "aten::convolution_backward.default": _convolution_backward,
     "aten::cross_entropy_loss.default": _cross_entropy,
     "aten::amax.default": _extreme(aten.amax.default),
     "aten::amin.default": _extreme(aten.amin.default),

@@ -13,6 +13,7 @@ from torch import nn
 from torch.fx.traceback import get_current_meta, preserve_node_meta, set_stack_trace
 
 from aotexport.errors import ExportFailed
+from aotexport.lower.onnx.draws import Draws, draws_of
 from aotexport.lower.onnx.forms import FORMS, NoForm, as_strided
 from aotexport_runtime.allowed.operators import sym_max, sym_min
 from aotexport_runtime.execution import ops
@@ -100,6 +101,11 @@ class Rebuilt(nn.Module):
             if isinstance(spec, StateInput):
                 attribute = f"state_{len(self.state)}"
                 self.state[attribute] = spec.name
+                if spec.name in self.updates and not tensors[spec.name].is_contiguous():
+                    raise ExportFailed(
+                        f"program `{program.name}` changes `{spec.name}`, whose memory is not in the order of its "
+                        "axes, and ONNX knows no other order. Make it contiguous before the export"
+                    )
                 stored, self._views[attribute] = _contiguous(tensors[spec.name].detach())
                 self.register_buffer(attribute, stored)
 
@@ -113,7 +119,7 @@ class Rebuilt(nn.Module):
         updated = [places[name] for name in self.updates]
         for index in updated:
             values[index] = aten.clone.default(values[index])
-        run = _Run(self._graph, self._namespaces, values, _symbols(program, values))
+        run = _Run(self._graph, self._namespaces, values, _symbols(program, values), draws_of(program, values))
         with preserve_node_meta():
             results = [*zip(run.outputs(), program.outputs, strict=True)]
             results += [(values[index], getattr(program.inputs[index], "meta", None)) for index in updated]
@@ -192,6 +198,7 @@ class _Run:
     namespaces: frozenset[str]
     inputs: Sequence[Any]
     symbols: dict[str, Any]
+    draws: Draws | None = None
     values: dict[str, Any] = field(default_factory=dict)
     truths: list[torch.Tensor] = field(default_factory=list)
 
@@ -257,6 +264,8 @@ class _Run:
             if node.op == "aten::as_strided.default":
                 metas: Any = metas_of(self.record)
                 return as_strided(metas[node.args[0]], *args, **kwargs)
+            if self.draws is not None and node.op == "aten::native_dropout.default":
+                return self.draws.dropout(*args, **kwargs)
             return (FORMS.get(node.op) or function)(*args, **kwargs)
         except NoForm as error:
             raise ExportFailed(

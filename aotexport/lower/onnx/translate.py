@@ -14,6 +14,7 @@ from onnx_ir.passes.common import LiftConstantsToInitializersPass, LiftSubgraphI
 from torch.export import Dim, ExportedProgram
 
 from aotexport.errors import AttemptFailed, ExportFailed
+from aotexport.lower.onnx.draws import TRANSLATIONS
 from aotexport.lower.onnx.plain import plain
 from aotexport.lower.onnx.rebuild import Rebuilt, failing_step, origin
 from aotexport.lower.targets import OnnxOptions
@@ -24,6 +25,7 @@ from aotexport.torch_internals.general_sizes import zero_and_one_symbolic
 from aotexport.torch_internals.names import OpOverload
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import first_line
+from aotexport_runtime.schema.manifest import step_program
 from aotexport_runtime.schema.program import ArgumentInput, Program, StateInput
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.values import dtypes
@@ -46,7 +48,8 @@ def traced(bundle: Bundle, program: Program, options: OnnxOptions) -> Trace:
 
     `ExportFailed`: it cannot be translated, or changes or aliases tensors and the options do not allow it.
     """
-    if options.state == "refuse":
+    refuses = options.state == "refuse" and program.name != step_program(bundle.manifest)
+    if refuses:
         _refuse_aliases(bundle, program)
     taken = plain(bundle, program)
     program, namespaces = taken[0], bundle.manifest.requirements.operator_namespaces
@@ -55,7 +58,7 @@ def traced(bundle: Bundle, program: Program, options: OnnxOptions) -> Trace:
     updated = _updated(program, rebuilt, exported) if rebuilt.may_write else []
     if not updated:
         return program, rebuilt, exported
-    if options.state == "refuse":
+    if refuses:
         raise _Stateful(program, f"changes {', '.join(f'`{name}`' for name in updated)}")
     rebuilt = Rebuilt(*taken, namespaces=namespaces, updated=updated)
     return program, rebuilt, _capture(program, rebuilt)
@@ -200,7 +203,7 @@ def translate(
                 verbose=False,
                 optimize=False,
                 opset_version=opset,
-                custom_translation_table=dict(translations),
+                custom_translation_table={**TRANSLATIONS, **translations},
             )
     except torch.onnx.errors.OnnxExporterError as error:
         raise ExportFailed(_untranslated(program, error)) from error

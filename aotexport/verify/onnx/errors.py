@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from aotexport.errors import ExportFailed
+from aotexport.lower.onnx.draws import drawing
 from aotexport.model.refusals import attempt
 from aotexport.vectors.eager_errors import has_16_bits, worth_recording
 from aotexport_runtime import load
@@ -48,9 +49,9 @@ def own_errors(bundle: Bundle, program: Program, model: OnnxModel, calls: Calls)
                 for own, true in zip(ours.state_tensors().values(), truth.state_tensors().values(), strict=True):
                     own.data.copy_(near(own.data))
                     true.data.copy_(own.data)
-                found = _observed(ours, program, model, replace(calls, values=values))
+                found = seen(ours, program, model, replace(calls, values=values))
                 wide_values = [_to_float64(value) for value in values]
-                exact = _observed(truth, program, model, replace(calls, values=wide_values))
+                exact = seen(truth, program, model, replace(calls, values=wide_values))
                 exact.values = {name: value.to(found.values[name].dtype) for name, value in exact.values.items()}
                 for each in compare(Observation({}, found.values), Observation({}, exact.values)):
                     errors[each.name] = max(errors.get(each.name, 0.0), each.error)
@@ -59,8 +60,9 @@ def own_errors(bundle: Bundle, program: Program, model: OnnxModel, calls: Calls)
     return worth_recording(errors)
 
 
-def _observed(module: BundleModule, program: Program, model: OnnxModel, calls: Calls) -> Observation:
-    call = calling(program, module.program(program.name), module.state_tensors)
+def seen(module: BundleModule, program: Program, model: OnnxModel, calls: Calls) -> Observation:
+    """Return what calls of a loaded bundle show that the model has too; dropout draws what the model does."""
+    call = drawing(program, calling(program, module.program(program.name), module.state_tensors))
     return observed(program, model, calls, call, module.state_tensors)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Call, Plan, called
@@ -14,9 +14,13 @@ from aotexport_runtime.engines.runs import Engines, Explanation
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.guards.arguments import argument_rows
 from aotexport_runtime.guards.rule import ARRAYS, torch_tensors
-from aotexport_runtime.schema.manifest import OnnxModel
+from aotexport_runtime.module.optimizer import holding
+from aotexport_runtime.schema.manifest import OnnxModel, step_program
 from aotexport_runtime.schema.program import ArgumentInput, Program
 from aotexport_runtime.schema.trees import Constant
+
+if TYPE_CHECKING:
+    from aotexport_runtime.module.onnx_stepper import OnnxStepper
 
 
 def runtime_of(engine: str) -> OnnxRuntime | OpenVino:
@@ -65,11 +69,12 @@ class OnnxModule:
         self.state: dict[str, Any] = {}
         self._options = options
         self._models = {model.program: model for model in bundle.manifest.onnx}
+        self._step = step_program(bundle.manifest)
         self._composed: dict[str, Plan] = {}
         self._calls: dict[str, Call] = {}
         self._methods: dict[str, str] = {}
         for entry in bundle.manifest.programs:
-            if entry.variant_of is None and entry.name in self._models:
+            if entry.variant_of is None and entry.name in self._models and entry.name != self._step:
                 self._methods.setdefault(bundle.program(entry.name).method, entry.name)
         self._forward = self._method("forward") if "forward" in self._methods else None
 
@@ -88,8 +93,28 @@ class OnnxModule:
             return lambda *args, **kwargs: self._method(name)(args, kwargs)
         raise AttributeError(f"a bundle loaded for ONNX Runtime has no attribute {name!r}")
 
+    def stepper(
+        self, *, lr: float | Sequence[float] | None = None, max_norm: float | None = None, seed: int = 0
+    ) -> OnnxStepper:
+        """Return what makes whole training steps by the program `step`; it changes `state`.
+
+        Args:
+            lr: learning rate, one for every group of parameters or one each; None: those of the export.
+            max_norm: norm to clip gradients to; None: they are not clipped.
+            seed: what dropout draws by, with the number of steps.
+
+        Raises:
+            ArgumentInvalid: another number of rates than of groups.
+            NotSupported: the bundle has no ONNX model of a program `step`, or one that does not clip.
+        """
+        from aotexport_runtime.module.onnx_stepper import OnnxStepper
+
+        return OnnxStepper(self, lr=lr, max_norm=max_norm, seed=seed)
+
     def program(self, name: str) -> Callable[..., Any]:
         """Return program `name` as a function of its inputs; errors: see `plan`."""
+        if name == self._step:
+            raise NotSupported(f"program `{name}` is a training step, which `module.stepper()` makes")
         call = self._call(name)
         return lambda *args, **kwargs: call(args, kwargs)
 
@@ -105,6 +130,7 @@ class OnnxModule:
             raise NotSupported(self._without(name))
         if name not in self._composed:
             program, model = self.bundle.program(name), self._models[name]
+            program = holding(program) if name == self._step else program
             self._composed[name] = compose_onnx(self.bundle, program, model, self._options, self.state)
         return self._composed[name]
 

@@ -34,16 +34,21 @@ class OnnxEngine(Engine):
     ) -> None:
         """Open the model.
 
-        Calls read changed state tensors from `state`, and write them there; the programs of a bundle share it.
+        Calls read changed state tensors from `state`, and write them there; the programs of a bundle share it. Where
+        `program` reads an argument of the bundle's as state, it is there by its path.
 
         Raises:
             BundleInvalid: its inputs and outputs are not the program's.
             NotSupported: the runtime is missing, or cannot run it.
         """
         self.name = options.engine
-        check_onnx(model, program, where=Place("bundle.json"))
+        whole = bundle.program(model.program)
+        check_onnx(model, whole, where=Place("bundle.json"))
         self._program, self._model, self._state = program, model, state
-        self._paths = {i: spec.path for i, spec in enumerate(program.inputs) if not isinstance(spec, StateInput)}
+        paths = {i: spec.path for i, spec in enumerate(whole.inputs) if not isinstance(spec, StateInput)}
+        self._names = dict(zip(paths, model.inputs, strict=True))
+        self._paths = {i: path for i, path in paths.items() if not isinstance(program.inputs[i], StateInput)}
+        self._read = model.state_inputs | {paths[i]: self._names[i] for i in paths.keys() - self._paths.keys()}
         self._written = {path: i for i, path in self._paths.items() if path in model.updates}
         written = {i: path for path, i in self._written.items()}
         self.rows = model_rows(program, self._paths, written)
@@ -57,8 +62,8 @@ class OnnxEngine(Engine):
         """
         model, program = self._model, self._program
         arrays = {i: value.value if isinstance(value := inputs[i], NumpyTensor) else value for i in self._paths}
-        values = dict(zip(model.inputs, arrays.values(), strict=True))
-        values |= {name: self._state[key] for key, name in model.state_inputs.items() if key in self._state}
+        values = {self._names[i]: array for i, array in arrays.items()}
+        values |= {name: self._state[key] for key, name in self._read.items() if key in self._state}
         with_torch = any(map(is_torch_tensor, arrays.values()))
         results = iter(self.session.run(values, model.outputs, with_torch=with_torch))
         outputs = [next(results) for _ in program.outputs]
@@ -94,10 +99,7 @@ class OnnxEngine(Engine):
         return f"[{source.ask(from_array, 'y')} for y in {run}]"
 
     def direct(self) -> Callable[[Sequence[Any]], list[Any]] | None:
-        """Return a function of a call's tensors of torch that does nothing but call the session.
-
-        None: values do not go in and out of the model as they are.
-        """
+        """Return a function of a call's tensors of torch that calls the session alone; None: values do not go as is."""
         if not self._is_plain():
             return None
         source = GuardSource(kind=torch_tensors())
@@ -108,9 +110,8 @@ class OnnxEngine(Engine):
     def _is_plain(self) -> bool:
         """Return whether the model changes and checks nothing, and all values are common to numpy and ONNX."""
         model, program = self._model, self._program
-        if model.updates or model.checks or model.state_inputs or program.rebinds or None in program.outputs:
-            return False
-        if any(isinstance(spec, SizeInput) for spec in program.inputs):
+        others = model.updates, model.checks, model.state_inputs, program.rebinds
+        if any(others) or None in program.outputs or any(isinstance(spec, SizeInput) for spec in program.inputs):
             return False
         metas = [spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)]
         return all(_is_common(meta.dtype) for meta in (*metas, *filter(None, program.outputs)))
@@ -222,8 +223,7 @@ class Session:
     def run(self, values: Mapping[str, Any], outputs: Sequence[str], *, with_torch: bool) -> list[Any]:
         """Run the model on a tensor, array or integer per name of an input, which are borrowed.
 
-        Returns:
-            Its outputs, contiguous, as tensors of torch if `with_torch`, else as arrays of numpy.
+        Returns its outputs, contiguous, as tensors of torch if `with_torch`, else as arrays of numpy.
         """
         results = self.infer(outputs, {name: feed(value) for name, value in values.items()})
         return [_passed(result, with_torch) for result in results]

@@ -1,0 +1,64 @@
+"""`stepper()` of a bundle loaded for inference by ONNX Runtime: whole training steps without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aotexport_runtime.module.optimizer import MAX_NORM, SEED, optimizer_of, state_of
+from aotexport_runtime.schema.manifest import STEP
+
+if TYPE_CHECKING:
+    from aotexport_runtime.module.onnx_module import OnnxModule
+
+
+class OnnxStepper:
+    """Makes whole training steps in one ONNX model: forward, loss, backward, clipping, the optimizer.
+
+    Weights and the optimizer's state are in `state` of the module, whose other programs read the weights there.
+
+    Attributes:
+        lr: learning rates of the optimizer's groups, for the next steps.
+        max_norm: norm that gradients are clipped to, if the program clips; infinite: they are not.
+        seed: what dropout draws by, with the number of steps.
+    """
+
+    def __init__(
+        self, module: OnnxModule, *, lr: float | Sequence[float] | None, max_norm: float | None, seed: int
+    ) -> None:
+        """Begin with step 0, or go on from `state` of the module; see `OnnxModule.stepper`."""
+        bundle = module.bundle
+        optimizer = optimizer_of(bundle.manifest)
+        self._module, self._plan = module, module.plan(STEP)
+        self._held = state_of(optimizer, bundle.manifest, bundle.program(STEP))
+        self.lr, self.max_norm = optimizer.rates(lr, max_norm)
+        self.seed = seed
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make one step on a batch; return the loss before it.
+
+        Args:
+            *args: arguments of the module's `forward`, arrays of numpy.
+            **kwargs: its keyword arguments.
+
+        Raises:
+            CallInvalid: the call does not fit the program.
+        """
+        rates = {f"optimizer['lr'][{index}]": rate for index, rate in enumerate(self.lr)}
+        given, state = {**rates, MAX_NORM: self.max_norm, SEED: self.seed}, self._module.state
+        for path, held in self._held.items():
+            if path in given or path not in state:
+                state[path] = np.full(held.shape, given.get(path, held.initial), held.dtype)
+        return self._plan.call(args, kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the parameters and buffers that steps have changed, by all names that they have in the module."""
+        state = self._module.state
+        return {
+            name: state[entry.name]
+            for entry in self._module.bundle.manifest.state
+            if entry.name in state and entry.role != "constant"
+            for name in (entry.name, *entry.tied)
+        }

@@ -1,0 +1,127 @@
+"""Training steps in ONNX Runtime: equal to eager's with an optimizer of torch, in processes without torch too."""
+
+import json
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import save_file
+from safetensors.torch import load_file as torch_file
+from torch import nn
+
+import aotexport
+from aotexport import OnnxOptions
+from aotexport_runtime import load, selftest
+
+pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
+BATCH = torch.export.Dim("batch", min=2, max=64)
+
+
+class Model(nn.Module):
+    """Convolutions and batch statistics, a pool, dropout, weights that are shared, and frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolve = nn.Sequential(
+            nn.Conv2d(2, 4, 3, stride=2, padding=1, dilation=2, groups=2, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ConvTranspose2d(4, 6, 2, stride=2, groups=2),
+            nn.MaxPool2d(2),
+        )
+        self.first, self.second, self.norm = nn.Linear(6, 6), nn.Linear(6, 6), nn.LayerNorm(6)
+        self.second.weight = self.first.weight
+        self.frozen = nn.Linear(6, 4).requires_grad_(False)
+
+    def forward(self, x, labels):
+        hidden = self.norm(self.first(self.convolve(x).mean((2, 3))))
+        hidden = nn.functional.dropout(hidden, 0.2, self.training)
+        hidden = nn.functional.dropout(nn.functional.gelu(self.second(hidden)), 0.5, self.training)
+        return nn.functional.cross_entropy(self.frozen(hidden), labels, label_smoothing=0.1)
+
+
+def drawn(seed, step, draw, shape):
+    """Return the random numbers of a draw, as their definition says."""
+
+    def mix(z):
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+    with np.errstate(over="ignore"):
+        key = mix(mix(mix(np.uint64(seed)) + np.uint64(step)) + np.uint64(draw))
+        found = mix(key + np.arange(math.prod(shape), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+    return torch.from_numpy((found >> np.uint64(40)).astype(np.float32) / 2**24).reshape(shape)
+
+
+def batches(count):
+    for seed in range(count):
+        generator = torch.Generator().manual_seed(seed)
+        size = 5 + seed % 2
+        yield torch.randn(size, 2, 8, 8, generator=generator), torch.randint(4, (size,), generator=generator)
+
+
+# Without torch: whole epochs, stopped and resumed by one file, and the weights to another.
+WITHOUT_TORCH = """
+import sys
+sys.modules["torch"] = None
+import numpy, os
+from safetensors.numpy import load_file, save_file
+from aotexport_runtime import load
+path, first, last = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+module = load(path + "/bundle")
+module.state.update(load_file(path + "/run") if first else {})
+stepper = module.stepper(lr=0.01, max_norm=None if sys.argv[4] == "None" else float(sys.argv[4]), seed=7)
+batches = load_file(path + "/batches")
+print([float(stepper(batches[f"x{i}"], batches[f"labels{i}"])) for i in range(first, last)])
+save_file(module.state, path + "/run")
+save_file(stepper.state_dict(), path + "/tuned")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("step", "optimizer", "options", "max_norm"),
+    [
+        ("adamw:weight_decay=0.1,clip=True", torch.optim.AdamW, {"weight_decay": 0.1}, 0.5),
+        ("sgd:momentum=0.9,nesterov=True", torch.optim.SGD, {"momentum": 0.9, "nesterov": True}, None),
+    ],
+)
+def test_steps_without_torch_are_those_of_torch(tmp_path, monkeypatch, step, optimizer, options, max_norm):
+    torch.manual_seed(0)
+    model, given = Model(), list(batches(20))
+    sizes = {"x": {0: BATCH}, "labels": {0: BATCH}}
+    more = {
+        "programs": ("train", "infer"),
+        "dynamic_shapes": sizes,
+        "step": step,
+        "onnx": OnnxOptions(programs=("step",)),
+    }
+    report = aotexport.export(model, given[0], output=tmp_path / "bundle", **more)
+    assert not report.notes
+    assert all(result.agrees for result in selftest(tmp_path / "bundle"))
+    arrays = {f"x{i}": x.numpy() for i, (x, _) in enumerate(given)}
+    save_file(arrays | {f"labels{i}": labels.numpy() for i, (_, labels) in enumerate(given)}, tmp_path / "batches")
+    found = []
+    for first, last in ((0, 8), (8, 20)):
+        command = [sys.executable, "-c", WITHOUT_TORCH, str(tmp_path), str(first), str(last), str(max_norm)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+        found += json.loads(done.stdout)
+    theirs = optimizer([each for each in model.train().parameters() if each.requires_grad], lr=0.01, **options)
+    places = ((count, draw) for count in range(20) for draw in range(2))
+    dropout = lambda x, p, training: x * (drawn(7, *next(places), x.shape) >= p) / (1 - p)  # noqa: E731
+    monkeypatch.setattr(nn.functional, "dropout", dropout)
+    for batch, ours in zip(given, found, strict=True):
+        theirs.zero_grad()
+        loss = model(*batch)
+        loss.backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        theirs.step()
+        assert ours == pytest.approx(loss.item(), rel=1e-4)
+    module = load(tmp_path / "bundle", target="autograd")
+    module.load_state_dict(torch_file(tmp_path / "tuned"), strict=False)
+    for name, tensor in model.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
