@@ -21,7 +21,7 @@ from aotexport.cli.derive import derive
 from aotexport.cli.export import export
 from aotexport.cli.finetune import finetune
 from aotexport.cli.hub import pull, push
-from aotexport.cli.inspect import bom, diff, explain_command, inspect
+from aotexport.cli.inspect import bom, diff, doctor, explain_command, inspect
 from aotexport.cli.onnx import onnx
 from aotexport.cli.report import profile, report, view
 from aotexport.cli.sign import sign, verify_signature_command
@@ -112,7 +112,7 @@ def app() -> None:
 
 for command in (
     *(export, inspect, report, profile, view, verify, diff, derive, finetune, onnx, convert),
-    *(push, pull, bom, sign, verify_signature_command, explain_command),
+    *(push, pull, bom, sign, verify_signature_command, doctor, explain_command),
 ):
     app.add_command(command)
 

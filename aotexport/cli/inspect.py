@@ -11,9 +11,11 @@ from typing import IO
 import click
 from rich.table import Table
 
+import aotexport
 from aotexport.cli.output import BUNDLE, DIRECTORY, TEXT_FILE, print_json, stdout
 from aotexport.inspection.diff import BundleDifference, diff_bundles
 from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.commands.doctor import machine, of_bundle
 from aotexport_runtime.commands.explain import explain
 from aotexport_runtime.errors import NotSupported, printable
 from aotexport_runtime.module.describe import describe, summary
@@ -23,6 +25,8 @@ Examples:
   aotexport inspect bundle/ --program train --graph
   aotexport diff bundle/ tuned/
   aotexport bom bundle/ -o bundle.cdx.json
+  aotexport doctor bundle/
+  aotexport explain file-differs
 """
 
 
@@ -114,8 +118,19 @@ def bom(bundle: Path, output: IO[str]) -> None:
     output.write(document + "\n")
 
 
-@click.command("explain", short_help="Explain an error: its cause, and the way out.")
+@click.command("explain", short_help="Explain an error: its cause, and the way out.", epilog=_EXAMPLE)
 @click.argument("name", metavar="CODE")
 def explain_command(name: str) -> None:
     """Explain the code that stands in brackets behind an error, or a class of errors: its cause, and the way out."""
     click.echo(explain(name))
+
+
+@click.command(short_help="Say what this machine has for bundles.", epilog=_EXAMPLE)
+@click.argument("bundle", type=DIRECTORY, required=False)
+@click.pass_context
+def doctor(context: click.Context, bundle: Path | None) -> None:
+    """Say what this machine has: packages, devices, measurements; and of BUNDLE what it needs and how it would run."""
+    click.echo(f"aotexport: {aotexport.__version__}")
+    lines, is_loaded = ([], True) if bundle is None else of_bundle(bundle)
+    click.echo(printable("\n".join([*machine(), *lines])))
+    context.exit(0 if is_loaded else 1)

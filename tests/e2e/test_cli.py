@@ -418,7 +418,7 @@ def test_verify_of_a_damaged_bundle_exits_with_1(run: Run, bundle: Path, tmp_pat
     assert (result.exit_code, result.stderr) == (
         1,
         "error: README.md: its SHA-256 differs from the manifest's: the file was changed or damaged after export. "
-        "Copy the bundle again, or export it again\n",
+        "Copy the bundle again, or export it again [file-differs]\n",
     )
 
 

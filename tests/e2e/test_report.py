@@ -195,6 +195,14 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monk
     assert [*tmp_path.iterdir()] == []
 
 
+def test_doctor_tells_what_the_machine_has_and_how_it_would_run_a_bundle(bundles):
+    result = invoke("doctor", bundles[Block])
+    lines = result.output.splitlines()
+    assert (result.exit_code, lines[0]) == (0, f"aotexport: {aotexport.__version__}")
+    assert {f"torch: {torch.__version__}", "bundle: Block, format 1.1, trust needed: data"} <= {*lines}
+    assert any(line.startswith("program train on cpu: ") for line in lines)
+
+
 def test_a_profile_names_the_lines_of_the_model(bundles, tmp_path):
     result = invoke("profile", bundles[Images], "--program", "train", "-o", tmp_path / "trace.json", "--json")
     assert result.exit_code == 0, result.output
