@@ -7,6 +7,8 @@ import importlib
 import logging
 import platform
 import re
+import subprocess
+import types
 
 import numpy
 import pytest
@@ -39,10 +41,11 @@ PLACES = tuple(f"aotexport.{module}.FreshProcess" for module in ("pipeline.expor
 
 @pytest.fixture(scope="session", autouse=True)
 def forked_processes():
-    """Exports of this process are verified in forks of one fresh process."""
+    """Exports of this process are verified, and kernels interpreted, in forks of one fresh process."""
     with pytest.MonkeyPatch.context() as patch:
         for place in PLACES:
             patch.setattr(place, forked.ForkedProcess)
+        patch.setattr("aotexport.verify.interpret.subprocess", types.SimpleNamespace(run=forked.interpret))
         yield
     forked.end()
 
@@ -120,6 +123,7 @@ def fresh_processes(monkeypatch):
     """Exports of this test are verified in processes of their own, as users' are."""
     for place in PLACES:
         monkeypatch.setattr(place, FreshProcess)
+    monkeypatch.setattr("aotexport.verify.interpret.subprocess", subprocess)
 
 
 @pytest.fixture(scope="module")

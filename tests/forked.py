@@ -81,6 +81,17 @@ def run(arguments, text):
         exec(compile(text, "<string>", "exec"), vars(sys.modules["__main__"]))
 """
 
+_INTERPRETER = """
+import json, os, sys
+os.environ["TRITON_INTERPRET"] = "1"
+from aotexport.verify.interpret.__main__ import main
+
+def run(arguments):
+    sys.path[:] = os.environ["PYTHONPATH"].split(os.pathsep)
+    sys.argv[1:] = arguments
+    main()
+"""
+
 _parents: dict[str, subprocess.Popen[str]] = {}
 
 
@@ -112,6 +123,11 @@ def run_script(
     """Run a script, or `text` with warnings as errors, in a process that has imported the exporter."""
     place = {"directory": str(cwd), "environment": dict(os.environ)}
     return _run(_SCRIPTS, place, {"arguments": [str(path or "-c"), *arguments], "text": text})
+
+
+def interpret(command: Sequence[str], env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
+    """Run `python -P -m aotexport.verify.interpret ...` as `subprocess.run` does."""
+    return _run(_INTERPRETER, {"directory": os.getcwd(), "environment": env}, {"arguments": command[4:]})
 
 
 def end() -> None:

@@ -282,32 +282,29 @@ def _guarded(bundle):
     return json.dumps(record).encode()
 
 
-class Drawing(nn.Module):
-    """Has something in train mode that no library can hold."""
-
-    def forward(self, x):
-        if self.training:
-            torch.rand(3)
-        return x * 2
-
-
 @has_level
-def test_program_that_the_target_has_not_is_refused_by_name(tmp_path, selftest):
-    x = torch.ones(3, requires_grad=True)
-    aotexport.export(Drawing(), (x,), output=tmp_path / "b", targets=("cpu",), verify=False)
-    module = aotexport_runtime.load(tmp_path / "b", target="cpu", trust="native")
-    assert torch.equal(module.eval()(torch.ones(3)), torch.full((3,), 2.0))
+def test_program_that_the_target_has_not_is_refused_by_name(net, tmp_path, selftest):
+    crafted = Crafted(net, tmp_path / "b")
+    target, reason = f"targets/{CPU}/target.json", "`aten::rand.default` only advances the random state"
+    record = json.loads((net / target).read_text())
+    record["programs"] = [each for each in record["programs"] if each["program"] != "train"]
+    record["refusals"] = [{"program": "train", "reason": reason}]
+    crafted.write(target, json.dumps(record).encode())
+    (entry,) = (each for each in crafted.document("manifest")["programs"] if each["name"] == "train")
+    entry["targets"] = ["portable"]
+    module = aotexport_runtime.load(crafted.seal(), target="cpu", trust="native")
+    assert module.eval()(torch.ones(8, 4))[1].shape == (8, 3)
     with pytest.raises(NotSupported) as caught:
-        module.train()(x)
+        module.train()(torch.ones(8, 4))
     message = (
-        f"target `cpu` was asked for and does not run program `train` on cpu: {CPU}: `aten::rand.default` only "
-        "advances the random state, which a compiler leaves out. Target `auto` runs the fastest of those that do"
+        f"target `cpu` was asked for and does not run program `train` on cpu: {CPU}: {reason}. Target `auto` runs the "
+        "fastest of those that do"
     )
     assert str(caught.value) == message
     assert str(module.explain()).splitlines()[1] == f"program train: refused: {message}"
     code, output, _ = selftest(tmp_path / "b", "--target", "cpu", "--trust", "native")
     assert (code, f"train/example, libraries (cpu): raised NotSupported: {message}" in output) == (1, True)
-    assert aotexport_runtime.load(tmp_path / "b", trust="native").train()(x).grad_fn is not None
+    assert aotexport_runtime.load(tmp_path / "b", trust="native").train()(torch.ones(8, 4))[0].grad_fn is not None
 
 
 @has_level

@@ -62,6 +62,7 @@ def test_commands_fail_and_show_the_error_as_the_largest(planted, capsys):
     )
 
 
+@pytest.mark.usefixtures("fresh_processes")
 def test_kernels_fail(tmp_path):
     recorded = json.loads((KERNELS / FILES["vector"]).read_text())["values"]
     value = next(name for name in recorded if "gradient" in name)

@@ -106,26 +106,29 @@ def anything(names):
 
 CASES = [
     (reentrant, "ab", lambda names: "a" in names),
-    (reentrant, "b", lambda names: "x" not in names and "a" not in names),
     (reentrant, "xab", lambda names: "x" in names or "a" in names),
-    (reentrant_of_the_argument, "ab", lambda names: "x" not in names),
     (reentrant_of_the_argument, "xb", lambda names: "x" in names),
     (reentrant_after_a_region, "ab", anything),
     (not_reentrant, "b", anything),
-    (not_reentrant, "xab", anything),
     (reads_a_parameter, "ab", lambda names: "a" in names),
-    (reads_a_parameter, "xb", lambda names: "a" not in names),
-    (reads_a_value, "ab", lambda names: "a" in names),
     (reads_a_value, "b", lambda names: "x" not in names and "a" not in names),
     (reads_what_always_requires_grad, "ab", anything),
     (counts_what_is_needed, "xa", lambda names: names == "xa"),
-    (counts_what_is_needed, "ab", lambda names: names == "ab"),
     (leaves_out_what_is_not_needed, "a", anything),
-    (leaves_out_what_is_not_needed, "xab", anything),
     (has_no_gradient_of_the_argument, "ab", lambda names: "x" not in names),
-    (has_no_gradient_of_the_argument, "b", lambda names: "x" not in names),
 ]
 """What a model runs, what requires grad at capture, and the patterns that a bundle must serve."""
+SLOW_CASES = [
+    (reentrant, "b", lambda names: "x" not in names and "a" not in names),
+    (reentrant_of_the_argument, "ab", lambda names: "x" not in names),
+    (not_reentrant, "xab", anything),
+    (reads_a_parameter, "xb", lambda names: "a" not in names),
+    (reads_a_value, "ab", lambda names: "a" in names),
+    (counts_what_is_needed, "ab", lambda names: names == "ab"),
+    (leaves_out_what_is_not_needed, "xab", anything),
+    (has_no_gradient_of_the_argument, "b", lambda names: "x" not in names),
+]
+"""The same of models captured with something else that requires grad."""
 
 
 def require(module, names):
@@ -155,7 +158,11 @@ def exported(tmp_path, run, names):
     return module
 
 
-@pytest.mark.parametrize(("run", "captured", "served"), CASES, ids=lambda each: getattr(each, "__name__", each))
+@pytest.mark.parametrize(
+    ("run", "captured", "served"),
+    [*CASES, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW_CASES)],
+    ids=lambda each: getattr(each, "__name__", each),
+)
 def test_call_with_another_pattern_of_requires_grad_equals_eager_or_is_refused(tmp_path, run, captured, served):
     module = exported(tmp_path, run, captured)
 

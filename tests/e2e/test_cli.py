@@ -278,14 +278,9 @@ def test_export_below_a_file_is_refused_before_the_model_is_run(run: Run) -> Non
 
 
 @pytest.mark.usefixtures("fresh_processes")
-def test_model_file_named_like_a_command_is_exported(run: Run) -> None:
-    Path("inspect.py").write_text(FUNCTION)
-    assert run("inspect.py", "-o", "bundle").exit_code == 0
-    assert aotexport_runtime.open_bundle("bundle").program_names == ("infer",)
-
-
-@pytest.mark.usefixtures("fresh_processes")
-def test_operators_of_a_module_beside_the_model_file_are_verified(run: Run) -> None:
+def test_model_file_named_like_a_module_of_python_is_verified_with_operators_of_one_beside_it(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("nets").mkdir()
     Path("nets/beside.py").write_text(
         "import torch\n@torch.library.custom_op('beside::twice', mutates_args=())\n"
@@ -293,10 +288,12 @@ def test_operators_of_a_module_beside_the_model_file_are_verified(run: Run) -> N
         "@twice.register_fake\ndef _(x):\n    return torch.empty_like(x)\n"
     )
     text = "import torch, beside\ndef model(x):\n    return beside.twice(x)\n"
-    Path("nets/net.py").write_text(
+    Path("nets/inspect.py").write_text(
         text + "example_inputs = torch.ones(3)\ncustom_ops = [beside]\nkeep_operators = ['beside']\n"
     )
-    assert run("nets/net.py", "-o", "bundle").exit_code == 0
+    monkeypatch.chdir("nets")
+    assert run("inspect.py", "-o", "../bundle").exit_code == 0
+    monkeypatch.chdir("..")
     refused = run("verify", "bundle")
     assert (refused.exit_code, refused.stdout.count("operator_namespaces=['beside']")) == (1, 4)
 

@@ -41,13 +41,13 @@ def test_errors_of_memory_end_guarded_processes() -> None:
     assert list(map(int, done.stdout.split())) == [0, *(-number for _, number in ERRORS)]
 
 
-@pytest.mark.parametrize(("first", "calls", "least"), [(0, 15, 50), (FROM_TYPES_ALONE, 8, 100)], ids=["types", "valid"])
+@pytest.mark.parametrize(("first", "calls", "least"), [(0, 15, 25), (FROM_TYPES_ALONE, 8, 50)], ids=["types", "valid"])
 def test_operators_called_with_hostile_arguments_stay_within_their_memory(first: int, calls: int, least: int) -> None:
     names = sorted(allowed_aten_operators())
     checked = [name for name in names if name in PRECONDITIONS or name.partition(".")[0] in PRECONDITIONS]
-    rows = list(fuzz(dict.fromkeys((*checked[::6], *names[::100])), first + calls, first))
+    rows = list(fuzz(dict.fromkeys((*checked[::12], *names[::200])), first + calls, first))
     assert [row for row in rows if row.outcome != "ok"] == []
-    assert len(rows) > 40
+    assert len(rows) > 20
     assert sum(row.accepted for row in rows) > least
 
 

@@ -95,9 +95,9 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
     "Qwen2, tied": (lambda: qwen2(tied=True), WORDS),
     "groups": (grouped, {"target_modules": ["image", "line"]}),
     "GPT-2": (gpt2, {"target_modules": "all-linear", "fan_in_fan_out": True, "lora_dropout": 0.1}),
-    "ViT": (vit, {"target_modules": ["projection", "q_proj", "fc1", "classifier"], "lora_dropout": 0.1}),
 }
 SLOW: dict[str, tuple[Any, dict[str, Any]]] = {
+    "ViT": (vit, {"target_modules": ["projection", "q_proj", "fc1", "classifier"], "lora_dropout": 0.1}),
     "Llama": (llama, {"target_modules": ["q_proj", "v_proj", "down_proj"], "lora_dropout": 0.1}),
     "T5": (t5, {"target_modules": "all-linear", "lora_dropout": 0.1}),
     "BERT, classes": (bert, {**SEQUENCES, **QUERIES}),
