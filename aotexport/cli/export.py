@@ -71,9 +71,9 @@ class _GroupedCommand(click.Command):
 )
 @click.option(
     "--recipe",
-    type=click.Choice(("causal-lm", "seq2seq")),
-    help="Export the programs by which a model of transformers generates; MODEL is a directory that `save_pretrained` "
-    "wrote, or a model file with `model` alone.",
+    type=click.Choice(("causal-lm", "causal-lm-packed", "seq2seq")),
+    help="Export the programs by which a model of transformers trains and generates (-packed: trains on packed rows "
+    "too); MODEL is a directory that `save_pretrained` wrote, or a model file with `model` alone.",
 )
 @click.option(
     "--weights",

@@ -11,10 +11,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from aotexport.errors import DataInvalid
 from aotexport.finetune.losses import FIRST, SECOND, TARGET
-from aotexport.finetune.model import OWN_TARGET, Batch, Model
+from aotexport.finetune.model import OWN_TARGET, POSITIONS, Batch, Model
 from aotexport.finetune.settings import Settings
 from aotexport.finetune.table import Columns, Table, listed
-from aotexport.finetune.targets import IGNORED, Classes, answers_of, has_lists_of_text, of_first_tokens
+from aotexport.finetune.targets import IGNORED, Classes, answers_of, has_lists_of_text, of_first_tokens, packed
 from aotexport.finetune.tokenizer import Encoded, Tokenizer
 from aotexport_runtime.serving.interface import TensorSpec
 from aotexport_runtime.values import dtypes
@@ -219,7 +219,12 @@ class _Maker:
         encoded = tokenizer.encode([each.text for each in answers], marked=marked)
         targets = [each.targets(own) for each, own in zip(answers, encoded, strict=True)]
         made = self._of_tokens(self._cut([each.ids for each in encoded]))
-        return self._with_targets_of_tokens(made, targets, [each.row for each in answers])
+        made, rows = self._with_targets_of_tokens(made, targets, [each.row for each in answers])
+        if not self._settings.pack:
+            return made, rows
+        packs = packed([len(each) for each in made[TARGET]], self._length())
+        self._notes[f"{len(rows)} examples are packed in {len(packs)} rows"] = None
+        return {name: [torch.cat([values[n] for n in pack]) for pack in packs] for name, values in made.items()}, ()
 
     def _answered(self, table: Table) -> _Made:
         if self._own_target is None:
@@ -355,6 +360,8 @@ class _Maker:
                 made[name] = [each.to(dtypes.dtype(spec.dtype)) for each in masks]
             elif name.endswith("token_type_ids"):
                 made[name] = [torch.zeros_like(each) for each in tokens]
+            elif name == POSITIONS:
+                made[name] = [torch.arange(len(each)) for each in tokens]
             elif name != ids:
                 raise DataInvalid(f"text gives no values for input `{name}` of the bundle; use a table that has them")
         return made

@@ -22,6 +22,8 @@ Call = Callable[[Batch], dict[str, torch.Tensor]]
 
 OWN_TARGET = "labels"
 """The input by which a model computes its loss itself."""
+POSITIONS = "position_ids"
+"""The input by which a model keeps apart sequences that are packed in a row."""
 OWN_LOSS = "loss"
 """The output that is this loss."""
 
@@ -32,13 +34,19 @@ class Model:
     `sizes` are the least and greatest number of examples of a call.
     """
 
-    def __init__(self, module: BundleModule, *, validates: bool) -> None:
-        """Look at the programs, at one for evaluation too if it `validates`.
+    def __init__(self, module: BundleModule, *, validates: bool, packed: bool = False) -> None:
+        """Look at the programs, at one for evaluation too if it `validates`; at those of `packed` sequences, if wanted.
 
         `NotSupported`: the bundle has no program for training or for evaluation, or needs numbers.
         """
         self.module = module
-        programs, interface = _programs(module, training=True, names=None)
+        programs, interface = _programs(
+            module,
+            lambda names: not packed or (POSITIONS in names and "attention_mask" not in names),
+            f"--pack: no program for training takes `{POSITIONS}` that keep packed rows apart. Export the model by "
+            "--recipe causal-lm-packed, or leave --pack out",
+            training=True,
+        )
         number = next((spec.name for spec in interface.inputs if spec.is_number or not spec.shape), None)
         if number is not None:
             raise NotSupported(f"input `{number}` is no tensor of a row per example. Write the loop yourself: `load`")
@@ -50,10 +58,13 @@ class Model:
         self.sizes = self.sizes_of(first, 0)
         self._calls: dict[bool, Call] = {True: _call(module, programs[0], interface)}
         if validates:
-            try:
-                programs, interface = _programs(module, training=False, names=[*self.inputs])
-            except NotSupported as error:
-                raise NotSupported(f"{error}; or hold no examples out: --validation 0") from None
+            programs, interface = _programs(
+                module,
+                lambda names: names == [*self.inputs],
+                f"no program for evaluation takes {listed(self.inputs)}, as the one for training does; or hold no "
+                "examples out: --validation 0",
+                training=False,
+            )
             self._calls[False] = _call(module, programs[0], interface)
 
     def sizes_of(self, spec: TensorSpec, axis: int) -> tuple[int, int | None]:
@@ -86,16 +97,17 @@ def _call(module: BundleModule, program: Program, interface: Interface) -> Call:
     return call
 
 
-def _programs(module: BundleModule, *, training: bool, names: list[str] | None) -> tuple[list[Program], Interface]:
-    """Return a mode's program of `forward` and its variants of the same inputs and outputs; `names`: of the inputs."""
+def _programs(
+    module: BundleModule, fits: Callable[[list[str]], bool], missing: str, *, training: bool
+) -> tuple[list[Program], Interface]:
+    """Return a mode's first program of `forward` whose inputs fit, and its variants of the same inputs and outputs."""
     with torch.set_grad_enabled(training):
         base = program_of("forward", methods_of(module.bundle), training=training)
     programs = [module.bundle.program(name) for name in module.bundle.manifest.with_variants(base)]
     interfaces = [interface_of([program]) for program in programs]
-    wanted = names or [spec.name for spec in interfaces[0].inputs]
-    first = next((each for each in interfaces if [spec.name for spec in each.inputs] == wanted), None)
+    first = next((each for each in interfaces if fits([spec.name for spec in each.inputs])), None)
     if first is None:
-        raise NotSupported(f"no program for evaluation takes {listed(wanted)}, as the one for training does")
+        raise NotSupported(missing)
     alike = [p for p, each in zip(programs, interfaces, strict=True) if _names(each) == _names(first)]
     return alike, interface_of(alike)
 

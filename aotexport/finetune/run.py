@@ -118,7 +118,10 @@ class Run:
         `DataInvalid`: the data does not fit, or there is no such run to go on with. `NotSupported`: see `Model`.
         `NotWritten`: nothing can be written to the directory.
         """
-        self._model = Model(module, validates=bool(settings.validation) or table.held_out is not None)
+        if settings.pack and settings.loss != "completion":
+            raise DataInvalid(f"--pack packs the rows of --loss completion, and not those of {settings.loss}")
+        validates = bool(settings.validation) or table.held_out is not None
+        self._model = Model(module, validates=validates, packed=settings.pack)
         self._settings, self._place = settings, place
         self._rank, self._ranks = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
         self._file, self._best_file = place.directory / checkpoint.FILE, place.directory / checkpoint.BEST

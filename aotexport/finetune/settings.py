@@ -116,6 +116,12 @@ class Settings:
     )
     seed: int = _option(0, "The same seed gives the same curve.", type=click.IntRange(0))
     length: int = _option(128, "Most tokens of a text, where the bundle does not fix it.", type=click.IntRange(2))
+    pack: bool = _option(
+        False,
+        "Put rows of --loss completion behind one another, up to --length tokens, each with positions of its own, by "
+        "which the bundle keeps them apart (--recipe causal-lm-packed).",
+        is_flag=True,
+    )
     columns: tuple[tuple[str, str], ...] = _option(
         (),
         "The data's column of an input (or of text); repeatable. [default: that of its name]",

@@ -1,4 +1,4 @@
-"""Targets: the classes that rows name, and the answers within texts."""
+"""Targets: the classes that rows name, the answers within texts, and the examples that share a row."""
 
 from __future__ import annotations
 
@@ -59,6 +59,16 @@ def of_first_tokens(encoded: Encoded, classes: Sequence[int]) -> list[int]:
     """Return a class per token: that of its word at the first token of a word, none elsewhere."""
     pairs = zip(encoded.words, [None, *encoded.words], strict=False)
     return [IGNORED if word is None or word == before else classes[word] for word, before in pairs]
+
+
+def packed(sizes: Sequence[int], most: int) -> list[list[int]]:
+    """Return which examples share a row of at most `most` tokens: the longest first, each where it leaves least."""
+    by_room: list[list[list[int]]] = [[] for _ in range(most + 1)]
+    for number in sorted(range(len(sizes)), key=lambda number: -sizes[number]):
+        room = next((room for room in range(sizes[number], most) if by_room[room]), most)
+        row = by_room[room].pop() if by_room[room] else []
+        by_room[room - sizes[number]].append([*row, number])
+    return [row for rows in by_room for row in rows]
 
 
 @dataclass(frozen=True)

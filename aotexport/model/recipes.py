@@ -22,7 +22,8 @@ from aotexport_runtime.generation.language_model import Description
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.manifest import TOKENIZER, TOKENIZER_FILES, TRANSFORMERS
 
-RECIPES = ("causal-lm", "seq2seq")
+_PACKED = "causal-lm-packed"
+RECIPES = ("causal-lm", _PACKED, "seq2seq")
 
 Layers = list[tuple[torch.Tensor, ...]]
 """Keys and values per layer; of an encoder-decoder model, those of the encoded tokens after them."""
@@ -49,12 +50,13 @@ def recipe(name: str, model: nn.Module) -> Recipe:
     """Return the programs by which a model trains and generates.
 
     Args:
-        name: `causal-lm` or `seq2seq`.
+        name: `causal-lm`, `seq2seq`, or `causal-lm-packed`: `forward` then takes sequences behind one another too, with
+            their positions.
         model: a model of transformers with a head for tokens; put in eval mode.
 
     Raises:
-        ModelFileInvalid: there is no such recipe, or the model reads something else than tokens, or keeps something
-            else than keys and values.
+        ModelFileInvalid: there is no such recipe, or the model reads something else than tokens, keeps something else
+            than keys and values, or does not keep packed sequences apart.
     """
     _check(name, model)
     model.eval()
@@ -77,9 +79,10 @@ def recipe(name: str, model: nn.Module) -> Recipe:
     begins = Example(first, dynamic_shapes=({0: batch, 1: prompt},) * 2 + ({0: batch},) * is_seq2seq)
     goes_on = Example((tokens, grown, cache), dynamic_shapes=({0: batch}, sizes, [keys] * len(cache)))
     learns, reads = _with_and_without_labels(ids, mask, batch, prompt, is_seq2seq=is_seq2seq)
+    others = (reads, _packed(model, ids, batch, prompt)) if name == _PACKED else (reads,)
     programs = [
-        Program("train", mode="train", grad=True, method=calls.forward, example=learns, variants=(reads,)),
-        Program("infer", method=calls.forward, example=learns, variants=(reads,)),
+        Program("train", mode="train", grad=True, method=calls.forward, example=learns, variants=others),
+        Program("infer", method=calls.forward, example=learns, variants=others),
         Program("prefill", method=calls.prefill, example=begins),
         Program("decode", method=calls.decode, example=goes_on),
     ]
@@ -105,6 +108,25 @@ def _with_and_without_labels(
         Example(kwargs={**read, "labels": written}, dynamic_shapes={**sizes, "labels": of_written}),
         Example(kwargs={**read, **further}, dynamic_shapes={**sizes, **dict.fromkeys(further, of_written)}),
     )
+
+
+def _packed(model: Any, ids: torch.Tensor, batch: Any, prompt: Any) -> Example:
+    """Return an example call of sequences in a row; refuse a model that gives them other scores than each alone."""
+    places = (torch.arange(ids.shape[1]) % 2).expand(ids.shape).contiguous()
+    with torch.no_grad():
+        found = [
+            model(input_ids=ids.view(shape), position_ids=places.view(shape), use_cache=False).logits.flatten(0, 1)
+            for shape in (ids.shape, (-1, 2))
+            if "position_ids" in _options(model)
+        ]
+    error = 64 * torch.finfo(model.dtype).eps
+    if not found or float((found[0] - found[1]).abs().max()) > error * float(found[1].abs().max()):
+        raise ModelFileInvalid(
+            f"recipe `{_PACKED}` takes models that keep sequences apart by their positions, and "
+            f"`{type(model).__name__}` gives packed ones other scores than each alone. Use recipe `causal-lm`"
+        )
+    given = {"input_ids": ids, "position_ids": places, "labels": ids.clone()}
+    return Example(kwargs=given, dynamic_shapes={name: {0: batch, 1: prompt} for name in given})
 
 
 def _check(name: str, model: nn.Module) -> None:
@@ -189,16 +211,19 @@ class CausalLM:
     def forward(
         model: Any,
         input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         inputs_embeds: None = None,
         output_attentions: None = None,
         output_hidden_states: None = None,
         return_dict: None = None,
         use_cache: bool = False,
+        position_ids: torch.Tensor | None = None,
     ) -> Any:
         """Return the scores of each next token, and for labels the loss."""
-        return model(input_ids=input_ids, attention_mask=attention_mask, labels=labels, use_cache=False)
+        given = {"input_ids": input_ids, "attention_mask": attention_mask, "labels": labels}
+        more = {} if position_ids is None else {"position_ids": position_ids}
+        return model(**given, **more, use_cache=False)
 
     @staticmethod
     def base_model(

@@ -14,6 +14,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.export import Dim
-from transformers import AutoModel
+from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
 
 import aotexport
 import aotexport_runtime
@@ -583,6 +584,36 @@ def test_accumulated_calls_count_as_one_batch(readers: Callable[[str], list[Any]
     summary(*options, "--batch-size", "16", "-o", tmp_path / "one")
     summary(*options, "--batch-size", "4", "--accumulate", "4", "-o", tmp_path / "four")
     assert losses(tmp_path / "four.run") == pytest.approx(losses(tmp_path / "one.run"), rel=1e-4)
+
+
+def test_packed_rows_teach_what_each_of_them_does_alone(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    recipe = aotexport.recipe("causal-lm-packed", LlamaForCausalLM(LlamaConfig(vocab_size=256, **sizes)))
+    train = replace(recipe.programs[0], example=[*recipe.programs[0].variants][-1], variants=())
+    aotexport.export(recipe.model, (), programs=[train], output=tmp_path / "b", verify=False)
+    rows = [{"prompt": prompt, "completion": completion} for prompt, completion in PAIRS]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    options = [tmp_path / "b", "--data", tmp_path / "rows.jsonl", "--loss", "completion", "--tokenizer", "bytes"]
+    options += ["--epochs", "3", "--lr", "1e-2", "--validation", "0", "--batch-size", "8"]
+    summary(*options, "-o", tmp_path / "alone")
+    done = finetune(*options, "--pack", "-o", tmp_path / "packed")
+    assert "note: 7 examples are packed in 3 rows\n" in done.stderr
+    assert losses(tmp_path / "packed.run") == pytest.approx(losses(tmp_path / "alone.run"), rel=1e-6)
+    packed, alone = (load_file(tmp_path / name / "weights/model.safetensors") for name in ("packed", "alone"))
+    torch.testing.assert_close(packed, alone, rtol=0, atol=1e-6)
+
+
+def test_packing_that_the_bundle_does_not_serve_is_refused(bounded: Path, tmp_path: Path) -> None:
+    write_lines(str(tmp_path / "rows.jsonl"), {"prompt": "a", "completion": "b"})
+    options = [bounded, "--data", tmp_path / "rows.jsonl", "--tokenizer", "bytes", "--pack", "-o", tmp_path / "t", "-q"]
+    assert finetune(*options, "--loss", "completion").stderr == (
+        "error: --pack: no program for training takes `position_ids` that keep packed rows apart. Export the model by "
+        "--recipe causal-lm-packed, or leave --pack out\n"
+    )
+    assert finetune(*options).stderr == (
+        "error: --pack packs the rows of --loss completion, and not those of classification\n"
+    )
 
 
 PROCESSES = """

@@ -82,14 +82,15 @@ class LanguageModel:
     _embeddings: tuple[str, str]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the program of the current mode; without an `attention_mask` every token counts, as for the model.
+        """Call the program of the current mode; without mask and positions every token counts, as for the model.
 
         Raises:
             CallInvalid: the call does not fit the program.
             NotSupported: the bundle has no program for this mode.
         """
         ids = kwargs.get("input_ids", *args[:1])
-        if len(args) < 2 and kwargs.get("attention_mask") is None and isinstance(ids, torch.Tensor):
+        told = len(args) > 1 or any(kwargs.get(name) is not None for name in ("attention_mask", "position_ids"))
+        if not told and isinstance(ids, torch.Tensor):
             kwargs["attention_mask"] = torch.ones_like(ids)
         return super().forward(*args, **kwargs)  # type: ignore[misc]
 
