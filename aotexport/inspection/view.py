@@ -88,7 +88,9 @@ def _nodes(program: Program, graph: Graph) -> Iterator[dict[str, Any]]:
         yield _node(node.name, label, owner, operands(node), [describe_meta(node.meta, names)], call)
     for index, output in enumerate(graph.outputs):
         if taken := names_in([output]):
-            yield _node(f"output {index}", f"output {index}", "", taken, [], {})
+            # There are as many gradients as parameters: side by side with the modules they hide these.
+            owner = "backward.gradients" if tangents and not backward.isdisjoint(taken) else ""
+            yield _node(f"output {index}", f"output {index}", owner, taken, [], {})
 
 
 def _node(

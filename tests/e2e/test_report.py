@@ -158,6 +158,8 @@ def test_graphs_for_a_viewer_have_modules_as_layers_and_backward_as_one(bundles,
         assert all(edge["sourceNodeId"] in ids for node in graph["nodes"] for edge in node["incomingEdges"])
     joint = {node["id"]: node for node in collection["graphs"][0]["nodes"]}
     assert {"first", "second", "head", "backward/first"} <= {node["namespace"] for node in joint.values()}
+    outputs = {node["label"]: node["namespace"] for node in joint.values() if node["label"].startswith("output ")}
+    assert (outputs.pop("output 0"), {*outputs.values()}) == ("", {"backward/gradients"})
     weight = next(name for name, node in joint.items() if node["label"] == "first.weight")
     users = [node for node in joint.values() if any(edge["sourceNodeId"] == weight for edge in node["incomingEdges"])]
     assert {node["namespace"].partition("/")[0] for node in users} == {"first"}

@@ -86,13 +86,13 @@ def describe_overview(bundle: Bundle) -> list[str]:
 def describe_html(bundle: Bundle, modules: str) -> str:
     """Return what a notebook shows of a loaded bundle: its overview, programs, and the text of its modules, folded."""
     head, *facts = describe_overview(bundle)
-    folded = {"modules": modules}
+    folded = dict[str, str]()
     for program in map(bundle.program, bundle.program_names):
         found = sections(bundle, program)
         lines = (f"{title}: {line}" for title in ("inputs", "outputs", "changes") for line in found[title])
         folded[describe_program(bundle, program)] = "\n".join(lines)
     parts = [f"<b>{escape(printable(head))}</b>", *(f"<br>{escape(printable(fact.strip()))}" for fact in facts)]
-    for title, text in reversed(folded.items()):
+    for title, text in (folded | {"modules": modules}).items():
         shown = f"<summary>{escape(printable(title))}</summary><pre>{escape(printable(text))}</pre>"
         parts.append(f"<details>{shown}</details>")
     return "".join(parts)
