@@ -133,6 +133,8 @@ class BundleInvalid(AotExportError):
         self.path = where.path if isinstance(where, Place) else "$"
         self.reason = message
         super().__init__(f"{where}: {message}" if where else message)
+        # Of a traceback; messages stay as they are.
+        self.add_note(f"`python -m aotexport_runtime explain {self.code}` tells cause and way out")
 
 
 def coded(error: AotExportError) -> str:
