@@ -33,6 +33,8 @@ def push(bundle: Path, address: str, licence: str | None, private: bool, force: 
     """
     from aotexport_runtime.commands import hub, oci
 
+    if private if address.startswith("oci:") else force:
+        raise click.UsageError("--private is for hf://, and --force for oci:")
     with Progress() as progress:
         progress(f"write to {address}")
         if address.startswith("oci:"):
