@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn import functional
 
 from aotexport.lower.build import unshared
+from aotexport.lower.cuda import lowering
 from aotexport.lower.cuda.retarget import CannotLower
 from aotexport.lower.cuda.sources import parse
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
@@ -188,8 +189,6 @@ def test_alignment_that_kernels_assume_is_recorded():
 
 
 def test_guards_that_the_lowering_adds_are_recorded(monkeypatch):
-    from aotexport.lower.cuda import lowering
-
     compile_for_gpu = lowering.compile_for_gpu
 
     def assuming(module, mode, **kwargs):
@@ -295,9 +294,10 @@ def test_workspace_is_zeroed_before_the_kernel_that_counts_in_it():
     assert names[place + 1].startswith("kernel::")
 
 
-def test_recurrence_over_many_steps_is_refused():
+def test_recurrence_over_many_steps_is_refused(monkeypatch):
+    monkeypatch.setattr(lowering, "UNROLLED_NODES", lowering.UNROLLED_NODES // 10)
     with pytest.raises(CannotLower, match="step by step"):
-        lowered(nn.LSTM(4, 4), torch.randn(60, 1, 4), program="train")
+        lowered(nn.LSTM(4, 4), torch.randn(6, 1, 4), program="train")
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,8 @@ from tests.e2e.processes import EXAMPLES, ROOT, Example, run
 def runtime_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The interpreter of an environment without the exporter."""
     directory = tmp_path_factory.mktemp("runtime") / "venv"
-    run(sys.executable, EXAMPLES / "runtime_venv.py", directory, cwd=ROOT)
+    # What builds the wheel is here: pip does not fetch it anew.
+    run("env", "PIP_NO_BUILD_ISOLATION=0", sys.executable, EXAMPLES / "runtime_venv.py", directory, cwd=ROOT)
     return directory / "bin" / "python"
 
 

@@ -1,11 +1,9 @@
 """The command line as a user meets it: real model files, real bundles, exit codes, both output streams."""
 
-import functools
 import hashlib
 import io
 import json
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -73,13 +71,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bundle"
 
 
-def in_process_of_its_own(*arguments: Any, cwd: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "aotexport", *map(str, arguments)]
-    # Shells start background jobs, and so what these start, with interrupts ignored.
-    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=600, check=False, preexec_fn=heeds)
-
-
 def in_fork(*arguments: Any, cwd: Path) -> subprocess.CompletedProcess[str]:
     text = "import signal\nfrom aotexport.cli import main\n"
     text += "signal.signal(signal.SIGINT, signal.default_int_handler)\nmain()"
@@ -125,7 +116,7 @@ def test_interrupt_during_verification_leaves_nothing_and_exits_with_130(tmp_pat
     )
     text = "import torch, my_ops\ndef model(x):\n    return my_ops.double(x)\nexample_inputs = torch.ones(3)\n"
     (tmp_path / "net.py").write_text(text + "keep_operators = ['interrupted']\n")
-    done = in_process_of_its_own("net.py", "-o", "bundle", cwd=tmp_path)
+    done = in_fork("net.py", "-o", "bundle", cwd=tmp_path)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "error: interrupted; nothing was written")
     assert {path.name for path in tmp_path.iterdir()} <= {"net.py", "my_ops.py", "__pycache__"}
 
