@@ -87,6 +87,8 @@ _DEFINITIONS = (
 )
 batch_norm: Any = decompositions.native_batch_norm_helper
 nll_loss: Any = decompositions.nll_loss_forward
+silu_backward: Any = decompositions.silu_backward
+mish_backward: Any = decompositions.mish_backward
 _max_pool: Any = decompositions._max_pool_nd_with_indices
 REFERENCES: dict[Any, Callable[..., Any]] = {
     **{name: getattr(module, name) for module, names in _DEFINITIONS for name in names},

@@ -21,7 +21,7 @@ BATCH = torch.export.Dim("batch", min=2, max=64)
 
 
 class Model(nn.Module):
-    """Convolutions and batch statistics, a pool, dropout, weights that are shared, and frozen."""
+    """Convolutions and batch statistics, a pool, attention, dropout, weights that are shared, and frozen."""
 
     def __init__(self):
         super().__init__()
@@ -36,7 +36,9 @@ class Model(nn.Module):
         self.frozen = nn.Linear(6, 4).requires_grad_(False)
 
     def forward(self, x, labels):
-        hidden = self.norm(self.first(self.convolve(x).mean((2, 3))))
+        tokens = self.convolve(x).flatten(2).unflatten(1, (2, 3)).transpose(2, 3)
+        attended = nn.functional.scaled_dot_product_attention(tokens, tokens.sin(), tokens, is_causal=True)
+        hidden = self.norm(self.first(nn.functional.silu(attended.transpose(1, 2).flatten(2)).mean(1)))
         hidden = nn.functional.dropout(hidden, 0.2, self.training)
         hidden = nn.functional.dropout(nn.functional.gelu(self.second(hidden)), 0.5, self.training)
         return nn.functional.cross_entropy(self.frozen(hidden), labels, label_smoothing=0.1)

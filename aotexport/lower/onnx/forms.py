@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aotexport.torch_internals.names import batch_norm, nll_loss
+from aotexport.torch_internals.names import batch_norm, mish_backward, nll_loss, silu_backward
 from aotexport_runtime.schema.sizes import Size
 from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.values.sizes import UNDEFINED, evaluate, symbols_of
@@ -96,22 +96,55 @@ def _attention(
         key, value = (
             aten.repeat_interleave.self_int(each, query.shape[-3] // each.shape[-3], -3) for each in (key, value)
         )
+    scores, seen = _scores(query, key, mask, is_causal, scale)
+    result = aten.matmul.default(aten.softmax.int(scores, -1), value)
+    return result if seen is None else aten.where.ScalarOther(seen, result, 0.0)
+
+
+def _scores(query: Tensor, key: Tensor, mask: Any, is_causal: bool, scale: Any) -> tuple[Tensor, Tensor | None]:
+    """Return the scores of attention, and the rows of which a mask lets something be seen; None: all."""
+    width = query.shape[-1]
     scores = aten.matmul.default(query * (width**-0.5 if scale is None else scale), aten.transpose.int(key, -2, -1))
     if is_causal:
         rows, columns = (aten.arange.default(size, device=query.device) for size in scores.shape[-2:])
         mask = aten.ge.Tensor(aten.unsqueeze.default(rows, 1), columns)
     if mask is None:
-        return aten.matmul.default(aten.softmax.int(scores, -1), value)
+        return scores, None
     bias = mask
     if mask.dtype == torch.bool:
         bias = aten.where.self(
             mask, *(aten.scalar_tensor.default(each, dtype=query.dtype) for each in (0.0, -math.inf))
         )
-    result = aten.matmul.default(aten.softmax.int(scores + bias, -1), value)
     if is_causal:
-        return result
-    seen = aten.any.dim(mask if mask.dtype == torch.bool else mask > -math.inf, -1, True)
-    return aten.where.ScalarOther(seen, result, 0.0)
+        return scores + bias, None
+    return scores + bias, aten.any.dim(mask if mask.dtype == torch.bool else mask > -math.inf, -1, True)
+
+
+def _attention_with_sums(
+    query: Tensor, key: Tensor, value: Tensor, dropout_p: float = 0.0, is_causal: bool = False, **options: Any
+) -> tuple[Tensor, Tensor]:
+    """Return attention, and in place of its sums, which backward computes anew, its queries."""
+    mask, scale = options.get("attn_mask"), options.get("scale")
+    return _by_rows(_attention(query, key, value, mask, dropout_p, is_causal, scale=scale)), query
+
+
+def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
+    """Return the gradients of what attention takes; its weights are computed anew."""
+    *_, is_causal = rest
+    scale = query.shape[-1] ** -0.5 if options.get("scale") is None else options["scale"]
+    scores, seen = _scores(query, key, options.get("attn_mask"), is_causal, scale)
+    weights = aten.softmax.int(scores, -1)
+    weights = weights if seen is None else aten.where.ScalarOther(seen, weights, 0.0)
+    to_weights = weights * aten.matmul.default(grad, aten.transpose.int(value, -2, -1))
+    to_scores = (to_weights - weights * aten.sum.dim_IntList(to_weights, [-1], True)) * scale
+    turned = (aten.transpose.int(each, -2, -1) for each in (to_scores, weights))
+    found = aten.matmul.default(to_scores, key), *map(aten.matmul.default, turned, (query, grad))
+    return tuple(map(_by_rows, found))
+
+
+def _by_rows(value: Tensor) -> Tensor:
+    """Return a tensor of heads with the memory that torch's kernels give it, which views rely on."""
+    return aten.transpose.int(aten.contiguous.default(aten.transpose.int(value, 1, 2)), 1, 2)
 
 
 def _matmul(left: Tensor, right: Tensor) -> Tensor:
@@ -221,8 +254,13 @@ def _softmax(function: Any) -> Form:
 
 FORMS: dict[str, Form] = {
     "aten::scaled_dot_product_attention.default": _attention,
+    "aten::_scaled_dot_product_flash_attention_for_cpu.default": _attention_with_sums,
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,
     "aten::batch_norm.default": _batch_norm,
-    # Torch's exporter would not train, and invents what backward divides by.
+    # Torch's exporter keeps these two whole, and knows neither.
+    "aten::silu_backward.default": silu_backward,
+    "aten::mish_backward.default": mish_backward,
+    # It would not train, and invents what backward divides by.
     "aten::nll_loss_forward.default": nll_loss,
     "aten::_native_batch_norm_legit_functional.default": partial(batch_norm, functional=True),
     "aten::_native_batch_norm_legit.no_stats": lambda value, weight, bias, *rest: batch_norm(

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.draws import drawing
 from aotexport.model.refusals import attempt
+from aotexport.torch_internals.calls import tree_leaves, tree_map
 from aotexport.vectors.eager_errors import has_16_bits, worth_recording
 from aotexport_runtime import load
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.onnx_calls import Calls, calling, observed
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.schema.manifest import OnnxModel
+from aotexport_runtime.schema.manifest import OnnxModel, step_program
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values.compare import compare
 from aotexport_runtime.values.observe import Observation
@@ -41,7 +45,8 @@ def own_errors(bundle: Bundle, program: Program, model: OnnxModel, calls: Calls)
     errors: dict[str, float] = {}
     try:
         with attempt("float64 run"):
-            narrow, wide = load(bundle.root, **options), load(bundle.root, dtype=torch.float64, **options)
+            steps, narrow = program.name == step_program(bundle.manifest), load(bundle.root, **options)
+            wide = narrow if steps else load(bundle.root, dtype=torch.float64, **options)
             for number in range(1 + _OTHERS):
                 near = (lambda value: _near(value, generator)) if number else (lambda value: value)
                 values = [near(value) if isinstance(value, torch.Tensor) else value for value in calls.values]
@@ -50,8 +55,9 @@ def own_errors(bundle: Bundle, program: Program, model: OnnxModel, calls: Calls)
                     own.data.copy_(near(own.data))
                     true.data.copy_(own.data)
                 found = seen(ours, program, model, replace(calls, values=values))
-                wide_values = [_to_float64(value) for value in values]
-                exact = seen(truth, program, model, replace(calls, values=wide_values))
+                wide_values = values if steps else [_to_float64(value) for value in values]
+                wider = _InFloat64 if steps else contextlib.nullcontext
+                exact = seen(truth, program, model, replace(calls, values=wide_values), wider)
                 exact.values = {name: value.to(found.values[name].dtype) for name, value in exact.values.items()}
                 for each in compare(Observation({}, found.values), Observation({}, exact.values)):
                     errors[each.name] = max(errors.get(each.name, 0.0), each.error)
@@ -60,13 +66,41 @@ def own_errors(bundle: Bundle, program: Program, model: OnnxModel, calls: Calls)
     return worth_recording(errors)
 
 
-def seen(module: BundleModule, program: Program, model: OnnxModel, calls: Calls) -> Observation:
+def seen(
+    module: BundleModule,
+    program: Program,
+    model: OnnxModel,
+    calls: Calls,
+    around: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
+) -> Observation:
     """Return what calls of a loaded bundle show that the model has too; dropout draws what the model does."""
-    call = drawing(program, calling(program, module.program(program.name), module.state_tensors))
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return module.program(program.name)(*args, **kwargs)
+
+    call = drawing(program, calling(program, called, module.state_tensors))
     return observed(program, model, calls, call, module.state_tensors)
 
 
+class _InFloat64(TorchDispatchMode):
+    """Compute in float64 what a training step does, which no load in another dtype has; what it writes is rounded."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = args, kwargs or {}
+        wide_args, wide_kwargs = tree_map(_to_float64, given)
+        result = func(*wide_args, **wide_kwargs)
+        if not func._schema.is_mutable:
+            return result
+        for own, wide in zip(tree_leaves(given), tree_leaves((wide_args, wide_kwargs)), strict=True):
+            if own is not wide and isinstance(own, torch.Tensor):
+                own.copy_(wide)
+        return args[0]
+
+
 def _to_float64(value: Any) -> Any:
+    if value is torch.float32:
+        return torch.float64
     return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
 
 
