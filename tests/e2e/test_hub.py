@@ -65,6 +65,8 @@ class Requests(BaseHTTPRequestHandler):
     def do_POST(self):
         path, length = urlsplit(self.path).path, int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(length)
+        if self.headers.get("authorization") is None:
+            return self.answer(401, {"error": "Invalid username or password."})
         if path == "/api/repos/create":
             given = json.loads(body)
             name = f"{given.get('organization') or 'me'}/{given['name']}"
@@ -128,6 +130,8 @@ def hub(monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
+    monkeypatch.setenv("HF_TOKEN", "hf_of_a_test")
     monkeypatch.chdir(tmp_path)
     yield server
     server.shutdown()
@@ -170,6 +174,14 @@ def test_a_further_push_replaces_the_bundle_and_keeps_what_is_beside_it(hub, tmp
     aotexport_runtime.push(BUNDLE, f"{ADDRESS}@tuned")
     assert {*hub.repositories["me/tiny"]} == {"main", "tuned"}
     assert aotexport_runtime.pull(f"{ADDRESS}@tuned", "tuned") == tmp_path / "tuned"
+
+
+def test_a_card_that_is_there_gets_the_facts_beside_its_words(hub):
+    hub.repositories["me/tiny"] = {"main": {"README.md": b"---\nlicense: mit\n---\n\nMine.\n"}}
+    aotexport_runtime.push(BUNDLE, ADDRESS)
+    card = huggingface_hub.ModelCard(hub.repositories["me/tiny"]["main"]["README.md"].decode())
+    assert (card.data.license, card.data.library_name) == ("mit", "aotexport")
+    assert card.text.startswith("\nMine.\n\n<!-- aotexport: begin -->\n")
 
 
 def test_without_network_the_librarys_cache_is_taken(hub, monkeypatch, tmp_path):
@@ -231,7 +243,7 @@ def test_a_hostile_repository_leaves_the_bundle_that_was_there(hub, tmp_path, ed
     assert sorted(each.name for each in tmp_path.iterdir()) == ["cache", "out"]
 
 
-def test_wrong_requests_are_one_sentence_and_leave_nothing(hub, tmp_path):
+def test_wrong_requests_are_one_sentence_and_leave_nothing(hub, tmp_path, monkeypatch):
     for address in ("me/tiny", "hf://tiny", "hf://me/tiny/more", "https://me/tiny"):
         with pytest.raises(ArgumentInvalid, match="is no address of a repository"):
             aotexport_runtime.pull(address, "out")
@@ -246,6 +258,11 @@ def test_wrong_requests_are_one_sentence_and_leave_nothing(hub, tmp_path):
             aotexport_runtime.pull(ADDRESS, output, force=True)
     with pytest.raises(BundleInvalid, match="no directory `nowhere`"):
         aotexport_runtime.push("nowhere", ADDRESS)
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(HubFailed) as raised:
+        aotexport_runtime.push(BUNDLE, ADDRESS)
+    said = "Invalid username or password. Log in by `hf auth login`, as one who may"
+    assert str(raised.value) == f"`hf://me/tiny`: {said}"
     assert sorted(each.name for each in tmp_path.iterdir() if each.name != "cache") == ["file"]
 
 

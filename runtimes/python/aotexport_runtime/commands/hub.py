@@ -40,7 +40,7 @@ def push(path: str | os.PathLike[str], address: str, *, licence: str | None = No
     """Write a bundle to the folder `bundle` of a repository, in one commit, with a model card; return the commit's URL.
 
     The repository is made if there is none. Files beside the folder stay. Of a card that is there the part between our
-    marks is written anew, and what the metadata say beside it stays.
+    marks is written anew, or added; the rest stays, metadata too.
 
     Args:
         path: directory of the bundle; every file is compared with its digest first.
@@ -65,7 +65,7 @@ def push(path: str | os.PathLike[str], address: str, *, licence: str | None = No
         there = api.list_repo_files(repository, revision=revision)
         before = hub.hf_hub_download(repository, _CARD, revision=revision) if _CARD in there else None
         files: dict[str, str | bytes] = {_FOLDER + name: str(bundle.directory.files / name) for name in _names(bundle)}
-        files[_CARD] = _card(hub, bundle, address, before and Path(before).read_text(), licence).encode()
+        files[_CARD] = _card(hub, bundle, address, before and Path(before).read_text("utf-8"), licence).encode()
         operations = [
             *(hub.CommitOperationAdd(name, file) for name, file in files.items()),
             *(hub.CommitOperationDelete(name) for name in there if name.startswith(_FOLDER) and name not in files),
@@ -139,6 +139,8 @@ def _asked(address: str, run: Callable[[], Result]) -> Result:
     found = attempt(run)
     if isinstance(found, Exception):
         told = getattr(found, "server_message", None) or first_line(found) or type(found).__name__
+        if getattr(getattr(found, "response", None), "status_code", 0) in (401, 403):
+            told = f"{told.rstrip('.')}. Log in by `hf auth login`, as one who may"
         raise HubFailed(f"`{address}`: {told}") from found
     return found
 
@@ -173,9 +175,11 @@ def _names(bundle: Bundle) -> Iterator[str]:
 def _card(hub: Any, bundle: Bundle, address: str, before: str | None, licence: str | None) -> str:
     """Return the model card: of one that is there, with our part written anew."""
     told = f"{_BEGIN}\n\n{_facts(bundle, address)}\n{_END}"
-    text = f"# {printable(bundle.manifest.name)}\n\n{told}\n" if before is None else before
+    text = before or f"# {printable(bundle.manifest.name)}\n"
     if _BEGIN in text and _END in text:
         text = text.partition(_BEGIN)[0] + told + text.partition(_END)[2]
+    else:
+        text = f"{text.rstrip()}\n\n{told}\n"
     card = hub.ModelCard(text if text.startswith("---") else f"---\nlibrary_name: aotexport\n---\n{text}")
     card.data.library_name = "aotexport"
     card.data.tags = sorted({*(card.data.tags or ()), "aotexport", "pytorch"})
