@@ -1,6 +1,6 @@
 """The graphs of a bundle as files of viewers: Model Explorer, whose layers open, Graphviz and Netron. No torch.
 
-Source: ai-edge-model-explorer 0.1.34, `graph_builder.py`; netron 8.5, `dot.js`.
+Source: ai-edge-model-explorer 0.1.34, `graph_builder.py`; netron 9.3, `dot.js`.
 """
 
 from __future__ import annotations
