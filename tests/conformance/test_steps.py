@@ -5,6 +5,7 @@ import itertools
 import json
 import shutil
 
+import msgspec
 import pytest
 import torch
 from torch import nn
@@ -12,8 +13,9 @@ from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 import aotexport
 from aotexport.torch_internals.calls import tree_leaves
-from aotexport_runtime import CallInvalid, adapters, load
+from aotexport_runtime import CallInvalid, adapters, load, open_bundle
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.module.optimizer import optimizer_of, state_of
 
 BATCH = torch.export.Dim("batch", min=2, max=64)
 SIZES = {"x": {0: BATCH}, "labels": {0: BATCH}}
@@ -312,6 +314,14 @@ def test_steps_in_onnx_runtime_are_those_of_the_graph(stepping, tmp_path):
         ours.program("step")
     with pytest.raises(NotSupported, match="does not clip"):
         ours.stepper(max_norm=1.0)
+
+
+def test_state_of_parameters_that_the_bundle_does_not_store_is_refused(stepping):
+    bundle = open_bundle(stepping)
+    large = [msgspec.structs.replace(entry, shape=(1 << 20, 1 << 20)) for entry in bundle.manifest.state]
+    manifest = msgspec.structs.replace(bundle.manifest, state=tuple(large))
+    with pytest.raises(NotSupported, match="are larger than its files"):
+        state_of(optimizer_of(manifest), manifest, bundle.program("step"))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeGuard
 
@@ -96,7 +97,7 @@ def optimizer_of(manifest: Manifest) -> Optimizer:
 def state_of(optimizer: Optimizer, manifest: Manifest, program: Program) -> dict[str, Held]:
     """Return the tensors of the argument `optimizer` of a program `step`, by path.
 
-    `NotSupported`: the program takes others than the extension says.
+    `NotSupported`: the program takes others than the extension says, or they are larger than what the bundle stores.
     """
     groups = {name: group for group in optimizer.groups for name in group.parameters}
     entries = {entry.name: entry for entry in manifest.state}
@@ -109,6 +110,9 @@ def state_of(optimizer: Optimizer, manifest: Manifest, program: Program) -> dict
         for name in group.state:
             path = f"optimizer['state'][{index}]['{name}']"
             found[path] = Held(entry.dtype, entry.shape, group.initial, parameter, name)
+    nbytes = sum(file.nbytes for file in manifest.files)
+    if sum(math.prod(entries[parameter].shape) for parameter in optimizer.updates) > nbytes:
+        raise NotSupported(f"the parameters of the bundle's extension `{OPTIMIZER}` are larger than its files")
     if SEED in taken:
         found[SEED] = Held("int64", (), 0.0)
     kinds = {path: (held.dtype, held.shape) for path, held in found.items()}
