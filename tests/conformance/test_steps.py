@@ -22,17 +22,18 @@ SIZES = {"x": {0: BATCH}, "labels": {0: BATCH}}
 
 
 class Model(nn.Module):
-    """Layers that share a weight, dropout, batch statistics, a layer that is not called, and one that is frozen."""
+    """Layers that share a weight, dropout, batch statistics, a factor, a layer not called, and one that is frozen."""
 
     def __init__(self):
         super().__init__()
+        self.factor = nn.Parameter(torch.tensor(1.5))
         self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
         self.second.weight = self.first.weight
         self.norm, self.unused, self.frozen = nn.BatchNorm1d(6), nn.Linear(2, 2), nn.Linear(6, 4).requires_grad_(False)
 
     def forward(self, x, labels):
         hidden = nn.functional.dropout(self.norm(self.first(x).relu()), 0.2, self.training)
-        return nn.functional.cross_entropy(self.frozen(self.second(hidden).tanh()), labels), hidden
+        return nn.functional.cross_entropy(self.factor * self.frozen(self.second(hidden).tanh()), labels), hidden
 
 
 def batches():

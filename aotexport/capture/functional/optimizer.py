@@ -65,7 +65,8 @@ def update_graph(
         state = dict(zip(moments.names, values, strict=True))
         optimizer = step.made([parameter], options, capturable=True)
         optimizer.param_groups[0]["lr"] = lr
-        parameter.grad = grad * factor if step.clip else grad
+        # The product of a gradient of rank 0 has the factor's dtype.
+        parameter.grad = (grad * factor).to(grad.dtype) if step.clip else grad
         optimizer.state[parameter] = {**state, _COUNT: count.clone()}
         with torch.no_grad(), _TensorsAsNumbers():
             inspect.unwrap(step.kind.step)(optimizer)
