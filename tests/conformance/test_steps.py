@@ -299,7 +299,7 @@ def stepping(tmp_path_factory):
 def test_steps_in_onnx_runtime_are_those_of_the_graph(stepping, tmp_path):
     pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
     shutil.copytree(stepping, tmp_path / "bundle")
-    aotexport.export_onnx(tmp_path / "bundle")
+    aotexport.export_onnx(tmp_path / "bundle", verify=False)
     ours, theirs = load(tmp_path / "bundle", target="onnx"), load(tmp_path / "bundle").train()
     steppers = [module.stepper(lr=0.1) for module in (ours, theirs)]
     for x in (torch.ones(3, 2), torch.eye(3, 2), torch.ones(3, 2)):
