@@ -8,6 +8,7 @@ Code, place and negatives of all are made: the code is what the name begins with
 from __future__ import annotations
 
 import fnmatch
+import functools
 import json
 import typing
 from collections.abc import Iterator
@@ -37,6 +38,7 @@ FILES = {
 Row = dict[str, Any]
 
 
+@functools.cache
 def table() -> dict[str, Any]:
     """Return what the file must hold: a sentence per code, and the rows by name."""
     written = json.loads(CHECKS.read_text(encoding="utf-8"))
@@ -104,6 +106,7 @@ def _sentence(rule: Any, type_: Any) -> str:
     return f"{said[0].upper()}{said[1:]}."
 
 
+@functools.cache
 def place_of(where: str, path: str) -> str:
     """Return which field a path in a file leads to: `Graph.nodes[]`; `file`: of no record; `bundle`: of no file."""
     if not where:

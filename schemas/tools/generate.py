@@ -10,6 +10,7 @@ operators.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 import types
@@ -122,6 +123,7 @@ def _arms(schema: dict[str, Any]) -> list[Any]:
     return [arm for nested in schema["anyOf"] for arm in _arms(nested)]
 
 
+@functools.cache
 def _arms_of(name: str) -> list[Any]:
     (schema,), _ = msgspec.json.schema_components((NAMED_TYPES[name][0],), ref_template=REFERENCE)
     return _arms(schema)
