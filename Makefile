@@ -86,7 +86,7 @@ pytest: $(VENV)/.dev
 # A real server: both protocols, wrong requests, a swap and a killed worker under load, no torch. The rest: test-serve.
 pytest-serve: $(SERVE_VENV)/.made
 	OMP_NUM_THREADS=1 $(SERVE_VENV)/bin/python -m pytest tests/serving -m "not slow" \
-		-k "protocol or refusals or under_load or killed or without_torch"
+		-k "test_protocol or refusals or under_load or killed or without_torch"
 
 check-style: $(VENV)/.dev
 	$(BIN)/ruff check

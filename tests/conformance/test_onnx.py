@@ -414,9 +414,10 @@ def _steps(x):
     [
         (lambda x: x.t(), "program `infer` returns `output` as a view of `x`, and ONNX models change nothing. "),
         (_random, "operator `aten::rand_like.default` (tests/conformance/test_onnx.py:"),
-        (
+        pytest.param(
             lambda x: torch.while_loop(lambda i, x: i < 2, lambda i, x: (i + 1, _checked(x)), (torch.tensor(0), x))[1],
             "a branch or loop body checks a value, which has no translation to ONNX: tests/conformance/test_onnx.py:",
+            marks=pytest.mark.slow,
         ),
         (
             lambda x: torch.cond(x.sum() > 0, _checked, lambda x: x.cos(), (x,)),
@@ -451,7 +452,7 @@ def test_registered_translation_is_used(tmp_path):
     assert len(export_alone(_median, (torch.randn(5, 4),), output=tmp_path / "bundle", options=options)) == 2
 
 
-@pytest.mark.parametrize("name", ["Neg", "Log"], ids=["numbers", "nan"])
+@pytest.mark.parametrize("name", [pytest.param("Neg", marks=pytest.mark.slow), "Log"])
 def test_wrong_model_is_left_out(tmp_path, name):
     from onnxscript import opset20 as op
 

@@ -76,6 +76,7 @@ class Of(nn.Module):
 
 FUNCTIONS = [chain, views_of_new_values, products, mutated_input, mutated_value, integers, returned_as_it_is]
 FUNCTIONS += [layers, without_gradients, running_statistics]
+BATCH = {"x": {0: Dim("batch", min=2)}}
 
 
 def seen(function, *, grad, sizes):
@@ -94,8 +95,10 @@ def seen(function, *, grad, sizes):
     ("function", "sizes", "grad"),
     [
         *((function, None, True) for function in FUNCTIONS),
-        *((function, None, False) for function in (mutated_value, returned_as_it_is, running_statistics)),
-        *((function, {"x": {0: Dim("batch", min=2)}}, True) for function in (layers, products, running_statistics)),
+        (returned_as_it_is, None, False),
+        *(pytest.param(each, None, False, marks=pytest.mark.slow) for each in (mutated_value, running_statistics)),
+        (layers, BATCH, True),
+        *(pytest.param(each, BATCH, True, marks=pytest.mark.slow) for each in (products, running_statistics)),
     ],
 )
 def test_analysis_without_hidden_values_sees_the_same(function, sizes, grad, monkeypatch):
