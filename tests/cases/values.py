@@ -61,7 +61,7 @@ def equal_tensors(x, y):
     return (x + 1 if torch.equal(y, y.abs()) else x - 1), torch.allclose(x, x + 1)
 
 
-@slow_case(lambda: (leaf(3, 5),))
+@case(lambda: (leaf(3, 5),))
 def correlations(x):
     return torch.cov(x), torch.corrcoef(x)
 
