@@ -36,6 +36,12 @@ Example: the encoder takes no gradients anymore, and needs no memory for them.
     help="A narrower range of a dynamic size, or one name for sizes that are equal, as 'x:0=batch[1:64]'; repeatable.",
 )
 @click.option(
+    "--resize-embeddings",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Tokens that a language model of a recipe shall read and score; new rows are drawn about the others' mean.",
+)
+@click.option(
     "--program",
     "programs",
     multiple=True,
@@ -43,7 +49,7 @@ Example: the encoder takes no gradients anymore, and needs no memory for them.
     help="Program to capture: one of the bundle's, or train, infer, eval-joint; repeatable. [default: the bundle's]",
 )
 def derive(bundle: Path, write: WriteOptions, dtype: str | None, programs: tuple[str, ...], **changes: Any) -> None:
-    """Make a bundle of BUNDLE: with an adapter, frozen weights, another dtype, narrower sizes, programs or targets.
+    """Make a bundle of BUNDLE: with an adapter, frozen weights, more tokens, another dtype, narrower sizes, targets.
 
     No model code is needed: the forward graphs are captured again, with the recorded calls as examples, and the new
     bundle is verified against them. `aotexport inspect` shows which bundle a bundle was made of, and what was changed.

@@ -18,7 +18,7 @@ from torch.export import Dim
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.programs import Example, Program
 from aotexport.model.source import ModelSource, load_target
-from aotexport_runtime.generation.language_model import Description
+from aotexport_runtime.generation.language_model import Description, LanguageModel
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.manifest import TOKENIZER, TOKENIZER_FILES, TRANSFORMERS
 
@@ -142,12 +142,19 @@ def _check(name: str, model: nn.Module) -> None:
             f"recipe `{name}` takes models that read tokens, and `{type(model).__name__}` reads `{read}`. Export its "
             "encoder and its decoder as programs of their own"
         )
+    if getattr(model, "_is_stateful", False):
+        raise ModelFileInvalid(
+            f"recipe `{name}` takes models that keep keys and values from token to token, and "
+            f"`{type(model).__name__}` keeps another state"
+        )
 
 
 def extensions_of(module: nn.Module | None, methods: Collection[str]) -> dict[str, Any]:
     """Return the extensions of a bundle with programs of these methods: those of a loaded one, or the recipe's."""
     if isinstance(module, BundleModule):
-        return module.bundle.manifest.extensions
+        found = module.bundle.manifest.extensions
+        own = {"config": module.config.to_dict()} if isinstance(module, LanguageModel) else {}
+        return {**found, TRANSFORMERS: {**found[TRANSFORMERS], **own}} if own else found
     if "prefill" not in methods or not hasattr(module, "generation_config"):
         return {}
     model: Any = module

@@ -28,6 +28,7 @@ from aotexport.verify.report import ExportReport
 from aotexport_runtime.adapters import load_adapter, merge_adapter
 from aotexport_runtime.engines.candidates import AUTOGRAD, Request
 from aotexport_runtime.engines.select import NO_TARGETS
+from aotexport_runtime.generation.language_model import LanguageModel
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import in_dtype
 from aotexport_runtime.module.loading import load
@@ -97,11 +98,16 @@ def derive_as(
 
 
 def _changed(module: BundleModule, options: DeriveOptions) -> BundleModule:
-    """Return the module with its adapter and in its dtype; the caller's module is left as it is."""
+    """Return the module with its adapter, in its dtype and with its tokens; the caller's module is left as it is."""
     if options.lora is not None and options.merge:
         module = _merged(module, options.lora)
     if options.dtype is not None:
         module = in_dtype(module, options.dtype)
+    if options.resize_embeddings is not None:
+        module = module.twin()
+        if not isinstance(module, LanguageModel):
+            raise ModelFileInvalid("resize_embeddings: the bundle is of no language model that `--recipe` exported")
+        module.resize_token_embeddings(options.resize_embeddings)
     if options.lora is not None and not options.merge:
         module = _adapted(module, options.lora)
     return module

@@ -191,6 +191,8 @@ class DeriveOptions(WriteOptions):
             that the bundle has fixed stay so: a graph does not tell where the model's code read them as numbers.
         programs: names of programs: those of the bundle, and of `train`, `infer`, `eval-joint` those of a mode that
             the bundle has a program of. None: those of the bundle.
+        resize_embeddings: number of tokens that a language model of a recipe shall read and score; new rows are drawn
+            about the mean of the others. None: as many as before.
     """
 
     freeze: str | Iterable[str] = ()
@@ -199,6 +201,7 @@ class DeriveOptions(WriteOptions):
     dtype: torch.dtype | None = None
     dynamic: str | Iterable[str] = ()
     programs: str | Iterable[str] | None = None
+    resize_embeddings: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse options as `WriteOptions` does, and `merge` without an adapter (`ModelFileInvalid`)."""

@@ -264,6 +264,36 @@ def test_functional_graph_serves_the_tokens_that_generation_brings(generator):
     assert [(run.passes, run.engine) for run in module.explain_program("decode").has_run] == [("forward", "portable")]
 
 
+def test_model_with_more_tokens_computes_what_that_of_transformers_does(generator):
+    module, model = aotexport_runtime.load(generator.path, matmul="torch"), copy.deepcopy(generator.model)
+    mean = module.get_input_embeddings().weight.detach().mean(0)
+    new = module.resize_token_embeddings(VOCABULARY + 6).weight
+    torch.testing.assert_close(new[-6:], mean.expand(6, -1), rtol=0, atol=1e-2)
+    assert len(new[-6:].unique(dim=0)) == 6
+    read = model.resize_token_embeddings(VOCABULARY + 6).weight
+    model.load_state_dict(module.state_dict())
+    assert (module.get_output_embeddings().weight is new) == (model.get_output_embeddings().weight is read)
+    ids = PROMPTS + MASK * 58
+    given = {"input_ids": ids, "attention_mask": MASK, "labels": ids.where(MASK != 0, -100)}
+    for each in (module.train(), model.train()):
+        torch.manual_seed(0)
+        each(**given).loss.backward()
+    assert torch.equal(new.grad, read.grad)
+    words = {"attention_mask": MASK, "max_new_tokens": 8, "pad_token_id": PAD, "eos_token_id": EOS}
+    model.generation_config = transformers.GenerationConfig(decoder_start_token_id=PAD)
+    assert torch.equal(module.eval().generate(ids, **words), model.eval().generate(ids, **words))
+
+
+@pytest.mark.slow
+def test_bundle_with_more_tokens_is_derived(generator, tmp_path):
+    options = ["derive", str(generator.path), "-o", str(tmp_path / "more"), "--resize-embeddings", "70", "--fast"]
+    result = CliRunner().invoke(app, options)
+    assert result.exit_code == 0, result.output
+    module = aotexport_runtime.load(tmp_path / "more").eval()
+    assert (module.config.vocab_size, len(module.get_output_embeddings().weight)) == (70, 70)
+    assert max(map(len, (module.generate(PROMPTS + MASK * 58, attention_mask=MASK)))) > PROMPTS.shape[1]
+
+
 def test_recipe_of_another_kind_of_model_is_refused():
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS["gpt2"])
     with pytest.raises(ModelFileInvalid) as caught:
@@ -281,6 +311,16 @@ def test_recipe_of_a_model_that_reads_sounds_is_refused():
     assert str(caught.value) == (
         "recipe `seq2seq` takes models that read tokens, and `WhisperForConditionalGeneration` reads `input_features`. "
         "Export its encoder and its decoder as programs of their own"
+    )
+
+
+def test_recipe_of_a_model_that_keeps_another_state_is_refused():
+    config = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4)
+    with pytest.raises(ModelFileInvalid) as caught:
+        aotexport.recipe("causal-lm", transformers.MambaForCausalLM(config))
+    assert str(caught.value) == (
+        "recipe `causal-lm` takes models that keep keys and values from token to token, and `MambaForCausalLM` keeps "
+        "another state"
     )
 
 

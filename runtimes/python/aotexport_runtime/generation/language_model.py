@@ -159,6 +159,36 @@ class LanguageModel:
         """Return the layer that scores tokens."""
         return self.get_submodule(self._embeddings[1])  # type: ignore[attr-defined]
 
+    def resize_token_embeddings(self, new_num_tokens: int) -> nn.Module:
+        """Give the layers that read and score tokens so many rows, by new parameters; return the one that reads.
+
+        New rows are drawn about the mean of the others, as in transformers. Tied weights stay tied.
+
+        Raises:
+            ArgumentInvalid: the number is below 1.
+            NotSupported: a layer is not torch's own, or has an adapter.
+        """
+        if new_num_tokens < 1:
+            raise ArgumentInvalid(f"`new_num_tokens` must be above 0, got {new_num_tokens}")
+        whole: Any = self
+        reads, scores = self.get_input_embeddings(), self.get_output_embeddings()
+        tensors = [reads.weight, scores.weight, getattr(scores, "bias", None)]
+        new = {id(each): _resized(each, new_num_tokens) for each in tensors if each is not None}
+        found = [
+            (path, layer, name)
+            for path, layer in whole.named_modules()
+            for name in ("weight", "bias")
+            if id(getattr(layer, name, None)) in new
+        ]
+        known = {each.name for each in whole.bundle.manifest.modules if each.type is not None}
+        for path, layer, _ in found:
+            if path not in known or next(layer.children(), None) is not None:
+                raise NotSupported(f"`{path}` is no layer of torch alone, so that nobody knows how it takes more rows")
+        for _, layer, name in found:
+            setattr(layer, name, new[id(getattr(layer, name))])
+        self.config["vocab_size"] = new_num_tokens
+        return reads
+
     def can_generate(self) -> bool:
         """Return True."""
         return True
@@ -172,6 +202,17 @@ class LanguageModel:
 
     def add_model_tags(self, tags: Any) -> None:
         """Take tags for a card of the model, which a bundle has not."""
+
+
+def _resized(values: Any, count: int) -> nn.Parameter:
+    """Return rows of a matrix, or numbers, as so many; new ones have the mean, and a billionth of the variance."""
+    kept, wide = values.detach()[:count], values.detach().float()
+    mean, added = wide.mean(0), max(0, count - len(values))
+    # A factor of the covariance, which may be singular.
+    spread = (wide - mean) / max(len(wide), 1) ** 0.5
+    drawn = torch.randn(added, len(wide), device=wide.device) @ spread * 1e-9**0.5
+    new = torch.cat([kept, (mean + drawn).to(values.dtype)])
+    return nn.Parameter(new, requires_grad=values.requires_grad)
 
 
 _NEW_TOKENS = 20

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 from torch import nn
 
+from aotexport_runtime.engines.forward.any_size import REDUCTIONS, takes_any_size, without_size
 from aotexport_runtime.engines.forward.readers import Operands, Readers
 from aotexport_runtime.engines.forward.submodule_call import (
     Need,
@@ -47,15 +48,6 @@ from aotexport_runtime.values.trees import leaves
 
 UNUSED = "nothing uses a part of what it takes or returns, which the graph does not hold"
 """Why calls of a submodule cannot be followed that the graph lacks values of."""
-
-_FOR_ALL_SIZES = frozenset(
-    f"aten::{name}.default" for name in ("dropout", "exp", "gelu", "log", "neg", "relu", "sigmoid", "silu", "tanh")
-) | {"aten::log_softmax.int", "aten::softmax.int"}
-"""Operators whose results have the shape of their first argument, and that take no other size."""
-
-_REDUCTIONS = frozenset(("aten::cross_entropy_loss.default",))
-"""Operators whose results have a shape of their own, and that take no size."""
-
 
 _AGAIN = "Change the model, and export it again"
 
@@ -230,6 +222,7 @@ class _Outline:
     def _kept(self, begin: int, end: int) -> Iterator[Node]:
         """Yield nodes with their new operands, and the calls of adapters after them."""
         for node in self._graph.nodes[begin:end]:
+            node = without_size(node, self._metas.get(str(node.args[0])) if node.args and self._changes else None)
             node = renamed(node, self._names) if self._names else node
             if node.name in self._places:
                 places, weight = self._places[node.name]
@@ -339,10 +332,10 @@ class _Outline:
             node = self._graph.nodes[use]
             if not node.args or node.args[0] != value or operands(node).count(value) > 1:
                 needs.add("shape")
-            elif node.op in _FOR_ALL_SIZES:
+            elif takes_any_size(node, self._metas[value]):
                 needs |= {"rank", self._needs(node.name, self._uses.get(node.name, ()))}
             else:
-                needs.add("rank" if node.op in _REDUCTIONS else "shape")
+                needs.add("rank" if node.op in REDUCTIONS else "shape")
         return next(need for need in ("shape", "rank", "nothing") if need in needs)
 
     def _tensor_outside(self, value: str, inside: range) -> str | None:
