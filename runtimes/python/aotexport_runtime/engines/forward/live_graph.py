@@ -163,6 +163,8 @@ class _Outline:
         }
         self.first: list[Node] = []
         self._places: dict[str, tuple[Operands, str]] = {}
+        # What the calls around the current one return, outermost first.
+        self._outer: list[set[str]] = []
         self._callables: dict[str, Callable[..., Any]] = dict(environment.submodules)
         self.environment = dataclasses.replace(environment, submodules=self._callables)
         self._names: dict[str, Argument] = {}
@@ -274,7 +276,9 @@ class _Outline:
         arguments = {i: value for i in taken if isinstance(value := call.values[i], str)}
         for value in arguments.values():
             self._names.pop(value, None)
+        self._outer.append({str(call.values[i]) for i in returned})
         nodes = self.nodes(call.begin, call.end, index)
+        self._outer.pop()
         outputs = {i: self.renamed(call.values[i]) for i in returned}
         self._names = before
         made = {node.name for node in nodes}
@@ -309,7 +313,7 @@ class _Outline:
             new_names[node.name] = SizeArgument(value=node.meta.value)
         for value, i in by_name.items():
             later = [use for use in self._uses.get(value, ()) if use >= call.end]
-            if not later:
+            if not later and not any(value in returned for returned in self._outer):
                 continue
             made_inside = self._made.get(value) in inside
             same_as = self._tensor_outside(value, inside)
