@@ -43,6 +43,7 @@ FUNCTIONS = (
     _normalised,
     lambda x: (x.softmax(1, dtype=torch.float64), nn.functional.log_softmax(x, 0, dtype=torch.float64)),
     _attended,
+    lambda x: (x - x[0]) / ((x - x[0]).abs() + 1e-8),  # 0 / 0 where patterns take the number for none.
 )
 
 

@@ -125,7 +125,7 @@ def _attention_with_sums(
 ) -> tuple[Tensor, Tensor]:
     """Return attention, and in place of its sums, which backward computes anew, its queries."""
     mask, scale = options.get("attn_mask"), options.get("scale")
-    return _by_rows(_attention(query, key, value, mask, dropout_p, is_causal, scale=scale)), query
+    return _attention(query, key, value, mask, dropout_p, is_causal, scale=scale), query
 
 
 def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor, *rest: Any, **options: Any) -> Any:
@@ -138,13 +138,7 @@ def _attention_backward(grad: Tensor, query: Tensor, key: Tensor, value: Tensor,
     to_weights = weights * aten.matmul.default(grad, aten.transpose.int(value, -2, -1))
     to_scores = (to_weights - weights * aten.sum.dim_IntList(to_weights, [-1], True)) * scale
     turned = (aten.transpose.int(each, -2, -1) for each in (to_scores, weights))
-    found = aten.matmul.default(to_scores, key), *map(aten.matmul.default, turned, (query, grad))
-    return tuple(map(_by_rows, found))
-
-
-def _by_rows(value: Tensor) -> Tensor:
-    """Return a tensor of heads with the memory that torch's kernels give it, which views rely on."""
-    return aten.transpose.int(aten.contiguous.default(aten.transpose.int(value, 1, 2)), 1, 2)
+    return aten.matmul.default(to_scores, key), *map(aten.matmul.default, turned, (query, grad))
 
 
 def _matmul(left: Tensor, right: Tensor) -> Tensor:
@@ -253,6 +247,8 @@ def _softmax(function: Any) -> Form:
 
 
 FORMS: dict[str, Form] = {
+    # Forms give results in an order of memory of their own, and ONNX knows none.
+    "aten::view.default": aten.reshape.default,
     "aten::scaled_dot_product_attention.default": _attention,
     "aten::_scaled_dot_product_flash_attention_for_cpu.default": _attention_with_sums,
     "aten::_scaled_dot_product_flash_attention_for_cpu_backward.default": _attention_backward,

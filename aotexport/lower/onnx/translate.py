@@ -9,8 +9,11 @@ from types import FrameType
 from typing import Any
 
 import onnx_ir as ir
+import onnx_ir.passes.common as passes
 import torch
-from onnx_ir.passes.common import LiftConstantsToInitializersPass, LiftSubgraphInitializersToMainGraphPass
+from onnxscript.optimizer import fold_constants_ir
+from onnxscript.rewriter import RewritePass
+from onnxscript.rewriter.rules import common as rules
 from torch.export import Dim, ExportedProgram
 
 from aotexport.errors import AttemptFailed, ExportFailed
@@ -35,6 +38,28 @@ Translations = Mapping[Any, Callable[..., Any]]
 """ONNX Script functions by the operator of torch that they translate."""
 
 _RANDOM = ("RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli", "Multinomial")
+
+# Of the rules of `onnxscript.optimizer.optimize`, others take numbers within 1e-8 of 0 for 0, or are runtimes' own.
+_RULES = (
+    rules.no_op_transpose_rule,
+    rules.reshape_reshape_rule,
+    rules.squeeze_reshape_1d_rule,
+    rules.transpose_transpose_rule,
+    rules.unsqueeze_unsqueeze_rule,
+)
+_CLEANED = ir.passes.Sequential(
+    RewritePass(_RULES),
+    passes.IdentityEliminationPass(),
+    passes.RemoveUnusedNodesPass(),
+    passes.RemoveUnusedFunctionsPass(),
+    passes.RemoveUnusedOpsetsPass(),
+    passes.LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0),
+    passes.LiftSubgraphInitializersToMainGraphPass(),
+    passes.DeduplicateInitializersPass(),
+    passes.CommonSubexpressionEliminationPass(),
+    passes.OutputFixPass(),
+    passes.NameFixPass(),
+)
 
 _LOGGERS = ("torch.onnx", "onnxscript", "onnx_ir", "torch.export")
 
@@ -216,11 +241,11 @@ def translate(
             value.const_value = None
             value.name = attribute
             graph.inputs.append(value)
+    model: ir.Model = converted.model
     with quiet(*_LOGGERS):
-        converted.optimize()
-        model: ir.Model = converted.model
-        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-        LiftSubgraphInitializersToMainGraphPass()(model)
+        passes.InlinePass()(model)
+        fold_constants_ir(model, onnx_shape_inference=True)
+        _CLEANED(model)
     _refuse_random(program, model)
     if model.opset_imports.get("") != opset:
         raise ExportFailed(
