@@ -13,11 +13,11 @@ from rich.table import Table
 
 import aotexport
 from aotexport.cli.output import BUNDLE, DIRECTORY, TEXT_FILE, print_json, stdout
-from aotexport.inspection.diff import BundleDifference, diff_bundles
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.commands.doctor import machine, of_bundle
 from aotexport_runtime.commands.explain import explain
 from aotexport_runtime.errors import NotSupported, printable
+from aotexport_runtime.inspection.diff import BundleDifference, diff_bundles
 from aotexport_runtime.module.describe import describe, summary
 
 _EXAMPLE = """\b

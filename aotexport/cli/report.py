@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import click
 from rich.table import Table
@@ -12,11 +12,7 @@ from rich.table import Table
 from aotexport.cli.output import BUNDLE, DIRECTORY, TEXT_FILE, custom_options, print_json, stdout
 from aotexport.cli.progress import Progress
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.errors import NotSupported, printable
-from aotexport_runtime.values.arguments import imported
-
-if TYPE_CHECKING:
-    from aotexport_runtime.module.loading import LoadOptions
+from aotexport_runtime.errors import printable
 
 _EXAMPLE = """\b
 Examples:
@@ -28,17 +24,6 @@ Examples:
 """
 _VIEWERS = {"model-explorer": "graphs.json", "netron": "graphs.dot", "dot": "graphs.dot"}
 """By viewer the file that is written by default."""
-
-
-def _options(imports: tuple[str, ...], namespaces: tuple[str, ...], types: tuple[str, ...]) -> LoadOptions:
-    """Return how to load a bundle with what its user allows, whose modules are imported."""
-    from aotexport_runtime.__main__ import class_named
-    from aotexport_runtime.module.loading import LoadOptions
-
-    for name in imports:
-        imported(name)
-    own = {name: class_named(name) for name in types}
-    return LoadOptions(target="portable", check_digests=False, operator_namespaces=namespaces, tensor_types=own)
 
 
 def _write(output: IO[str], text: str, what: str) -> None:
@@ -77,14 +62,12 @@ def report(
     """
     with Progress() as progress:
         progress("import torch")
-        try:
-            from aotexport.inspection.report import report as page
-        except ImportError as error:
-            raise NotSupported(f"reports need matplotlib ({error}): pip install 'aotexport[report]'") from None
+        from aotexport_runtime.inspection.recorded import portable
+        from aotexport_runtime.inspection.report import report as page
 
         opened = open_bundle(bundle)
         other = None if against is None else open_bundle(against)
-        text = page(opened, _options(**custom), sizes=sizes, against=other, timed=not no_measure, progress=progress)
+        text = page(opened, portable(**custom), sizes=sizes, against=other, timed=not no_measure, progress=progress)
     _write(output, text, "report")
 
 
@@ -137,12 +120,13 @@ def profile(bundle: Path, program: str | None, output: IO[str] | None, as_json: 
     """
     with Progress() as progress:
         progress("import torch")
-        from aotexport.inspection import timing
         from aotexport_runtime.execution.source import line_of
+        from aotexport_runtime.inspection import timing
+        from aotexport_runtime.inspection.recorded import portable
 
         opened = open_bundle(bundle)
         progress("run the recorded call")
-        name, times = timing.profile(opened, _options(**custom), program, output)
+        name, times = timing.profile(opened, portable(**custom), program, output)
     seconds = {
         "lines": times.by(line_of),
         "operators": times.by(lambda node: node.op),

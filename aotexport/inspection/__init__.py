@@ -1,1 +1,1 @@
-"""The contents of a bundle, for people and for scripts, and the differences of two. It uses no stage of an export."""
+"""What a bundle holds, for scripts and viewers: materials, kernels, graphs. It uses no stage of an export."""

@@ -16,8 +16,8 @@ from cyclonedx.model.component import Component, ComponentType, Pedigree
 from cyclonedx.output.json import JsonV1Dot6
 from packageurl import PackageURL
 
-from aotexport.inspection.diff import operator_counts
 from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.inspection.diff import operator_counts
 from aotexport_runtime.module.describe import describe_inputs, describe_outputs, graph_files, trust_needed
 from aotexport_runtime.schema.manifest import Ancestor, Manifest
 

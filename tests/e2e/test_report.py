@@ -16,9 +16,10 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport.cli import app
-from aotexport.inspection.memory import CATEGORIES, timeline
-from aotexport.inspection.recorded import recorded_call, recorded_sizes
 from aotexport.inspection.view import graphs_of
+from aotexport_runtime.__main__ import main
+from aotexport_runtime.inspection.memory import CATEGORIES, timeline
+from aotexport_runtime.inspection.recorded import recorded_call, recorded_sizes
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HOSTILE = "<script>alert(1)</script>"
@@ -131,6 +132,17 @@ def test_a_page_shows_the_bundle_and_loads_nothing(bundles, tmp_path):
         "The ten dearest lines",
     ):
         assert shown in text
+
+
+def test_the_runtime_writes_the_same_page_in_one_step(bundles, tmp_path, capsys):
+    ours, theirs = tmp_path / "ours.html", tmp_path / "theirs.html"
+    assert invoke("report", bundles[Block], "-o", ours, "--no-measure").exit_code == 0
+    assert main(["report", str(bundles[Block]), "-o", str(theirs), "--no-measure"]) == 0
+    assert theirs.read_text() == ours.read_text()
+    for output in (tmp_path, tmp_path / "none" / "page"):
+        assert main(["report", str(bundles[Block]), "-o", str(output), "--no-measure"]) == 1
+        assert f"error: {output} cannot be written: " in capsys.readouterr().err
+    assert {*tmp_path.iterdir()} == {ours, theirs}
 
 
 def test_a_page_of_a_bundle_with_classes_of_its_own_asks_for_them(tmp_path):

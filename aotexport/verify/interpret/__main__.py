@@ -21,7 +21,6 @@ from aotexport.errors import VerificationFailed
 from aotexport.lower.cuda.worker import module_in
 from aotexport.process.patches import Patch, patched
 from aotexport.torch_internals.launches import replace_device_functions
-from aotexport_runtime.__main__ import class_named
 from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.commands.self_test import run_vector, without_target
 from aotexport_runtime.engines.cuda import engine as cuda
@@ -35,6 +34,7 @@ from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.rewrite.names import random_nodes
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import Kernel, PointerParameter
+from aotexport_runtime.values.arguments import class_named
 
 
 def main() -> None:

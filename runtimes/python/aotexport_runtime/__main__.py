@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import sys
 from collections.abc import Callable
@@ -13,7 +12,7 @@ from typing import Any
 
 from aotexport_runtime.errors import AotExportError, ArgumentInvalid, coded, printable
 from aotexport_runtime.server.options import add_options, options_of
-from aotexport_runtime.values.arguments import check_torch, imported, places_of
+from aotexport_runtime.values.arguments import check_torch, class_named, imported, places_of
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -51,12 +50,15 @@ def parser() -> argparse.ArgumentParser:
     add("--device", help="where to run, for example cuda")
     add("--target", action="append", help="engine to test alone (repeatable; default: all of the bundle)")
     add("--trust", choices=("data", "native"), default="data", help="native: run native files as well")
-    add("--import", dest="imports", action="append", default=[], metavar="MODULE")
-    add("--operator-namespace", action="append", default=[], metavar="NAME")
-    add("--tensor-type", action="append", default=[], metavar="MODULE:NAME", help="class of tensors")
+    _add_custom(add)
     add("--sandbox", action="store_true", help="first give up writing, network, programs (Linux)")
     add("--mapped", action="store_true", help="map weights; nobody may write into the files meanwhile")
     add("--json", action="store_true", help="print JSON")
+    add = command("report", _report, "write a page about a bundle: memory, time, weights; needs the extra `report`")
+    add("bundle")
+    add("-o", "--output", default="report.html", metavar="FILE", help="file to write (default: %(default)s)")
+    add("--no-measure", action="store_true", help="do not run the recorded calls")
+    _add_custom(add)
     add = command("explain", _explain, "explain an error: its cause, and the way out")
     add("name", metavar="CODE", help="what stands in brackets behind an error, or the class of one")
     add = command("pull", _pull, "write the bundle of a repository of the Hugging Face Hub to a directory, checked")
@@ -79,6 +81,13 @@ def parser() -> argparse.ArgumentParser:
     add("--signature", metavar="FILE", help="the signature (default: model.sig in the bundle)")
     add("--at", metavar="TIME", help="when certificates must be valid (default: now), for archives")
     return told
+
+
+def _add_custom(add: Callable[..., Any]) -> None:
+    """Add the options for bundles with custom operators."""
+    add("--import", dest="imports", action="append", default=[], metavar="MODULE")
+    add("--operator-namespace", action="append", default=[], metavar="NAME")
+    add("--tensor-type", action="append", default=[], metavar="MODULE:NAME", help="class of tensors")
 
 
 def _inspect(options: Any) -> int:
@@ -170,6 +179,18 @@ def _selftest(options: Any) -> int:
     return 0 if all(result.agrees for _, result in results) else 1
 
 
+def _report(options: Any) -> int:
+    check_torch("a report")
+    from aotexport_runtime.bundle.read import open_bundle
+    from aotexport_runtime.inspection.recorded import portable
+    from aotexport_runtime.inspection.report import write_report
+
+    load = portable(options.imports, options.operator_namespace, options.tensor_type)
+    write_report(open_bundle(options.bundle), load, Path(options.output), timed=not options.no_measure)
+    print(printable(f"report: {options.output}"))
+    return 0
+
+
 def _explain(options: Any) -> int:
     from aotexport_runtime.commands.explain import explain
 
@@ -201,19 +222,6 @@ def _triton_config(options: Any) -> int:
     size = options.max_batch_size
     print(triton_config(name, servable.inputs, servable.outputs, servable.batch_axes, max_batch_size=size), end="")
     return 0
-
-
-def class_named(name: str) -> type:
-    """Return the class that the caller names `module:qualified.name`.
-
-    Raises:
-        ArgumentInvalid: there is none.
-    """
-    module, _, path = name.partition(":")
-    found: Any = functools.reduce(lambda owner, part: getattr(owner, part, None), path.split("."), imported(module))
-    if not isinstance(found, type):
-        raise ArgumentInvalid(f"`{name}` is no class; write MODULE:NAME, for example `mine.tensors:Int8Tensor`")
-    return found
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import reduce, wraps
 from importlib import metadata
 from inspect import Signature, cleandoc, getdoc, signature
 from pathlib import Path
@@ -76,6 +76,19 @@ def imported(name: str) -> ModuleType:
         return importlib.import_module(name)
     except (ImportError, ValueError) as error:
         raise ArgumentInvalid(f"importing `{name}` failed: {error}") from error
+
+
+def class_named(name: str) -> type:
+    """Return the class that the caller names `module:qualified.name`.
+
+    Raises:
+        ArgumentInvalid: there is none.
+    """
+    module, _, path = name.partition(":")
+    found: Any = reduce(lambda owner, part: getattr(owner, part, None), path.split("."), imported(module))
+    if not isinstance(found, type):
+        raise ArgumentInvalid(f"`{name}` is no class; write MODULE:NAME, for example `mine.tensors:Int8Tensor`")
+    return found
 
 
 def places_of(names: Iterable[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -11,23 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jinja2
-import matplotlib
 import torch
-from matplotlib.backends.backend_svg import FigureCanvasSVG
-from matplotlib.figure import Figure
 
-from aotexport.inspection.diff import diff_bundles, operator_counts
-from aotexport.inspection.memory import CATEGORIES, Timeline, timeline
-from aotexport.inspection.recorded import recorded_call, recorded_sizes
-from aotexport.inspection.timing import NodeTimes, measure
 from aotexport_runtime.bundle.notes import notes_of
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.signature import SIGNATURE_NAME
 from aotexport_runtime.commands.results import describe_graphs
 from aotexport_runtime.commands.self_test import run_vectors
-from aotexport_runtime.errors import ArgumentInvalid, NotSupported, first_line
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported, NotWritten, first_line
 from aotexport_runtime.execution.source import line_of
+from aotexport_runtime.inspection.diff import diff_bundles, operator_counts
+from aotexport_runtime.inspection.memory import CATEGORIES, Timeline, timeline
+from aotexport_runtime.inspection.recorded import recorded_call, recorded_sizes
+from aotexport_runtime.inspection.timing import NodeTimes, measure
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.describe import (
     describe_overview,
@@ -37,6 +34,14 @@ from aotexport_runtime.module.describe import (
     sections,
 )
 from aotexport_runtime.module.loading import LoadOptions, load_module
+
+try:
+    import jinja2
+    import matplotlib
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+except ImportError as error:
+    raise NotSupported(f"reports need matplotlib ({error}): pip install 'aotexport-runtime[report]'") from None
 
 _COLORS = ("#7b8794", "#9b8bd1", "#4f9dde", "#e2a03f", "#c8d0da", "#d1605e")
 _POINTS = 400
@@ -101,6 +106,20 @@ def report(
         differences=[] if against is None else diff_bundles(against, bundle),
         categories=list(zip(CATEGORIES, _COLORS, strict=True)),
     )
+
+
+def write_report(bundle: Bundle, options: LoadOptions, output: Path, *, timed: bool) -> None:
+    """Write the page of a bundle to a file in one step (`NotWritten`: it cannot be written); see `report`."""
+    staged = output.parent / f".{output.name}.{os.getpid()}"
+    try:
+        staged.touch(exist_ok=False)
+        try:
+            staged.write_text(report(bundle, options, sizes={}, timed=timed), encoding="utf-8")
+            staged.replace(output)
+        finally:
+            staged.unlink(missing_ok=True)
+    except OSError as error:
+        raise NotWritten(f"{output} cannot be written: {error.strerror}", error.errno or 0) from None
 
 
 def _loaded(bundle: Bundle, options: LoadOptions) -> tuple[BundleModule | None, str]:

@@ -14,10 +14,10 @@ from typing import IO, Any
 
 import torch
 
-from aotexport.inspection.recorded import recorded_call
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.source import Origin, is_defined, origin
+from aotexport_runtime.inspection.recorded import recorded_call
 from aotexport_runtime.module.loading import LoadOptions, load_module
 
 

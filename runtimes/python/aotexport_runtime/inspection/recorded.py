@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -12,11 +12,21 @@ from aotexport_runtime.call.flat_call import arguments_of, flat_outputs, returni
 from aotexport_runtime.errors import ArgumentInvalid
 from aotexport_runtime.execution.autocast import device_type_of, under_autocast
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.loading import LoadOptions
 from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput
 from aotexport_runtime.schema.vectors import VectorInput
+from aotexport_runtime.values.arguments import class_named, imported
 from aotexport_runtime.values.observe import make_inputs
 from aotexport_runtime.values.sizes import describe_range
+
+
+def portable(imports: Iterable[str], namespaces: Iterable[str], types: Iterable[str]) -> LoadOptions:
+    """Return how to load a bundle by its graphs with what its user allows; the modules `imports` are imported."""
+    for name in imports:
+        imported(name)
+    own = {name: class_named(name) for name in types}
+    return LoadOptions(target="portable", check_digests=False, operator_namespaces=tuple(namespaces), tensor_types=own)
 
 
 def recorded_sizes(bundle: Bundle, program: Program, given: Mapping[str, int]) -> dict[str, int]:
