@@ -3,6 +3,7 @@
 import copy
 import itertools
 import json
+import math
 import shutil
 
 import msgspec
@@ -315,6 +316,13 @@ def test_steps_in_onnx_runtime_are_those_of_the_graph(stepping, tmp_path):
         ours.program("step")
     with pytest.raises(NotSupported, match="does not clip"):
         ours.stepper(max_norm=1.0)
+    for stepper, x in zip(steppers, (torch.ones(3, 2).numpy(), torch.ones(3, 2)), strict=True):
+        stepper.max_norm = 1.0
+        with pytest.raises(NotSupported, match="does not clip"):
+            stepper(x)
+    steppers[0].lr, steppers[0].max_norm = [0.1, 0.2], math.inf
+    with pytest.raises(ArgumentInvalid, match="the optimizer has 1 groups of parameters, got 2 rates"):
+        steppers[0](torch.ones(3, 2).numpy())
 
 
 def test_state_of_parameters_that_the_bundle_does_not_store_is_refused(stepping):

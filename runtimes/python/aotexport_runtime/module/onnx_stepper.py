@@ -20,7 +20,7 @@ class OnnxStepper:
     Weights and the optimizer's state are in `state` of the module, whose other programs read the weights there.
 
     Attributes:
-        lr: learning rates of the optimizer's groups, for the next steps.
+        lr: learning rate of the next steps, one for every group of the optimizer or one each.
         max_norm: norm that gradients are clipped to, if the program clips; infinite: they are not.
         seed: what dropout draws by, with the number of steps.
     """
@@ -30,10 +30,11 @@ class OnnxStepper:
     ) -> None:
         """Begin with step 0, or go on from `state` of the module; see `OnnxModule.stepper`."""
         bundle = module.bundle
-        optimizer = optimizer_of(bundle.manifest)
+        optimizer = self._optimizer = optimizer_of(bundle.manifest)
         self._module, self._plan = module, module.plan(STEP)
         self._held = state_of(optimizer, bundle.manifest, bundle.program(STEP))
-        self.lr, self.max_norm = optimizer.rates(lr, max_norm)
+        rates, self.max_norm = optimizer.rates(lr, max_norm)
+        self.lr: float | Sequence[float] = rates
         self.seed = seed
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -44,10 +45,13 @@ class OnnxStepper:
             **kwargs: its keyword arguments.
 
         Raises:
+            ArgumentInvalid: `lr` has another number of rates than there are groups.
             CallInvalid: the call does not fit the program.
+            NotSupported: `max_norm` is finite, and the program does not clip.
         """
-        rates = {f"optimizer['lr'][{index}]": rate for index, rate in enumerate(self.lr)}
-        given, state = {**rates, MAX_NORM: self.max_norm, SEED: self.seed}, self._module.state
+        lr, max_norm = self._optimizer.rates(self.lr, self.max_norm)
+        rates = {f"optimizer['lr'][{index}]": rate for index, rate in enumerate(lr)}
+        given, state = {**rates, MAX_NORM: max_norm, SEED: self.seed}, self._module.state
         for path, held in self._held.items():
             if path in given or path not in state:
                 state[path] = np.full(held.shape, given.get(path, held.initial), held.dtype)

@@ -54,9 +54,9 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         rates: list[Any] = own if lr is None else [lr] * len(own) if isinstance(lr, int | float) else list(lr)
         if len(rates) != len(own):
             raise ArgumentInvalid(f"`lr`: the optimizer has {len(own)} groups of parameters, got {len(rates)} rates")
-        if max_norm is not None and not self.clip:
+        if max_norm not in (None, math.inf) and not self.clip:
             raise NotSupported("the program does not clip gradients: export the step with `clip=True`")
-        return rates, float("inf") if max_norm is None else max_norm
+        return rates, math.inf if max_norm is None else max_norm
 
 
 class Held(NamedTuple):

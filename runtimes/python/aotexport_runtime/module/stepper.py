@@ -104,8 +104,9 @@ class Stepper(torch.optim.Optimizer):
             if (rate := group["lr"]) != self._rates[index]:
                 self._table[f"optimizer['lr'][{index}]"].fill_(rate)
                 self._rates[index] = float(rate)
+        _, max_norm = self._optimizer.rates(None, self.max_norm)
         if self._optimizer.clip:
-            self._table[MAX_NORM].fill_(self.max_norm)
+            self._table[MAX_NORM].fill_(max_norm)
         if self._plan is None or self._module.changes() is not self._changes:
             self._plan = self._composed()
             self._changes = self._module.changes()
