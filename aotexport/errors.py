@@ -12,13 +12,6 @@ class ModelFileInvalid(AotExportError):
     """
 
 
-class DataInvalid(AotExportError):
-    """Data to train on cannot be read, or does not fit the bundle or the loss.
-
-    Way out: the message names the file, the row or the column, and what is expected.
-    """
-
-
 class ExportFailed(AotExportError):
     """The model cannot be exported: an operator or construct, named with the user's source line.
 

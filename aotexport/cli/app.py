@@ -19,15 +19,15 @@ import aotexport
 from aotexport.cli.convert import convert
 from aotexport.cli.derive import derive
 from aotexport.cli.export import export
-from aotexport.cli.finetune import finetune
 from aotexport.cli.hub import pull, push
 from aotexport.cli.inspect import bom, diff, doctor, explain_command, inspect
 from aotexport.cli.onnx import onnx
 from aotexport.cli.report import profile, report, view
 from aotexport.cli.sign import sign, verify_signature_command
 from aotexport.cli.verify import verify
-from aotexport.errors import AotExportError, DataInvalid, InternalError, ModelFileInvalid, OutputExists
-from aotexport_runtime.errors import ArgumentInvalid, coded, printable
+from aotexport.errors import AotExportError, InternalError, ModelFileInvalid, OutputExists
+from aotexport_runtime.errors import ArgumentInvalid, DataInvalid, coded, printable
+from aotexport_runtime.finetune.command import finetune
 
 _BUG = 3
 _INTERRUPTED = 130

@@ -32,7 +32,7 @@ from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
 import aotexport
 import aotexport_runtime
 from aotexport.cli import app
-from aotexport.finetune.history import History
+from aotexport_runtime.finetune.history import History
 from tests.forked import run_script
 
 

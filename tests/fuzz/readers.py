@@ -23,8 +23,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 import aotexport_runtime
-from aotexport.finetune import checkpoint
-from aotexport.finetune.settings import Settings
 from aotexport_runtime.adapters import add_lora, delete_adapter, load_adapter, save_adapter
 from aotexport_runtime.adapters.config import CONFIG_FILE, read_config
 from aotexport_runtime.adapters.lora import adapters_of
@@ -35,6 +33,8 @@ from aotexport_runtime.bundle.signature import SIGNATURE_NAME, Signed, signing_l
 from aotexport_runtime.bundle.weights import load_tensors, read_tensors
 from aotexport_runtime.errors import AotExportError, BundleInvalid, Place
 from aotexport_runtime.execution.codegen import Environment, constant_value
+from aotexport_runtime.finetune import checkpoint
+from aotexport_runtime.finetune.settings import Settings
 from aotexport_runtime.schema.bounded import Record
 from aotexport_runtime.schema.codec import decode_record, encode_record
 from aotexport_runtime.schema.graph import Graph

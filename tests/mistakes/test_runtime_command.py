@@ -22,6 +22,11 @@ ROWS = {
         1,
         "the bundle has no kernels. Export it with `--target cuda`",
     ),
+    "data_is_missing": (
+        "finetune bundle --data nothing.jsonl -o tuned",
+        2,
+        "--data: there is no file or directory 'nothing.jsonl'; or write `digits`",
+    ),
     "import_is_unknown": (
         "selftest bundle --import nothing",
         2,

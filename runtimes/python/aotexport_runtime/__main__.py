@@ -10,19 +10,30 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
-from aotexport_runtime.errors import AotExportError, ArgumentInvalid, coded, printable
+from aotexport_runtime.errors import (
+    AotExportError,
+    ArgumentInvalid,
+    DataInvalid,
+    NotSupported,
+    OutputExists,
+    coded,
+    printable,
+)
 from aotexport_runtime.server.options import add_options, options_of
 from aotexport_runtime.values.arguments import check_torch, class_named, imported, places_of
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run a command; return its exit code: 0 well, 1 the bundle failed, 2 wrong usage."""
-    options = parser().parse_args(argv)
+    given = sys.argv[1:] if argv is None else argv
     try:
+        if given[:1] == ["finetune"]:
+            return _finetune(given[1:])
+        options = parser().parse_args(given)
         return options.run(options)
     except AotExportError as error:
         print(f"error: {coded(error)}", file=sys.stderr)
-        return 2 if isinstance(error, ArgumentInvalid) else 1
+        return 2 if isinstance(error, ArgumentInvalid | DataInvalid | OutputExists) else 1
 
 
 def parser() -> argparse.ArgumentParser:
@@ -59,6 +70,8 @@ def parser() -> argparse.ArgumentParser:
     add("-o", "--output", default="report.html", metavar="FILE", help="file to write (default: %(default)s)")
     add("--no-measure", action="store_true", help="do not run the recorded calls")
     _add_custom(add)
+    # Its options are click's; see `main`.
+    commands.add_parser("finetune", help="train a bundle on data of your own; needs the extra `finetune`")
     add = command("explain", _explain, "explain an error: its cause, and the way out")
     add("name", metavar="CODE", help="what stands in brackets behind an error, or the class of one")
     add = command("pull", _pull, "write the bundle of a repository of the Hugging Face Hub to a directory, checked")
@@ -188,6 +201,18 @@ def _report(options: Any) -> int:
     load = portable(options.imports, options.operator_namespace, options.tensor_type)
     write_report(open_bundle(options.bundle), load, Path(options.output), timed=not options.no_measure)
     print(printable(f"report: {options.output}"))
+    return 0
+
+
+def _finetune(given: list[str]) -> int:
+    check_torch("training")
+    try:
+        from aotexport_runtime.finetune.command import finetune
+    except ImportError as error:
+        raise NotSupported(
+            f"training needs click and rich ({error}): pip install 'aotexport-runtime[finetune]'"
+        ) from None
+    finetune.main(given, prog_name="python -m aotexport_runtime finetune")
     return 0
 
 

@@ -173,6 +173,13 @@ class ArgumentInvalid(AotExportError, TypeError):
     """
 
 
+class DataInvalid(AotExportError):
+    """Data to train on cannot be read, or does not fit the bundle or the loss.
+
+    Way out: the message names the file, the row or the column, and what is expected.
+    """
+
+
 class TorchMissing(NotSupported, ModuleNotFoundError):
     """The request needs torch, which is not installed or too old.
 

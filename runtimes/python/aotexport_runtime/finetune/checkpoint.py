@@ -12,10 +12,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from aotexport.errors import DataInvalid
-from aotexport.finetune.settings import Settings
 from aotexport_runtime.bundle.directory import at_descriptor, open_regular
-from aotexport_runtime.errors import NotWritten
+from aotexport_runtime.errors import DataInvalid, NotWritten
+from aotexport_runtime.finetune.settings import Settings
 from aotexport_runtime.module.bundle_module import BundleModule
 
 FILE, BEST = "checkpoint.safetensors", "best.safetensors"

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aotexport.errors import DataInvalid
-from aotexport.finetune.table import Table, listed
-from aotexport.finetune.tokenizer import Encoded, Span, Tokenizer
+from aotexport_runtime.errors import DataInvalid
+from aotexport_runtime.finetune.table import Table, listed
+from aotexport_runtime.finetune.tokenizer import Encoded, Span, Tokenizer
 
 IGNORED = -100
 """The class of a token that has none."""

@@ -7,23 +7,22 @@ import fnmatch
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
-from aotexport.errors import DataInvalid
-from aotexport.finetune import checkpoint, history
-from aotexport.finetune.examples import Examples, examples_of
-from aotexport.finetune.history import Entry, History
-from aotexport.finetune.losses import Outcome, outcome
-from aotexport.finetune.model import Model
-from aotexport.finetune.settings import Settings
-from aotexport.finetune.table import Table, listed
 from aotexport_runtime.adapters import add_lora
-from aotexport_runtime.errors import NotSupported, NotWritten
+from aotexport_runtime.errors import DataInvalid, NotSupported, NotWritten
+from aotexport_runtime.finetune import checkpoint, history
+from aotexport_runtime.finetune.examples import Examples, examples_of
+from aotexport_runtime.finetune.history import Entry, History
+from aotexport_runtime.finetune.losses import Outcome, outcome
+from aotexport_runtime.finetune.model import Model
+from aotexport_runtime.finetune.settings import Settings
+from aotexport_runtime.finetune.table import Table, listed
 from aotexport_runtime.module.bundle_module import BundleModule
 
 
@@ -43,7 +42,7 @@ class Place:
 
 
 @contextlib.contextmanager
-def processes(device: str) -> Iterator[None]:
+def processes(device: str) -> Generator[None]:
     """Join the processes that `torchrun` has started in the block, each with a device of its own; else do nothing."""
     if "WORLD_SIZE" not in os.environ:
         yield

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from aotexport.errors import DataInvalid
-from aotexport.finetune.model import OWN_LOSS, OWN_TARGET, Batch, Model, chosen
-from aotexport.finetune.settings import Loss, Settings
-from aotexport.finetune.table import listed
-from aotexport.finetune.targets import IGNORED
+from aotexport_runtime.errors import DataInvalid
+from aotexport_runtime.finetune.model import OWN_LOSS, OWN_TARGET, Batch, Model, chosen
+from aotexport_runtime.finetune.settings import Loss, Settings
+from aotexport_runtime.finetune.table import listed
+from aotexport_runtime.finetune.targets import IGNORED
 
 TARGET = "target"
 """What a batch shall give, beside the inputs."""

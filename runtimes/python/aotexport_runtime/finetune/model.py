@@ -7,10 +7,9 @@ from typing import Any
 
 import torch
 
-from aotexport.errors import DataInvalid
-from aotexport.finetune.table import listed
 from aotexport_runtime.call.flat_call import arguments_of, flat_outputs
-from aotexport_runtime.errors import NotSupported
+from aotexport_runtime.errors import DataInvalid, NotSupported
+from aotexport_runtime.finetune.table import listed
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.compose import program_of
 from aotexport_runtime.module.module_class import methods_of

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from aotexport.errors import DataInvalid
 from aotexport_runtime.bundle.directory import open_regular
+from aotexport_runtime.errors import DataInvalid
 
 FILE = "history.jsonl"
 PICTURE = "curves.png"
@@ -82,7 +82,9 @@ def _writer(directory: Path, steps: int) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
-        raise DataInvalid("--tensorboard needs the package tensorboard: pip install 'aotexport[finetune]'") from None
+        raise DataInvalid(
+            "--tensorboard needs the package tensorboard: pip install 'aotexport-runtime[finetune]'"
+        ) from None
     make: Callable[..., Any] = SummaryWriter
     return make(str(directory), purge_step=steps + 1 if steps else None)
 

@@ -1,25 +1,29 @@
-"""`aotexport finetune bundle/ --data ... -o tuned/`: train a bundle on a user's data."""
+"""`python -m aotexport_runtime finetune bundle/ --data ... -o tuned/`: train a bundle on a user's data."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import fields
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
+import msgspec
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
 
-from aotexport.cli.output import BUNDLE, print_json, printed_elsewhere, stdout
-from aotexport.cli.progress import Progress, TrainingProgress, epochs_table
-from aotexport.finetune.settings import Lora, Settings
+from aotexport_runtime.finetune.progress import TrainingProgress, epochs_table
+from aotexport_runtime.finetune.settings import Lora, Settings
 
 if TYPE_CHECKING:
-    from aotexport.finetune.run import Place, Run
+    from aotexport_runtime.finetune.run import Place, Run
     from aotexport_runtime.module.bundle_module import BundleModule
 
 _EXAMPLE = """\b
@@ -49,7 +53,7 @@ def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(short_help="Train a bundle on data of your own.", epilog=_EXAMPLE)
-@BUNDLE
+@click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option(
     "--data",
     required=True,
@@ -116,10 +120,10 @@ def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **option
     merges, force, others = options["merge"], options["force"], int(os.environ.get("RANK", "0")) > 0
     quiet = options["quiet"] or others
     kind = "bundle" if settings.lora is None or merges else "adapter"
-    with printed_elsewhere(options["as_json"]), contextlib.ExitStack() as group:
-        with Progress(quiet=quiet) as progress:
-            progress("import torch")
-            from aotexport.finetune.run import Place, processes
+    elsewhere = contextlib.redirect_stdout(sys.stderr) if options["as_json"] else contextlib.nullcontext()
+    with elsewhere, contextlib.ExitStack() as group:
+        with Console(stderr=True, highlight=False, quiet=quiet).status("import torch") as status:
+            from aotexport_runtime.finetune.run import Place, processes
 
             place = Place(
                 directory=options["directory"] or output.with_name(output.name + ".run"),
@@ -129,7 +133,7 @@ def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **option
             )
             group.enter_context(processes(options["device"]))
             _check_place(output, place, force=force, kind=kind)
-            module, run, trained = _prepared(bundle, data, settings, place, options, progress)
+            module, run, trained = _prepared(bundle, data, settings, place, options, status)
         for note in () if quiet else run.notes:
             _say(f"note: {note}")
         shown = TrainingProgress(quiet=quiet, steps=run.steps, epochs=settings.epochs, done=run.step)
@@ -146,22 +150,22 @@ def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **option
         drawn = run.picture(f"{bundle.name}: {settings.loss} on {Path(data).name}")
     summary = _summary(run, output, drawn, place, kind)
     if options["as_json"]:
-        print_json(summary)
+        click.echo(msgspec.json.format(msgspec.json.encode(summary)))
     elif not quiet:
         _print(summary)
 
 
 def _prepared(
-    bundle: Path, data: str, settings: Settings, place: Place, options: dict[str, Any], progress: Progress
+    bundle: Path, data: str, settings: Settings, place: Place, options: dict[str, Any], status: Status
 ) -> tuple[BundleModule, Run, str]:
     """Return the loaded bundle, its run, and what is trained, for people."""
-    from aotexport.finetune.run import Run, prepare
-    from aotexport.finetune.table import read_table
+    from aotexport_runtime.finetune.run import Run, prepare
+    from aotexport_runtime.finetune.table import read_table
     from aotexport_runtime.ranks import load
 
-    progress(f"read {data}")
+    status.update(Text(f"read {data}"))
     table = read_table(data)
-    progress(f"load {bundle}")
+    status.update(Text(f"load {bundle}"))
     module = load(bundle, device=None if options["device"] == "cpu" else options["device"])
     trained = prepare(module, settings)
     return module, Run(module, table, settings, options["tokenizer"], place), trained
@@ -181,10 +185,10 @@ def _settings(options: dict[str, Any]) -> Settings:
 
 def _check_place(output: Path, place: Place, *, force: bool, kind: str) -> None:
     """Refuse before the work what could not be written after it."""
-    from aotexport.errors import OutputExists
-    from aotexport.finetune.checkpoint import FILE
     from aotexport_runtime.adapters.config import CONFIG_FILE
     from aotexport_runtime.bundle.staging import why_not_written
+    from aotexport_runtime.errors import OutputExists
+    from aotexport_runtime.finetune.checkpoint import FILE
 
     if kind == "adapter" and (output / CONFIG_FILE).exists() and not force:
         raise OutputExists(f"`{output}` holds an adapter; give --force to replace it, or choose another place")
@@ -195,7 +199,7 @@ def _check_place(output: Path, place: Place, *, force: bool, kind: str) -> None:
 
 
 @contextlib.contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
+def _interrupts() -> Generator[Callable[[], bool]]:
     """Yield whether Ctrl-C or SIGTERM came in the block: the first waits for the end of the step."""
     noted: list[int] = []
 
@@ -246,7 +250,7 @@ def _summary(run: Run, output: Path, drawn: Path | None, place: Place, kind: str
 
 
 def _print(summary: dict[str, Any]) -> None:
-    console = stdout()
+    console = Console(highlight=False, markup=False, soft_wrap=True)
     console.print(epochs_table(summary["epochs"]))
     console.print(f"wrote the {summary['kind']} {summary['output']}")
     if summary["classes"]:

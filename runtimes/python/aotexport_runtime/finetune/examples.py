@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from aotexport.errors import DataInvalid
-from aotexport.finetune.losses import FIRST, SECOND, TARGET
-from aotexport.finetune.model import OWN_TARGET, POSITIONS, Batch, Model
-from aotexport.finetune.settings import Settings
-from aotexport.finetune.table import Columns, Table, listed
-from aotexport.finetune.targets import IGNORED, Classes, answers_of, has_lists_of_text, of_first_tokens, packed
-from aotexport.finetune.tokenizer import Encoded, Tokenizer
+from aotexport_runtime.errors import DataInvalid
+from aotexport_runtime.finetune.losses import FIRST, SECOND, TARGET
+from aotexport_runtime.finetune.model import OWN_TARGET, POSITIONS, Batch, Model
+from aotexport_runtime.finetune.settings import Settings
+from aotexport_runtime.finetune.table import Columns, Table, listed
+from aotexport_runtime.finetune.targets import IGNORED, Classes, answers_of, has_lists_of_text, of_first_tokens, packed
+from aotexport_runtime.finetune.tokenizer import Encoded, Tokenizer
 from aotexport_runtime.serving.interface import TensorSpec
 from aotexport_runtime.values import dtypes
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aotexport.errors import DataInvalid
-from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.errors import ArgumentInvalid, DataInvalid, NotSupported
 from aotexport_runtime.schema.manifest import TOKENIZER_FILES
 from aotexport_runtime.serving import tokenizer as runtime
 

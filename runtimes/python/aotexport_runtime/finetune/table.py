@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aotexport.errors import DataInvalid
+from aotexport_runtime.errors import DataInvalid
 
 DIGITS = "digits"
 """The data that scikit-learn has: 1,797 images of handwritten digits, 8 x 8 pixels."""
@@ -72,10 +72,10 @@ def _checked(source: str, columns: Columns, held_out: Columns | None = None) -> 
 
 def _digits() -> Table:
     try:
-        from sklearn.datasets import load_digits
+        datasets = importlib.import_module("sklearn.datasets")
     except ImportError:
-        raise DataInvalid(f"--data {DIGITS} needs scikit-learn: pip install 'aotexport[finetune]'") from None
-    data: Any = load_digits()
+        raise DataInvalid(f"--data {DIGITS} needs scikit-learn: pip install 'aotexport-runtime[finetune]'") from None
+    data: Any = datasets.load_digits()
     return Table(DIGITS, {"image": data.images.astype("float32") / 16, "label": data.target})
 
 
@@ -148,7 +148,7 @@ def _pyarrow() -> Any:
         return importlib.import_module("pyarrow")
     except ImportError:
         raise DataInvalid(
-            "--data: Parquet, CSV and `datasets` need pyarrow: pip install 'aotexport[finetune]'"
+            "--data: Parquet, CSV and `datasets` need pyarrow: pip install 'aotexport-runtime[finetune]'"
         ) from None
 
 

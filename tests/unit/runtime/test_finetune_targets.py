@@ -8,10 +8,10 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from aotexport.errors import DataInvalid
-from aotexport.finetune.table import Table
-from aotexport.finetune.targets import IGNORED, Classes, answers_of, of_first_tokens
-from aotexport.finetune.tokenizer import BYTES, Tokenizer
+from aotexport_runtime.errors import DataInvalid
+from aotexport_runtime.finetune.table import Table
+from aotexport_runtime.finetune.targets import IGNORED, Classes, answers_of, of_first_tokens
+from aotexport_runtime.finetune.tokenizer import BYTES, Tokenizer
 
 TEMPLATE = (
     "<s>{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tool') }}{% endif %}<|{{ m.role }}|>"
