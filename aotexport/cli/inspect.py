@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
 import click
+from rich.console import RenderableType
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 import aotexport
 from aotexport.cli.output import BUNDLE, DIRECTORY, TEXT_FILE, print_json, stdout
@@ -18,6 +22,7 @@ from aotexport_runtime.commands.doctor import machine, of_bundle
 from aotexport_runtime.commands.explain import explain
 from aotexport_runtime.errors import NotSupported, printable
 from aotexport_runtime.inspection.diff import BundleDifference, diff_bundles
+from aotexport_runtime.inspection.kernels import KernelFacts, kernel_facts
 from aotexport_runtime.module.describe import describe, summary
 
 _EXAMPLE = """\b
@@ -51,15 +56,39 @@ def inspect(bundle: Path, program: str | None, graph: bool, kernels: bool, as_js
 
 
 def _show_kernels(bundle: Bundle, program: str | None, *, as_json: bool) -> None:
-    from aotexport.inspection import kernels
-
-    facts = kernels.kernel_facts(bundle, program)
+    facts = kernel_facts(bundle, program)
     if as_json:
         print_json([dataclasses.asdict(kernel) for kernel in facts])
         return
     console = stdout()
-    for piece in kernels.render(facts):
+    for piece in _rendered(facts):
         console.print(piece, soft_wrap=not console.is_terminal)
+
+
+def _rendered(facts: list[KernelFacts]) -> Iterator[RenderableType]:
+    if not facts:
+        yield Text("no kernels")
+    for kernel in facts:
+        yield Text(printable(kernel.name), style="bold")
+        launches = ", ".join(f"{count} in {part}" for part, count in kernel.launches.items())
+        grid = Table.grid(padding=(0, 2))
+        rows = {
+            "operators": ", ".join(name.removeprefix("aten::") for name in kernel.operators) or "not recorded",
+            "lines": ", ".join(kernel.lines) or "not recorded",
+            "launches": launches,
+            "candidates": str(kernel.candidates),
+        }
+        for name, value in rows.items():
+            grid.add_row(name, printable(value))
+        yield Padding(grid, (0, 0, 0, 2), expand=False)
+        code = Table("code", "bytes", "registers", "stack", "shared", box=None, pad_edge=False)
+        for column in code.columns[1:]:
+            column.justify = "right"
+        for each in kernel.code:
+            taken = each.resources
+            known = ("", "") if taken is None else (f"{taken.registers}", f"{taken.stack_nbytes:,}")
+            code.add_row(each.architecture, f"{each.nbytes:,}", *known, f"{each.shared_nbytes:,}")
+        yield Padding(code, (0, 0, 0, 2), expand=False)
 
 
 @click.command(short_help="Show what differs between two bundles.", epilog=_EXAMPLE)
@@ -108,7 +137,7 @@ def bom(bundle: Path, output: IO[str]) -> None:
     Every file is compared with its digest. Nothing of the bundle is run, and torch is not needed.
     """
     try:
-        from aotexport.inspection.bom import bill_of_materials
+        from aotexport_runtime.inspection.bom import bill_of_materials
     except ImportError as error:
         raise NotSupported(
             f"bills of materials need the packages of the extra `bom` ({error}): pip install 'aotexport[bom]'"

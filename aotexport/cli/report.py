@@ -92,7 +92,7 @@ def view(
     `netron FILE`, which shows ONNX models (`aotexport onnx`) as well. Nothing of the bundle is run, and torch is not
     needed.
     """
-    from aotexport.inspection.view import dot_of, graphs_of
+    from aotexport_runtime.inspection.view import dot_of, graphs_of
 
     if depth is not None and viewer == "model-explorer":
         raise click.UsageError("--depth is for --format netron and dot; layers of Model Explorer open by a click")

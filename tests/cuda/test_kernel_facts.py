@@ -13,11 +13,11 @@ from torch import nn
 
 import aotexport
 from aotexport.cli.inspect import inspect
-from aotexport.inspection.kernels import kernel_facts, resources
 from aotexport.lower.cuda import compile as compilation
 from aotexport.lower.cuda.compile import compile_kernels
 from aotexport.lower.targets import CUDA_ARCHITECTURES
 from aotexport_runtime import open_bundle
+from aotexport_runtime.inspection.kernels import kernel_facts, resources
 from tests.cuda.test_compile import DOUBLED
 
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"

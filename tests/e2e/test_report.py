@@ -16,10 +16,10 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport.cli import app
-from aotexport.inspection.view import graphs_of
 from aotexport_runtime.__main__ import main
 from aotexport_runtime.inspection.memory import CATEGORIES, timeline
 from aotexport_runtime.inspection.recorded import recorded_call, recorded_sizes
+from aotexport_runtime.inspection.view import graphs_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HOSTILE = "<script>alert(1)</script>"

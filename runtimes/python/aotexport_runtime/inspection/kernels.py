@@ -6,22 +6,14 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rich.console import RenderableType
-from rich.padding import Padding
-from rich.table import Table
-from rich.text import Text
-
 from aotexport_runtime.bundle.packs import TARGET, code_of, unpacked
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.cuda.choice import launches_of
-from aotexport_runtime.errors import printable
 from aotexport_runtime.schema.targets import Kernel
 
 _REGISTERS, _FRAME = 0x2F, 0x11
 _SIZED = 0x04
 """Format of attributes that are followed by their size in bytes; others have a value of two bytes in its place."""
-
-_INDENT = (0, 0, 0, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,30 +128,3 @@ def _attributes(section: bytes) -> Iterator[tuple[int, int]]:
             if attribute in (_REGISTERS, _FRAME):
                 yield attribute, struct.unpack_from("<II", section, at)[1]
             at += size
-
-
-def render(facts: list[KernelFacts]) -> Iterator[RenderableType]:
-    """Yield the output of `inspect --kernels`, piece by piece."""
-    if not facts:
-        yield Text("no kernels")
-    for kernel in facts:
-        yield Text(printable(kernel.name), style="bold")
-        launches = ", ".join(f"{count} in {part}" for part, count in kernel.launches.items())
-        grid = Table.grid(padding=(0, 2))
-        rows = {
-            "operators": ", ".join(name.removeprefix("aten::") for name in kernel.operators) or "not recorded",
-            "lines": ", ".join(kernel.lines) or "not recorded",
-            "launches": launches,
-            "candidates": str(kernel.candidates),
-        }
-        for name, value in rows.items():
-            grid.add_row(name, printable(value))
-        yield Padding(grid, _INDENT, expand=False)
-        code = Table("code", "bytes", "registers", "stack", "shared", box=None, pad_edge=False)
-        for column in code.columns[1:]:
-            column.justify = "right"
-        for each in kernel.code:
-            taken = each.resources
-            known = ("", "") if taken is None else (f"{taken.registers}", f"{taken.stack_nbytes:,}")
-            code.add_row(each.architecture, f"{each.nbytes:,}", *known, f"{each.shared_nbytes:,}")
-        yield Padding(code, _INDENT, expand=False)
