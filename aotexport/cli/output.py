@@ -104,8 +104,8 @@ class WriteOptions:
     step: str | None = _option(
         "--step",
         metavar="OPTIMIZER",
-        help="Add the program `step`, a whole training step: sgd, adam, adamw, adagrad or rmsprop, with options, as "
-        "'sgd:momentum=0.9', 'adamw:weight_decay=0.1,clip=True'.",
+        help="Add the program `step`, a whole training step: adamw, another of torch.optim, or package.module:Class, "
+        "with options, as 'sgd:momentum=0.9', 'adamw:weight_decay=0.1,clip=True,accumulate=True'.",
     )
     force: bool = _option("--force", is_flag=True, help="Replace a bundle at the output.")
     fast: bool = _option("--fast", is_flag=True, help="Compare with eager in fewer calls; the manifest says so.")

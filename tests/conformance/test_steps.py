@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
 
 import aotexport
+from aotexport.capture.functional.optimizer import moments_of, update_graph
 from aotexport.torch_internals.calls import tree_leaves
 from aotexport_runtime import CallInvalid, adapters, load, open_bundle
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
@@ -45,6 +46,45 @@ def batches():
             torch.randn(size, 6, generator=generator, dtype=torch.float64),
             torch.randint(4, (size,), generator=generator),
         )
+
+
+class Lion(torch.optim.Optimizer):
+    """An optimizer of a user: numbers of Python, state that a first step makes, a step count that is an integer."""
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.99), kind="lion"):
+        super().__init__(params, {"lr": lr, "betas": betas, "kind": kind})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self.update(group, parameter, self.state[parameter])
+
+    def update(self, group, parameter, state):
+        if not state:
+            state.update(step=0, ahead=torch.zeros_like(parameter), most=torch.ones(()))
+        state["step"] += 1
+        state["most"].mul_(0.9).add_(parameter.grad.abs().max().item(), alpha=0.1)
+        rate = group["lr"] * math.sqrt(min(1.0, state["step"] / 10)) / max(1e-3, state["most"].item())
+        parameter.add_((state["ahead"] * group["betas"][0]).add(parameter.grad).sign_(), alpha=-rate)
+        state["ahead"].lerp_(parameter.grad, 1 - group["betas"][1])
+
+
+class Branching(Lion):
+    """Its code branches on values."""
+
+    def update(self, group, parameter, state):
+        if parameter.grad.norm() > 1:
+            parameter.add_(parameter.grad, alpha=-group["lr"])
+
+
+class Rising(Lion):
+    """It counts steps in its group."""
+
+    def step(self, closure=None):
+        super().step()
+        self.param_groups[0]["betas"] = (self.param_groups[0]["betas"][0] + 0.01, 0.9)
 
 
 def make(tmp_path, step, **options):
@@ -92,6 +132,9 @@ def trained(model):
         ),
         pytest.param("adam:weight_decay=0.01,amsgrad=True", torch.optim.Adam, marks=pytest.mark.slow),
         pytest.param("rmsprop:momentum=0.5,centered=True", torch.optim.RMSprop, marks=pytest.mark.slow),
+        pytest.param("adafactor:lr=0.05,weight_decay=0.1", torch.optim.Adafactor, marks=pytest.mark.slow),
+        pytest.param("nadam:weight_decay=0.1", torch.optim.NAdam, marks=pytest.mark.slow),
+        (f"{__name__}:Lion:betas=(0.8, 0.9)", Lion),
     ],
 )
 def test_steps_change_a_module_as_the_optimizer_of_torch(tmp_path, step, optimizer):
@@ -183,14 +226,30 @@ def test_what_a_step_does_not_follow_is_refused(tmp_path):
     [
         ("lion", "no optimizer `lion`"),
         ("sgd:momentum", "no optimizer with options"),
-        ("sgd:betas=(0.9, 0.9)", "sgd takes no `betas`"),
+        ("sgd:betas=(0.9, 0.9)", "SGD takes no `betas`"),
         ("sgd:momentum=0.9,dampening=0.5", "`dampening` counts from the second step"),
         ("adam:lr=-1", "Invalid learning rate"),
+        ("nowhere.here:Lion", "importing `nowhere.here` failed"),
+        (f"{__name__}:Model", "no optimizer `.*:Model`"),
     ],
 )
 def test_steps_that_no_optimizer_makes_are_refused(step, message):
     with pytest.raises(aotexport.ModelFileInvalid, match=message):
         aotexport.model.step.step_of(step)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "message"),
+    [
+        (Branching, r"test_steps:Branching cannot be followed.*test_steps.py:\d+: in update: .*_local_scalar_dense"),
+        (Rising, "test_steps:Rising counts by `betas`"),
+        (torch.optim.ASGD, "ASGD has state that does not begin as one number"),
+    ],
+)
+def test_optimizers_that_no_program_follows_are_refused(optimizer, message):
+    parameter, step = torch.ones(2, 3), aotexport.Step(optimizer)
+    with pytest.raises(aotexport.ExportFailed, match=message):
+        update_graph(step, {}, moments_of(step, {}, parameter), parameter)
 
 
 class Several(nn.Module):
@@ -222,6 +281,44 @@ def test_the_loss_is_the_one_number_or_the_one_that_is_named_so(tmp_path):
     with pytest.raises(aotexport.ExportFailed, match="returns no loss"):
         aotexport.export(nn.Linear(2, 2), (x,), output=tmp_path / "none", step="adamw")
     assert [path.name for path in tmp_path.iterdir()] == ["named"]
+
+
+class Told(nn.Module):
+    """Returns results beside the loss: of its layer, of memory that the step writes, and one twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(2, 2)
+
+    def forward(self, x):
+        hidden = self.layer(x)
+        return {"loss": hidden.square().mean(), "hidden": hidden, "turned": hidden.t(), "weight": self.layer.weight}
+
+
+def test_gradients_add_up_and_chosen_results_come_with_the_loss(tmp_path):
+    torch.manual_seed(0)
+    model, given = Told(), torch.randn(9, 3, 2)
+    step = "adamw:lr=0.1,clip=True,accumulate=True,outputs='hidden turn* weight'"
+    aotexport.export(model, (given[0],), output=tmp_path / "bundle", programs=("train",), step=step, verify="fast")
+    module = load(tmp_path / "bundle").train()
+    theirs, ours = torch.optim.AdamW(model.parameters(), lr=0.1), module.stepper(max_norm=0.1)
+    ours.scale = 1 / 3
+    for parts in given.unflatten(0, (3, 3)):
+        theirs.zero_grad()
+        for part in parts:
+            expected = model(part)
+            (expected["loss"] / 3).backward()
+        for part in parts[:2]:
+            (module(part)["loss"] / 3).backward()
+        loss, found = ours(parts[2])
+        assert list(found) == ["hidden", "turned", "weight"]
+        for name, value in {"loss": loss, **found}.items():
+            torch.testing.assert_close(value, expected[name].detach())
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        theirs.step()
+        assert_equal(model, module)
+    with pytest.raises(aotexport.ModelFileInvalid, match="no result `logits`; there are loss, hidden, turned, weight"):
+        aotexport.export(model, (given[0],), output=tmp_path / "none", step="sgd:outputs='logits'", programs=("train",))
 
 
 class Words(nn.Module):
@@ -343,7 +440,7 @@ def test_state_of_parameters_that_the_bundle_does_not_store_is_refused(stepping)
         ("parameters", ["layer.weight", "layer.bias", "nothing"], "names `nothing`, which is no parameter"),
         ("options", {"lr": "1"}, "is malformed"),
         ("options", {}, "a group has no `lr`"),
-        ("state", ["momentum_buffer"], "does not fit the state that its program takes"),
+        ("accumulate", True, "does not fit the state that its program takes"),
     ],
 )
 def test_an_extension_that_contradicts_the_program_is_refused(stepping, tmp_path, place, value, message):

@@ -252,18 +252,65 @@ class OwnLoss(nn.Module):
         return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
 
-def test_model_with_a_loss_of_its_own_learns_classes_of_texts_of_fixed_length(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def own_loss(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    """Give a bundle that computes its loss, with a step, and options that train it on questions and statements."""
+    path = tmp_path_factory.mktemp("own")
     torch.manual_seed(0)
     ids = torch.randint(256, (4, 16))
     kwargs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([0, 1, 1, 0])}
-    aotexport.export(OwnLoss(), (), kwargs, output=tmp_path / "b", verify=False)
+    step = "adamw:weight_decay=0.01,clip=True,accumulate=True,outputs='logits'"
+    aotexport.export(OwnLoss(), (), kwargs, output=path / "b", step=step, verify=False)
     texts = [text for pair in PAIRS for text in pair]
     rows = [{"text": text, "label": "question" if text.endswith("?") else "statement"} for text in texts * 8]
-    (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (path / "texts.jsonl").write_text("\n".join(map(json.dumps, rows)))
     options = ["--tokenizer", "bytes", "--batch-size", "4", "--lr", "3e-2", "--epochs", "2", "--validation", "0.2"]
-    found = summary(tmp_path / "b", "--data", tmp_path / "texts.jsonl", *options, "-o", tmp_path / "tuned")
+    return [path / "b", "--data", path / "texts.jsonl", *options]
+
+
+def test_model_with_a_loss_of_its_own_learns_classes_of_texts_of_fixed_length(
+    own_loss: list[Any], tmp_path: Path
+) -> None:
+    found = summary(*own_loss, "-o", tmp_path / "tuned")
     assert found["classes"] == ["question", "statement"]
     assert found["epochs"][-1]["accuracy"] > 0.9
+
+
+def test_whole_steps_learn_what_the_loop_does_interrupted_or_not(own_loss: list[Any], tmp_path: Path) -> None:
+    options = [*own_loss, "--accumulate", "3"]
+    summary(*options, "-o", tmp_path / "loop")
+    summary(*options, "--step", "-o", tmp_path / "whole")
+    assert losses(tmp_path / "whole.run") == pytest.approx(losses(tmp_path / "loop.run"), rel=1e-4)
+    run = tmp_path / "parts.run"
+    interrupter = threading.Thread(target=interrupt_after, args=(run / "history.jsonl", 5))
+    interrupter.start()
+    assert finetune(*options, "--step", "-o", tmp_path / "parts").exit_code == 130
+    interrupter.join()
+    summary(*options, "--step", "-o", tmp_path / "parts", "--resume")
+    assert losses(run) == losses(tmp_path / "whole.run")
+    tuned = [aotexport_runtime.load(tmp_path / name).state_dict() for name in ("whole", "parts")]
+    assert all(torch.equal(tensor, tuned[1][name]) for name, tensor in tuned[0].items())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--lora", "r=2"], "--step: --lora: the bundle's program is fixed"),
+        (["--weight-decay", "0.1"], "--step: --weight-decay: the bundle's program is fixed"),
+        (["--clip", "0"], ""),
+    ],
+)
+def test_options_that_a_step_has_fixed_are_refused(
+    own_loss: list[Any], tmp_path: Path, options: list[str], message: str
+) -> None:
+    done = finetune(*own_loss, "--step", *options, "--epochs", "1", "-o", tmp_path / "tuned", "-q")
+    assert done.exit_code == (2 if message else 0), done.stderr
+    assert message in done.stderr
+
+
+def test_bundle_without_a_step_or_a_loss_is_told(bundle: Path, tmp_path: Path) -> None:
+    done = finetune(bundle, "--data", "digits", "--step", "-o", tmp_path / "tuned", "-q")
+    assert "takes no `labels`, by which a step computes its loss" in done.stderr
 
 
 class OneInput(nn.Module):

@@ -6,6 +6,7 @@ clipped, it comes as soon as its gradient is whole, so that this lives no longer
 
 from __future__ import annotations
 
+import fnmatch
 import inspect
 import re
 from collections.abc import Callable, Sequence
@@ -16,7 +17,7 @@ from typing import Any
 import torch
 
 from aotexport.capture.functional.capture import Refused, capture_functional_graph
-from aotexport.capture.functional.optimizer import apply_eagerly, clip_graph, moments_of, update_graph
+from aotexport.capture.functional.optimizer import Moments, apply_eagerly, clip_graph, moments_of, update_graph
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.model.call import ExampleCall, example_call, signature_of
@@ -29,6 +30,7 @@ from aotexport.torch_internals.tracing import REQUIRES_GRAD
 from aotexport_runtime.call.flat_call import flat_outputs
 from aotexport_runtime.schema.manifest import STEP
 from aotexport_runtime.schema.trees import Leaf, Tree
+from aotexport_runtime.serving.interface import named_leaves
 from aotexport_runtime.values.trees import leaves
 
 STATE = "optimizer"
@@ -46,8 +48,13 @@ def step_spec(train: ProgramSpec, forward: ForwardCapture, step: Step) -> tuple[
     if call.module is None:
         raise ExportFailed("a function has no parameters, which a step would change")
     path, index = _loss_of(forward)
-    plan = _Plan(forward, _joint(forward, index), step)
-    method = MethodType(_method(call, plan, forward.function.output_tree, path), call.module)
+    outputs = _outputs_of(forward, step)
+    plan = _Plan(forward, _joint(forward, [index, *outputs.values()]), step, [*outputs])
+    paths = {
+        leaf.index: path for path, leaf in leaves(forward.function.output_tree, "output") if isinstance(leaf, Leaf)
+    }
+    named = {name: paths[index] for name, index in outputs.items()}
+    method = MethodType(_method(call, plan, forward.function.output_tree, path, named), call.module)
     kwargs = {**call.kwargs, STATE: plan.example()}
     own = example_call(method, call.args, kwargs, {**call.dynamic_shapes} or None)
     return ProgramSpec(STEP, "train", False, STEP, own), plan.description()
@@ -78,13 +85,28 @@ def _loss_of(forward: ForwardCapture) -> tuple[str, int]:
     return path, index
 
 
-def _joint(forward: ForwardCapture, loss: int) -> FunctionalCapture:
-    """Return the joint graph of the loss alone."""
+def _outputs_of(forward: ForwardCapture, step: Step) -> dict[str, int]:
+    """Return the results that a step returns beside the loss, by name, with their index among the graph's outputs."""
+    values: Any = forward.graph.graph.output_node().args[0]
+    names = {
+        name: leaf.index
+        for name, leaf in named_leaves(forward.function.output_tree)
+        if isinstance(values[leaf.index], torch.fx.Node) and isinstance(values[leaf.index].meta["val"], torch.Tensor)
+    }
+    for pattern in step.outputs.split():
+        if not fnmatch.filter(names, pattern):
+            raise ModelFileInvalid(f"step: `outputs`: no result `{pattern}`; there are {', '.join(names)}")
+    return {name: i for name, i in names.items() if any(fnmatch.fnmatch(name, each) for each in step.outputs.split())}
+
+
+def _joint(forward: ForwardCapture, chosen: Sequence[int]) -> FunctionalCapture:
+    """Return the joint graph of the loss, the first of `chosen` outputs, which has the others without gradients."""
     if forward.function.rebinds or forward.function.container_changes:
         raise ExportFailed("calls replace tensors of the module, or change containers, which a step does not")
     alone = torch.fx.Graph()
     returned: Any = alone.graph_copy(forward.graph.graph, {})
-    alone.output((returned[loss],))
+    loss, *others = (returned[index] for index in chosen)
+    alone.output((loss, *(alone.call_function(torch.ops.aten.detach.default, (other,)) for other in others)))
     joint = capture_functional_graph(replace(forward, graph=torch.fx.GraphModule(forward.graph, alone)), grad=True)
     if isinstance(joint, Refused):
         raise ExportFailed(f"there is no joint graph, which a step is made of: {joint.reason}")
@@ -93,7 +115,7 @@ def _joint(forward: ForwardCapture, loss: int) -> FunctionalCapture:
         raise ExportFailed("a gradient is sparse, and a step makes dense ones alone: give embeddings `sparse=False`")
     metadata = joint.metadata
     tangents = [n for n in joint.module.graph.find_nodes(op="placeholder") if tangent_descriptor(n) is not None]
-    if len(tangents) != 1 or metadata.num_intermediate_bases or len(metadata.output_info) != 1:
+    if len(tangents) != 1 or metadata.num_intermediate_bases or len(metadata.output_info) != len(chosen):
         raise ExportFailed("the loss shares memory with other values, or calls change tensors that take gradients")
     if any(info.mutates_metadata or info.mutates_storage_metadata for info in metadata.input_info):
         raise ExportFailed("calls change the shape or the storage of the module's tensors, which a step does not")
@@ -105,21 +127,25 @@ class _Plan:
 
     Attributes:
         due: per node, the updates of parameters (True) and the writes of buffers that come after it, by index.
-        borrowed: gradients and new buffers that share memory with inputs, which the step writes.
+        outputs: results beside the loss, by name.
+        borrowed: gradients, new buffers and results that share memory with what the step writes or returns.
         entries: the parameters that it updates.
         group_of: index of the group of each of them.
         names: names of the parameters of each group, also of those that take no gradient.
-        groups: options of the optimizer's groups, with the state that it keeps for parameters of these.
+        options: options of the optimizer's groups.
+        moments: state that the optimizer keeps, for each parameter that it updates.
     """
 
-    def __init__(self, forward: ForwardCapture, joint: FunctionalCapture, step: Step) -> None:
+    def __init__(self, forward: ForwardCapture, joint: FunctionalCapture, step: Step, names: Sequence[str]) -> None:
         """Plan a step by the joint graph of its loss."""
         self.step, self.module, self.bindings = step, joint.module, forward.bindings
         nodes = list(joint.module.graph.nodes)
         results: Any = nodes[-1].args[0]
         changed = [index for index, info in enumerate(joint.metadata.input_info) if info.mutates_data]
         self.inputs = [node for node in nodes if node.op == "placeholder" and tangent_descriptor(node) is None]
-        self.loss, grads = results[len(changed)], results[len(changed) + 1 :]
+        self.loss, *others = results[len(changed) : len(changed) + 1 + len(names)]
+        self.outputs: dict[str, Any] = dict(zip(names, others, strict=True))
+        grads = results[len(changed) + 1 + len(names) :]
         found = [(i, grad) for i, grad in enumerate(grads) if grad is not None and forward.bindings[i].entry]
         if not found:
             raise ExportFailed("no parameter of the module takes a gradient")
@@ -127,20 +153,23 @@ class _Plan:
             raise ExportFailed("calls change parameters that a step updates")
         self.entries: list[StateEntry] = [forward.bindings[index].entry for index, _ in found]  # type: ignore[misc]
         trained = [e for e in forward.function.state.entries if e.role == "parameter" and e.tensor.requires_grad]
-        own = {entry.names[0]: step.options_of(entry.names[0]) for entry in trained}
-        used = sorted({index for index, _ in own.values()})
-        self.names = [[name for name, (index, _) in own.items() if index == each] for each in used]
-        self.group_of = [used.index(own[entry.names[0]][0]) for entry in self.entries]
-        options = dict(own.values())
-        self.groups = [(options[index], moments_of(step, options[index])) for index in used]
+        groups = {entry.names[0]: step.options_of(entry.names[0]) for entry in trained}
+        used = sorted({index for index, _ in groups.values()})
+        self.names = [[name for name, (index, _) in groups.items() if index == each] for each in used]
+        self.group_of = [used.index(groups[entry.names[0]][0]) for entry in self.entries]
+        options = dict(groups.values())
+        self.options = [options[index] for index in used]
         self.updates = [(self.inputs[index], grad) for index, grad in found]
         self.copies = [(self.inputs[index], results[place]) for place, index in enumerate(changed)]
-        graphs: dict[Any, torch.fx.GraphModule] = {}
-        self.graphs: list[torch.fx.GraphModule] = []
+        graphs: dict[Any, tuple[Moments, torch.fx.GraphModule]] = {}
+        self.moments, self.graphs = list[Moments](), list[torch.fx.GraphModule]()
         for tensor, group in zip([entry.tensor for entry in self.entries], self.group_of, strict=True):
             key = group, tensor.shape, tensor.stride(), tensor.dtype
-            graphs[key] = graphs.get(key) or update_graph(step, *self.groups[group], tensor)
-            self.graphs.append(graphs[key])
+            if key not in graphs:
+                own = moments_of(step, self.options[group], tensor)
+                graphs[key] = own, update_graph(step, self.options[group], own, tensor)
+            self.moments.append(graphs[key][0])
+            self.graphs.append(graphs[key][1])
         self.clip = clip_graph([grad.meta["val"] for _, grad in self.updates]) if step.clip else None
         self._place(nodes)
 
@@ -159,6 +188,11 @@ class _Plan:
                 self.due.setdefault(after, []).append((is_update, index))
         news = [new for _, new in (*self.updates, *self.copies)]
         self.borrowed = {new for new in news if memory_of(new.meta["val"]) in owned}
+        owned.add(memory_of(self.loss.meta["val"]))
+        for output in self.outputs.values():
+            if memory_of(output.meta["val"]) in owned:
+                self.borrowed.add(output)
+            owned.add(memory_of(output.meta["val"]))
 
     def example(self) -> dict[str, Any]:
         """Return state to capture and verify with: second moments are 1, so that updates are as exact as gradients."""
@@ -167,32 +201,33 @@ class _Plan:
         def number(value: float) -> torch.Tensor:
             return torch.tensor(value, dtype=torch.float64, device=device)
 
-        own = [(e.tensor.detach(), self.groups[g][1].names) for e, g in zip(self.entries, self.group_of, strict=True)]
+        def value(name: str) -> float:
+            return float("sq" in name or "var" in name or name == "sum")
+
+        tensors = [entry.tensor.detach() for entry in self.entries]
         state: dict[str, Any] = {
             "count": number(9.0),
-            "lr": [number(self.step.options_shown(options)["lr"]) for options, _ in self.groups],
-            "state": [
-                {name: torch.full_like(tensor, float("sq" in name or name == "sum")) for name in names}
-                for tensor, names in own
-            ],
+            "lr": [number(self.step.options_shown(options)["lr"]) for options in self.options],
+            "state": [own.made(tensor, value) for own, tensor in zip(self.moments, tensors, strict=True)],
         }
+        if self.step.accumulate:
+            state |= {"scale": number(1.0), "grads": [*map(torch.zeros_like, tensors)]}
         if any(torch.Tag.nondeterministic_seeded in getattr(n.target, "tags", ()) for n in self.module.graph.nodes):
             state["seed"] = torch.zeros((), dtype=torch.int64, device=device)
         return {**state, "max_norm": number(1.0)} if self.step.clip else state
 
     def description(self) -> dict[str, Any]:
         """Return what a bundle says of the optimizer."""
-        groups = [
-            {
-                "options": self.step.options_shown(options),
-                "state": list(moments.names),
-                "initial": moments.initial,
-                "parameters": names,
-            }
-            for names, (options, moments) in zip(self.names, self.groups, strict=True)
+        groups: list[dict[str, Any]] = [
+            {"options": self.step.options_shown(options), "parameters": names, "state": {}}
+            for options, names in zip(self.options, self.names, strict=True)
         ]
+        for group, own in zip(self.group_of, self.moments, strict=True):
+            groups[group]["state"].update(own.initial)
         updates = [entry.names[0] for entry in self.entries]
-        return {"optimizer": self.step.kind.__name__, "clip": self.step.clip, "updates": updates, "groups": groups}
+        step = self.step
+        own = {"optimizer": step.name, "clip": step.clip, "accumulate": step.accumulate, "outputs": step.outputs}
+        return {**own, "updates": updates, "groups": groups}
 
 
 class _Trace(torch.fx.Interpreter):
@@ -201,33 +236,44 @@ class _Trace(torch.fx.Interpreter):
     def __init__(self, plan: _Plan, state: dict[str, Any]) -> None:
         super().__init__(plan.module, garbage_collect_values=False)
         self._plan, self._state = plan, state
-        self._given: dict[torch.fx.Node, Any] = {}
+        self.given: dict[torch.fx.Node, Any] = {}
+        self._grads: dict[int, torch.Tensor] = {}
         self._numbers: dict[Any, Any] = {}
         self._factor: Any = None
 
     def run_node(self, n: torch.fx.Node) -> Any:
         if tangent_descriptor(n) is not None:
             like = self._plan.loss.meta["val"]
+            if "scale" in self._state:
+                return self._state["scale"].to(like.dtype)
             return torch.ones((), dtype=like.dtype, device=like.device)
         if n.op == "output" and self._plan.clip is not None:
-            grads = [self._given[grad] for _, grad in self._plan.updates]
+            grads = [self._grad(index) for index in range(len(self._plan.updates))]
             self._factor = torch.fx.Interpreter(self._plan.clip).run(self._state["max_norm"], *grads)
         value = self.env[n] = super().run_node(n)
-        self._given[n] = value.clone() if n in self._plan.borrowed else value
+        self.given[n] = value.clone() if n in self._plan.borrowed else value
         for is_update, index in self._plan.due.get(n, ()):
             if is_update:
                 self._update(index)
             else:
                 old, new = self._plan.copies[index]
-                self.env[old].copy_(self._given[new])
+                self.env[old].copy_(self.given[new])
         return value
+
+    def _grad(self, index: int) -> torch.Tensor:
+        if index not in self._grads:
+            grad = self.given[self._plan.updates[index][1]]
+            self._grads[index] = grad + self._state["grads"][index] if "grads" in self._state else grad
+        return self._grads[index]
 
     def _update(self, index: int) -> None:
         plan, state = self._plan, self._state
-        parameter, grad = plan.updates[index]
+        parameter = plan.updates[index][0]
         numbers = state["lr"][plan.group_of[index]], state["count"], self._factor
-        tensors = self.env[parameter], self._given[grad], *state["state"][index].values()
+        tensors = self.env[parameter], self._grad(index), *state["state"][index].values()
         _Update(plan.graphs[index], self._numbers).run(*numbers, *tensors)
+        if "grads" in state:
+            state["grads"][index].zero_()
 
 
 class _Update(torch.fx.Interpreter):
@@ -249,15 +295,18 @@ class _Update(torch.fx.Interpreter):
         return self._numbers[key]
 
 
-def _method(call: ExampleCall, plan: _Plan, outputs: Tree, path: str) -> Callable[..., Any]:
-    """Return the step as a method of the module: run for real, it is torch's own autograd and optimizer."""
+def _method(call: ExampleCall, plan: _Plan, outputs: Tree, path: str, named: dict[str, str]) -> Callable[..., Any]:
+    """Return the step as a method of the module: run for real, it is torch's own autograd and optimizer.
+
+    It returns the loss, or with it the results that are `named`, by name.
+    """
     signature = signature_of(call.callable)
     if STATE in signature.parameters:
         raise ModelFileInvalid(f"step: `forward` has an argument `{STATE}`, which the method `step` has too")
     given_leaves = [id(leaf) for leaf in tree_leaves((call.args, call.kwargs))]
     places = [given_leaves.index(id(tensor)) for tensor in call.tensors]
 
-    def step(self: torch.nn.Module, *args: Any, optimizer: dict[str, Any], **kwargs: Any) -> torch.Tensor:
+    def step(self: torch.nn.Module, *args: Any, optimizer: dict[str, Any], **kwargs: Any) -> Any:
         parameters = [entry.slots[0][0][entry.slots[0][1]] for entry in plan.entries]
         if isinstance(optimizer["count"], FakeTensor):
             given = tree_leaves((args, kwargs))
@@ -269,15 +318,18 @@ def _method(call: ExampleCall, plan: _Plan, outputs: Tree, path: str) -> Callabl
                 trace = _Trace(plan, optimizer)
                 trace.run(*inputs, None)
                 optimizer["count"].add_(1)
-            return trace.env[plan.loss]
+            loss, results = trace.env[plan.loss], {name: trace.given[node] for name, node in plan.outputs.items()}
+            return (loss, results) if named else loss
         with torch.enable_grad():
-            loss = dict(flat_outputs(outputs, self(*args, **kwargs)))[path]
-            grads = torch.autograd.grad(loss, parameters)
+            returned = dict(flat_outputs(outputs, self(*args, **kwargs)))
+            grads = torch.autograd.grad(returned[path] * optimizer.get("scale", 1), parameters)
+            loss, results = returned[path].detach(), {n: returned[p].detach().clone() for n, p in named.items()}
         with torch.no_grad():
             apply_eagerly(
-                plan.step, plan.groups, [each.detach() for each in parameters], grads, optimizer, plan.group_of
+                *(plan.step, plan.options, plan.moments, [each.detach() for each in parameters]),
+                *(grads, optimizer, plan.group_of),
             )
-        return loss.detach()
+        return (loss, results) if named else loss
 
     own = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
     state = inspect.Parameter(STATE, inspect.Parameter.KEYWORD_ONLY)

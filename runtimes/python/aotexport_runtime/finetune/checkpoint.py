@@ -59,7 +59,7 @@ def trained(module: BundleModule) -> dict[str, torch.nn.Parameter]:
 
 def write(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, identity: Identity, step: int) -> None:
     """Write a checkpoint after `step` steps; `NotWritten`: the file system refuses; the checkpoint before it stays."""
-    names = list(trained(module))
+    names = list(_updated(module, optimizer))
     tensors = {_MODEL + name: tensor for name, tensor in _state(module).items()}
     for index, state in optimizer.state_dict()["state"].items():
         tensors.update({f"{_OPTIMIZER}{names[index]}/{key}": value for key, value in state.items()})
@@ -94,30 +94,44 @@ def read(path: Path, module: BundleModule, optimizer: torch.optim.Optimizer, ide
         raise DataInvalid(f"--resume: there is no checkpoint {path}; begin anew without it") from None
     except (OSError, SafetensorError, KeyError, TypeError, ValueError, RuntimeError) as error:
         raise DataInvalid(f"--resume: {path} is no checkpoint of this command: {error}") from None
-    _check(tensors, record.step, module, steps, path)
+    _check(tensors, record.step, module, optimizer, steps, path)
     own = _state(module)
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(tensors[_MODEL + name])
     states: dict[int, dict[str, torch.Tensor]] = {}
-    for index, name in enumerate(trained(module)):
-        found = {key: tensors[place] for key in _OF_ADAM if (place := f"{_OPTIMIZER}{name}/{key}") in tensors}
+    for index, name in enumerate(_updated(module, optimizer)):
+        prefix = f"{_OPTIMIZER}{name}/"
+        found = {place.removeprefix(prefix): tensor for place, tensor in tensors.items() if place.startswith(prefix)}
         if found:
             states[index] = found
     optimizer.load_state_dict({**optimizer.state_dict(), "state": states})
     return record.step
 
 
-_OF_ADAM = ("step", "exp_avg", "exp_avg_sq")
+def _updated(module: BundleModule, optimizer: torch.optim.Optimizer) -> dict[str, torch.nn.Parameter]:
+    """Return the parameters that are trained, by name, in the order of the optimizer's groups."""
+    names = {id(parameter): name for name, parameter in trained(module).items()}
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    return {names[id(parameter)]: parameter for parameter in parameters}
 
 
-def _check(tensors: dict[str, torch.Tensor], step: int, module: BundleModule, steps: int, path: Path) -> None:
+def _check(
+    tensors: dict[str, torch.Tensor],
+    step: int,
+    module: BundleModule,
+    optimizer: torch.optim.Optimizer,
+    steps: int,
+    path: Path,
+) -> None:
     """Refuse tensors that are not those of the run, before any is copied."""
     needed = {_MODEL + name: tensor for name, tensor in _state(module).items()}
-    for name, parameter in trained(module).items():
+    for name, parameter in _updated(module, optimizer).items():
         if any(key.startswith(f"{_OPTIMIZER}{name}/") for key in tensors):  # Others had no gradient yet.
-            own = (torch.empty((), dtype=torch.float32), parameter, parameter)
-            needed |= {f"{_OPTIMIZER}{name}/{key}": tensor for key, tensor in zip(_OF_ADAM, own, strict=True)}
+            # A stepper has its state from the beginning.
+            own = optimizer.state.get(parameter) or {"exp_avg": parameter, "exp_avg_sq": parameter}
+            own = {**own, "step": torch.empty((), dtype=torch.float32)}
+            needed |= {f"{_OPTIMIZER}{name}/{key}": tensor for key, tensor in own.items()}
     wrong = [f"it is at step {step} of {steps}"] if step > steps else []
     for key in sorted(needed.keys() | tensors.keys()):
         expected, found = _form(needed.get(key)), _form(tensors.get(key))

@@ -30,7 +30,7 @@ OWN_LOSS = "loss"
 class Model:
     """The program for training of a loaded bundle, and the one for evaluation.
 
-    `sizes` are the least and greatest number of examples of a call.
+    `sizes` are the least and greatest number of examples of a call, `arguments` gives those of a batch, for training.
     """
 
     def __init__(self, module: BundleModule, *, validates: bool, packed: bool = False) -> None:
@@ -55,6 +55,7 @@ class Model:
         if first is None:
             raise NotSupported("the bundle takes no tensors, and so no examples")
         self.sizes = self.sizes_of(first, 0)
+        self.arguments = _arguments(module, programs[0], interface)
         self._calls: dict[bool, Call] = {True: _call(module, programs[0], interface)}
         if validates:
             programs, interface = _programs(
@@ -85,12 +86,19 @@ class Model:
         return self._calls[self.module.training](batch)
 
 
+def _arguments(
+    module: BundleModule, program: Program, interface: Interface
+) -> Callable[[Batch], tuple[tuple[Any, ...], dict[str, Any]]]:
+    arguments = arguments_of(program)
+    return lambda batch: arguments([batch[spec.name] for spec in interface.inputs], module.state_tensors())
+
+
 def _call(module: BundleModule, program: Program, interface: Interface) -> Call:
-    arguments, tree = arguments_of(program), program.output_tree
+    arguments, tree = _arguments(module, program, interface), program.output_tree
     names = [spec.name for spec in interface.outputs]
 
     def call(batch: Batch) -> dict[str, torch.Tensor]:
-        args, kwargs = arguments([batch[spec.name] for spec in interface.inputs], module.state_tensors())
+        args, kwargs = arguments(batch)
         return dict(zip(names, (value for _, value in flat_outputs(tree, module(*args, **kwargs))), strict=True))
 
     return call

@@ -20,10 +20,11 @@ from aotexport_runtime.finetune import checkpoint, history
 from aotexport_runtime.finetune.examples import Examples, examples_of
 from aotexport_runtime.finetune.history import Entry, History
 from aotexport_runtime.finetune.losses import Outcome, outcome
-from aotexport_runtime.finetune.model import Model
+from aotexport_runtime.finetune.model import OWN_TARGET, Model
 from aotexport_runtime.finetune.settings import Settings
 from aotexport_runtime.finetune.table import Table, listed
 from aotexport_runtime.module.bundle_module import BundleModule
+from aotexport_runtime.module.stepper import Stepper
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +141,7 @@ class Run:
             raise DataInvalid("--patience waits for a better loss of examples held out, and none are: --validation")
         # Adapters begin with random numbers, and the base of all that follows is the bundle.
         self._identity = checkpoint.Identity.of(module, settings, self.examples)
-        parameters = checkpoint.trained(module).values()
-        self._optimizer = torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+        self._optimizer = self._made()
         try:
             place.directory.mkdir(parents=True, exist_ok=True)
             self.step = 0
@@ -153,6 +153,27 @@ class Run:
                 self.history = History(place.directory, steps=self.step, tensorboard=place.tensorboard)
         except OSError as error:
             raise NotWritten(f"the run cannot be kept in {place.directory}: {error}", error.errno or 0) from None
+
+    def _made(self) -> torch.optim.Optimizer:
+        """Return the optimizer, or what makes whole steps by the bundle's."""
+        settings, module = self._settings, self._model.module
+        if not settings.step:
+            parameters = checkpoint.trained(module).values()
+            return torch.optim.AdamW(parameters, lr=settings.lr, weight_decay=settings.weight_decay)
+        asked = {
+            "--lora": settings.lora,
+            "--freeze": settings.freeze,
+            "--autocast": settings.autocast,
+            "--weight-decay": settings.weight_decay != Settings.weight_decay,
+            "several processes": self._ranks > 1,
+        }
+        if found := next((name for name, given in asked.items() if given), None):
+            raise DataInvalid(
+                f"--step: {found}: the bundle's program is fixed. Give that to `aotexport derive`, or leave --step out"
+            )
+        if OWN_TARGET not in self._model.inputs:
+            raise DataInvalid(f"--step: the bundle takes no `{OWN_TARGET}`, by which a step computes its loss")
+        return module.stepper(lr=settings.lr, max_norm=settings.clip or None)
 
     @property
     def best(self) -> int | None:
@@ -229,9 +250,10 @@ class Run:
             raise DataInvalid(f"the loss is {value} at step {self.step + 1}{why}")
         for gradient in (p.grad for p in parameters if p.grad is not None and self._ranks > 1):
             dist.all_reduce(gradient)
-        if self._settings.clip:
-            torch.nn.utils.clip_grad_norm_(parameters, self._settings.clip)
-        self._optimizer.step()
+        if not self._settings.step:
+            if self._settings.clip:
+                torch.nn.utils.clip_grad_norm_(parameters, self._settings.clip)
+            self._optimizer.step()
         self.step += 1
         speed = sum(map(len, batches)) / (time.monotonic() - began)
         return {"step": self.step, "loss": value, "lr": rate, "examples_per_s": round(speed, 2)}
@@ -246,6 +268,12 @@ class Run:
             # Of the call alone: a run that goes on, or has more processes, draws what it would have drawn.
             torch.manual_seed(hash((self._settings.seed, self.step, own)))
             part = weights[own] / sum(weights) * (number < len(batches))
+            if isinstance(self._optimizer, Stepper) and own == len(batches) - 1:
+                self._optimizer.scale = part
+                args, kwargs = self._model.arguments(self._training.batch(batches[own], self._device))
+                found = self._optimizer(*args, **kwargs)
+                yield (found if isinstance(found, torch.Tensor) else found[0]).item() * part
+                continue
             loss = self._outcome(self._training, batches[own]).loss * part
             loss.backward()
             yield loss.item()

@@ -134,6 +134,11 @@ class Settings:
         None, "The column of what to learn. [default: label, labels, target or class]", metavar="COLUMN"
     )
     result: str | None = _option(None, "The output that the loss reads. [default: the one that fits]", metavar="OUTPUT")
+    step: bool = _option(
+        False,
+        "Make steps by the bundle's program `step`, with its optimizer, which `aotexport derive --step` adds.",
+        is_flag=True,
+    )
     lora: Lora | None = _option(  # noqa: RUF009 - a field
         None,
         "Train a LoRA adapter beside frozen weights: r=8,alpha=16,dropout=0.1,rslora,dora. [default: all weights]",

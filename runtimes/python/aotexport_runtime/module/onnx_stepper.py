@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aotexport_runtime.module.optimizer import MAX_NORM, SEED, optimizer_of, state_of
+from aotexport_runtime.module.optimizer import MAX_NORM, SCALE, SEED, optimizer_of, state_of
 from aotexport_runtime.schema.manifest import STEP
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class OnnxStepper:
         """
         lr, max_norm = self._optimizer.rates(self.lr, self.max_norm)
         rates = {f"optimizer['lr'][{index}]": rate for index, rate in enumerate(lr)}
-        given, state = {**rates, MAX_NORM: max_norm, SEED: self.seed}, self._module.state
+        given, state = {**rates, MAX_NORM: max_norm, SEED: self.seed, SCALE: 1.0}, self._module.state
         for path, held in self._held.items():
             if path in given or path not in state:
                 state[path] = np.full(held.shape, given.get(path, held.initial), held.dtype)

@@ -15,31 +15,40 @@ from aotexport_runtime.schema.program import ArgumentInput, InputSpec, Program, 
 FORMS = ("foreach", "fused", "capturable", "differentiable")
 """Options of torch's optimizers that choose among forms of one computation, and may be any."""
 
-COUNT, MAX_NORM, SEED = (f"optimizer['{name}']" for name in ("count", "max_norm", "seed"))
-"""Paths of the number of steps, of the norm to clip gradients to, and of what ONNX models draw random numbers by."""
+COUNT, MAX_NORM, SEED, SCALE = (f"optimizer['{name}']" for name in ("count", "max_norm", "seed", "scale"))
+"""Paths of the number of steps, of the norm to clip gradients to, of what ONNX models draw random numbers by, and of
+what the loss is multiplied by where gradients are added up."""
+GRADS = "grads"
+"""Name of the gradients that are added up."""
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A group of the optimizer: names of its parameters, options as torch has them, and the state of each parameter."""
+    """A group of the optimizer: names of its parameters, options as torch has them, and what state begins as, by name.
+
+    Not every parameter has every state.
+    """
 
     parameters: list[str]
-    options: dict[str, bool | int | float | list[float] | None]
-    state: list[str]
-    initial: float
+    options: dict[str, bool | int | float | str | list[float | None] | None]
+    state: dict[str, float]
 
 
 class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The extension of a manifest with a program `step`: its optimizer.
 
     Attributes:
-        optimizer: name of its class in `torch.optim`.
+        optimizer: name of its class in `torch.optim`, or of another with its module, `module:Class`.
         clip: whether it clips gradients by their norm.
+        accumulate: whether it adds gradients that were there before.
+        outputs: patterns of names of the results that it returns beside the loss.
         updates: the parameters that it updates, in the order of their state.
         groups: its groups, also of parameters that take no gradient.
     """
 
     optimizer: str
     clip: bool
+    accumulate: bool
+    outputs: str
     updates: list[str]
     groups: list[Group]
 
@@ -60,7 +69,7 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Held(NamedTuple):
-    """A tensor of the argument `optimizer`: a number, or of a state of a parameter its name and that of the state."""
+    """A tensor of the argument `optimizer`: a number, or of a parameter its state of a name, or its gradient."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -104,17 +113,21 @@ def state_of(optimizer: Optimizer, manifest: Manifest, program: Program) -> dict
     taken = {spec.path: spec.meta for spec in program.inputs if _is_of_optimizer(spec)}
     numbers = {COUNT: 0.0} | {f"optimizer['lr'][{index}]": 0.0 for index in range(len(optimizer.groups))}
     numbers |= {MAX_NORM: 0.0} if optimizer.clip else {}
+    numbers |= {SCALE: 0.0} if optimizer.accumulate else {}
     found = {path: Held("float64", (), value) for path, value in numbers.items()}
+    if SEED in taken:
+        found[SEED] = Held("int64", (), 0.0)
     for index, parameter in enumerate(optimizer.updates):
-        entry, group = entries[parameter], groups[parameter]
-        for name in group.state:
-            path = f"optimizer['state'][{index}]['{name}']"
-            found[path] = Held(entry.dtype, entry.shape, group.initial, parameter, name)
+        entry = entries[parameter]
+        if optimizer.accumulate:
+            found[f"optimizer['{GRADS}'][{index}]"] = Held(entry.dtype, entry.shape, 0.0, parameter, GRADS)
+        for name, initial in groups[parameter].state.items():
+            meta = taken.get(path := f"optimizer['state'][{index}]['{name}']")
+            if meta is not None and math.prod(meta.shape) <= math.prod(entry.shape):  # type: ignore[arg-type]
+                found[path] = Held(meta.dtype, meta.shape, initial, parameter, name)  # type: ignore[arg-type]
     nbytes = sum(file.nbytes for file in manifest.files)
     if sum(math.prod(entries[parameter].shape) for parameter in optimizer.updates) > nbytes:
         raise NotSupported(f"the parameters of the bundle's extension `{OPTIMIZER}` are larger than its files")
-    if SEED in taken:
-        found[SEED] = Held("int64", (), 0.0)
     kinds = {path: (held.dtype, held.shape) for path, held in found.items()}
     if kinds != {path: (meta.dtype, meta.shape) for path, meta in taken.items()}:
         raise NotSupported(f"the bundle's extension `{OPTIMIZER}` does not fit the state that its program takes")

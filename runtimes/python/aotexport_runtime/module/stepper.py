@@ -14,7 +14,7 @@ from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.guards.caller import has_hooks
 from aotexport_runtime.module.compose import compose
-from aotexport_runtime.module.optimizer import COUNT, FORMS, MAX_NORM, holding, optimizer_of, state_of
+from aotexport_runtime.module.optimizer import COUNT, FORMS, GRADS, MAX_NORM, SCALE, holding, optimizer_of, state_of
 from aotexport_runtime.schema.manifest import STEP
 from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.submodules.tables import HOOKS
@@ -36,7 +36,11 @@ class Stepper(torch.optim.Optimizer):
 
     Attributes:
         max_norm: norm that gradients are clipped to, if the program clips; infinite: they are not.
+        scale: what the loss is multiplied by before its gradients are added to those that parameters have in `grad`,
+            if the program adds them; they are zeros after a step.
     """
+
+    scale = 1.0
 
     def __init__(self, module: BundleModule, *, lr: float | Sequence[float] | None, max_norm: float | None) -> None:
         """Begin with step 0; see `BundleModule.stepper`."""
@@ -55,7 +59,9 @@ class Stepper(torch.optim.Optimizer):
         super().__init__(groups, dict(self._optimizer.groups[0].options))
         options = [each.options for each in self._optimizer.groups]
         self._fixed = [{n: v for n, v in each.items() if n not in ("lr", *FORMS)} for each in options]
-        self._trains = [(name, *module._slot(name), each.requires_grad) for name, each in module.named_parameters()]
+        own = {id(parameter) for group in groups for parameter in group["params"]}
+        self._trains = [(name, *module._slot(name), id(each) in own) for name, each in module.named_parameters()]
+        self._grads = list[tuple[torch.nn.Parameter, torch.Tensor]]()
         self._table = self._made()
         self._plan: Plan | None = None
         self._changes: Any = None
@@ -73,13 +79,20 @@ class Stepper(torch.optim.Optimizer):
             if not held.parameter:
                 table[path] = torch.zeros((), dtype=dtypes.dtype(held.dtype), device=device)
                 continue
-            parameter = parameters[held.parameter]
-            value = torch.full_like(parameter, held.initial, requires_grad=False)
-            table[path] = self.state[parameter][held.name] = value
+            parameter, dtype = parameters[held.parameter], dtypes.dtype(held.dtype)
+            table[path] = value = (
+                torch.full_like(parameter, held.initial, dtype=dtype, requires_grad=False)
+                if held.shape == parameter.shape
+                else torch.full(held.shape, held.initial, dtype=dtype, device=device)
+            )
+            if held.name == GRADS:
+                self._grads.append((parameter, value))
+            else:
+                self.state[parameter][held.name] = value
         return table
 
-    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Make one step on a batch; return the loss before it, without a graph.
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Make one step on a batch; return the loss before it, or the loss and results by name, without a graph.
 
         Args:
             *args: arguments of the module's `forward`.
@@ -98,7 +111,10 @@ class Stepper(torch.optim.Optimizer):
             raise NotSupported("a stepper makes the whole step when it is called: `loss = stepper(batch)`")
         return closure()
 
-    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._plan is None or self._module.changes() is not self._changes:
+            self._plan = self._composed()
+            self._changes = self._module.changes()
         self._check()
         for index, group in enumerate(self.param_groups):
             if (rate := group["lr"]) != self._rates[index]:
@@ -107,11 +123,19 @@ class Stepper(torch.optim.Optimizer):
         _, max_norm = self._optimizer.rates(None, self.max_norm)
         if self._optimizer.clip:
             self._table[MAX_NORM].fill_(max_norm)
-        if self._plan is None or self._module.changes() is not self._changes:
-            self._plan = self._composed()
-            self._changes = self._module.changes()
+        if self._optimizer.accumulate:
+            self._take_gradients()
+        elif self.scale != 1.0:
+            raise NotSupported("the program adds no gradients up: export the step with `accumulate=True`")
         with torch.no_grad():
             return self._plan.call(args, self._module.python_state.passed_with(kwargs))
+
+    def _take_gradients(self) -> None:
+        self._table[SCALE].fill_(self.scale)
+        for parameter, held in self._grads:
+            if parameter.grad is not held:
+                held.zero_() if parameter.grad is None else held.copy_(parameter.grad)
+                parameter.grad = held
 
     def _composed(self) -> Plan:
         """Return the program as one that reads the optimizer's state by itself, as it reads the module's."""
@@ -169,14 +193,14 @@ class Stepper(torch.optim.Optimizer):
         if len(counts) > 1:
             raise NotSupported("the parameters of this state have made different numbers of steps, and a program one")
         tensors = {parameter: dict(own) for parameter, own in self.state.items()}
+        initial = {name: value for group in self._optimizer.groups for name, value in group.state.items()}
         super().load_state_dict(state_dict)
-        initial = self._optimizer.groups[0].initial
         for parameter, own in tensors.items():
             loaded = self.state[parameter]
             for name, tensor in own.items():
                 if name == _COUNT:
                     continue
-                value = loaded.get(name, torch.full_like(tensor, initial))
+                value = loaded.get(name, torch.full_like(tensor, initial[name]))
                 if not isinstance(value, torch.Tensor) or value.shape != tensor.shape:
                     raise ValueError(f"the state of a parameter has a `{name}` of another shape")
                 loaded[name] = tensor.copy_(value)
