@@ -59,7 +59,7 @@ class Stepper(torch.optim.Optimizer):
         super().__init__(groups, dict(self._optimizer.groups[0].options))
         options = [each.options for each in self._optimizer.groups]
         self._fixed = [{n: v for n, v in each.items() if n not in ("lr", *FORMS)} for each in options]
-        own = {id(parameter) for group in groups for parameter in group["params"]}
+        own = {id(parameter) for group in self.param_groups for parameter in group["params"]}
         self._trains = [(name, *module._slot(name), id(each) in own) for name, each in module.named_parameters()]
         self._grads = list[tuple[torch.nn.Parameter, torch.Tensor]]()
         self._table = self._made()
