@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import queue
 import shutil
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import pytest
 
 pytest.importorskip("transformers", reason="the environment of `make test-serve` has it")
 
+import numpy as np
 import openai
 import tokenizers
 import torch
+import tritonclient.grpc as triton
 
 import aotexport_runtime
 from aotexport_runtime import adapters
@@ -178,6 +181,31 @@ def test_client_that_goes_away_ends_its_text(client, server):
     next(iter(stream))
     stream.close()
     server.wait_for_log("request", protocol="openai", outcome="cancelled")
+
+
+def test_texts_are_streamed_by_grpc_as_tritons_client_reads_them(server, models):
+    def input_of(name, text):
+        tensor = triton.InferInput(name, [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([text.encode()], object))
+        return tensor
+
+    answers = queue.Queue()
+    with triton.InferenceServerClient(server.grpc) as client:
+        client.start_stream(lambda result, error: answers.put((result, error)))
+        for options in ('{"max_tokens": "12", "temperature": 0}', '{"echo": true}'):
+            inputs = [input_of("text_input", "the one"), input_of("sampling_parameters", options)]
+            client.async_stream_infer("llama", inputs, request_id="7")
+        pieces, is_last = [], False
+        while not is_last:
+            result, error = answers.get(timeout=60)
+            assert error is None
+            pieces.append(result.as_numpy("text_output")[0].decode())
+            is_last = result.get_response().parameters["triton_final_response"].bool_param
+        assert len(pieces) > 5
+        assert "".join(pieces) == models.expected(models.tokens("the one"), 12)
+        assert "`sampling_parameters` are the fields of a completion" in str(answers.get(timeout=60)[1])
+        client.stop_stream()
+    assert server.lines("request", protocol="grpc", model="llama", outcome="ok", id="7")
 
 
 def test_full_queue_and_deadline_are_told(repository):

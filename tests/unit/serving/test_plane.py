@@ -6,10 +6,11 @@ import shutil
 import numpy as np
 import pytest
 
+from aotexport_runtime.server.marks import Marks
 from aotexport_runtime.server.messages import Request
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal
-from aotexport_runtime.server.repository import Marks, Repository
+from aotexport_runtime.server.repository import Repository
 from aotexport_runtime.serving.servable import Servable
 
 pytest.importorskip("kserve", reason="KServe's SDK is not installed here; `make test-serve` installs it")

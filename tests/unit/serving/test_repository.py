@@ -9,9 +9,10 @@ import pytest
 from aotexport_runtime.errors import ArgumentInvalid
 from aotexport_runtime.schema.limits import Limits
 from aotexport_runtime.server.bundles import find_models, options_beside
+from aotexport_runtime.server.marks import Marks
 from aotexport_runtime.server.options import ServeOptions, limits_of, usable_cores
 from aotexport_runtime.server.refusals import Refusal
-from aotexport_runtime.server.repository import Marks, Repository
+from aotexport_runtime.server.repository import Repository
 from aotexport_runtime.server.supervisor import openmp_settings
 from aotexport_runtime.serving.batcher import Waiting
 from aotexport_runtime.serving.servable import Servable
@@ -75,7 +76,7 @@ def root(exported, tmp_path):
 
 
 def served(repository):
-    return {name: model.served and model.served.version for name, model in repository.models.items()}
+    return {name: next(iter(model.served), None) for name, model in repository.models.items()}
 
 
 def test_models_and_versions_are_found_the_newest_first(root):
@@ -246,6 +247,34 @@ def test_unknown_names_are_refused(root):
     assert str(caught.value) == "model `digits` has no version `2` that is served; 1 is"
 
 
+def test_versions_are_served_side_by_side_and_share_calls_by_weight(root, exported, tmp_path, caplog):
+    for version in ("2", "4"):
+        shutil.copytree(exported("digits"), root / "digits" / version)
+    shutil.move(copied(exported("digits"), tmp_path), root / "digits/3")
+    made = []
+    repository = Repository(root, lambda path: made.append(path.name) or Servable(path), versions="1,2,3")
+    repository.scan()
+    model = repository.models["digits"]
+    assert served(repository)["digits"] == "2"
+    assert [*model.served] == ["2", "1"]
+    assert model.reason.startswith("version 3: the bundle disagrees with eager")
+    assert {repository.current("digits").version for _ in range(20)} == {"2"}
+    assert repository.current("digits", "1").version == "1"
+    with pytest.raises(Refusal, match="model `digits` has no version `3` that is served; 2, 1 are"):
+        repository.current("digits", "3")
+    for version, weight in {"1": 3, "2": 1, "3": 50}.items():
+        (root / f"digits/{version}.options.json").write_text(f'{{"weight": {weight}}}')
+    repository.scan()
+    found = [repository.current("digits").version for _ in range(400)]
+    assert set(found) == {"1", "2"}
+    assert 230 < found.count("1") < 370
+    shutil.rmtree(root / "digits/2")
+    repository.scan()
+    assert [*model.served] == ["1"]
+    assert made == ["3", "2", "1", "words"], "a weight changes without another load"
+    repository.close()
+
+
 def test_options_beside_a_version_are_its_own_and_loaded_anew_when_they_change(root):
     repository = Repository(root, lambda path: Servable(path, **options_beside(path)))
     file = root / "digits/1.options.json"
@@ -267,8 +296,9 @@ def test_options_beside_a_version_are_its_own_and_loaded_anew_when_they_change(r
         (
             '{"trust": "native"}',
             "`1.options.json`: there is no option `trust`; there are engine, max_batch_size, pad, max_latency_ms, "
-            "max_waiting, max_tokens",
+            "max_waiting, max_tokens, weight",
         ),
+        ('{"weight": -1}', "`1.options.json`: `weight` is a number from 0 on, got -1"),
         ('{"max_batch_size": 0}', "`max_batch_size`: expected at least 1, got 0"),
         ('{"max_batch_size": "8"}', "`max_batch_size`: expected an integer, got str"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ OPTIONS = ".options.json"
 """What the file with a bundle's own options is named after its directory: `1.options.json`."""
 OWN = ("engine", "max_batch_size", "pad", "max_latency_ms", "max_waiting", "max_tokens")
 """The options that a bundle may have of its own: see `ServableOptions`."""
+WEIGHT = "weight"
+"""Beside them, its share of the requests that name no version, where several are served."""
 _ADAPTER = "adapter_config.json"
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
@@ -28,12 +31,13 @@ Fingerprint = tuple[tuple[str, int, int, int], ...]
 class Candidate:
     """A bundle that a model could be served from; a model without versions has version `1`.
 
-    `files` tells it and its adapters from what was there before.
+    `files` tells it, its adapters and options from what was there before; `weight`: see `WEIGHT`.
     """
 
     version: str
     path: Path
     files: Fingerprint
+    weight: float = 0
 
     @property
     def nbytes(self) -> int:
@@ -84,9 +88,19 @@ def _is_version(name: str) -> bool:
 def _candidate(version: str, path: Path) -> Candidate:
     beside = path.with_name(path.name + ADAPTERS)
     added = [(f"{ADAPTERS}/{name}", nbytes, when, inode) for name, nbytes, when, inode in _files(beside)]
-    own = path.with_name(path.name + OPTIONS)
-    added += _file(str(own), OPTIONS)
-    return Candidate(version=version, path=path, files=tuple(sorted([*_files(path), *added])))
+    own, weight = _own(path)
+    added += [(f"{OPTIONS} {own}", 0, 0, 0)] if own else []
+    return Candidate(version=version, path=path, files=tuple(sorted([*_files(path), *added])), weight=weight)
+
+
+def _own(path: Path) -> tuple[str, float]:
+    """Return what tells the options of a bundle from others, and its weight, which changes without another load."""
+    try:
+        found = options_beside(path)
+    except ArgumentInvalid as error:  # told when the bundle is tried
+        return str(error), 0
+    weight = found.pop(WEIGHT, 0)
+    return str(found or ""), weight
 
 
 def adapters_beside(path: Path) -> dict[str, Path]:
@@ -99,10 +113,10 @@ def adapters_beside(path: Path) -> dict[str, Path]:
 
 
 def options_beside(path: Path) -> dict[str, Any]:
-    """Return the options of the bundle at `path` alone, by name: those of `<path>.options.json`.
+    """Return the options of the bundle at `path` alone, by name, and its weight: those of `<path>.options.json`.
 
     Raises:
-        ArgumentInvalid: the file is malformed, or has others than `OWN`.
+        ArgumentInvalid: the file is malformed, or has others than `OWN` and `WEIGHT`.
     """
     file = path.with_name(path.name + OPTIONS)
     if not file.exists():
@@ -111,8 +125,12 @@ def options_beside(path: Path) -> dict[str, Any]:
         found = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ArgumentInvalid(f"`{file.name}` holds no options: {error}") from None
-    if unknown := sorted(found.keys() - set(OWN)):
-        raise ArgumentInvalid(f"`{file.name}`: there is no option `{unknown[0][:100]}`; there are {', '.join(OWN)}")
+    names = (*OWN, WEIGHT)
+    if unknown := sorted(found.keys() - set(names)):
+        raise ArgumentInvalid(f"`{file.name}`: there is no option `{unknown[0][:100]}`; there are {', '.join(names)}")
+    weight = found.get(WEIGHT, 0)
+    if type(weight) not in (int, float) or not 0 <= weight < math.inf:
+        raise ArgumentInvalid(f"`{file.name}`: `{WEIGHT}` is a number from 0 on, got {weight!r:.100}")
     return found
 
 

@@ -27,11 +27,14 @@ class ServeOptions(ServableOptions):
     Attributes:
         repository: a bundle, or a directory of them: MODEL/VERSION/ or MODEL/
         name: serve one model by this name: the bundle, or the directory of its versions
+        serve_versions: those of each model: newest: the newest that passes; all; or numbers: 1,3
         require: model that has to be served before the server is ready (repeatable)
         readiness: strict: ready when every model that was there at first is served; serving: when any is
         host: address to listen at; 0.0.0.0: every one
         http_port: 0: any that is free
         grpc_port: 0: any that is free
+        admin_port: port of their own for load and unload, by HTTP; beside it index, metrics and health (default: none)
+        admin_token_file: file with the token that load and unload need: `Authorization: Bearer TOKEN`
         workers: processes, which share the weights
         threads: threads of an operator in each worker (default: the container's cores / workers)
         limits: the most that a bundle may ask for, by the names of `Limits`: nodes=20000,bundle_nbytes=2000000000
@@ -51,11 +54,14 @@ class ServeOptions(ServableOptions):
 
     repository: Path
     name: str | None = None
+    serve_versions: str = "newest"
     require: tuple[str, ...] = ()
     readiness: Literal["strict", "serving"] = "strict"
     host: str = "127.0.0.1"
     http_port: int = 8080
     grpc_port: int = 8081
+    admin_port: int | None = None
+    admin_token_file: Path | None = None
     workers: int = 1
     limits: Limits = SERVED
     allow_host: tuple[str, ...] = ()
@@ -74,6 +80,7 @@ class ServeOptions(ServableOptions):
     LEAST: ClassVar[dict[str, float]] = ServableOptions.LEAST | {
         "http_port": 0,
         "grpc_port": 0,
+        "admin_port": 0,
         "workers": 1,
         "max_request_bytes": 1,
         "max_held_bytes": 1,
@@ -87,6 +94,18 @@ class ServeOptions(ServableOptions):
     def shown(self, name: str) -> str:
         """Return the option of the command line."""
         return f"--{name.replace('_', '-')}"
+
+    def admin_token(self) -> str:
+        """Return what the file of the token has now; empty: there is none (`ArgumentInvalid`: it has no token)."""
+        if (file := self.admin_token_file) is None:
+            return ""
+        try:
+            token = file.read_text().strip()
+        except (OSError, UnicodeDecodeError):
+            token = ""
+        if not token:
+            raise ArgumentInvalid(f"`--admin-token-file`: `{file}` holds no token")
+        return token
 
     @property
     def threads_per_worker(self) -> int:
@@ -151,6 +170,10 @@ def options_of(parsed: Any) -> ServeOptions:
     options = ServeOptions(**values)
     if not parsed.repository.is_dir():
         raise ArgumentInvalid(f"`{parsed.repository}` is no directory; name a bundle, or a directory of bundles")
+    if not re.fullmatch(r"newest|all|[1-9]\d*(,[1-9]\d*)*", parsed.serve_versions, re.ASCII):
+        raise ArgumentInvalid(f"`--serve-versions`: expected newest, all or numbers, got `{parsed.serve_versions}`")
+    if parsed.admin_token_file is not None:
+        options.admin_token()
     if (parsed.tls_cert is None) != (parsed.tls_key is None):
         raise ArgumentInvalid("`--tls-cert` and `--tls-key` belong together")
     return options

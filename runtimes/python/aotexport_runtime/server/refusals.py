@@ -15,6 +15,7 @@ from aotexport_runtime.errors import (
 
 Kind = Literal[
     "invalid",
+    "unauthorized",
     "forbidden",
     "not_found",
     "too_slow",
@@ -28,6 +29,7 @@ Kind = Literal[
 
 CODES: dict[Kind, tuple[int, str]] = {
     "invalid": (400, "INVALID_ARGUMENT"),
+    "unauthorized": (401, "UNAUTHENTICATED"),
     "forbidden": (403, "PERMISSION_DENIED"),
     "not_found": (404, "NOT_FOUND"),
     "too_slow": (408, "DEADLINE_EXCEEDED"),

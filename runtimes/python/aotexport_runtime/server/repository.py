@@ -5,17 +5,15 @@ A model is served by a servable that has passed its self-test, or not at all.
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import logging
-import os
+import random
 import threading
 import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-from urllib.parse import quote, unquote
 
 from aotexport_runtime.errors import AotExportError, attempt, first_line
 from aotexport_runtime.server.bundles import Candidate, Fingerprint, find_models, misplaced, places
@@ -40,10 +38,14 @@ Watcher = Callable[[str, str, Event], None]
 class Served:
     """A version of a model that has passed its self-test."""
 
-    version: str
+    bundle: Candidate
     servable: AnyServable
     signature: Signature
-    nbytes: int
+
+    @property
+    def version(self) -> str:
+        """Number of the version."""
+        return self.bundle.version
 
 
 @dataclass(kw_only=True)
@@ -52,10 +54,10 @@ class Model:
 
     Attributes:
         name: of its directory.
-        candidates: its bundles, the newest version first.
-        chosen: the bundle that it is, or was last, served from.
-        served: what answers its calls; None: it is not loaded.
-        signature: of the version that was loaded last; None: none was.
+        candidates: its bundles that may be served, the newest version first.
+        chosen: those of them that it is, or was last, served from, in their order.
+        served: what answers its calls, by version; empty: it is not loaded.
+        signatures: of versions that were loaded.
         failures: why each bundle that was tried is not served.
         refused: whether a client unloaded it.
         last_used: when it was last asked for, by `time.monotonic`.
@@ -63,9 +65,9 @@ class Model:
 
     name: str
     candidates: list[Candidate] = field(default_factory=list[Candidate])
-    chosen: Candidate | None = None
-    served: Served | None = None
-    signature: Signature | None = None
+    chosen: tuple[Candidate, ...] = ()
+    served: dict[str, Served] = field(default_factory=dict[str, Served])
+    signatures: dict[str, Signature] = field(default_factory=dict[str, Signature])
     failures: dict[Fingerprint, str] = field(default_factory=dict[Fingerprint, str])
     refused: bool = False
     last_used: float = 0.0
@@ -73,7 +75,7 @@ class Model:
     @property
     def state(self) -> State:
         """State of the model in the protocol's index."""
-        if self.served is not None or (self.chosen is not None and not self.refused):
+        if self.chosen and not self.refused:
             return "READY"
         return "UNAVAILABLE" if self.failures or self.refused else "LOADING"
 
@@ -84,13 +86,19 @@ class Model:
 
     @property
     def reason(self) -> str:
-        """Why the newest version is not served; empty: it is, or will be when it is asked for."""
+        """Why versions that should be served are not; empty: they are, or will be when they are asked for."""
         if self.refused:
             return "unloaded"
-        if not self.candidates or (newest := self.candidates[0]) is self.chosen:
-            return ""
-        failure = self.failures.get(newest.files, "")
-        return failure and f"version {newest.version}: {failure}"
+        failed = [(bundle.version, self.failures.get(bundle.files)) for bundle in self.candidates]
+        return "; ".join(f"version {version}: {failure}" for version, failure in failed if failure)
+
+    def of(self, version: str) -> Served | None:
+        """Return what answers calls of a version; empty: of any, by the weights of `chosen`, else the newest."""
+        if version or not self.served:
+            return self.served.get(version)
+        weights = [bundle.weight for bundle in self.chosen if bundle.version in self.served]
+        served = [*self.served.values()]
+        return random.choices(served, weights)[0] if len(served) == len(weights) and any(weights) else served[0]
 
 
 class Repository:
@@ -109,6 +117,7 @@ class Repository:
         make: Callable[[Path], AnyServable],
         *,
         name: str | None = None,
+        versions: str = "newest",
         required: Collection[str] = (),
         strict: bool = True,
         most_nbytes: int | None = None,
@@ -120,6 +129,7 @@ class Repository:
             root: see `find_models`, as for `name`.
             make: returns the servable of a bundle, which has not run yet.
             name: of the one model.
+            versions: those of each model that are served: `newest` (that passes), `all`, or numbers: `1,3`.
             required: names of models that have to be served, as `name` has, see `unready`.
             strict: whether those of the first look that finds any have to be served as well, as long as they are there.
             most_nbytes: of the bundles that are loaded at once, which go and come as asked for; None: any number.
@@ -128,6 +138,8 @@ class Repository:
         self._root = root
         self._make = make
         self._name = name
+        self._is_newest = versions == "newest"
+        self._versions = None if versions in ("newest", "all") else {*versions.split(",")}
         self._required = {*required, *([name] if name else [])}
         self._strict = strict
         self._first: set[str] = set()
@@ -141,7 +153,7 @@ class Repository:
     @property
     def running_since(self) -> float | None:
         """When the batch began that runs longest, of versions that are let go as well; None: none runs."""
-        servables = [served.servable for model in [*self.models.values()] if (served := model.served)]
+        servables = [served.servable for model in [*self.models.values()] for served in model.served.values()]
         running = [each.batcher.running_since for each in [*servables, *self._ending]]
         return min((since for since in running if since is not None), default=None)
 
@@ -169,41 +181,40 @@ class Repository:
     def current(self, name: str, version: str = "") -> Served | None:
         """Return what answers calls of a model now; None: it is to be loaded first, by `demand`.
 
-        An empty `version` is the one that is served.
+        An empty `version` is any that is served, see `Model.of`.
 
         Raises:
             Refusal: no such model or version, or it cannot be served.
         """
         model = self.model(name)
         model.last_used = time.monotonic()
-        served = model.served
         if model.refused:
             raise Refusal(f"model `{name}` is unloaded; load it first", "unavailable")
-        if served is None and model.state == "UNAVAILABLE":
+        if model.state == "UNAVAILABLE":
             raise Refusal(f"model `{name}` cannot be served: {model.reason}", "unavailable")
-        if served is not None and version not in ("", served.version):
-            raise Refusal(
-                f"model `{name}` has no version `{version[:20]}` that is served; {served.version} is", "not_found"
-            )
+        served = model.of(version)
+        if served is None and version and model.served:
+            there = f"{', '.join(model.served)} {'is' if len(model.served) == 1 else 'are'}"
+            raise Refusal(f"model `{name}` has no version `{version[:20]}` that is served; {there}", "not_found")
         return served
 
     def demand(self, name: str) -> None:
         """Load a model that is to be loaded when it is asked for; `Refusal`: it cannot be served."""
         with self._lock:
             model = self.model(name)
-            if model.served is None and not model.refused:
+            if not model.served and not model.refused:
                 self._choose(model)
-            if model.served is None:
+            if not model.served:
                 raise Refusal(f"model `{name}` cannot be served: {model.reason or 'it is gone'}", "unavailable")
 
     def load(self, name: str) -> None:
-        """Load the newest version of a model, also where it was unloaded or has failed before.
+        """Load the versions of a model, also where it was unloaded or has failed before.
 
         Raises:
-            Refusal: there is no such model, or its newest version fails; an older one that is served stays.
+            Refusal: there is no such model, or one fails; what is served stays.
         """
         with self._lock:
-            candidates = find_models(self._root, self._name).get(name)
+            candidates = self._found().get(name)
             if candidates is None:
                 raise Refusal(f"there is no model `{name[:100]}`", "not_found")
             model = self.models.setdefault(name, Model(name=name))
@@ -225,7 +236,7 @@ class Repository:
 
         Where there is no bundle any more, what is served stays.
         """
-        found = find_models(self._root, self._name)
+        found = self._found()
         with self._lock:
             self._tell(found)
             if not found and any(model.chosen for model in self.models.values()):
@@ -241,6 +252,15 @@ class Repository:
                 model.failures = {b.files: model.failures[b.files] for b in candidates if b.files in model.failures}
         return found
 
+    def _found(self) -> dict[str, list[Candidate]]:
+        """Return the bundles of each model that may be served."""
+        may = self._versions
+        found = find_models(self._root, self._name)
+        found = {
+            name: [each for each in bundles if may is None or each.version in may] for name, bundles in found.items()
+        }
+        return {name: bundles for name, bundles in found.items() if bundles}
+
     def _tell(self, found: dict[str, list[Candidate]]) -> None:
         """Log what is wrong with the repository, once."""
         looked_at = {"looked_at": places(self._root, self._name)}
@@ -253,7 +273,7 @@ class Repository:
         self.is_empty = not found
 
     def scan(self) -> None:
-        """Look for new, changed and removed bundles, and serve the newest of each model that passes."""
+        """Look for new, changed and removed bundles, and serve those of each model that pass."""
         found = self.find()
         for model in [*self.models.values()] if found else ():
             with self._lock:
@@ -279,23 +299,38 @@ class Repository:
             thread.join()
 
     def _choose(self, model: Model, *, watching: bool = False) -> None:
-        """Serve the newest version that passes; the one that is served stays where none does.
+        """Serve the newest version that passes, or each that does; what is served stays where none does.
 
         With `watching`, leave alone what is being copied, as it has changed since the last look, and what was let go
         until it is asked for.
         """
+        chosen = {bundle.version: bundle for bundle in model.chosen}
+        kept: dict[str, Candidate] = {}
         for bundle in model.candidates:
-            if model.chosen is not None and model.chosen.files == bundle.files and (watching or model.served):
-                model.chosen = bundle
-                return
-            if bundle.files in model.failures:
-                continue
-            is_copied = watching and self._seen is not None and self._seen.get(bundle.path) != bundle.files
-            if is_copied or self._try(model, bundle):
-                return
+            old, is_loaded = chosen.get(bundle.version), bundle.version in model.served
+            if old is not None and old.files == bundle.files and (watching or is_loaded):
+                kept[bundle.version] = bundle
+            elif watching and self._seen is not None and self._seen.get(bundle.path) != bundle.files:
+                if self._is_newest:
+                    return
+                kept |= {bundle.version: old} if old is not None else {}
+            elif bundle.files not in model.failures and self._try(model, bundle):
+                kept[bundle.version] = bundle
+            elif old is not None and is_loaded:
+                kept[bundle.version] = old
+            if kept and self._is_newest:
+                break
+        if not kept and model.served:
+            return
+        model.chosen = tuple(kept.values())
+        ending = [served for version, served in model.served.items() if version not in kept]
+        model.served = {version: model.served[version] for version in kept if version in model.served}
+        there = {bundle.version for bundle in model.candidates}
+        for old in ending:  # Other models do not wait for what they still answer.
+            self._end(model.name, old, "another is served" if old.version in there else "its bundle is gone")
 
     def _try(self, model: Model, bundle: Candidate) -> bool:
-        """Load a bundle beside the one that is served, prove it, and swap; return whether it is served."""
+        """Load a bundle beside those that are served, prove it, and swap; return whether it is served."""
         began = time.monotonic()
 
         def load() -> tuple[AnyServable, Signature]:
@@ -310,21 +345,21 @@ class Repository:
             known = isinstance(found, AotExportError)
             reason = " ".join(str(found).split())[:1000] if known else f"{type(found).__name__}: {first_line(found)}"
             model.failures[bundle.files] = reason
-            if model.chosen is not None and model.chosen.files == bundle.files:
-                model.chosen = None
             fields = {"model": model.name, "version": bundle.version, "reason": reason}
             log.error("model is not loaded", extra={"fields": fields})
             self._watcher(model.name, bundle.version, "failed")
             return False
         servable, signature = found
-        model.signature, model.chosen, old = signature, bundle, model.served
-        model.served = Served(version=bundle.version, servable=servable, signature=signature, nbytes=bundle.nbytes)
+        old = model.served.get(bundle.version)
+        served = {bundle.version: Served(bundle=bundle, servable=servable, signature=signature)}
+        model.signatures[bundle.version] = signature
+        model.served = dict(sorted(({**model.served, **served}).items(), key=lambda each: -int(each[0])))
         fields = {"model": model.name, "version": bundle.version, "seconds": round(time.monotonic() - began, 3)}
         fields |= {"joined_along": servable.batch_axes and servable.batch_axes.name, "not_joined": servable.not_joined}
         log.info("model is served", extra={"fields": fields})
         self._watcher(model.name, bundle.version, "loaded")
         if old is not None:
-            self._end(model.name, old)  # Other models do not wait for texts that it writes.
+            self._end(model.name, old, "its bundle is another")
         return True
 
     def _make_room(self, model: Model, bundle: Candidate) -> None:
@@ -337,19 +372,19 @@ class Repository:
             )
         loaded = sorted((m for m in self.models.values() if m.served and m is not model), key=lambda m: m.last_used)
         for other in loaded:
-            if sum(m.served.nbytes for m in self.models.values() if m.served) + bundle.nbytes <= self._most_nbytes:
+            served = [each.bundle.nbytes for m in self.models.values() for each in m.served.values()]
+            if sum(served) + bundle.nbytes <= self._most_nbytes:
                 return
             self._let_go(other, "others need its memory")
 
     def _let_go(self, model: Model, reason: str) -> None:
-        old, model.served = model.served, None
-        if old is not None:
-            said = {"model": model.name, "version": old.version, "reason": reason}
-            log.info("model is let go", extra={"fields": said})
-            self._end(model.name, old).join()
+        ending, model.served = model.served, {}
+        for thread in [self._end(model.name, old, reason) for old in ending.values()]:
+            thread.join()
 
-    def _end(self, name: str, old: Served) -> threading.Thread:
+    def _end(self, name: str, old: Served, reason: str) -> threading.Thread:
         """Let a version answer what it was asked, and close it; return the thread that does."""
+        log.info("model is let go", extra={"fields": {"model": name, "version": old.version, "reason": reason}})
 
         def end() -> None:
             old.servable.close()
@@ -360,41 +395,3 @@ class Repository:
         thread = self._ending[old.servable] = threading.Thread(target=end, name="aotexport end", daemon=True)
         thread.start()
         return thread
-
-
-class Marks:
-    """The models that clients told one worker to unload, for the others: an empty file per model in a directory."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-        self._known: set[str] = set()
-        self._lock = threading.Lock()
-
-    def _mark(self, model: str) -> Path:
-        return self._directory / quote(model, safe="")
-
-    def set(self, model: str, *, unloaded: bool) -> None:
-        """Note that a model was unloaded, or loaded again, here; other workers follow before they answer for it."""
-        if unloaded:
-            self._mark(model).touch()
-            self._known.add(model)
-        else:
-            self._mark(model).unlink(missing_ok=True)
-            self._known.discard(model)
-
-    def is_behind(self, model: str) -> bool:
-        """Return whether another worker was told something about a model that this one has not followed."""
-        return os.path.exists(self._mark(model)) != (model in self._known)
-
-    def follow(self, repository: Repository) -> None:
-        """Do what other workers were told since the last look."""
-        with self._lock:
-            marked = {unquote(mark.name) for mark in self._directory.iterdir()}
-            for model in marked - self._known:
-                if model in repository.models:
-                    repository.unload(model)
-                self._known.add(model)
-            for model in self._known - marked:
-                with contextlib.suppress(AotExportError):  # in the log, and in the index
-                    repository.load(model)
-                self._known.discard(model)

@@ -58,10 +58,10 @@ class Worker:
 class Supervisor:
     """Keeps the workers of a server."""
 
-    def __init__(self, options: ServeOptions, http: socket.socket, grpc_port: int, state: Path) -> None:
+    def __init__(self, options: ServeOptions, ports: list[socket.socket], grpc_port: int, state: Path) -> None:
         """Start no worker yet, see `run`."""
         self._options = options
-        self._http = http
+        self._ports = ports
         self._grpc_port = grpc_port
         self._marks = state / "unloaded"
         self._marks.mkdir()
@@ -99,7 +99,7 @@ class Supervisor:
         while len(self._workers) < self._options.workers and time.monotonic() >= self._next_start:
             ours, theirs = self._context.Pipe(duplex=False)
             process = self._context.Process(
-                target=start, args=(self._options, self._http, self._grpc_port, self._marks, theirs)
+                target=start, args=(self._options, self._ports, self._grpc_port, self._marks, theirs)
             )
             process.start()
             theirs.close()
@@ -130,7 +130,8 @@ class Supervisor:
         worker.life.close()
 
     def _drain(self) -> None:
-        self._http.close()  # the last worker that closes it closes the port
+        for port in self._ports:
+            port.close()  # the last worker that closes it closes the port
         for worker in self._workers:
             worker.process.terminate()
         end = time.monotonic() + self._options.drain_s + 5
@@ -152,15 +153,16 @@ def serve(options: ServeOptions) -> int:
     if importlib.util.find_spec("kserve") is None:
         raise NotSupported("`serve` needs KServe's SDK. Install it by `pip install 'aotexport-runtime[serve]'`")
     log_as_json()
-    with opened(options) as (http, grpc_port), tempfile.TemporaryDirectory(prefix="aotexport-serve-") as state:
+    with opened(options) as (ports, grpc_port), tempfile.TemporaryDirectory(prefix="aotexport-serve-") as state:
         metrics = Path(state) / "metrics"
         metrics.mkdir()
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(metrics)
         options = dataclasses.replace(options, threads=options.threads_per_worker)  # a bound worker sees one processor
         os.environ |= openmp_settings(options, own_cores(), os.environ)
-        fields = {"host": options.host, "http_port": http.getsockname()[1], "grpc_port": grpc_port}
+        numbers = dict(zip(("http_port", "admin_port"), (port.getsockname()[1] for port in ports), strict=False))
+        fields = {"host": options.host, "grpc_port": grpc_port, **numbers}
         log.info("server listens", extra={"fields": fields})
-        Supervisor(options, http, grpc_port, Path(state)).run()
+        Supervisor(options, ports, grpc_port, Path(state)).run()
     return 0
 
 
@@ -181,15 +183,18 @@ def openmp_settings(options: ServeOptions, processors: int, given: Mapping[str, 
 
 
 @contextlib.contextmanager
-def opened(options: ServeOptions) -> Generator[tuple[socket.socket, int]]:
-    """Hold the ports: a socket that listens for HTTP, and the number of a port for gRPC that is ours; see `bound`."""
-    with bound(options.host, options.http_port, shared=False) as http:
-        http.listen(2048)
+def opened(options: ServeOptions) -> Generator[tuple[list[socket.socket], int]]:
+    """Hold the ports: sockets that listen for HTTP and `--admin-port`, and the number of one for gRPC; see `bound`."""
+    with contextlib.ExitStack() as stack:
+        numbers = [options.http_port] if options.admin_port is None else [options.http_port, options.admin_port]
+        ports = [stack.enter_context(bound(options.host, number, shared=False)) for number in numbers]
+        for port in ports:
+            port.listen(2048)
         with bound(options.host, options.grpc_port, shared=False) as first:
             grpc_port = first.getsockname()[1]
         # It never listens: it keeps the port while no worker does.
         with bound(options.host, grpc_port, shared=True):
-            yield http, grpc_port
+            yield ports, grpc_port
 
 
 def bound(host: str, port: int, *, shared: bool) -> socket.socket:

@@ -96,6 +96,8 @@ def refused(refusal: Refusal, path: str = "") -> Response:
         headers["connection"] = "close"
     if refusal.kind in ("overloaded", "unavailable"):
         headers["retry-after"] = "1"
+    if refusal.kind == "unauthorized":
+        headers["www-authenticate"] = "Bearer"
     body = msgspec.json.encode(described_error(refusal) if path.startswith("/v1/") else {"error": str(refusal)})
     return Response(body, status_code=CODES[refusal.kind][0], media_type="application/json", headers=headers)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -50,13 +50,13 @@ def generation_routes(plane: BundlePlane, options: ServeOptions) -> list[tuple[s
 
     async def models(request: Request) -> Response:
         """Return the models that generate, and their adapters."""
-        found = [_described(name) for name in _names(plane)]
+        found = [_described(name) for name in names_of_texts(plane)]
         return _json({"object": "list", "data": found})
 
     async def model(request: Request) -> Response:
         """Return one of them."""
         name = request.path_params["model"]
-        if name not in _names(plane):
+        if name not in names_of_texts(plane):
             raise Refusal(f"there is no model `{name[:100]}` that generates", "not_found")
         return _json(_described(name))
 
@@ -76,11 +76,13 @@ def generation_routes(plane: BundlePlane, options: ServeOptions) -> list[tuple[s
     ]
 
 
-def _names(plane: BundlePlane) -> list[str]:
+def names_of_texts(plane: BundlePlane) -> list[str]:
     """Return the names that the field `model` of a request may have."""
-    served = [(model.name, model.served.servable) for model in [*plane.repository.models.values()] if model.served]
-    found = [(name, each) for name, each in served if not isinstance(each, Servable)]
-    return [one for name, each in found for one in (name, *(f"{name}:{adapter}" for adapter in each.adapters))]
+    models = [*plane.repository.models.values()]
+    found = [(m.name, each.servable) for m in models for each in m.served.values()]
+    found = [(name, each) for name, each in found if not isinstance(each, Servable)]
+    names = [one for name, each in found for one in (name, *(f"{name}:{adapter}" for adapter in each.adapters))]
+    return [*dict.fromkeys(names)]
 
 
 def _described(name: str) -> dict[str, Any]:
@@ -130,39 +132,24 @@ class _Reply(Response):
                 watching.cancel()
 
     async def _answer(self, asked: Asked, wanted: Completion | Chat, send: Any) -> None:
-        asked.model, adapter = self._split(wanted.model)
-        texts = _Texts(wanted, adapter, self._options.request_timeout_s)
+        texts = Texts(self._plane, self._options, asked, wanted)
         answering = Answering(model=wanted.model, is_chat=isinstance(wanted, Chat))
         asked.id = asked.id or answering.id
-        try:
-            async with texts.limit():
-                asked.served, generator = await self._plane.submit(asked.model, "", texts.submit)
-            answering.prompt_tokens, count = texts.prompt_tokens, len(texts.generations)
-            pieces: list[Written] = []
-            async for piece in texts.pieces(generator):
-                if texts.tokens == 1:
-                    metrics.FIRST.labels(asked.model).observe(time.monotonic() - asked.began)
+        pieces: list[Written] = []
+        async with contextlib.aclosing(texts.pieces()) as written:
+            async for piece in written:
                 if not wanted.stream:
                     pieces.append(piece)
                     continue
                 if not self._is_begun:
-                    await self._begin(send, b"text/event-stream", b"".join(answering.first(count)))
-                if piece.text or piece.scored or piece.finish:
-                    await self._send(send, answering.piece(piece))
-            asked.answer, answering.tokens = texts.took(), texts.tokens
-            if wanted.stream:
-                await self._send(send, answering.last(wanted.stream_options), more=False)
-            else:
-                await self._begin(send, b"application/json", answering.whole(pieces, count), more=False)
-        finally:
-            texts.end()
-            if texts.tokens:
-                metrics.TOKENS.labels(asked.model).inc(texts.tokens)
-
-    def _split(self, name: str) -> tuple[str, str | None]:
-        """Return the model and the adapter that `MODEL` or `MODEL:ADAPTER` names."""
-        model, colon, adapter = name.rpartition(":")
-        return (model, adapter) if colon and name not in self._plane.repository.models else (name, None)
+                    await self._begin(send, b"text/event-stream", b"".join(answering.first(len(texts.generations))))
+                await self._send(send, answering.piece(piece))
+        answering.prompt_tokens, answering.tokens = texts.prompt_tokens, texts.tokens
+        if wanted.stream:
+            await self._send(send, answering.last(wanted.stream_options), more=False)
+        else:
+            whole = answering.whole(pieces, len(texts.generations))
+            await self._begin(send, b"application/json", whole, more=False)
 
     async def _begin(self, send: Any, media_type: bytes, body: bytes, *, more: bool = True) -> None:
         self._is_begun = True
@@ -174,7 +161,7 @@ class _Reply(Response):
         await send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-class _Texts:
+class Texts:
     """The texts that a request asks for, while they are generated.
 
     Attributes:
@@ -182,15 +169,35 @@ class _Texts:
         prompt_tokens: of all prompts; `tokens`: of all texts so far.
     """
 
-    def __init__(self, wanted: Completion | Chat, adapter: str | None, wait_s: float) -> None:
-        """Ask for nothing yet; whole answers come within `wait_s`, and so does each piece of a stream."""
-        self._wanted, self._adapter, self._wait_s = wanted, adapter, wait_s
+    def __init__(self, plane: BundlePlane, options: ServeOptions, asked: Asked, wanted: Completion | Chat) -> None:
+        """Ask for nothing yet; what is named `MODEL` or `MODEL:ADAPTER` is noted in `asked`."""
+        self._plane, self._asked, self._wanted, self._wait_s = plane, asked, wanted, options.request_timeout_s
+        model, colon, adapter = wanted.model.rpartition(":")
+        has_adapter = colon and wanted.model not in plane.repository.models
+        asked.model, self._adapter = (model, adapter) if has_adapter else (wanted.model, None)
         self._began = asyncio.get_running_loop().time()
         self.generations: list[Generation] = []
         self.prompt_tokens = self.tokens = 0
 
+    async def pieces(self) -> AsyncGenerator[Written]:
+        """Yield the pieces of all texts, as they come: a whole answer within the time, or each piece of a stream."""
+        asked = self._asked
+        try:
+            async with self._limit():
+                asked.served, generator = await self._plane.submit(asked.model, "", self._submit)
+            async for piece in self._pieces(generator):
+                if self.tokens == 1:
+                    metrics.FIRST.labels(asked.model).observe(time.monotonic() - asked.began)
+                if piece.text or piece.scored or piece.finish:
+                    yield piece
+            asked.answer = self._took()
+        finally:
+            self._end()
+            if self.tokens:
+                metrics.TOKENS.labels(asked.model).inc(self.tokens)
+
     @contextlib.asynccontextmanager
-    async def limit(self) -> AsyncIterator[None]:
+    async def _limit(self) -> AsyncIterator[None]:
         """Refuse what takes too long in the block."""
         begin = asyncio.get_running_loop().time() if self._wanted.stream and self.tokens else self._began
         try:
@@ -200,7 +207,7 @@ class _Texts:
             text = f"the request was not answered within {self._wait_s:g} s, see `--request-timeout-s`"
             raise Refusal(text, "deadline") from None
 
-    async def submit(self, served: Served) -> Generator:
+    async def _submit(self, served: Served) -> Generator:
         """Queue the texts."""
         generator = served.servable
         if isinstance(generator, Servable):
@@ -208,7 +215,7 @@ class _Texts:
         # In the thread whose standstill is noticed: a bundle's template and patterns may not come to an end.
         reading = Waiting(function=lambda: self._prompts(generator))
         prompts = await asyncio.wrap_future(generator.batcher.submit(reading))
-        self.end()  # those of a version that was swapped meanwhile
+        self._end()  # those of a version that was swapped meanwhile
         self.generations, self._came = [], asyncio.Queue[tuple[int, "Token | Exception"]]()
         self.prompt_tokens = sum(map(len, prompts))
         for prompt in prompts:
@@ -251,12 +258,12 @@ class _Texts:
             adapter=self._adapter,
         )
 
-    async def pieces(self, generator: Generator) -> AsyncIterator[Written]:
+    async def _pieces(self, generator: Generator) -> AsyncIterator[Written]:
         """Yield the pieces of all texts, as they come."""
         texts = [Text(generator.tokenizer, self._wanted.stops) for _ in self.generations]
         going = set(range(len(texts)))
         while going:
-            async with self.limit():
+            async with self._limit():
                 index, token = await self._came.get()
             if isinstance(token, Exception):
                 raise token
@@ -282,7 +289,7 @@ class _Texts:
             piece.scored = [] if token.ended == "stop" else [scored]
         return piece
 
-    def took(self) -> Answer:
+    def _took(self) -> Answer:
         """Return how long the texts waited and were generated."""
         took = Answer()
         first = min(self.generations, key=lambda each: each.began)
@@ -291,7 +298,7 @@ class _Texts:
         took.batch_size = max(each.company for each in self.generations)
         return took
 
-    def end(self) -> None:
+    def _end(self) -> None:
         """Want no more."""
         for each in self.generations:
             each.wanted = False

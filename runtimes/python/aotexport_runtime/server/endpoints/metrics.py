@@ -19,7 +19,9 @@ _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0
 REQUESTS = Counter(
     "aotexport_requests", "Requests by outcome: ok, or why not", ["model", "version", "protocol", "outcome"]
 )
-SECONDS = Histogram("aotexport_request_seconds", "From the request to its answer", ["model"], buckets=_SECONDS)
+SECONDS = Histogram(
+    "aotexport_request_seconds", "From the request to its answer", ["model", "version"], buckets=_SECONDS
+)
 QUEUE = Histogram("aotexport_queue_seconds", "How long a request waited for its batch", ["model"], buckets=_SECONDS)
 COMPUTE = Histogram("aotexport_compute_seconds", "How long the batch of a request ran", ["model"], buckets=_SECONDS)
 BATCH = Histogram(

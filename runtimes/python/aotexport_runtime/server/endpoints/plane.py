@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hmac
 import logging
 import re
 import time
@@ -21,10 +22,11 @@ from kserve.protocol.dataplane import DataPlane
 import aotexport_runtime
 from aotexport_runtime.errors import NotSupported, Overloaded
 from aotexport_runtime.server.endpoints import metrics
+from aotexport_runtime.server.marks import Marks
 from aotexport_runtime.server.messages import Request, Signature
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal, refusal_of
-from aotexport_runtime.server.repository import Marks, Repository, Served
+from aotexport_runtime.server.repository import Repository, Served
 from aotexport_runtime.serving.batcher import Answer
 from aotexport_runtime.serving.servable import Servable
 
@@ -126,28 +128,43 @@ class BundlePlane(DataPlane):
 
     async def model_metadata(self, model_name: str, version: str = "") -> dict[str, Any]:
         model = self.repository.model(model_name)
-        if model.signature is None:
+        if not model.chosen:
             await self.loaded(model_name, version)
-        served, signature = self.repository.current(model_name, version), model.signature
+        version = version or next((bundle.version for bundle in model.chosen), "")
+        self.repository.current(model_name, version)
+        signature = model.signatures.get(version)
         if signature is None:
             raise Refusal(f"model `{model_name}` is being loaded", "unavailable")
-        version = served.version if served else model.chosen.version if model.chosen else ""
         described = {"inputs": _described(signature.inputs), "outputs": _described(signature.outputs)}
-        return {"name": model_name, "platform": "aotexport", "versions": [version], **described}
+        return {
+            "name": model_name,
+            "platform": "aotexport",
+            "versions": [bundle.version for bundle in model.chosen],
+            **described,
+        }
 
     async def model_ready(self, model_name: str, disable_predictor_health_check: bool = False) -> bool:
         return self.repository.model(model_name).state == "READY"
 
     async def index(self, filter_ready: bool | None = False) -> list[dict[str, str]]:
-        """Return name, version, state and reason of every model."""
+        """Return name, state and reason of every model, for each version that is served."""
+        models = [m for m in [*self.repository.models.values()] if not filter_ready or m.state == "READY"]
         return [
-            {"name": m.name, "version": (m.chosen or m.candidates[0]).version, "state": m.state, "reason": m.reason}
-            for m in [*self.repository.models.values()]
-            if not filter_ready or m.state == "READY"
+            {"name": m.name, "version": bundle.version, "state": m.state, "reason": m.reason}
+            for m in models
+            for bundle in m.chosen or m.candidates[:1]
         ]
 
+    def check_admin(self, authorization: str | None, *, is_own_port: bool = False) -> None:
+        """Refuse to load and unload (`Refusal`) elsewhere than at a port for it, and without the token."""
+        if self._options.admin_port is not None and not is_own_port:
+            raise Refusal("models are loaded and unloaded at the port of `--admin-port`", "forbidden")
+        token = self._options.admin_token()
+        if token and not hmac.compare_digest((authorization or "").encode(), f"Bearer {token}".encode()):
+            raise Refusal("loading and unloading needs the token of `--admin-token-file`", "unauthorized")
+
     async def load(self, model_name: str) -> dict[str, Any]:
-        """Load the newest version of a model; `Refusal`: there is none, or it fails."""
+        """Load the versions of a model; `Refusal`: there are none, or one fails."""
         await asyncio.to_thread(self.repository.load, model_name)
         self._marks.set(model_name, unloaded=False)
         return {"name": model_name, "load": True}
@@ -214,7 +231,7 @@ class BundlePlane(DataPlane):
         begins, wait_s = asyncio.get_running_loop().time(), self._options.request_timeout_s
         try:
             async with asyncio.timeout(wait_s) as limit:
-                served = await self.loaded(asked.model, version)
+                asked.served = served = await self.loaded(asked.model, version)
                 _tensors_of(served, asked.model)
                 signature = served.signature
                 limit.reschedule(None)  # `read` has a limit of its own
@@ -230,9 +247,9 @@ class BundlePlane(DataPlane):
                     servable = _tensors_of(served, asked.model)
                     return servable.submit(request.inputs, timeout_s=left_s, adapter=request.adapter)
 
-                served, answer = await self.submit(asked.model, version, submit)
-                outputs = await asyncio.wrap_future(answer)
-                asked.served, asked.answer = served, answer
+                served, answer = await self.submit(asked.model, version, submit, served)
+                asked.served, outputs = served, await asyncio.wrap_future(answer)
+                asked.answer = answer
         except TimeoutError:
             raise Refusal(f"the request was not answered within {wait_s * 1e3:g} ms", "deadline") from None
         if sum(outputs[name].nbytes for name in request.outputs) > _WRITTEN_AT_ONCE_NBYTES:
@@ -240,15 +257,19 @@ class BundlePlane(DataPlane):
         return write(request, served, answer)
 
     async def submit(
-        self, name: str, version: str, submit: Callable[[Served], Awaitable[Reply]]
+        self,
+        name: str,
+        version: str,
+        submit: Callable[[Served], Awaitable[Reply]],
+        served: Served | None = None,
     ) -> tuple[Served, Reply]:
-        """Return what serves a model, and what `submit`, which queues a call of it, returns.
+        """Return what serves a model, `served` if it still does, and what `submit`, which queues a call of it, returns.
 
         Raises:
             Refusal: see `loaded`, or too many wait already.
         """
         while True:
-            served = await self.loaded(name, version)
+            served = served or await self.loaded(name, version)
             try:
                 return served, await submit(served)
             except Overloaded:
@@ -257,8 +278,9 @@ class BundlePlane(DataPlane):
                 raise Refusal(text, "overloaded") from None
             except NotSupported:
                 # The version was swapped between these two lines, and is closed.
-                if self.repository.model(name).served is served:
+                if self.repository.model(name).served.get(served.version) is served:
                     raise
+                served = None
 
     def _note(self, asked: Asked, outcome: str, text: str, seconds: float) -> None:
         model, answer, version = asked.model, asked.answer, asked.served.version if asked.served else ""
@@ -268,7 +290,7 @@ class BundlePlane(DataPlane):
         fields: dict[str, Any] = {"id": asked.id, "model": model[:100]}
         fields |= {"protocol": asked.protocol, "outcome": outcome, "version": version, "ms": round(seconds * 1e3, 3)}
         if answer is not None:
-            metrics.SECONDS.labels(model).observe(seconds)
+            metrics.SECONDS.labels(model, version).observe(seconds)
             metrics.QUEUE.labels(model).observe(answer.waited_s)
             metrics.COMPUTE.labels(model).observe(answer.ran_s)
             metrics.BATCH.labels(model).observe(answer.batch_size)

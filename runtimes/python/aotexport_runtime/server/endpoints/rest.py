@@ -46,7 +46,8 @@ _PAGE_HEADERS = {
 class RestServer(RESTServer):
     """KServe's HTTP server, at a socket that other workers listen at as well, with our routes."""
 
-    def __init__(self, plane: BundlePlane, options: ServeOptions) -> None:
+    def __init__(self, plane: BundlePlane, options: ServeOptions, *, is_admin: bool = False) -> None:
+        """Serve nothing yet; `is_admin`: at a port of their own, models are loaded and unloaded, and little else."""
         super().__init__(
             "kserve.model_server:app",
             plane,
@@ -64,13 +65,17 @@ class RestServer(RESTServer):
         self._server.capture_signals = contextlib.nullcontext  # they are the worker's
         self._plane = plane
         self._options = options
+        self._is_admin = is_admin
         self._files = {
             path.name: (path.read_bytes(), _TYPES[path.suffix]) for path in _PAGE.iterdir() if path.suffix in _TYPES
         }
 
     async def serve(self, listening: socket.socket) -> None:
         """Answer requests until `stop`."""
-        self.create_application()
+        app = self.config.app = FastAPI(openapi_url=None)
+        self._add_middlewares(app)
+        self._register_endpoints(app)
+        self._add_exception_handlers(app)
         await self._server.serve(sockets=[listening])
 
     def stop(self) -> None:
@@ -80,14 +85,16 @@ class RestServer(RESTServer):
     def _register_endpoints(self, app: FastAPI) -> None:
         """Add inference, health, versions, index, metrics, and the page `/ui`, which tries models in a browser."""
         model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
-        routes = [
+        common = [
             ("GET", "/metrics", self.metrics),
             ("POST", "/v2/repository/index", self.index),
             *(("POST", f"/v2/repository/models/{{model}}/{change}", self.change) for change in ("load", "unload")),
-            ("POST", f"{model}/infer", self.infer),
-            ("POST", f"{version}/infer", self.infer),
             ("GET", "/v2/health/live", self.live),
             ("GET", "/v2/health/ready", self.ready),
+        ]
+        routes = [
+            ("POST", f"{model}/infer", self.infer),
+            ("POST", f"{version}/infer", self.infer),
             ("GET", f"{model}/ready", self.model_ready),
             ("GET", f"{version}/ready", self.model_ready),
             ("GET", model, self.version_metadata),
@@ -100,9 +107,11 @@ class RestServer(RESTServer):
             ("GET", "/ui/models/{model}/joining", self.joining),
             ("GET", "/ui/{name}", self.file),
         ]
-        for method, path, answer in [*routes, *(pages if self._options.ui else ())]:
+        own = common if self._is_admin else [*routes, *common, *(pages if self._options.ui else ())]
+        for method, path, answer in own:
             app.add_route(path, answer, methods=[method], include_in_schema=False)
-        super()._register_endpoints(app)
+        if not self._is_admin:
+            super()._register_endpoints(app)
 
     def _add_middlewares(self, app: FastAPI) -> None:
         """Add none of KServe's: times are in our metrics."""
@@ -131,7 +140,8 @@ class RestServer(RESTServer):
         return _json(await self._plane.index(asked.get("ready") is True))
 
     async def change(self, request: Request) -> Response:
-        """Load the newest version of a model, or let it go."""
+        """Load the versions of a model, or let it go."""
+        self._plane.check_admin(request.headers.get("authorization"), is_own_port=self._is_admin)
         change = self._plane.load if request.url.path.endswith("/load") else self._plane.unload
         return _json(await change(request.path_params["model"]))
 

@@ -17,6 +17,7 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2_grpc as service
 from kserve.protocol.grpc.servicer import InferenceServicer
 
 from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold, refusal_of_kserve
+from aotexport_runtime.server.endpoints.triton import MoreMethods
 from aotexport_runtime.server.messages import (
     OfInput,
     OfOutput,
@@ -58,9 +59,11 @@ class Service(InferenceServicer):
         return pb.ModelMetadataResponse(**await self._data_plane.model_metadata(request.name, request.version))
 
     async def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
+        self._data_plane.check_admin(_header(context, "authorization"))
         return await super().RepositoryModelLoad(_named(request), context)
 
     async def RepositoryModelUnload(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
+        self._data_plane.check_admin(_header(context, "authorization"))
         return await super().RepositoryModelUnload(_named(request), context)
 
     async def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802 (KServe's name)
@@ -73,8 +76,12 @@ class Service(InferenceServicer):
         def write(asked: Request, served: Served, answer: Answer) -> Any:
             return write_grpc(asked, request.model_name, served, answer.result())
 
-        trace = dict(context.invocation_metadata() or ()).get("traceparent")
+        trace = _header(context, "traceparent")
         return await self._data_plane.answer("grpc", request.model_name, request.model_version, read, write, trace)
+
+
+def _header(context: Any, name: str) -> Any:
+    return dict(context.invocation_metadata() or ()).get(name)
 
 
 def _named(message: Any) -> Any:
@@ -185,7 +192,9 @@ async def start_grpc(plane: BundlePlane, options: ServeOptions, port: int) -> ai
             ("grpc.max_send_message_length", -1),
         ],
     )
-    service.add_GRPCInferenceServiceServicer_to_server(Service(plane, plane), server)
+    own = Service(plane, plane)
+    service.add_GRPCInferenceServiceServicer_to_server(own, server)
+    server.add_generic_rpc_handlers(MoreMethods(plane, options, own.ModelInfer).handlers())
     address = f"{options.host}:{port}"
     if options.tls_cert and options.tls_key:
         pair = (options.tls_key.read_bytes(), options.tls_cert.read_bytes())

@@ -19,14 +19,15 @@ from typing import TYPE_CHECKING
 
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.schema.manifest import TRANSFORMERS
-from aotexport_runtime.server.bundles import adapters_beside, options_beside
+from aotexport_runtime.server.bundles import WEIGHT, adapters_beside, options_beside
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.endpoints.plane import BundlePlane
 from aotexport_runtime.server.endpoints.rest import RestServer
 from aotexport_runtime.server.endpoints.rpc import start_grpc
 from aotexport_runtime.server.logs import log_as_json
+from aotexport_runtime.server.marks import Marks
 from aotexport_runtime.server.options import ServeOptions
-from aotexport_runtime.server.repository import Marks, Repository
+from aotexport_runtime.server.repository import Repository
 from aotexport_runtime.serving.options import ServableOptions
 from aotexport_runtime.serving.servable import Servable
 from aotexport_runtime.values.arguments import check_torch
@@ -41,13 +42,15 @@ _CLOSING_S = 3.0
 """Time that a worker takes to end beyond that for its last requests: less than its parent waits."""
 
 
-def work(options: ServeOptions, http: socket.socket, grpc_port: int, marks: Path, life: Connection) -> None:
+def work(options: ServeOptions, ports: list[socket.socket], grpc_port: int, marks: Path, life: Connection) -> None:
     """Serve until SIGTERM, or until the parent is gone, which sees in `life` since when it has not come further."""
     log_as_json()
-    asyncio.run(_serve(options, http, grpc_port, marks, life))
+    asyncio.run(_serve(options, ports, grpc_port, marks, life))
 
 
-async def _serve(options: ServeOptions, http: socket.socket, grpc_port: int, directory: Path, life: Connection) -> None:
+async def _serve(
+    options: ServeOptions, ports: list[socket.socket], grpc_port: int, directory: Path, life: Connection
+) -> None:
     told, again, ended = asyncio.Event(), threading.Event(), threading.Event()
     loop = asyncio.get_running_loop()
     for number, tell in ((signal.SIGTERM, told.set), (signal.SIGINT, told.set), (signal.SIGHUP, again.set)):
@@ -56,6 +59,7 @@ async def _serve(options: ServeOptions, http: socket.socket, grpc_port: int, dir
         options.repository,
         lambda path: make_servable(path, options),
         name=options.name,
+        versions=options.serve_versions,
         required=options.require,
         strict=options.readiness == "strict",
         most_nbytes=options.memory_limit,
@@ -68,17 +72,19 @@ async def _serve(options: ServeOptions, http: socket.socket, grpc_port: int, dir
     watching.start()
     beating = asyncio.create_task(beat(repository, life))
     rpc = await start_grpc(plane, options, grpc_port)
-    rest = RestServer(plane, options)
-    serving = asyncio.create_task(rest.serve(http))
-    serving.add_done_callback(lambda _: told.set())
+    rests = [RestServer(plane, options, is_admin=index > 0) for index in range(len(ports))]
+    serving = [asyncio.create_task(rest.serve(port)) for rest, port in zip(rests, ports, strict=True)]
+    for task in serving:
+        task.add_done_callback(lambda _: told.set())
     await told.wait()
     # A load that does not come to an end, on a file system that is gone for one, keeps nobody.
     ending = threading.Timer(options.drain_s + _CLOSING_S, _end_at_once)
     ending.daemon = True
     ending.start()
     await plane.drain()
-    rest.stop()
-    await asyncio.gather(serving, rpc.stop(1))
+    for rest in rests:
+        rest.stop()
+    await asyncio.gather(*serving, rpc.stop(1))
     beating.cancel()
     ended.set()
     again.set()
@@ -95,6 +101,7 @@ def make_servable(path: Path, options: ServeOptions) -> AnyServable:
     """Return the servable of a bundle, and of the adapters beside it; of a language model, its generator."""
     own = {each.name: getattr(options, each.name) for each in dataclasses.fields(ServableOptions)}
     own |= {"adapters": adapters_beside(path), **options_beside(path)}
+    own.pop(WEIGHT, None)
     if TRANSFORMERS not in open_bundle(path, limits=options.limits).manifest.extensions:
         return Servable(path, **own)
     check_torch("a model that generates")
@@ -127,8 +134,7 @@ async def beat(repository: Repository, life: Connection) -> None:
         metrics.note_memory()
         metrics.EMPTY.set(bool(repository.is_empty))
         for model in [*repository.models.values()]:
-            if model.served:
-                metrics.WAITING.labels(model.name).set(model.served.servable.waiting)
+            metrics.WAITING.labels(model.name).set(sum(each.servable.waiting for each in model.served.values()))
         await asyncio.sleep(BEAT_S)
 
 

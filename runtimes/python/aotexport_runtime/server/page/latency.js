@@ -64,13 +64,14 @@ function ticks(most) {
 
 /** Return pairs of upper limit in milliseconds and count up to it, in order. */
 function bucketsOf(text, model) {
-  const label = `model="${model.replace(/\\/g, "\\\\").replace(/"/g, '\\"')}"`, found = [];
+  const label = `model="${model.replace(/\\/g, "\\\\").replace(/"/g, '\\"')}"`, found = new Map();
   for (const line of text.split("\n")) {
     if (!line.startsWith("aotexport_request_seconds_bucket{") || !line.includes(label)) continue;
     const limit = line.match(/le="([^"]+)"/)[1];
-    found.push([limit === "+Inf" ? Infinity : Number(limit) * 1e3, Number(line.split("} ")[1])]);
+    const upper = limit === "+Inf" ? Infinity : Number(limit) * 1e3;
+    found.set(upper, (found.get(upper) || 0) + Number(line.split("} ")[1])); // of all versions
   }
-  return found.sort(([one], [other]) => one - other);
+  return [...found].sort(([one], [other]) => one - other);
 }
 
 /** Return the value that a part of the requests does not exceed; straight lines between the limits. */
