@@ -27,7 +27,7 @@ class Patch:
     """A patch.
 
     Attributes:
-        owner: a class, module, function or object with the attribute, or a dict with the key.
+        owner: a class, module, function or object with the attribute, a dict with the key, or dicts without it.
         name: of the attribute or key; inherited attributes are shadowed.
         replacement: the value to set instead.
         reason: why, as a sentence without a subject: `Record ...`, `Refuse ...`.
@@ -45,7 +45,7 @@ class Patch:
     @property
     def target(self) -> str:
         """Name of the patched object: `torch._tensor.Tensor.contiguous`."""
-        if isinstance(self.owner, MutableMapping):
+        if isinstance(self.owner, MutableMapping | list):
             return f"[{self.name}]"
         owner = self.owner if hasattr(self.owner, "__name__") else type(self.owner)
         module = "" if isinstance(owner, type(sys)) else f"{owner.__module__}."
@@ -74,6 +74,11 @@ def patched(*patches: Patch) -> Iterator[None]:
 def _put(patch: Patch, undo: contextlib.ExitStack) -> None:
     """Make a patch, once `undo` knows how to undo it."""
     owner, name = patch.owner, patch.name
+    if isinstance(owner, list):
+        undo.callback(lambda: [table.pop(name, None) for table in owner])
+        for table in owner:
+            table[name] = patch.replacement
+        return
     if isinstance(owner, MutableMapping):
         put, remove, before = owner.__setitem__, owner.pop, owner
     else:

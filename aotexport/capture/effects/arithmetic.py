@@ -55,11 +55,10 @@ def symbolic_arithmetic(
         written: called where it makes text of one; returns what to add to the example's value, or None, which holds
             calls to it.
     """
+    spaces = _namespaces(_functions(target, module))
     builtin = [
-        Patch(namespace, name, in_this_thread(function, getattr(builtins, name)), _REASON)
-        for namespace in _namespaces(_functions(target, module))
-        for name, function in _BUILTINS.items()
-        if name not in namespace
+        Patch([each for each in spaces if name not in each], name, in_this_thread(new, vars(builtins)[name]), _REASON)
+        for name, new in _BUILTINS.items()
     ]
     plain = bodies_compiled_without(SizesAsIntegers, UnpausedMode)
     with patched(*builtin, *_attributes(written), *_conversions(asked), plain), SizesAsIntegers():
@@ -79,15 +78,12 @@ def _namespaces(functions: list[Any]) -> list[dict[str, Any]]:
     """Return the globals of the model's own modules, and of the packages that hold these."""
     own = {id(space): space for each in functions if type(each) is FunctionType and (space := each.__globals__)}
     own = {key: space for key, space in own.items() if is_user_file(space.get("__file__") or "")}
-    packages = {_package(str(space.get("__name__", ""))) for space in own.values()}
+    packages = {str(space.get("__name__", "")).partition(".")[0] for space in own.values()}
+    within = tuple(f"{package}." for package in packages)
     for name, loaded in list(sys.modules.items()):
-        if _package(name) in packages and is_user_file(file_of(loaded)):
+        if (name in packages or name.startswith(within)) and is_user_file(file_of(loaded)):
             own[id(namespace_of(loaded))] = namespace_of(loaded)
     return list(own.values())
-
-
-def _package(name: str) -> str:
-    return name.partition(".")[0]
 
 
 def _len(value: Any) -> Any:
