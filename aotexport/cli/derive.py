@@ -42,6 +42,11 @@ Example: the encoder takes no gradients anymore, and needs no memory for them.
     help="Tokens that a language model of a recipe shall read and score; new rows are drawn about the others' mean.",
 )
 @click.option(
+    "--quantize",
+    type=click.Choice(("int4", "int8")),
+    help="Linear layers compute their weights of integers, for --lora.",
+)
+@click.option(
     "--program",
     "programs",
     multiple=True,

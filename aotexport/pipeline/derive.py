@@ -20,6 +20,7 @@ from aotexport.errors import ModelFileInvalid
 from aotexport.model.bundle_source import programs_named, source_of, variants_under_autocast
 from aotexport.model.cast import cast
 from aotexport.model.dynamic_option import narrowed
+from aotexport.model.quantized import quantize
 from aotexport.model.step import step_in
 from aotexport.pipeline.export import export_as
 from aotexport.pipeline.options import DeriveOptions, ExportOptions, WriteOptions
@@ -73,6 +74,8 @@ def derive_as(
     module = _changed(bundle if isinstance(bundle, BundleModule) else load(bundle), options)
     with forward_graphs_run(module), _frozen(module, options.freeze):
         source = source_of(module)
+        if options.quantize is not None:
+            quantize(module, options.quantize)
         step, before = options.step, step_program(module.bundle.manifest)
         own = [program for program in source.programs or () if program.name != before]  # type: ignore[union-attr]
         source = replace(source, programs=tuple(own))
@@ -103,8 +106,9 @@ def _changed(module: BundleModule, options: DeriveOptions) -> BundleModule:
         module = _merged(module, options.lora)
     if options.dtype is not None:
         module = in_dtype(module, options.dtype)
-    if options.resize_embeddings is not None:
+    if options.quantize is not None or options.resize_embeddings is not None:
         module = module.twin()
+    if options.resize_embeddings is not None:
         if not isinstance(module, LanguageModel):
             raise ModelFileInvalid("resize_embeddings: the bundle is of no language model that `--recipe` exported")
         module.resize_token_embeddings(options.resize_embeddings)

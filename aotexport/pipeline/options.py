@@ -193,6 +193,8 @@ class DeriveOptions(WriteOptions):
             the bundle has a program of. None: those of the bundle.
         resize_embeddings: number of tokens that a language model of a recipe shall read and score; new rows are drawn
             about the mean of the others. None: as many as before.
+        quantize: `int4` or `int8`: linear layers compute their weights of integers, in torchao's layouts; adapters are
+            trained over them.
     """
 
     freeze: str | Iterable[str] = ()
@@ -202,6 +204,7 @@ class DeriveOptions(WriteOptions):
     dynamic: str | Iterable[str] = ()
     programs: str | Iterable[str] | None = None
     resize_embeddings: int | None = None
+    quantize: Literal["int4", "int8"] | None = None
 
     def __post_init__(self) -> None:
         """Refuse options as `WriteOptions` does, and `merge` without an adapter (`ModelFileInvalid`)."""

@@ -1,5 +1,6 @@
 """A bundle of a bundle: what an export of the original with the same change gives, without the model's code."""
 
+import contextlib
 import copy
 import hashlib
 import json
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import peft
 import pytest
 import torch
 from click.testing import CliRunner
@@ -17,8 +19,9 @@ from torch import nn
 from transformers.utils import ModelOutput
 
 import aotexport
+from aotexport import ModelFileInvalid
 from aotexport.cli.app import app
-from aotexport_runtime import CallInvalid, adapters, load, open_bundle, selftest
+from aotexport_runtime import CallInvalid, NotSupported, adapters, load, open_bundle, selftest
 from aotexport_runtime.schema.manifest import Ancestor
 from tests.cases import all_cases
 from tests.cases.operators import NAMESPACE
@@ -582,3 +585,62 @@ def test_merge_without_an_adapter_is_refused(base, tmp_path):
         aotexport.derive(base, output=tmp_path / "merged", merge=True)
     message = "merge: there is no adapter to merge; give its directory (`lora`, `--lora`)"
     assert str(caught.value) == message
+
+
+def weight_of(layer: Any) -> torch.Tensor:
+    """Return the weight that the parts of a quantised layer stand for, as torchao computes it."""
+    integers, scale = layer._weight_qdata, layer._weight_scale
+    if not hasattr(layer, "_weight_zero_point"):
+        return integers * scale
+    high = integers.div(16, rounding_mode="floor")
+    groups = (
+        torch.stack([integers - 16 * high, high], -1).add(8).remainder(16).sub(8).view(len(integers), len(scale), -1)
+    )
+    return (groups * scale.t()[..., None] + layer._weight_zero_point.t()[..., None]).flatten(1)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scheme", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
+def test_adapters_train_over_integers_as_over_the_weights_they_stand_for(scheme, tmp_path):
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(64, 96), nn.ReLU(), nn.Linear(96, 48), nn.ReLU(), nn.Linear(48, 5))
+    x, labels = torch.randn(7, 64), torch.arange(7) % 5
+    aotexport.export(network, (x,), output=tmp_path / "base", verify=False)
+    aotexport.derive(tmp_path / "base", output=tmp_path / "small", quantize=scheme, verify=False)
+    module = load(tmp_path / "small").train()
+    quantised = [name for name, layer in module.named_children() if hasattr(layer, "_weight_qdata")]
+    assert quantised == (["0", "2"] if scheme == "int4" else ["0", "2", "4"])
+    for name in quantised:
+        layer, weight = module.get_submodule(name), network.get_submodule(name).weight.data
+        assert (weight_of(layer) - weight).abs().max() <= 0.501 * layer._weight_scale.max() + 1e-7
+        weight.copy_(weight_of(layer))
+    torch.manual_seed(1)
+    twin = peft.get_peft_model(network, peft.LoraConfig(r=4, lora_alpha=8, target_modules=["0", "2", "4"]))
+    torch.manual_seed(1)
+    adapters.add_lora(module, "all-linear", r=4, alpha=8)
+    saved, losses = list[int](), dict[nn.Module, list[float]]()
+    for each in (module, twin):
+        optimizer = torch.optim.AdamW([p for p in each.parameters() if p.requires_grad], lr=1e-2)
+        for _ in range(5):
+            hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t.numel()) or t, lambda t: t)
+            with hooks if each is module else contextlib.nullcontext():
+                loss = nn.functional.cross_entropy(each(x), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.setdefault(each, []).append(loss.item())
+    assert losses[module] == pytest.approx(losses[twin], abs=1e-6)
+    assert losses[module][-1] < losses[module][0]
+    assert max(saved) < 64 * 48
+    with pytest.raises(NotSupported, match=r"^`0.weight` is quantised, and no integers hold a merged weight\. "):
+        adapters.merge_adapter(module)
+
+
+def test_bundle_without_linear_layers_is_not_quantised(tmp_path):
+    aotexport.export(nn.Linear(24, 2), (torch.ones(2, 24),), output=tmp_path / "base", verify=False)
+    with pytest.raises(ModelFileInvalid) as caught:
+        aotexport.derive(tmp_path / "base", output=tmp_path / "small", quantize="int4")
+    assert str(caught.value) == (
+        "quantize: the bundle has no linear layer of torch for int4, beside that of a language model's scores; int4 "
+        "takes inputs in groups of 32"
+    )

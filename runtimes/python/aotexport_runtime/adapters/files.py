@@ -253,9 +253,8 @@ def _ranks(module: BundleModule, keys: Mapping[str, torch.Tensor], directory: Pa
                     f"{directory}: the adapter changes `{name}`, and no program of {module.bundle.manifest.name!r} has "
                     f"such a weight{_OTHERS}"
                 )
-            weight: torch.Tensor = getattr(module.get_submodule(target.path), target.tensor)
             r = tensor.shape[0] if tensor.dim() else 0
-            a, b = FACTORS[target.kind].shapes(weight, max(r, 1), target.options)
+            a, b = FACTORS[target.kind].shapes(target.weight(module), max(r, 1), target.options)
             other = key.removesuffix(ending) + ending.replace("_A", "_B")
             # Before parameters of such shapes are made.
             problem = _misfit(key, tensor, a) or (_misfit(other, keys[other], b) if other in keys else None)

@@ -157,15 +157,16 @@ def check_whole(module: BundleModule, name: str) -> None:
 
 def _factors(module: BundleModule, target: Target, r: int, config: LoraConfig) -> Factors:
     """Return the first factors of a target."""
-    weight: torch.Tensor = getattr(module.get_submodule(target.path), target.tensor)
     if target.form == "weight" and config.dropout:
         raise NotSupported(f"`{target.name}`: an adapter of the weight itself has no input to drop: {target.why}")
     if target.kind == "embedding" and config.use_dora:
         raise NotSupported(f"`{target.name}` is an embedding, which `use_dora` does not know. Leave it out (`exclude`)")
+    if target.computed is not None and config.use_dora:
+        raise NotSupported(f"`{target.name}` is quantised, which `use_dora` does not know. Leave it out (`exclude`)")
     groups = groups_of(target.options)
     if r % groups or (groups > 1 and config.use_dora):
         raise NotSupported(f"`{target.name}` is a convolution of {groups} groups: `r` must be a multiple, without DoRA")
-    return FACTORS[target.kind](weight, r, config, config.scaling(target.path, r), target.options)
+    return FACTORS[target.kind](target.weight(module), r, config, config.scaling(target.path, r), target.options)
 
 
 def _trained(
@@ -316,6 +317,11 @@ def _check_mergeable(module: BundleModule, chosen: tuple[str, ...]) -> None:
     groups = [(entry.name, *entry.tied) for entry in module.bundle.manifest.state if entry.tied]
     for path, adapter in adapters_below(module):
         name, changes = named(path, adapter.tensor), adapter.held(chosen)
+        if changes and not hasattr(module.get_submodule(path), adapter.tensor):
+            raise NotSupported(
+                f"`{name}` is quantised, and no integers hold a merged weight. Leave the adapter apart, or merge it "
+                "into the bundle that this one was derived from (`load_adapter(..., any_base=True)`)"
+            )
         if any(isinstance(change, Factors) and change.groups > 1 for change in changes):
             raise NotSupported(
                 f"`{name}` is that of a convolution in groups, and its adapter reads the channels of all groups, as "

@@ -9,16 +9,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from aotexport_runtime.engines.forward.readers import Kind, Reader, Readers
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.schema.manifest import step_program
+from aotexport_runtime.schema.manifest import StateTensor, step_program
 from aotexport_runtime.schema.values import SizeArgument
 from aotexport_runtime.submodules.submodule import LoadedSubmodule
 from aotexport_runtime.submodules.tables import is_below, module_at
+from aotexport_runtime.values import dtypes
 
 ALL_LINEAR = "all-linear"
 _CONSTANTS = Environment()
@@ -36,6 +38,7 @@ class Target:
         options: what those operators take after their bias.
         why: why it has this form.
         returned: whether a program returns what a layer computes with it, or what follows from that without weights.
+        computed: what it is, where its layer computes it of integers; None: the module has it.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Target:
     options: tuple[Any, ...] = ()
     why: str
     returned: bool = False
+    computed: StateTensor | None = None
 
     @property
     def path(self) -> str:
@@ -54,6 +58,14 @@ class Target:
     def tensor(self) -> str:
         """Its name in its module."""
         return self.name.rpartition(".")[2]
+
+    def weight(self, module: nn.Module) -> torch.Tensor:
+        """Return the weight; of one that its layer computes a tensor alike, without memory."""
+        layer = module.get_submodule(self.path)
+        if self.computed is None:
+            return getattr(layer, self.tensor)
+        empty = torch.empty((), dtype=dtypes.dtype(self.computed.dtype), device=next(layer.parameters()).device)
+        return empty.expand(self.computed.shape)
 
 
 @dataclass(frozen=True)
@@ -103,6 +115,10 @@ class Weights:
             if is_loaded(module_at(module, name.rpartition(".")[0]), module)
             or any(is_below(name, path) for path in replaced)
         }
+        self._computed = {name: entry for _, readers in self._readers for name, entry in readers.computed.items()}
+        order = {path: place for place, (path, _) in enumerate(module.named_modules(remove_duplicate=False))}
+        found = {**self.entries, **self._computed}
+        self.entries = dict(sorted(found.items(), key=lambda item: order.get(item[0].rpartition(".")[0], 0)))
 
     def target(self, name: str) -> Target | None:
         """Return the weight `name` with the form of its adapter; None: no program reads it.
@@ -125,7 +141,8 @@ class Weights:
             kind, given = use
             options = tuple(list(value) if isinstance(value, tuple) else value for value in given)
             why, returned = f"read by `{found[0][1].op}` alone", any(each.returned for _, each in found)
-            return Target(name=name, form="graph", kind=kind, options=options, why=why, returned=returned)
+            facts: dict[str, Any] = {"why": why, "returned": returned, "computed": self._computed.get(name)}
+            return Target(name=name, form="graph", kind=kind, options=options, **facts)
         otherwise = next(((program, each) for program, each in found if each.operands is None), None)
         why = "its nodes use it in several ways"
         if otherwise is not None:

@@ -15,9 +15,9 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from aotexport_runtime.execution.autocast import autocast_of_now, draws_of_now
-from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, EXIT_CHECKPOINT, names_in, operands
+from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, EXIT_CHECKPOINT, computed_weights, names_in, operands
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
-from aotexport_runtime.schema.values import Argument, SequenceMeta, SubgraphArgument, ValueMeta
+from aotexport_runtime.schema.values import Argument, NothingMeta, SequenceMeta, SubgraphArgument, ValueMeta
 from aotexport_runtime.validate.arguments import references
 
 # --- parts as higher-order operators -----------------------------------------------------------------------
@@ -56,6 +56,25 @@ def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -
             ]
         begin = end + 1
     return msgspec.structs.replace(graph, subgraphs={**graph.subgraphs, **subgraphs}), result
+
+
+def with_computed_weights(graph: Graph, nodes: Sequence[Node]) -> list[Node]:
+    """Return nodes, each linear layer over integers a checkpointed part: autograd keeps these, and no weight."""
+    chains = computed_weights(nodes, {value.name: value.meta for value in graph.inputs})
+    by_name, inside = {node.name: node for node in nodes}, {name for chain in chains.values() for name in chain}
+    result: list[Node] = []
+    for node in nodes:
+        if node.name not in chains:
+            result += [] if node.name in inside else [node]
+            continue
+        part = [*(by_name[name] for name in chains[node.name]), node]
+        made = {each.name for each in part}
+        read = [name for name in dict.fromkeys(name for each in part for name in operands(each)) if name not in made]
+        name = f"{ENTER_CHECKPOINT} {node.name}"
+        nothing = NothingMeta()
+        result += [Node(name=name, op=ENTER_CHECKPOINT, args=[[*read], False], meta=nothing), *part]
+        result.append(Node(name=f"{EXIT_CHECKPOINT} {node.name}", op=EXIT_CHECKPOINT, args=[name], meta=nothing))
+    return result
 
 
 # --- running them -----------------------------------------------------------------------------------------

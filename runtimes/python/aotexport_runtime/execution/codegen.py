@@ -299,6 +299,10 @@ def compile_graph(
         NotSupported: an operator is missing in this torch.
     """
     nodes, bodies = list(nodes), budget
+    if budget is None and any(getattr(value.meta, "dtype", None) == "int8" for value in graph.inputs):
+        from aotexport_runtime.execution.checkpoint import with_computed_weights
+
+        nodes = with_computed_weights(graph, nodes)
     if any(node.op == ENTER_CHECKPOINT for node in nodes):
         from aotexport_runtime.execution.checkpoint import outlined
 

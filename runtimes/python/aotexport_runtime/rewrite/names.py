@@ -54,6 +54,26 @@ def rename(argument: Any, names: Mapping[str, Argument]) -> Any:
     return [rename(item, names) for item in argument] if isinstance(argument, list) else argument
 
 
+def computed_weights(nodes: Sequence[Node], state: Mapping[str, ValueMeta]) -> dict[str, list[str]]:
+    """Return by linear layer's node the nodes that compute its weight of bytes and other `state`, for it alone."""
+    made: dict[str, dict[str, None]] = {name: {} for name in state}
+    users: dict[str, set[str]] = {}
+    found: dict[str, list[str]] = {}
+    of_bytes = {name for name, meta in state.items() if getattr(meta, "dtype", None) == "int8"}
+    for node in nodes:
+        taken = operands(node)
+        for name in taken:
+            users.setdefault(name, set()).add(node.name)
+        weight = node.args[1] if node.op == "aten::linear.default" else None
+        if isinstance(weight, str) and weight in of_bytes - state.keys():
+            found[node.name] = [*made[weight]]
+        elif taken and made.keys() >= set(taken) and not writes_in_place(node.op):
+            made[node.name] = {each: None for name in taken for each in made[name]} | {node.name: None}
+            if not of_bytes.isdisjoint(taken):
+                of_bytes.add(node.name)
+    return {layer: chain for layer, chain in found.items() if all(users[each] <= {layer, *chain} for each in chain)}
+
+
 # --- operators that return an operand itself: a trace knows that tensor by the name of their result from then on
 
 _WITH_NOTHING_TO_DO = frozenset(

@@ -162,7 +162,7 @@ class _Outline:
             if isinstance(spec, StateInput)
         }
         self.first: list[Node] = []
-        self._places: dict[str, tuple[Operands, str]] = {}
+        self._places: dict[str, tuple[Operands, str | None]] = {}
         # What the calls around the current one return, outermost first.
         self._outer: list[set[str]] = []
         self._callables: dict[str, Callable[..., Any]] = dict(environment.submodules)
@@ -195,18 +195,19 @@ class _Outline:
         """Call adapters before all nodes (`first`), or after those that read a tensor; note the tensors' names."""
         for path, adapter in adapters:
             name = named(path, adapter.tensor)
-            value, found = readers.value(all_names[name]), readers.of(all_names[name], path)
-            if value is None or not found:
+            names = all_names.get(name, (name,))
+            value, found = readers.value(names), readers.of(names, path)
+            if not found:
                 continue
             self.adapted.append(name)
-            if adapter.in_weight:
+            if adapter.in_weight and value is not None:
                 new = self._names[value] = f"{value} of {name}"
                 self._callables[new] = functools.partial(_without_symbols, adapter.adapted_tensor)
                 self.first.append(Node(name=new, op=CALL_SUBMODULE, args=[value], meta=self._metas[value]))
             for each in found if not adapter.in_weight else ():
                 if each.node is not None and each.operands is not None:
                     self._callables[each.node.name] = functools.partial(_without_symbols, adapter.adapted)
-                    self._places[each.node.name] = each.operands, value
+                    self._places[each.node.name] = each.operands, each.value
 
     def renamed(self, argument: Argument) -> Argument:
         return rename(argument, self._names)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from aotexport_runtime.rewrite.names import names_in, operands
+from aotexport_runtime.rewrite.names import computed_weights, names_in, operands
 from aotexport_runtime.schema.graph import Graph, Node
+from aotexport_runtime.schema.manifest import StateTensor
 from aotexport_runtime.schema.program import Program, StateInput
+from aotexport_runtime.schema.values import TensorMeta, ValueMeta
 
 Kind = Literal["linear", "transposed", "embedding", "convolution"]
 """What an operator does with a weight; `transposed`: it multiplies by a matrix of inputs by outputs."""
@@ -44,12 +47,13 @@ class Reader(NamedTuple):
     """A use of a tensor in a graph by a node; None: the graph returns it.
 
     `operands`: places of its arguments; None: no adapter can change its result. `returned`: the graph returns
-    that, or what it computes of it without further weights.
+    that, or what it computes of it without further weights. `value`: the tensor; None: the node's layer computes it.
     """
 
     node: Node | None
     operands: Operands | None
     returned: bool = False
+    value: str | None = None
 
     @property
     def op(self) -> str:
@@ -63,13 +67,25 @@ class Readers:
     def __init__(self, graph: Graph, program: Program) -> None:
         """Find the uses of every value in the forward graph of `program`."""
         self._graph = graph
-        inputs = zip(graph.inputs, program.inputs, strict=True)
+        inputs = list(zip(graph.inputs, program.inputs, strict=True))
         self._values = {spec.name: value.name for value, spec in inputs if isinstance(spec, StateInput)}
         self._nodes: dict[str, list[Node]] = {}
         for node in graph.nodes:
             for name in dict.fromkeys(operands(node)):
                 self._nodes.setdefault(name, []).append(node)
-        self._returned, state = set(names_in(graph.outputs)), set(self._values.values())
+        metas: dict[str, ValueMeta] = {value.name: value.meta for value, spec in inputs if isinstance(spec, StateInput)}
+        chains, by_name = computed_weights(graph.nodes, metas), {node.name: node for node in graph.nodes}
+        self.computed: dict[str, StateTensor] = {}
+        """Weights that layers compute of integers, by the name that a weight of theirs has."""
+        self._over_integers: dict[str, list[Node]] = {}
+        for node in map(by_name.__getitem__, chains):
+            meta = by_name[str(node.args[1])].meta
+            if node.module is None or not isinstance(meta, TensorMeta):
+                continue
+            weight, shape = f"{graph.modules[node.module]}.weight", tuple(s for s in meta.shape if isinstance(s, int))
+            self.computed[weight] = StateTensor(name=weight, role="parameter", dtype=meta.dtype, shape=shape, stride=())
+            self._over_integers.setdefault(weight, []).append(node)
+        self._returned, state = set(names_in(graph.outputs)), {*metas, *itertools.chain(*chains.values())}
         state.update(node.name for node in graph.nodes if node.op in _TRANSPOSITIONS and node.args[0] in state)
         for node in reversed(graph.nodes):
             if node.name in self._returned and state.isdisjoint(operands(node)):
@@ -84,6 +100,9 @@ class Readers:
 
         `names` are all its names; where it has several, only nodes of calls of the module are returned.
         """
+        if names[0] in self.computed:
+            over = self._over_integers[names[0]]
+            return [Reader(node, OPERATORS[node.op], node.name in self._returned) for node in over]
         value = self.value(names)
         if value is None:
             return []
@@ -95,7 +114,7 @@ class Readers:
 
     def _read(self, node: Node, value: str) -> list[Reader]:
         """Return a node's use of a tensor, or those of the transposed tensor that it makes, if all are products."""
-        itself, turned = [Reader(node, _operands(node, value), node.name in self._returned)], list[Reader]()
+        itself, turned = [Reader(node, _operands(node, value), node.name in self._returned, value)], list[Reader]()
         if node.op not in _TRANSPOSITIONS or node.name in self._returned:
             return itself
         for each in self._nodes.get(node.name, []):
@@ -103,7 +122,7 @@ class Readers:
             if places is None or places.kind not in _OF_TRANSPOSED:
                 return itself
             places = places._replace(kind=_OF_TRANSPOSED[places.kind])
-            turned.append(Reader(each, places, each.name in self._returned))
+            turned.append(Reader(each, places, each.name in self._returned, value))
         return turned or itself
 
 
