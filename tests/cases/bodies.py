@@ -40,7 +40,7 @@ def loop_with_grad(x):
     return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))
 
 
-@case(lambda: (leaf(5, 4),))
+@slow_case(lambda: (leaf(5, 4),))
 def scan_of_running_sums(x):
     return scan(lambda carried, x: (carried + x, carried * x), torch.zeros(4), x)
 

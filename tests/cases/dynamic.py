@@ -21,7 +21,7 @@ def dynamic_rows(x):
     return x.mean(0), x * x.shape[0], x.view(-1)
 
 
-@case(lambda: (leaf(1, 3, 4),), dynamic_shapes=({0: BATCH},))
+@slow_case(lambda: (leaf(1, 3, 4),), dynamic_shapes=({0: BATCH},))
 class OneRowOfSequences(nn.Sequential):
     def __init__(self):
         super().__init__(nn.Linear(4, 2), nn.GELU(), nn.Flatten(), nn.Linear(6, 2))
@@ -160,7 +160,7 @@ def integers_made_of_sizes(x):
     return windowed, torch.combinations(x[0]), *pools, *indices
 
 
-@case(
+@slow_case(
     lambda: (leaf(1, 8, 2, 2), leaf(8, 8, 3, 3), leaf(2, 8, 3, 3)),
     dynamic_shapes=({2: Dim("height", min=1, max=20), 3: Dim("width", min=1, max=20)}, None, None),
     forward_only="works only for the example's size",

@@ -199,7 +199,7 @@ class Outer(torch.autograd.Function):
         return Scale.apply(x, grad, 2.0)
 
 
-@case(lambda: (leaf(3, 4),))
+@slow_case(lambda: (leaf(3, 4),))
 def function_within_a_backward(x):
     return Outer.apply(x)
 
@@ -290,7 +290,7 @@ def function_that_reads_the_module(self, x):
     return self.linear(Closes.apply(x, self)) + frozen
 
 
-@case(
+@slow_case(
     lambda: (leaf(3, 4), leaf(4)),
     forward_only="does not say with which outputs it comes",
     dynamic_shapes={"x": {0: torch.export.Dim("n")}, "w": None},

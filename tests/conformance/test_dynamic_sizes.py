@@ -17,7 +17,7 @@ from tests.conformance.models import leaf, linear
 def test_empty_batch_and_sequence_are_served(load):
     encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(4, 2, 8, batch_first=True), 1)
     dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("time")}
-    module = load(encoder, torch.randn(2, 3, 4), dynamic_shapes={"src": dims}).eval()
+    module = load(encoder.eval(), torch.randn(2, 3, 4), dynamic_shapes={"src": dims}, programs="infer").eval()
     with torch.no_grad():
         assert module(torch.randn(0, 0, 4)).shape == (0, 0, 4)
 
@@ -249,7 +249,7 @@ ONE_ROW = {
 def test_one_row_is_served_where_eager_serves_one(name, load):
     function, arguments, axes = ONE_ROW[name]
     dynamic = tuple(None if axis is None else {axis: torch.export.Dim("batch", min=1, max=8)} for axis in axes)
-    module = load(function, *arguments(3), dynamic_shapes=dynamic, verify=True)
+    module = load(function, *arguments(3), dynamic_shapes=dynamic, programs="infer", verify=True)
     (dimension,) = module.bundle.program("infer").dimensions
     assert (dimension.min, module.bundle.program("infer").notes) == (1, ())
     for rows in (1, 2):
@@ -300,7 +300,9 @@ APART = {
 }
 
 
-@pytest.mark.parametrize("name", APART)
+@pytest.mark.parametrize(
+    "name", ["guard", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pairs", "branch"))]
+)
 def test_one_row_that_goes_another_way_is_served_by_a_variant(name, load, tmp_path):
     net, arguments, note = APART[name]
     torch.manual_seed(0)

@@ -45,7 +45,7 @@ def net(tmp_path_factory):
     path = tmp_path_factory.mktemp("bundles") / "net"
     torch.manual_seed(0)
     batch = torch.export.Dim("batch", min=1, max=64)
-    options = {"targets": ("cpu",), "dynamic_shapes": ({0: batch},), "verify": False}
+    options = {"targets": ("cpu",), "dynamic_shapes": ({0: batch},), "programs": "train", "verify": False}
     aotexport.export(Net(), (torch.randn(8, 4),), output=path, **options)
     return path
 
@@ -146,16 +146,13 @@ def test_frozen_parameters_are_the_reason_for_the_graph(net):
     assert runs(module) == [("forward", "portable", "not every gradient is wanted"), ("backward", "portable", "")]
 
 
-@has_level
-def test_inference_is_told_as_well(net):
-    module = aotexport_runtime.load(net, trust="native").eval()
+def test_inference_is_told_as_well(tiny):
+    module = aotexport_runtime.load(tiny, target="portable").eval()
     with torch.no_grad():
-        for rows in (8, 1, 8):
-            module(torch.ones(rows, 4))
-    module(torch.ones(8, 4))
+        module(torch.ones(5, 4))
+    module(torch.ones(5, 4))
     assert runs(module, "infer") == [
-        ("forward", CPU, ""),
-        ("forward", "portable", "libraries are for 2 <= batch"),
+        ("forward", "portable", ""),
         ("forward and backward", "autograd", "gradients of an inference program"),
     ]
 
@@ -243,12 +240,10 @@ def test_trusted_bundle_with_kernels_says_why_they_do_not_run(caplog):
 def test_self_test_names_what_ran(net, selftest):
     code, output, _ = selftest(net, "--target", "cpu", "--trust", "native")
     assert code == 0
-    train, infer = output.splitlines()
+    (train,) = output.splitlines()
     assert train.startswith(f"{net}: train, libraries (cpu): ok, outputs and gradients of 6 calls, relative error ")
     small = "forward by portable (libraries are for 2 <= batch)"
     assert f", forward and backward by {CPU}; backward by portable ({LOSS_ALONE}); {small}" in train
-    assert infer.startswith(f"{net}: infer, libraries (cpu): ok, outputs of 3 calls, relative error ")
-    assert infer.endswith(f", forward by {CPU}; forward by portable (libraries are for 2 <= batch) on cpu")
 
 
 @has_level
@@ -265,46 +260,20 @@ def test_self_test_fails_where_the_target_runs_nothing_of_a_program(net, tmp_pat
     code, output, _ = selftest(crafted.seal(), "--target", "cpu", "--trust", "native")
     assert code == 1
     assert (
-        "  infer/example, libraries (cpu): raised target `cpu` ran nothing of program `infer`: forward by portable "
-        "(libraries are for 65 <= batch)\n"
+        "  train/example, libraries (cpu): raised target `cpu` ran nothing of program `train`: forward by portable "
+        "(libraries are for 65 <= batch); backward by portable\n"
     ) in output
-    assert f"{tmp_path / 'b'}: train, libraries (cpu): ok, " in output
     code, output, _ = selftest(tmp_path / "b", "--trust", "native")
-    reason = f"infer, libraries ({CPU}): not run: no recorded call meets its guards: forward by portable"
+    reason = f"train, libraries ({CPU}): not run: no recorded call meets its guards: forward by portable"
     assert (code, reason in output) == (0, True)
 
 
 def _guarded(bundle):
-    """Return the record of the target with libraries of `infer` for sizes that no call has."""
+    """Return the record of the target with libraries for sizes that no call has."""
     record = json.loads((bundle / f"targets/{CPU}/target.json").read_text())
-    (infer,) = (each for each in record["programs"] if each["program"] == "infer")
-    infer["guards"] = json.loads(json.dumps(infer["guards"]).replace("[2, ", "[65, "))
+    (program,) = record["programs"]
+    program["guards"] = json.loads(json.dumps(program["guards"]).replace("[2, ", "[65, "))
     return json.dumps(record).encode()
-
-
-@has_level
-def test_program_that_the_target_has_not_is_refused_by_name(net, tmp_path, selftest):
-    crafted = Crafted(net, tmp_path / "b")
-    target, reason = f"targets/{CPU}/target.json", "`aten::rand.default` only advances the random state"
-    record = json.loads((net / target).read_text())
-    record["programs"] = [each for each in record["programs"] if each["program"] != "train"]
-    record["refusals"] = [{"program": "train", "reason": reason}]
-    crafted.write(target, json.dumps(record).encode())
-    (entry,) = (each for each in crafted.document("manifest")["programs"] if each["name"] == "train")
-    entry["targets"] = ["portable"]
-    module = aotexport_runtime.load(crafted.seal(), target="cpu", trust="native")
-    assert module.eval()(torch.ones(8, 4))[1].shape == (8, 3)
-    with pytest.raises(NotSupported) as caught:
-        module.train()(torch.ones(8, 4))
-    message = (
-        f"target `cpu` was asked for and does not run program `train` on cpu: {CPU}: {reason}. Target `auto` runs the "
-        "fastest of those that do"
-    )
-    assert str(caught.value) == message
-    assert str(module.explain()).splitlines()[1] == f"program train: refused: {message}"
-    code, output, _ = selftest(tmp_path / "b", "--target", "cpu", "--trust", "native")
-    assert (code, f"train/example, libraries (cpu): raised NotSupported: {message}" in output) == (1, True)
-    assert aotexport_runtime.load(tmp_path / "b", trust="native").train()(torch.ones(8, 4))[0].grad_fn is not None
 
 
 @has_level
@@ -317,9 +286,6 @@ def test_self_test_runs_every_graph_of_the_bundle(net, selftest):
             "train, forward graph (autograd): ok, outputs and gradients of 3 calls",
             "train, joint graph (portable): ok, outputs and gradients of 3 calls",
             f"train, libraries ({CPU}): not run: {NO_TRUST}",
-            "infer, forward graph (autograd): ok, outputs of 3 calls",
-            "infer, inference graph (portable): ok, outputs of 3 calls",
-            f"infer, libraries ({CPU}): not run: {NO_TRUST}",
         ],
     )
 

@@ -73,8 +73,7 @@ def cast(args, dtype):
 # --- dtypes -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [(3, 5), (2, 7)])
+@pytest.mark.parametrize(("dtype", "size"), [*zip(DTYPES, [(3, 5), (2, 7), (3, 5)], strict=True)])
 def test_bundle_loaded_in_another_dtype_is_the_cast_model_to_the_bit(base, dtype, size):
     args = cast((torch.randint(11, size), torch.rand(8), torch.rand(*size, size[1]) > 0.3), dtype)
     module, model = load(base, dtype=dtype), make().to(dtype)
@@ -128,7 +127,9 @@ LAYERS = {
 }
 
 
-@pytest.mark.parametrize("layer", LAYERS)
+@pytest.mark.parametrize(
+    "layer", ["gru", "lstm_cell", *(pytest.param(n, marks=pytest.mark.slow) for n in ("lstm", "rnn_cell"))]
+)
 def test_first_states_of_recurrent_layers_have_the_dtype_of_their_input(layer, tmp_path):
     is_cell = layer.endswith("_cell")
     programs = ["infer", Program("packed", mode="eval", method="packed")]

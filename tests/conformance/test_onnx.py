@@ -134,7 +134,7 @@ def test_model_is_the_same_from_the_bundle_alone(tied, tmp_path):
     bundle = tmp_path / "bundle"
     args, kwargs = tied_call()
     sizes = {"batch": {"ids": {0: BATCH}}, "bias": {0: BATCH}}
-    export(make_tied(), args, kwargs, output=bundle, dynamic_shapes=sizes, shard_nbytes=64)
+    export(make_tied(), args, kwargs, output=bundle, dynamic_shapes=sizes, shard_nbytes=64, verify=False)
     aotexport.export_onnx(bundle, verify=False)
     for file in ("model.onnx", "bundle.json"):
         assert (bundle / file).read_bytes() == (tied / file).read_bytes()
@@ -423,7 +423,9 @@ def _steps(x):
             lambda x: torch.cond(x.sum() > 0, _checked, lambda x: x.cos(), (x,)),
             "a branch or loop body checks a value, which has no translation to ONNX: tests/conformance/test_onnx.py:",
         ),
-        (_dropped, "operator `aten::dropout.default` (tests/conformance/test_onnx.py:"),
+        pytest.param(
+            _dropped, "operator `aten::dropout.default` (tests/conformance/test_onnx.py:", marks=pytest.mark.slow
+        ),
         (_data, "operator `aten::set_data.default` (tests/conformance/test_onnx.py:"),
         (_median, "operator `aten::median.dim` (tests/conformance/test_onnx.py:"),
     ],

@@ -8,13 +8,14 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from click.testing import CliRunner
 from torch import nn
 from transformers.utils import ModelOutput
 
 import aotexport
 from aotexport import ExportFailed, ModelFileInvalid, OutputExists
+from aotexport.cli.app import app
 from aotexport_runtime import NotWritten, load
-from tests.e2e.processes import run_command
 
 BATCH = torch.export.Dim("batch", min=2, max=64)
 
@@ -72,7 +73,7 @@ def test_file_does_what_the_bundle_does(bundle, tmp_path, program):
 
 
 def test_file_loads_with_torch_alone(bundle, tmp_path):
-    run_command("aotexport", "convert", bundle, tmp_path / "net.pt2", cwd=tmp_path)
+    assert CliRunner().invoke(app, ["convert", str(bundle), str(tmp_path / "net.pt2")]).exit_code == 0
     code = (
         "import sys, torch; print(torch.export.load('net.pt2').module()(torch.ones(3, 4))['out'].shape); "
         "print([name for name in sys.modules if name.startswith('aotexport')])"

@@ -41,7 +41,10 @@ def test_errors_of_memory_end_guarded_processes() -> None:
     assert list(map(int, done.stdout.split())) == [0, *(-number for _, number in ERRORS)]
 
 
-@pytest.mark.parametrize(("first", "calls", "least"), [(0, 15, 25), (FROM_TYPES_ALONE, 8, 50)], ids=["types", "valid"])
+@pytest.mark.parametrize(
+    ("first", "calls", "least"),
+    [pytest.param(0, 15, 25, marks=pytest.mark.slow, id="types"), pytest.param(FROM_TYPES_ALONE, 8, 50, id="valid")],
+)
 def test_operators_called_with_hostile_arguments_stay_within_their_memory(first: int, calls: int, least: int) -> None:
     names = sorted(allowed_aten_operators())
     checked = [name for name in names if name in PRECONDITIONS or name.partition(".")[0] in PRECONDITIONS]

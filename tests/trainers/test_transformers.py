@@ -97,6 +97,7 @@ def test_trainer_accumulates_gradients_in_bfloat16_as_with_a_model_that_does_not
     assert_same_history(trained(load(reader), tmp_path / "bundle", **options), expected)
 
 
+@pytest.mark.slow
 def test_labels_of_question_answering_are_found_by_the_models_name(tmp_path):
     torch.manual_seed(0)
     config = BertConfig(vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=1)
@@ -162,6 +163,7 @@ def test_tied_weights_are_saved_once_by_a_hook_of_torch_and_loaded(tmp_path):
         assert trainer.model.lm_head.weight is trainer.model.transformer.wte.weight
 
 
+@pytest.mark.slow
 def test_number_of_items_that_the_example_passed_is_passed_by_the_trainer(tmp_path):
     path = export_language_model(tied(), tmp_path / "bundle", num_items_in_batch=torch.tensor(7.0))
     options = {"gradient_accumulation_steps": 2, "save_strategy": "no"}
