@@ -10,7 +10,7 @@ from benchmarks.systems.eager import EAGER
 from benchmarks.systems.generation import COMPILED_CACHE, DYNAMIC_CACHE, GENERATE, STATIC_CACHE
 from benchmarks.systems.interface import Prepared, System
 from benchmarks.systems.onnx_runtime import ONNX_RUNTIME, OPENVINO_PEER
-from benchmarks.systems.steps import FUSED, STEP, STEP_CPU
+from benchmarks.systems.steps import FUSED, STEP, STEP_CPU, STEP_ONNX
 from benchmarks.systems.torch_compile import AOT_COMPILE, TORCH_COMPILE
 from benchmarks.systems.torch_export import EXPORTED_MODULE, TORCH_EXPORT, TORCH_GRAPHS
 
@@ -26,7 +26,7 @@ _PEERS = (
     TORCH_GRAPHS,
 )
 _GENERATING = (DYNAMIC_CACHE, STATIC_CACHE, COMPILED_CACHE, GENERATE)
-_STEPPING = (FUSED, STEP, STEP_CPU)
+_STEPPING = (FUSED, STEP, STEP_CPU, STEP_ONNX)
 
 SYSTEMS: dict[str, System] = {system.name: system for system in (EAGER, *_OURS, *_PEERS, *_GENERATING, *_STEPPING)}
 """Every system, by name, in the order of the tables."""

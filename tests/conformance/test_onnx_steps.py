@@ -37,11 +37,13 @@ class Model(nn.Module):
         self.frozen = nn.Linear(6, 4).requires_grad_(False)
 
     def forward(self, x, labels):
-        tokens = self.convolve(x).flatten(2).unflatten(1, (2, 3)).transpose(2, 3)
+        pooled = nn.functional.avg_pool2d(self.convolve(x), 3, 1, 1, count_include_pad=False)
+        pooled = nn.functional.adaptive_avg_pool2d(pooled, (3, 2))
+        tokens = pooled.flatten(2).unflatten(1, (2, 3)).transpose(2, 3)
         attended = nn.functional.scaled_dot_product_attention(tokens, tokens.sin(), tokens, is_causal=True)
         rows = nn.functional.silu(attended.transpose(1, 2).flatten(2)).transpose(0, 1)
         hidden = self.norm(self.first(self.attend(rows, rows.sin(), rows, need_weights=False)[0].mean(0)))
-        hidden = nn.functional.dropout(hidden, 0.2, self.training)
+        hidden = nn.functional.dropout(hidden * (1 + hidden.tanh().prod(1, True)), 0.2, self.training)
         hidden = nn.functional.dropout(nn.functional.gelu(self.second(hidden)), 0.5, self.training)
         return nn.functional.cross_entropy(self.frozen(hidden), labels, label_smoothing=0.1)
 

@@ -216,6 +216,74 @@ def _average(function: Any) -> Form:
     return form
 
 
+Window = tuple[int, int, int]
+"""First place of a window, the one behind its last, and what their sum is divided by."""
+
+
+def _spread(grad: Tensor, value: Tensor, windows: Sequence[Callable[[int, int, int], Window]]) -> Tensor:
+    """Return the gradient of means over windows, along each of the last axes by a matrix of these.
+
+    `windows` return one of its number, of the size of the axis, and of that of the result.
+    """
+    for axis, window in enumerate(windows, value.dim() - len(windows)):
+        size, count = value.shape[axis], grad.shape[axis]
+        if not isinstance(size, int) or not isinstance(count, int):
+            raise NoForm("of sizes that vary along its windows. Export it with fixed ones")
+        matrix = [[0.0] * size for _ in range(count)]
+        for index, row in enumerate(matrix):
+            start, end, divisor = window(index, size, count)
+            row[start:end] = [1.0 / divisor] * (end - start)
+        turned = aten.transpose.int(grad, axis, -1)
+        grad = aten.transpose.int(aten.matmul.default(turned, torch.tensor(matrix, dtype=grad.dtype)), axis, -1)
+    return grad
+
+
+def _average_backward(
+    grad: Tensor,
+    value: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    *rest: Any,
+) -> Tensor:
+    def windows(kernel: int, stride: int, padding: int) -> Callable[[int, int, int], Window]:
+        def window(index: int, size: int, count: int) -> Window:
+            start = index * stride - padding
+            end = min(start + kernel, size + padding)
+            own = max(start, 0), min(end, size)
+            return *own, end - start if count_include_pad else own[1] - own[0]
+
+        return window
+
+    return _spread(grad, value, [*map(windows, kernel, stride or kernel, padding)])
+
+
+def _adaptive_backward(axes: int) -> Form:
+    """Return the form of the gradient of means over the windows that divide the last axes."""
+
+    def window(index: int, size: int, count: int) -> Window:
+        start, end = index * size // count, -(-(index + 1) * size // count)
+        return start, end, end - start
+
+    return lambda grad, value: _spread(grad, value, [window] * axes)
+
+
+def _cumulative_product(value: Tensor, axis: int, dtype: Any = None) -> Tensor:
+    """Return products of all values up to each, by those of twice as many at a time: ONNX has none."""
+    value = value if dtype is None else aten._to_copy.default(value, dtype=dtype)
+    size, reach = value.shape[axis] if value.dim() else 1, 1
+    if not isinstance(size, int):
+        raise NoForm("along a size that varies. Export it with a fixed one")
+    while reach < size:
+        kept, before, rest = (
+            aten.slice.Tensor(value, axis, *part) for part in ((0, reach), (0, size - reach), (reach, size))
+        )
+        value, reach = aten.cat.default([kept, before * rest], axis), 2 * reach
+    return value
+
+
 def _cross_entropy(value: Tensor, target: Tensor, *rest: Any) -> Tensor:
     """Return a cross entropy with classes as targets, the only one that torch's exporter translates correctly."""
     if (len(rest) > 3 and rest[3] != 0) or target.is_floating_point():
@@ -270,6 +338,10 @@ FORMS: dict[str, Form] = {
     "aten::scatter_reduce.two": _scatter_reduce,
     "aten::avg_pool2d.default": _average(aten.avg_pool2d.default),
     "aten::avg_pool3d.default": _average(aten.avg_pool3d.default),
+    "aten::avg_pool2d_backward.default": _average_backward,
+    "aten::avg_pool3d_backward.default": _average_backward,
+    "aten::_adaptive_avg_pool2d_backward.default": _adaptive_backward(2),
+    "aten::cumprod.default": _cumulative_product,
     "aten::convolution_backward.default": _convolution_backward,
     "aten::cross_entropy_loss.default": _cross_entropy,
     "aten::amax.default": _extreme(aten.amax.default),
