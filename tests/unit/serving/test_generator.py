@@ -65,6 +65,26 @@ def prompts(count, seed=0, longest=24):
     return [[drawn.randrange(4, 300) for _ in range(drawn.randrange(1, longest))] for _ in range(count)]
 
 
+def test_long_prompt_is_read_while_steps_go_on(llama, monkeypatch):
+    model, generator = llama
+    first = Asked(generator, [5, 6], 200)
+    first.begun = [first.came.get(timeout=60)]
+    whole, going = generator._prefilled, threading.Event()
+
+    def prefilled(new):
+        assert going.wait(60), "the first sequence gets no token while a prompt is read"
+        return whole(new)
+
+    monkeypatch.setattr(generator, "_prefilled", prefilled)
+    prompt = [4 + number % 290 for number in range(180)]
+    long = Asked(generator, prompt, 8)
+    for _ in range(30):
+        first.begun.append(first.came.get(timeout=60))
+    going.set()
+    assert long.ids() == best_tokens(model, prompt, 8)
+    assert first.ids() == best_tokens(model, [5, 6], 200)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_tokens_of_sequences_of_mixed_lengths_are_those_of_transformers(exports, kind):
     model, bundle = exports(kind)

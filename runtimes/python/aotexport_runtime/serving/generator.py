@@ -10,6 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -31,9 +32,14 @@ from aotexport_runtime.serving.sequences import Generation, SequenceBatch, Token
 from aotexport_runtime.serving.tokenizer import Tokenizer
 from aotexport_runtime.values.arguments import keywords_of
 
+Read = tuple[SequenceBatch, torch.Tensor]
+"""A batch of prompts that were read, and the scores of their next tokens."""
+
 METHODS = ("prefill", "decode")
 _PREFILL_TOKENS = 1024
-"""Tokens of prompts that are read at once, with their padding, before those that wait for their next token get it."""
+"""Tokens of prompts that are read at once, with their padding."""
+_BESIDE_TOKENS = 128
+"""More than these are read while steps go on: nobody waits for the next token until they are."""
 
 
 class Generator:
@@ -86,6 +92,8 @@ class Generator:
         self._most_waiting = options.max_waiting
         self._waiting: deque[Generation] = deque()
         self._batches: list[SequenceBatch] = []
+        self._reader = ThreadPoolExecutor(1, "aotexport prompts")
+        self._reading: tuple[list[Generation], Future[Read | Exception]] | None = None
         self._changed = threading.Condition()
         self._is_running = self._is_closed = False
         self._without_gradients = without_gradients(map(bundle.program, METHODS))
@@ -207,6 +215,7 @@ class Generator:
             self._is_closed = True
             self._changed.wait_for(lambda: not self._is_running)
         self.batcher.close()
+        self._reader.shutdown()
         self._module = None
 
     def _applying(self, adapter: str | None) -> AbstractContextManager[None]:
@@ -246,15 +255,14 @@ class Generator:
         """Read prompts that wait, if there is room, and generate a token for every sequence."""
         try:
             with self._without_gradients():
-                if new := self._next_prompts():
-                    self._begin(new)
+                self._read_prompts()
                 for batch in self._batches:
                     self._decode(batch)
         finally:
             self._batches = [batch for batch in self._batches if batch.rows]
             with self._changed:
                 self._is_running = False
-                if self._batches or self._waiting:
+                if self._batches or self._waiting or self._reading:
                     self._go_on()
                 self._changed.notify_all()
 
@@ -274,12 +282,28 @@ class Generator:
                 self._waiting.popleft()
         return taken
 
-    def _begin(self, new: list[Generation]) -> None:
+    def _read_prompts(self) -> None:
+        """Read the next prompts, or look for those that are read beside steps; nobody waits who has a step to do."""
+        if self._reading is None and (new := self._next_prompts()):
+            for sequence in new:
+                sequence.began = time.monotonic()
+            is_long = len(new) * max(len(each.prompt) for each in new) > _BESIDE_TOKENS
+            # An adapter is the whole module's, and so is a GPU.
+            if is_long and self._batches and not self.adapters and self._device.type == "cpu":
+                self._reading = new, self._reader.submit(self._read, new)
+            else:
+                self._begin(new, self._read(new))
+        elif self._reading is not None and (self._reading[1].done() or not self._batches):
+            (new, read), self._reading = self._reading, None
+            self._begin(new, read.result())
+
+    def _read(self, new: list[Generation]) -> Read | Exception:
         """Read prompts together."""
-        for sequence in new:
-            sequence.began = time.monotonic()
-        with self._applying(new[0].adapter):
-            found = attempt(lambda: self._prefilled(new))
+        with self._without_gradients(), self._applying(new[0].adapter):
+            return attempt(lambda: self._prefilled(new))
+
+    def _begin(self, new: list[Generation], found: Read | Exception) -> None:
+        """Let sequences whose prompts are read join a batch."""
         if isinstance(found, Exception):
             for sequence in new:
                 sequence.put(found)
@@ -292,7 +316,7 @@ class Generator:
         elif batch.rows:
             self._batches.append(batch)
 
-    def _prefilled(self, new: list[Generation]) -> tuple[SequenceBatch, torch.Tensor]:
+    def _prefilled(self, new: list[Generation]) -> Read:
         """Return a batch of prompts that were read, and the scores of their next tokens."""
         length, device = max(len(each.prompt) for each in new), self._device
         ids, mask = torch.zeros((2, len(new), length), dtype=torch.int64, device=device)

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
-from fastapi import Request, Response
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from aotexport_runtime.server.endpoints.plane import Hold
+from aotexport_runtime.server.endpoints.plane import Hold, refusal_of_kserve
 from aotexport_runtime.server.openai import described_error
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import CODES, Refusal
@@ -81,7 +83,30 @@ class Door:
             app = refused(Refusal(f"this server is not `{_name(host)[:100]}`, see `--allow-host`", "forbidden"))
         elif page != host and _name(page) not in self._allowed:
             app = refused(Refusal(f"pages of {headers['origin'][:100]} may not ask this server", "forbidden"))
-        await app(scope, receive, send)
+        scope["app"] = self  # so that routes raise what they refuse
+        try:
+            await app(scope, receive, send)
+        except HTTPException as error:
+            path = f"{scope['method']} {scope['path'][:200]}"
+            text = f"no route {path}" if error.status_code == 404 else error.detail
+            body = msgspec.json.encode({"error": text})
+            headers = {**(error.headers or {}), "content-type": "application/json"}
+            await Response(body, status_code=error.status_code, headers=headers)(scope, receive, send)
+
+
+class Endpoint:
+    """A function that answers requests, as an application; its errors are answers too."""
+
+    def __init__(self, answer: Callable[[Request], Awaitable[Response]]) -> None:
+        self._answer = answer
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request."""
+        try:
+            response = await self._answer(Request(scope, receive, send))
+            await response(scope, receive, send)
+        except Exception as error:  # noqa: BLE001 - answered to the client
+            await refused(refusal_of_kserve(error), scope["path"])(scope, receive, send)
 
 
 def _name(host: str) -> str:

@@ -14,7 +14,8 @@ from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from fastapi import Request, Response
+from starlette.requests import Request
+from starlette.responses import Response
 
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.endpoints.connections import cancel_when_gone, read_body

@@ -109,18 +109,13 @@ class BundlePlane(DataPlane):
             for task in late:
                 task.cancel()
 
-    async def get_model(self, name: str) -> Any:
-        """Refuse version 1 of the protocol, of which alone KServe itself asks models."""
-        self.repository.current(name)
-        raise Refusal(f"model `{name}` speaks version 2 of the protocol: /v2/models/{name}/infer")
-
     async def loaded(self, name: str, version: str = "") -> Served:
         """Return what answers calls of a model, loading it if it has to be.
 
         Raises:
             Refusal: there is no such model or version, or it cannot be served.
         """
-        if self._marks.is_behind(name):
+        if self._options.workers > 1 and self._marks.is_behind(name):
             await asyncio.to_thread(self._marks.follow, self.repository)
         while (served := self.repository.current(name, version)) is None:
             await asyncio.to_thread(self.repository.demand, name)
@@ -248,7 +243,7 @@ class BundlePlane(DataPlane):
                     return servable.submit(request.inputs, timeout_s=left_s, adapter=request.adapter)
 
                 served, answer = await self.submit(asked.model, version, submit, served)
-                asked.served, outputs = served, await asyncio.wrap_future(answer)
+                asked.served, outputs = served, await _result_of(answer)
                 asked.answer = answer
         except TimeoutError:
             raise Refusal(f"the request was not answered within {wait_s * 1e3:g} ms", "deadline") from None
@@ -302,6 +297,24 @@ class BundlePlane(DataPlane):
             fields["error"] = text[:500]
         if self._options.access_log == "on":
             log.info("request", extra={"fields": fields})
+
+
+async def _result_of(answer: Answer) -> Any:
+    """Return the result of a call when it is there; as `asyncio.wrap_future`, in half the time."""
+    loop = asyncio.get_running_loop()
+    done = loop.create_future()
+
+    def tell(_: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # the server has ended
+            loop.call_soon_threadsafe(lambda: done.done() or done.set_result(None))
+
+    answer.add_done_callback(tell)
+    try:
+        await done
+    except asyncio.CancelledError:
+        answer.cancel()
+        raise
+    return answer.result()
 
 
 def trace_of(traceparent: str | None) -> str:

@@ -1,4 +1,4 @@
-"""HTTP: KServe's server and routes, with routes of ours before them where KServe has none, or other answers."""
+"""HTTP: the routes, behind KServe's server."""
 # kserve is an extra, and its packages are not where types are checked.
 # pyright: basic, reportMissingImports=false
 
@@ -11,17 +11,16 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import kserve.errors
 import msgspec
-from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from kserve.protocol.rest.server import RESTServer
-from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route, Router
 
 from aotexport_runtime.server.endpoints import metrics
-from aotexport_runtime.server.endpoints.connections import Connection, Door, cancel_when_gone, read_body, refused
+from aotexport_runtime.server.endpoints.connections import Connection, Door, Endpoint, cancel_when_gone, read_body
 from aotexport_runtime.server.endpoints.generation import generation_routes
-from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold, refusal_of_kserve
+from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold
 from aotexport_runtime.server.messages import Request as InferRequest
 from aotexport_runtime.server.messages import Signature, read_request, write_answer, write_call
 from aotexport_runtime.server.options import ServeOptions
@@ -32,6 +31,8 @@ from aotexport_runtime.serving.batcher import Answer
 JSON_NBYTES = "inference-header-content-length"
 """The header that tells how much of a body is JSON."""
 
+_QUICK_S = 0.01
+"""Nobody looks whether the client of a request that is answered earlier has gone away."""
 _PAGE = Path(__file__).parents[1] / "page"
 _TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 _PAGE_HEADERS = {
@@ -49,7 +50,7 @@ class RestServer(RESTServer):
     def __init__(self, plane: BundlePlane, options: ServeOptions, *, is_admin: bool = False) -> None:
         """Serve nothing yet; `is_admin`: at a port of their own, models are loaded and unloaded, and little else."""
         super().__init__(
-            "kserve.model_server:app",
+            "",  # see `serve`
             plane,
             plane,
             options.http_port,
@@ -59,7 +60,8 @@ class RestServer(RESTServer):
         )
         self.config.host = options.host
         self.config.access_log = False
-        self.config.ws = "none"
+        self.config.ws, self.config.lifespan = "none", "off"
+        self.config.proxy_headers = False
         self.config.http = functools.partial(Connection, head_s=options.request_timeout_s)
         self.config.limit_concurrency = options.max_connections
         self._server.capture_signals = contextlib.nullcontext  # they are the worker's
@@ -72,18 +74,16 @@ class RestServer(RESTServer):
 
     async def serve(self, listening: socket.socket) -> None:
         """Answer requests until `stop`."""
-        app = self.config.app = FastAPI(openapi_url=None)
-        self._add_middlewares(app)
-        self._register_endpoints(app)
-        self._add_exception_handlers(app)
+        routes = [Route(path, Endpoint(answer), methods=[method]) for method, path, answer in self._routes()]
+        self.config.app = Door(Router(routes), self._options)
         await self._server.serve(sockets=[listening])
 
     def stop(self) -> None:
         """Let `serve` close the port and return."""
         self._server.should_exit = True
 
-    def _register_endpoints(self, app: FastAPI) -> None:
-        """Add inference, health, versions, index, metrics, and the page `/ui`, which tries models in a browser."""
+    def _routes(self) -> list[tuple[str, str, Any]]:
+        """Return method, path and endpoint of each route; at a port of administration, without those of clients."""
         model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
         common = [
             ("GET", "/metrics", self.metrics),
@@ -99,6 +99,9 @@ class RestServer(RESTServer):
             ("GET", f"{version}/ready", self.model_ready),
             ("GET", model, self.version_metadata),
             ("GET", version, self.version_metadata),
+            ("GET", "/v2/models", self.models),
+            ("GET", "/v2", self.metadata),
+            ("GET", "/", self.live),
             *generation_routes(self._plane, self._options),
         ]
         pages = [
@@ -107,22 +110,15 @@ class RestServer(RESTServer):
             ("GET", "/ui/models/{model}/joining", self.joining),
             ("GET", "/ui/{name}", self.file),
         ]
-        own = common if self._is_admin else [*routes, *common, *(pages if self._options.ui else ())]
-        for method, path, answer in own:
-            app.add_route(path, answer, methods=[method], include_in_schema=False)
-        if not self._is_admin:
-            super()._register_endpoints(app)
+        return common if self._is_admin else [*routes, *common, *(pages if self._options.ui else ())]
 
-    def _add_middlewares(self, app: FastAPI) -> None:
-        """Add none of KServe's: times are in our metrics."""
-        app.add_middleware(Door, options=self._options)
+    async def metadata(self, request: Request) -> Response:
+        """Return name, version and extensions of the server."""
+        return _json(self._plane.metadata())
 
-    def _add_exception_handlers(self, app: FastAPI) -> None:
-        errors = [getattr(kserve.errors, name) for name in ("ModelNotFound", "ModelNotReady", "InvalidInput")]
-        for error in (*errors, kserve.errors.ServerNotReady, Refusal, NotImplementedError):
-            app.add_exception_handler(error, _refuse)
-        app.add_exception_handler(RequestValidationError, _refuse_body)
-        app.add_exception_handler(HTTPException, _refuse_route)
+    async def models(self, request: Request) -> Response:
+        """Return the names of the models."""
+        return _json({"models": [*self._plane.repository.models]})
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics of every worker."""
@@ -174,11 +170,16 @@ class RestServer(RESTServer):
         model, version = path["model"], path.get("version", "")
         task: Any = asyncio.current_task()
         watching: asyncio.Task[None] | None = None
+        later: asyncio.TimerHandle | None = None
+
+        def watch() -> None:
+            nonlocal watching
+            watching = asyncio.create_task(cancel_when_gone(request, task))
 
         async def read(signature: Signature, hold: Hold) -> InferRequest:
-            nonlocal watching
+            nonlocal later
             body = await read_body(request, self._options, hold)
-            watching = asyncio.create_task(cancel_when_gone(request, task))
+            later = asyncio.get_running_loop().call_later(_QUICK_S, watch)
             return read_request(body, _json_nbytes(request), signature, request.headers.get("x-request-id", ""))
 
         def write(asked: InferRequest, served: Served, took: Answer) -> Response:
@@ -197,8 +198,9 @@ class RestServer(RESTServer):
             task.uncancel()
             return Response(status_code=CODES["cancelled"][0])  # nobody reads it
         finally:
-            if watching is not None:
-                watching.cancel()
+            for each in (later, watching):
+                if each is not None:
+                    each.cancel()
 
     async def file(self, request: Request) -> Response:
         """Return a file of the page."""
@@ -235,21 +237,3 @@ def _json_nbytes(request: Request) -> int | None:
 
 def _json(value: Any) -> Response:
     return Response(msgspec.json.encode(value), media_type="application/json")
-
-
-async def _refuse(request: Request, error: Exception) -> Response:
-    return refused(refusal_of_kserve(error), request.url.path)
-
-
-async def _refuse_body(request: Request, error: Exception) -> Response:
-    found: Any = error
-    first = found.errors()[0]
-    where = ".".join(map(str, first["loc"]))
-    return await _refuse(request, Refusal(f"the request does not fit: {where}: {first['msg']}"))
-
-
-async def _refuse_route(request: Request, error: Exception) -> Response:
-    found: Any = error
-    text = f"no route {request.method} {request.url.path[:200]}" if found.status_code == 404 else str(found.detail)
-    body = msgspec.json.encode({"error": text})
-    return Response(body, status_code=found.status_code, media_type="application/json", headers=found.headers)

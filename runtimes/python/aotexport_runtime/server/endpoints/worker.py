@@ -17,6 +17,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import uvloop
+
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.schema.manifest import TRANSFORMERS
 from aotexport_runtime.server.bundles import WEIGHT, adapters_beside, options_beside
@@ -45,7 +47,8 @@ _CLOSING_S = 3.0
 def work(options: ServeOptions, ports: list[socket.socket], grpc_port: int, marks: Path, life: Connection) -> None:
     """Serve until SIGTERM, or until the parent is gone, which sees in `life` since when it has not come further."""
     log_as_json()
-    asyncio.run(_serve(options, ports, grpc_port, marks, life))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(options, ports, grpc_port, marks, life))
 
 
 async def _serve(
