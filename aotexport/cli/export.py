@@ -13,7 +13,7 @@ from aotexport.cli.onnx import onnx_options, read_options
 from aotexport.cli.output import DTYPES, WriteOptions, write_options
 
 if TYPE_CHECKING:
-    from aotexport.model.source import ModelSource
+    from aotexport.model.programs import ModelSource
     from aotexport.pipeline.options import ExportOptions
 
 _EXAMPLE = """\b

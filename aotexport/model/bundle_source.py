@@ -10,8 +10,7 @@ from typing import Any
 from torch.export import Dim
 
 from aotexport.errors import ModelFileInvalid
-from aotexport.model.programs import NAMED, Example, Program, affine, nested_sizes, scaled
-from aotexport.model.source import ModelSource
+from aotexport.model.programs import NAMED, Example, ModelSource, Program, affine, nested_sizes, scaled
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.flat_call import arguments_of
 from aotexport_runtime.module.bundle_module import BundleModule

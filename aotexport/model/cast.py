@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport.model.programs import AnyExample, Example, Program, as_example
-from aotexport.model.source import ModelSource
+from aotexport.model.programs import AnyExample, Example, ModelSource, Program, as_example
 from aotexport.model.structure import flattened
 
 

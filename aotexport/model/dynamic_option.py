@@ -13,8 +13,16 @@ from torch.export import Dim
 
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.call import ExampleCall, example_call
-from aotexport.model.programs import AnyExample, Example, Program, as_example, method_of, nested_sizes, scaled
-from aotexport.model.source import ModelSource
+from aotexport.model.programs import (
+    AnyExample,
+    Example,
+    ModelSource,
+    Program,
+    as_example,
+    method_of,
+    nested_sizes,
+    scaled,
+)
 from aotexport.torch_internals.calls import is_dimension
 from aotexport_runtime.schema.trees import Constant, Leaf, Mapping, NamedFields, Tree
 from aotexport_runtime.values.trees import keys_of, leaves

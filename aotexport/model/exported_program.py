@@ -14,8 +14,7 @@ from torch.export.graph_signature import InputKind
 
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.model_file import user_code
-from aotexport.model.programs import Example, scaled
-from aotexport.model.source import ModelSource
+from aotexport.model.programs import Example, ModelSource, scaled
 from aotexport.process.patches import Patch, patched
 
 

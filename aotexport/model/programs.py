@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MethodType
 from typing import Any, Literal
 
@@ -62,6 +63,26 @@ class Program:
     method: str | Callable[..., Any] = "forward"
     example: AnyExample | None = None
     variants: Iterable[AnyExample] = ()
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model with its example call, and options of `aotexport.export` that come with it.
+
+    Attributes:
+        name: the model file, as the user wrote it.
+        target: a module, or a function of tensors.
+        root: directory that source lines, and the file's own imports, are relative to.
+        programs: None: the default.
+    """
+
+    name: str
+    target: nn.Module | Callable[..., Any]
+    example: Example
+    root: Path
+    programs: tuple[str | Program, ...] | None = None
+    variants: tuple[Example, ...] = ()
+    keep_operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

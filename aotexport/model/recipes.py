@@ -16,8 +16,8 @@ from torch import nn
 from torch.export import Dim
 
 from aotexport.errors import ModelFileInvalid
-from aotexport.model.programs import Example, Program
-from aotexport.model.source import ModelSource, load_target
+from aotexport.model.programs import Example, ModelSource, Program
+from aotexport.model.source import load_target
 from aotexport_runtime.generation.language_model import Description, LanguageModel
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.manifest import TOKENIZER, TOKENIZER_FILES, TRANSFORMERS

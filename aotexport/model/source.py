@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 from types import ModuleType
@@ -18,31 +17,12 @@ from torch import nn
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.call import signature_of
 from aotexport.model.checkpoint import give_weights, parameters_without_memory
+from aotexport.model.exported_program import exported_source
 from aotexport.model.model_file import ModelFile, importable, open_model_file, user_code
-from aotexport.model.programs import Example, Program, as_example
+from aotexport.model.programs import Example, ModelSource, Program, as_example
 from aotexport.process.objects import is_a
 
 _MISSING = object()
-
-
-@dataclass(frozen=True)
-class ModelSource:
-    """A model with its example call, and options of `aotexport.export` that come with it.
-
-    Attributes:
-        name: the model file, as the user wrote it.
-        target: a module, or a function of tensors.
-        root: directory that source lines, and the file's own imports, are relative to.
-        programs: None: the default.
-    """
-
-    name: str
-    target: nn.Module | Callable[..., Any]
-    example: Example
-    root: Path
-    programs: tuple[str | Program, ...] | None = None
-    variants: tuple[Example, ...] = ()
-    keep_operators: tuple[str, ...] = ()
 
 
 def load_source(where: str, weights: Path | None = None) -> ModelSource:
@@ -54,8 +34,6 @@ def load_source(where: str, weights: Path | None = None) -> ModelSource:
     model.
     """
     if where.endswith(".pt2"):
-        from aotexport.model.exported_program import exported_source
-
         if weights is not None:
             raise ModelFileInvalid(f"`{where}` has weights of its own; `--weights` is for a model file")
         return exported_source(where)

@@ -11,8 +11,7 @@ from aotexport.eager.label_free import with_label_free
 from aotexport.eager.run import eager_run
 from aotexport.errors import VerificationFailed
 from aotexport.model.call import ExampleCall
-from aotexport.model.programs import NAMED, choose_programs
-from aotexport.model.source import ModelSource
+from aotexport.model.programs import NAMED, ModelSource, choose_programs
 from aotexport.model.state import State, StateEntry, collect_state
 from aotexport.values.subclasses import CLASSES, encode_subclass
 from aotexport.vectors.eager_errors import allowing, eager_errors

@@ -12,8 +12,7 @@ import aotexport
 import aotexport_runtime
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.dynamic_option import DynamicSize, merge_dynamic, parse_dynamic
-from aotexport.model.programs import Example
-from aotexport.model.source import ModelSource
+from aotexport.model.programs import Example, ModelSource
 
 
 def source_of(function: Any, *args: Any, dynamic_shapes: Any = None, **kwargs: Any) -> ModelSource:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import torch
@@ -29,9 +29,6 @@ from aotexport_runtime.schema.values import (
     ValueMeta,
 )
 
-if TYPE_CHECKING:
-    from aotexport.lower.cuda.lowering import LoweredGraph
-
 KERNEL = "kernel::"
 _OPERATORS = {torch.empty_strided: "aten::empty_strided.default", operator.getitem: "python::getitem"}
 _VIEWS = (
@@ -43,6 +40,19 @@ _VIEWS = (
     "aten::select",
     "aten::alias",
 )
+
+
+@dataclass(frozen=True)
+class LoweredGraph:
+    """A lowered forward or backward graph: operator calls and launches.
+
+    `inputs` are the names of placeholders that the caller fills, in order; others are the program's symbols. `outputs`
+    has per output its name before it was lowered; None: it is no value.
+    """
+
+    module: torch.fx.GraphModule
+    inputs: list[str]
+    outputs: list[str | None]
 
 
 def encode_lowered(

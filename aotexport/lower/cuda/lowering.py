@@ -14,7 +14,7 @@ from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.capture.trace.shapes import guards
 from aotexport.errors import AttemptFailed
-from aotexport.lower.cuda.encode import encode_lowered
+from aotexport.lower.cuda.encode import LoweredGraph, encode_lowered
 from aotexport.lower.cuda.retarget import CannotLower, captured_for_gpu, retarget
 from aotexport.lower.cuda.sources import KernelSource, joined, kernel_source
 from aotexport.lower.cuda.wrapper import capturing, launch
@@ -35,19 +35,6 @@ from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.targets import LoweredProgram
 from aotexport_runtime.validate.trees import taken_apart
-
-
-@dataclass(frozen=True)
-class LoweredGraph:
-    """A lowered forward or backward graph: operator calls and launches.
-
-    `inputs` are the names of placeholders that the caller fills, in order; others are the program's symbols. `outputs`
-    has per output its name before it was lowered; None: it is no value.
-    """
-
-    module: torch.fx.GraphModule
-    inputs: list[str]
-    outputs: list[str | None]
 
 
 def _lower(
