@@ -87,75 +87,6 @@ def test_frozen_parameters_get_no_gradient_and_the_rest_the_same(pair, frozen):
     assert_same(pair, call)
 
 
-@pytest.mark.parametrize("grad", [{"x": False}, {"y": False}, {"x": False, "y": False}])
-def test_inputs_without_grad_give_the_same_requires_grad(pair, grad):
-    def call(module):
-        x, y = arguments(**grad)
-        outputs = module(x, y)
-        outputs[0].sum().backward()
-        return [x.grad, y.grad, [output.requires_grad for output in outputs]]
-
-    assert_same(pair, call)
-
-
-def test_frozen_module_without_input_grad_gives_outputs_without_grad(pair):
-    def call(module):
-        module.requires_grad_(False)
-        outputs = module(*arguments(x=False, y=False))
-        return [*outputs, [output.requires_grad for output in outputs]]
-
-    assert_same(pair, call)
-
-
-def test_no_grad_call_of_the_train_program_equals_eager(pair):
-    def call(module):
-        with torch.no_grad():
-            outputs = module(*arguments())
-        return [*outputs, [output.requires_grad for output in outputs]]
-
-    assert_same(pair, call)
-
-
-def test_inference_mode_call_equals_eager(pair):
-    def call(module):
-        module.eval()
-        with torch.inference_mode():
-            outputs = module(*arguments())
-        return [output.clone() for output in outputs]
-
-    assert_same(pair, call)
-
-
-def test_evaluation_mode_with_gradients_equals_eager(pair):
-    def call(module):
-        module.eval()
-        x, y = arguments()
-        module(x, y)[0].sum().backward()
-        return [x.grad, y.grad]
-
-    assert_same(pair, call)
-
-
-def test_retain_graph_gives_the_gradients_twice(pair):
-    def call(module):
-        x, y = arguments()
-        loss = module(x, y)[0].sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-        return [x.grad, y.grad]
-
-    assert_same(pair, call)
-
-
-def test_accumulated_gradients_equal_eager(pair):
-    def call(module):
-        for _ in range(3):
-            module(*arguments())[0].square().mean().backward()
-        return []
-
-    assert_same(pair, call)
-
-
 @pytest.mark.parametrize("layout", ["transposed", "strided", "expanded"])
 def test_inputs_in_another_layout_equal_eager(pair, layout):
     def call(module):
@@ -277,17 +208,6 @@ def test_training_equals_eager(pair):
         return losses
 
     assert_same(pair, call)
-
-
-def test_state_dict_goes_both_ways(exported):
-    net, path = exported
-    loaded = aotexport_runtime.load(path)
-    twin = Net()
-    twin.load_state_dict(loaded.state_dict())
-    loaded.load_state_dict(net.state_dict())
-    assert list(loaded.state_dict()) == list(net.state_dict())
-    for name, tensor in net.state_dict().items():
-        assert torch.equal(twin.state_dict()[name], tensor)
 
 
 THREE = torch.tensor(3)

@@ -87,7 +87,7 @@ def exported(model, path, *, by_position=False, **options):
 
 @pytest.mark.parametrize(
     ("make", "by_position"),
-    [(Labelled, False), (LastOnly, False), (LastOnly, True), (LossAlone, False), (Positions, True)],
+    [(Labelled, False), (LastOnly, True), pytest.param(LossAlone, False, marks=pytest.mark.slow), (Positions, True)],
 )
 def test_inference_takes_calls_with_labels_and_without(make, by_position, tmp_path):
     model = make()

@@ -596,7 +596,13 @@ ALONE = ("branches", "scan", "hook", "custom")
 """What a trace follows in a model of its own alone."""
 
 
-@pytest.mark.parametrize("names", [*([name] for name in ALONE), [name for name in KINDS if name not in ALONE]])
+@pytest.mark.parametrize(
+    "names",
+    [
+        *(pytest.param([name], marks=[pytest.mark.slow] * (name == "hook")) for name in ALONE),
+        [name for name in KINDS if name not in ALONE],
+    ],
+)
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_programs_of_every_kind_equal_eager_in_onnx_runtime(tmp_path, names):
     torch.manual_seed(0)

@@ -263,7 +263,9 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize(("item", "nbytes", "expected"), LARGE.values(), ids=LARGE)
+@pytest.mark.parametrize(
+    ("item", "nbytes", "expected"), [LARGE["lists"], pytest.param(*LARGE["text"], marks=pytest.mark.slow)]
+)
 def test_100_mb_of_values_are_refused_in_little_memory(crafted: Crafted, item: bytes, nbytes: int, expected: str):
     items = b",".join([item] * (nbytes // (len(item) + 1)))
     crafted.write(WHERE, b'{"inputs": [], "nodes": [], "outputs": [' + items + b"]}")

@@ -145,6 +145,7 @@ def trained_on_words(model: Any, directory: Path, resume: Path | None = None, **
     return trainer
 
 
+@pytest.mark.slow
 def test_tied_weights_are_saved_once_by_a_hook_of_torch_and_loaded(tmp_path):
     path = export_language_model(tied(), tmp_path / "bundle")
     model = tied()
