@@ -23,6 +23,7 @@ import tritonclient.grpc as triton
 import aotexport_runtime
 from aotexport_runtime import adapters
 from tests.serving.server import serving, wait_for
+from tests.serving.test_page import BROWSER
 from tests.unit.serving.language_models import best_tokens, exported_model
 
 CHAT = [{"role": "user", "content": [{"type": "text", "text": "who serves?"}]}]
@@ -206,6 +207,23 @@ def test_texts_are_streamed_by_grpc_as_tritons_client_reads_them(server, models)
         assert "`sampling_parameters` are the fields of a completion" in str(answers.get(timeout=60)[1])
         client.stop_stream()
     assert server.lines("request", protocol="grpc", model="llama", outcome="ok", id="7")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium, which Debian packages as `chromium`")
+def test_page_shows_a_text_as_it_comes(server, models):
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra `browser`")
+    with playwright.sync_playwright() as started:
+        page = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox", "--headless"]).new_page()
+        page.goto(f"http://{server.http}/ui")
+        page.get_by_label("Prompt").fill("the one")
+        page.get_by_label("Most tokens").fill("24")
+        page.get_by_role("button", name="Generate").click()
+        playwright.expect(page.locator("#texts-took")).to_contain_text("24 tokens in")
+        written = page.locator("#written").evaluate("element => element.textContent")
+        assert written == models.expected(models.tokens("the one"), 24)
+        page.get_by_label("Most tokens").fill("2000")
+        page.get_by_role("button", name="Generate").click()
+        playwright.expect(page.locator("#texts-error")).to_contain_text("2000 are to come; the model takes 1 to 256")
 
 
 def test_full_queue_and_deadline_are_told(repository):

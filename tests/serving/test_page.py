@@ -106,7 +106,16 @@ def test_wrong_values_are_said_in_an_alert(page, shape, values, text):
     page.get_by_label("Shape of input").fill(shape)
     page.get_by_label("Values of input").fill(values)
     page.get_by_role("button", name="Run").click()
-    playwright.expect(page.get_by_role("alert").filter(has_text=text)).to_be_visible()
+    field = page.get_by_role("group", name="input")
+    playwright.expect(field.get_by_role("alert").filter(has_text=text)).to_be_visible()
+    playwright.expect(page.get_by_label("Values of input")).to_have_attribute("aria-invalid", "true")
+
+
+def test_tap_on_a_phone_shows_the_model(page):
+    page.set_viewport_size({"width": 360, "height": 640})
+    choose(page, "kinds")
+    page.wait_for_function("document.getElementById('title').getBoundingClientRect().top < 320")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_every_kind_of_value_is_written_and_read(page):

@@ -77,6 +77,13 @@ class Signature:
         takes, gives = ({s.name: (datatype_of(s.name, s.dtype), s.shape) for s in each} for each in (inputs, outputs))
         return cls(inputs=takes | {text.name: ("BYTES", (1,)) for text in texts}, outputs=gives)
 
+    def described(self) -> dict[str, list[dict[str, Any]]]:
+        """Return inputs and outputs as the metadata of a model have them."""
+        return {
+            kind: [{"name": name, "datatype": datatype, "shape": [*shape]} for name, (datatype, shape) in each.items()]
+            for kind, each in (("inputs", self.inputs), ("outputs", self.outputs))
+        }
+
 
 @dataclass(frozen=True, kw_only=True)
 class Request:

@@ -130,12 +130,11 @@ class BundlePlane(DataPlane):
         signature = model.signatures.get(version)
         if signature is None:
             raise Refusal(f"model `{model_name}` is being loaded", "unavailable")
-        described = {"inputs": _described(signature.inputs), "outputs": _described(signature.outputs)}
         return {
             "name": model_name,
             "platform": "aotexport",
             "versions": [bundle.version for bundle in model.chosen],
-            **described,
+            **signature.described(),
         }
 
     async def model_ready(self, model_name: str, disable_predictor_health_check: bool = False) -> bool:
@@ -328,10 +327,6 @@ def _tensors_of(served: Served, model: str) -> Servable:
     if isinstance(served.servable, Servable):
         return served.servable
     raise Refusal(f"model `{model}` generates text; ask POST /v1/completions")
-
-
-def _described(tensors: Any) -> list[dict[str, Any]]:
-    return [{"name": name, "datatype": datatype, "shape": list(shape)} for name, (datatype, shape) in tensors.items()]
 
 
 def refusal_of_kserve(error: Exception) -> Refusal:

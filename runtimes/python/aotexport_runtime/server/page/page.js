@@ -1,6 +1,7 @@
 // The page: choose a model, fill in a call, run it.
 
 import { Latency } from "./latency.js";
+import { showTexts, stopTexts } from "./generate.js";
 import { curl, python } from "./snippets.js";
 import { field, make, output, signature } from "./show.js";
 import { request, tensorsOf, zeros } from "./tensors.js";
@@ -8,10 +9,10 @@ import { request, tensorsOf, zeros } from "./tensors.js";
 const LOOK_MS = 2000;
 const at = (id) => document.getElementById(id);
 const url = (path) => new URL(path, document.baseURI).href;
-const route = (model) => `v2/models/${encodeURIComponent(model)}`;
+const route = ({ name, version }) => `v2/models/${encodeURIComponent(name)}${version ? `/versions/${version}` : ""}`;
 
 let models = [];
-let chosen = null; // { name, inputs, outputs, fields, latency }
+let chosen = null; // { name, version (where there are several), inputs, outputs, fields, latency }
 
 async function json(path, options) {
   const response = await fetch(url(path), options);
@@ -28,7 +29,7 @@ async function look() {
     models = found;
     if (changed) showModels();
     at("unreachable").textContent = models.length ? "" : "The repository holds no model.";
-    if (!chosen && models.length) await choose((models.find(isReady) || models[0]).name);
+    if (!chosen && models.length) await choose(keyOf(models.find(isReady) || models[0]));
     if (chosen?.latency) await showLatency(chosen.latency);
   } catch (error) {
     at("unreachable").textContent = `The server does not answer: ${error.message}`;
@@ -38,13 +39,23 @@ async function look() {
 
 const isReady = (model) => model.state === "READY";
 
+/** Return how a model is asked for: by its name, and by its version where several are served. */
+function keyOf({ name, version }) {
+  return models.filter((model) => model.name === name).length > 1 ? { name, version } : { name, version: "" };
+}
+
+const isChosen = (model) => model.name === chosen?.name && keyOf(model).version === chosen.version;
+
 function showModels() {
   const focused = document.activeElement?.dataset?.model;
   at("models").replaceChildren(...models.map((model) => {
     const state = make("span", { class: `state ${model.state}` }, `version ${model.version}, ${model.state.toLowerCase()}`);
     const button = make("button", { type: "button", "data-model": model.name }, model.name, state);
-    button.setAttribute("aria-current", String(model.name === chosen?.name));
-    button.addEventListener("click", () => choose(model.name).then(() => at("title").scrollIntoView({ block: "nearest" })));
+    button.setAttribute("aria-current", String(isChosen(model)));
+    button.addEventListener("click", () => choose(keyOf(model)).then(() => {
+      // On a phone the model is below the list.
+      if (at("title").getBoundingClientRect().top > innerHeight / 2) at("title").scrollIntoView();
+    }));
     return make("li", {}, button);
   }));
   if (focused) document.querySelector(`[data-model="${CSS.escape(focused)}"]`)?.focus();
@@ -52,7 +63,7 @@ function showModels() {
 }
 
 function showAbout() {
-  const model = models.find(({ name }) => name === chosen?.name);
+  const model = models.find(isChosen);
   if (!model) return;
   at("title").textContent = model.name;
   document.title = `${model.name}: served models`;
@@ -61,22 +72,25 @@ function showAbout() {
 }
 
 /** Show a model, and fill in its form. */
-async function choose(name) {
-  chosen = { name };
+async function choose(key) {
+  stopTexts();
+  chosen = { ...key };
+  const { name } = key;
   showModels();
-  ["call", "result", "latency", "code"].forEach((id) => { at(id).hidden = true; });
+  ["call", "texts", "result", "latency", "code"].forEach((id) => { at(id).hidden = true; });
   at("joining").textContent = at("error").textContent = at("took").textContent = "";
   const own = chosen;
   let metadata;
   try {
-    metadata = await json(route(name));
+    metadata = await json(route(key));
   } catch (error) {
     if (own === chosen) at("about").textContent = `Not served: ${error.message}`;
     return;
   }
   if (own !== chosen) return;
   if (!metadata.outputs.length) {
-    at("joining").textContent = "The model generates text: ask POST v1/completions or v1/chat/completions.";
+    at("joining").textContent = "The model generates text, by POST v1/completions and v1/chat/completions.";
+    await showTexts(name);
     return;
   }
   const { along, not_joined: why } = await json(`ui/models/${encodeURIComponent(name)}/joining`);
@@ -107,8 +121,8 @@ function showCode() {
   try {
     const tensors = chosen.fields.map(({ read }) => read());
     const { host, protocol } = new URL(document.baseURI);
-    at("curl").textContent = curl(url(`${route(chosen.name)}/infer`), tensors, chosen.outputs);
-    at("python").textContent = python(host, protocol === "https:", chosen.name, tensors, chosen.outputs);
+    at("curl").textContent = curl(url(`${route(chosen)}/infer`), tensors, chosen.outputs);
+    at("python").textContent = python(host, protocol === "https:", chosen, tensors, chosen.outputs);
   } catch (error) {
     at("curl").textContent = at("python").textContent = `# ${error.message}`;
   }
@@ -117,13 +131,14 @@ function showCode() {
 async function run(event) {
   event.preventDefault();
   at("error").textContent = "";
+  chosen.fields.forEach(({ fail }) => fail?.(""));
   at("took").textContent = "Running …";
   at("run").disabled = true;
   const own = chosen;
   try {
     const call = request(own.fields.map(({ read }) => read()));
     const began = performance.now();
-    const response = await fetch(url(`${route(own.name)}/infer`), call);
+    const response = await fetch(url(`${route(own)}/infer`), call);
     if (!response.ok) throw new Error((await response.json()).error);
     const outputs = await tensorsOf(response, "outputs");
     const took = performance.now() - began;
@@ -134,7 +149,9 @@ async function run(event) {
       outputs.map(({ name, datatype, shape }) => `${name} ${datatype}${signature(shape)}`).join(", ");
   } catch (error) {
     at("took").textContent = "";
-    at("error").textContent = error.message;
+    // Sentences about an input begin with its name.
+    const wrong = own.fields.find(({ name }) => [`${name}: `, `\`${name}\``].some((begin) => error.message.startsWith(begin)));
+    (wrong?.fail || ((text) => { at("error").textContent = text; }))(error.message);
     at("result").hidden = true;
   } finally {
     at("run").disabled = false;

@@ -14,21 +14,30 @@ export function make(tag, attributes = {}, ...children) {
 
 export const signature = (shape) => `[${shape.map((size) => (size < 0 ? "any" : size)).join(", ")}]`;
 
-/** Return the fields of an input, and a function that reads the tensor from them. */
+/** Return the fields of an input, a function that reads the tensor from them, and one that says beside them what is wrong. */
 export function field(spec, tensor, index) {
   const parts = [make("legend", {}, spec.name), make("p", { class: "meta" }, `${spec.datatype}${signature(spec.shape)}`)];
   const drawn = picture(tensor);
   if (tensor.values.length > MOST_EDITED) {
     const text = `${tensor.values.length} values of shape ${signature(tensor.shape)}: too many to edit here, sent as they are.`;
     parts.push(make("p", { class: "note" }, text), ...(drawn ? [drawn] : []));
-    return { element: make("fieldset", {}, ...parts), read: () => tensor };
+    return { element: make("fieldset", {}, ...parts), read: () => tensor, fail: null, name: spec.name };
   }
   const shape = make("input", { id: `shape-${index}`, value: tensor.shape.join(", "), autocomplete: "off" });
   const values = make("textarea", { id: `values-${index}`, spellcheck: "false" }, textOf(tensor));
   values.rows = Math.min(8, Math.max(2, values.value.split("\n").length));
   parts.push(make("label", { for: shape.id }, `Shape of ${spec.name}`), shape);
-  parts.push(make("label", { for: values.id }, `Values of ${spec.name}, row after row`), values, ...(drawn ? [drawn] : []));
-  return { element: make("fieldset", {}, ...parts), read: () => parsed(spec, shape.value, values.value) };
+  const wrong = make("p", { id: `wrong-${index}`, role: "alert" });
+  parts.push(make("label", { for: values.id }, `Values of ${spec.name}, row after row`), values, wrong, ...(drawn ? [drawn] : []));
+  const fail = (text) => {
+    wrong.textContent = text;
+    for (const each of [shape, values]) {
+      each.setAttribute("aria-invalid", String(Boolean(text)));
+      each.setAttribute("aria-describedby", wrong.id);
+    }
+  };
+  const read = () => parsed(spec, shape.value, values.value);
+  return { element: make("fieldset", {}, ...parts), read, fail, name: spec.name };
 }
 
 /** Return an output as a table or, where it looks like an image, as a picture and a table. */

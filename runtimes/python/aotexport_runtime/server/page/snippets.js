@@ -23,7 +23,7 @@ export function curl(url, tensors, outputs) {
 }
 
 /** Return a script for Triton's client. */
-export function python(address, secure, model, tensors, outputs) {
+export function python(address, secure, { name, version }, tensors, outputs) {
   const brain = tensors.some(({ datatype }) => datatype === "BF16") ? ["import ml_dtypes"] : [];
   const lines = [...brain, "import numpy as np", "import tritonclient.http as http", ""];
   lines.push(`client = http.InferenceServerClient(${JSON.stringify(address)}${secure ? ", ssl=True" : ""})`);
@@ -37,7 +37,8 @@ export function python(address, secure, model, tensors, outputs) {
     lines.push(`inputs.append(http.InferInput(${JSON.stringify(tensor.name)}, value.shape, "${tensor.datatype}"))`);
     lines.push("inputs[-1].set_data_from_numpy(value)");
   }
-  lines.push(`answer = client.infer(${JSON.stringify(model)}, inputs)`);
+  const which = version ? `, model_version=${JSON.stringify(version)}` : "";
+  lines.push(`answer = client.infer(${JSON.stringify(name)}, inputs${which})`);
   outputs.forEach(({ name }) => lines.push(`print(answer.as_numpy(${JSON.stringify(name)}))`));
   return lines.join("\n");
 }
