@@ -32,11 +32,6 @@ def several_views_at_once(x):
     return x.split(2), x.unbind(1)[0], x.chunk(3)[1]
 
 
-@slow_case(lambda: (leaf(6, 4),))
-def several_views_of_an_intermediate(x):
-    return (x * 2).chunk(3)
-
-
 @case(lambda: (leaf(3, 4),))
 def views_of_an_intermediate(x):
     y = x * 2
@@ -47,11 +42,6 @@ def views_of_an_intermediate(x):
 def views_of_an_intermediate_that_is_returned(x):
     y = x * 2
     return y.view(-1), y.t(), y
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def one_view_of_an_intermediate(x):
-    return (x * 2).view(-1)
 
 
 @slow_case(lambda: (leaf(3, 4),))
@@ -69,13 +59,6 @@ def expanded_outputs(x):
 def detached_outputs(x):
     y = x * 2
     return x.detach(), y.detach(), y
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def view_made_under_no_grad(x):
-    with torch.no_grad():
-        y = x.view(-1)
-    return y, x * 2
 
 
 @case(lambda: (leaf(3, 4),))

@@ -28,13 +28,6 @@ def outputs_without_gradient(x):
 
 
 @slow_case(lambda: (leaf(3, 4),))
-def region_under_no_grad(x):
-    with torch.no_grad():
-        scale = x.abs().max()
-    return x / scale, scale
-
-
-@slow_case(lambda: (leaf(3, 4),))
 def region_with_grad_inside_no_grad(x):
     with torch.no_grad():
         a = x * 2

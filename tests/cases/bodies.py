@@ -81,19 +81,9 @@ def autocast_within_a_branch(x, w):
     return torch.cond(x.sum() > 0, narrow, lambda x: (x @ w).bfloat16(), (x,))
 
 
-@slow_case(lambda: (leaf(5, 4), leaf(4)))
-def vmapped(x, w):
-    return torch.vmap(lambda row: (row * w).sum().sin())(x)
-
-
 @slow_case(lambda: (torch.randn(5, 4), torch.randn(4)))
 def gradient_inside(x, w):
     return torch.func.grad(lambda w: (x @ w).sin().sum())(w)
-
-
-@slow_case(lambda: (torch.randn(4),))
-def jacobian_inside(x):
-    return torch.func.jacrev(lambda x: x.sin() * x.sum())(x)
 
 
 @slow_case(lambda: (leaf(4),))

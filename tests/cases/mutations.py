@@ -17,12 +17,6 @@ def non_leaf(*shape: int) -> torch.Tensor:
     return leaf(*shape) * 1
 
 
-@slow_case(lambda: (torch.randn(3, 4),))
-def data_of_an_input(x):
-    x.add_(1)
-    return x * 2
-
-
 @slow_case(lambda: (torch.randn(3, 4), torch.randn(3, 4)))
 def data_of_an_input_through_a_dropout_that_draws_nothing(x, y):
     nn.functional.dropout(x, 0.5, training=False).mul_(2)
@@ -35,12 +29,6 @@ def data_of_an_input_through_a_dropout_that_draws_nothing(x, y):
 def data_of_an_input_that_is_used_in_backward(x, y):
     y.mul_(2)
     return x * y
-
-
-@slow_case(lambda: (non_leaf(3, 4),), forward_only="gradients flow through")
-def data_of_a_non_leaf(x):
-    x.mul_(3)
-    return x.sin()
 
 
 @slow_case(lambda: (non_leaf(3, 4),), forward_only="gradients flow through")
@@ -92,12 +80,6 @@ def data_of_several_inputs(a, b, w):
     a.add_(1)
     b.mul_(a)
     return a * w + b
-
-
-@slow_case(lambda: (torch.randn(3, 4),))
-def metadata_by_t(x):
-    x.t_()
-    return x * 2
 
 
 @slow_case(lambda: (torch.randn(3, 1, 5),))

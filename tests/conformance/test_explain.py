@@ -190,16 +190,6 @@ def test_variants_are_told_each(tmp_path):
     assert ran == {"infer": [], "infer.2": ["forward by autograd"]}
 
 
-def test_onnx_is_told_with_its_providers(tmp_path):
-    aotexport.export(nn.Linear(4, 2), (torch.ones(2, 4),), output=tmp_path / "b", onnx=True, verify=False)
-    module = aotexport_runtime.load(tmp_path / "b", target="onnx")
-    assert str(module.explain()) == (
-        "target onnx\n"
-        "program train: refused: the bundle has no ONNX model of `train`; it has one of infer\n"
-        "program infer on CPUExecutionProvider: onnx (ONNX Runtime)"
-    )
-
-
 # --- targets that were asked for --------------------------------------------------------------------------
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -157,9 +157,15 @@ def test_tuned_bundle_gives_the_tuned_predictions(tmp_path):
     x = torch.randn(5, 4)
     with torch.no_grad():
         expected = module.eval()(x)
-    before = aotexport_runtime.load(path, target="onnx")(x)
+    original = aotexport_runtime.load(path, target="onnx")
+    before = original(x)
     torch.testing.assert_close(aotexport_runtime.load(tmp_path / "tuned", target="onnx")(x), expected)
     assert not torch.allclose(before, expected)
+    assert str(original.explain()) == (
+        "target onnx\n"
+        "program train: refused: the bundle has no ONNX model of `train`; it has one of infer\n"
+        "program infer on CPUExecutionProvider: onnx (ONNX Runtime)"
+    )
 
 
 def test_saved_bundle_is_accepted_by_the_checker_beside_the_one_it_came_from(tmp_path):
@@ -372,6 +378,8 @@ def test_changes_without_an_onnx_form_are_refused(tmp_path):
     with pytest.raises(ExportFailed, match="changes values and sizes of a tensor at once, which has no ONNX form"):
         export_alone(_transposes_in_place, (torch.ones(3, 4),), output=tmp_path / "sizes", options=STATE_OUTPUTS)
     x = torch.ones(4)
+    with pytest.raises(ExportFailed, match="program `infer` changes `kept` of its caller, and ONNX models"):
+        export_alone(lambda x, kept: kept.append(x * 2) or x + 1, (x, []), output=tmp_path / "container")
     with pytest.raises(VerificationFailed, match=r"^ONNX Runtime disagrees with eager execution; nothing was written"):
         export_alone(lambda x, y: x.mul_(2) + y, (x[1:], x[:3]), output=tmp_path / "memory", options=STATE_OUTPUTS)
 
@@ -436,22 +444,6 @@ def test_program_without_an_onnx_form_is_refused_by_name(tmp_path, function, mes
     assert str(caught.value).startswith(message)
     assert ("draws random numbers" in str(caught.value)) == (function in (_random, _dropped))
     assert not (tmp_path / "bundle").exists()
-
-
-def test_registered_translation_is_used(tmp_path):
-    from onnxscript import opset20 as op
-
-    def median(self, dim: int, keepdim: bool = False):
-        size = op.Cast(op.Gather(op.Shape(self), [dim]), to=1)
-        middle = op.Cast(op.Ceil(op.Div(size, [2.0])), to=7)
-        values, indices = op.TopK(self, middle, axis=dim, largest=0)
-        last = op.Sub(middle, [1])
-        return op.Squeeze(op.Gather(values, last, axis=dim), [dim]), op.Squeeze(
-            op.Gather(indices, last, axis=dim), [dim]
-        )
-
-    options = OnnxOptions(translations={torch.ops.aten.median.dim: median})
-    assert len(export_alone(_median, (torch.randn(5, 4),), output=tmp_path / "bundle", options=options)) == 2
 
 
 @pytest.mark.parametrize("name", [pytest.param("Neg", marks=pytest.mark.slow), "Log"])
