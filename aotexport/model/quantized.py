@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from aotexport.errors import ModelFileInvalid
+from aotexport_runtime.adapters.targets import Weights
 from aotexport_runtime.module.bundle_module import BundleModule
 
 Scheme = Literal["int4", "int8"]
@@ -40,10 +41,10 @@ class QuantizedLinear(nn.Module):
         """Return what the layer computes."""
         q, scale = self._weight_qdata, self._weight_scale
         if not hasattr(self, "_weight_zero_point"):
-            return functional.linear(x, q * scale, self.bias)
+            return functional.linear(x, q.type_as(scale).mul_(scale), self.bias)
         # Shifts of signed integers keep the sign.
-        columns = torch.stack(((q << 4) >> 4, q >> 4), dim=-1).view(len(q), len(scale), -1)
-        weight = columns * scale.t().unsqueeze(-1) + self._weight_zero_point.t().unsqueeze(-1)
+        columns = torch.stack(((q << 4) >> 4, q >> 4), dim=-1).type_as(scale).view(len(q), len(scale), -1)
+        weight = columns.mul_(scale.t().unsqueeze(-1)).add_(self._weight_zero_point.t().unsqueeze(-1))
         return functional.linear(x, weight.view(len(q), -1), self.bias)
 
 
@@ -53,11 +54,11 @@ def quantize(module: BundleModule, scheme: Scheme) -> None:
     `ModelFileInvalid`: there is none.
     """
     tied = {name for entry in module.bundle.manifest.state if entry.tied for name in (entry.name, *entry.tied)}
-    _, scores = getattr(module, "_embeddings", ("", ""))
+    paths = [name.rpartition(".")[0] for name in Weights(module).linear() if name not in tied]
     found = {
         path: layer
-        for path, layer in module.named_modules()
-        if isinstance(layer, nn.Linear) and path != scores and f"{path}.weight" not in tied
+        for path in paths
+        if path and isinstance(layer := module.get_submodule(path), nn.Linear)
         if scheme == "int8" or layer.in_features % _GROUPS[-1] == 0
     }
     if not found:

@@ -67,7 +67,7 @@ def computed_weights(nodes: Sequence[Node], state: Mapping[str, ValueMeta]) -> d
         weight = node.args[1] if node.op == "aten::linear.default" else None
         if isinstance(weight, str) and weight in of_bytes - state.keys():
             found[node.name] = [*made[weight]]
-        elif taken and made.keys() >= set(taken) and not writes_in_place(node.op):
+        elif taken and made.keys() >= set(taken) and not (writes_in_place(node.op) and taken[0] in state):
             made[node.name] = {each: None for name in taken for each in made[name]} | {node.name: None}
             if not of_bytes.isdisjoint(taken):
                 of_bytes.add(node.name)
