@@ -46,12 +46,12 @@ def push(bundle: Path, address: str, licence: str | None, private: bool, force: 
 
 
 @click.command(short_help="Take a bundle from a repository of the Hugging Face Hub.", epilog=_EXAMPLE)
-@click.argument("address", metavar="hf://OWNER/NAME[@REVISION]")
+@click.argument("address", metavar="hf://OWNER/NAME[@REVISION]|oci:DIRECTORY[:TAG]")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, metavar="BUNDLE",
               help="Directory to write.")  # fmt: skip
 @click.option("--force", is_flag=True, help="Replace a bundle at the output.")
 def pull(address: str, output: Path, force: bool) -> None:
-    """Write the bundle of a repository to a directory: the files that it lists, no others, all checked first."""
+    """Write the bundle of a repository, or a layout, to a directory: the files that it lists, all checked first."""
     from aotexport_runtime.commands import hub
 
     with Progress() as progress:

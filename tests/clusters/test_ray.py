@@ -119,9 +119,38 @@ def test_ray_of_wrong_requests_says_what_is_wrong(application):
     assert post("third", [[0.0] * 8]) == (404, {"error": "there is no model `third`"})
     status, body = post("first", [[0.0] * 7])
     assert status == 400
-    assert body == {
-        "error": "the call does not fit program `infer`:\n  - `input`: expected shape [batch, 8], got [1, 7] at axis 1"
-    }
+    assert body == {"error": "`input`: expected the shape [-1, 8], got [1, 7]"}
+    request = {"inputs": [{"name": "input", "datatype": "INT64", "shape": [1, 8], "data": [1.9] * 8}]}
+    assert ask_http("infer", json.dumps(request).encode())[1]["error"] == "`input`: expected FP32, got INT64"
+
+
+def ask_http(path, body=None, headers=None):
+    """Return the status, the body and the headers of an answer about the model `first`."""
+    request = urllib.request.Request(f"http://127.0.0.1:{PORT}/v2/models/first/{path}".rstrip("/"), body, headers or {})
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            status, found, head = answer.status, answer.read(), answer.headers
+    except urllib.error.HTTPError as error:
+        status, found, head = error.code, error.read(), error.headers
+    return status, json.loads(found) if head["content-type"] == "application/json" else found, head
+
+
+def test_ray_takes_binary_tensors_and_tells_what_a_model_takes(application, model):
+    about = ask_http("")[1]
+    assert about["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 8]}]
+    assert ask_http("ready")[0] == 200
+    rows = torch.randn(2, 8)
+    tensor = {"name": "input", "datatype": "FP32", "shape": [2, 8], "parameters": {"binary_data_size": 64}}
+    wanted = [{"name": "output", "parameters": {"binary_data": True}}]
+    head = json.dumps({"id": "7", "inputs": [tensor], "outputs": wanted}).encode()
+    status, body, headers = ask_http(
+        "infer", head + rows.numpy().tobytes(), {"inference-header-content-length": str(len(head))}
+    )
+    assert status == 200
+    size = int(headers["inference-header-content-length"])
+    assert json.loads(body[:size])["id"] == "7"
+    found = torch.frombuffer(bytearray(body[size:]), dtype=torch.float32).reshape(2, 3)
+    torch.testing.assert_close(found, model(rows).detach(), atol=1e-6, rtol=1e-5)
 
 
 def test_config_of_a_cluster_is_one_that_ray_takes():

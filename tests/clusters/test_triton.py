@@ -42,23 +42,31 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def repository(model, tmp_path_factory):
+def words():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(10, 4), nn.Linear(4, 3)).eval()
+
+
+@pytest.fixture(scope="module")
+def repository(model, words, tmp_path_factory):
     """Lay out a repository as `examples/serving/triton/README.md` says."""
-    version = tmp_path_factory.mktemp("repository") / "digits/1"
+    root = tmp_path_factory.mktemp("repository")
     batch = torch.export.Dim("batch", min=1, max=64)
-    aotexport.export(
-        model,
-        (torch.ones(5, 8),),
-        output=version / "bundle",
-        dynamic_shapes=({0: batch},),
-        programs=("infer",),
-        verify=False,
-    )
-    command = [sys.executable, "-m", "aotexport_runtime", "triton-config", version / "bundle", "--name", "digits"]
-    config = subprocess.run(command, capture_output=True, check=True)
-    (version.parent / "config.pbtxt").write_bytes(config.stdout)
-    shutil.copy(EXAMPLE / "model.py", version)
-    return version.parent.parent
+    for name, module, example in (("digits", model, torch.ones(5, 8)), ("words", words, torch.ones(5, 2).long())):
+        version = root / name / "1"
+        aotexport.export(
+            module,
+            (example,),
+            output=version / "bundle",
+            dynamic_shapes=({0: batch},),
+            programs=("infer",),
+            verify=False,
+        )
+        command = [sys.executable, "-m", "aotexport_runtime", "triton-config", version / "bundle", "--name", name]
+        config = subprocess.run(command, capture_output=True, check=True)
+        (version.parent / "config.pbtxt").write_bytes(config.stdout)
+        shutil.copy(EXAMPLE / "model.py", version)
+    return root
 
 
 @pytest.fixture(scope="module")
@@ -99,11 +107,11 @@ def server(repository, tmp_path_factory):
     process.communicate()
 
 
-def post(rows):
+def post(rows, model="digits", kind="FP32"):
     """Return the status and the body of an answer."""
     data = torch.tensor(rows)
-    tensor = {"name": "input", "datatype": "FP32", "shape": list(data.shape), "data": data.ravel().tolist()}
-    url = f"http://127.0.0.1:{PORTS['http']}/v2/models/digits/infer"
+    tensor = {"name": "input", "datatype": kind, "shape": list(data.shape), "data": data.ravel().tolist()}
+    url = f"http://127.0.0.1:{PORTS['http']}/v2/models/{model}/infer"
     try:
         with urllib.request.urlopen(url, json.dumps({"inputs": [tensor]}).encode()) as answer:
             return answer.status, json.load(answer)
@@ -132,3 +140,15 @@ def test_triton_refuses_a_batch_beyond_the_bundles_range(server):
     status, body = post([[0.0] * 8] * 65)
     assert status == 400
     assert "batch-size must be <= 32" in body["error"]
+
+
+def test_triton_request_that_fails_takes_no_other_with_it(server, words):
+    ids = [[[index % 10, 3 if index % 5 else 11]] for index in range(40)]
+    with ThreadPoolExecutor(8) as clients:
+        answers = list(clients.map(lambda rows: post(rows, "words", "INT64"), ids))
+    for index, (status, body) in enumerate(answers):
+        if index % 5:
+            found = torch.tensor(body["outputs"][0]["data"]).reshape(1, 2, 3)
+            torch.testing.assert_close(found, words(torch.tensor(ids[index])).detach(), atol=1e-6, rtol=1e-5)
+        else:
+            assert (status, "out of range" in body["error"]) == (400, True), body

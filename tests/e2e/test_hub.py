@@ -288,6 +288,18 @@ def test_an_image_layout_has_every_file_of_the_bundle_by_its_digest(tmp_path, mo
     assert found == files_of(BUNDLE)
     kinds = {layer["annotations"]["org.cncf.model.filepath"]: layer["mediaType"] for layer in manifest["layers"]}
     assert kinds["weights/model.safetensors"] == "application/vnd.cncf.model.weight.v1.raw"
+    result = CliRunner().invoke(app, ["pull", "oci:layout:v1", "-o", "back"])
+    assert (result.exit_code, result.stdout) == (0, "back: a bundle, and valid\n")
+    assert files_of(tmp_path / "back") == files_of(BUNDLE)
+    with pytest.raises(aotexport_runtime.BundleInvalid, match="`layout` has no image `v2`"):
+        aotexport_runtime.pull("oci:layout:v2", "other")
+    weights = next(each for each in manifest["layers"] if each["mediaType"].endswith("weight.v1.raw"))
+    place = tmp_path / "layout/blobs" / weights["digest"].replace(":", "/")
+    place.unlink()
+    place.write_bytes(b"another")
+    with pytest.raises(aotexport_runtime.BundleInvalid):
+        aotexport_runtime.pull("oci:layout:v1", "other")
+    assert not (tmp_path / "other").exists()
     refused = CliRunner().invoke(app, ["push", str(BUNDLE), "oci:layout"])
     assert (refused.exit_code, "`layout` exists; give force=True (--force)" in refused.output) == (2, True)
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import queue
+import re
 import shutil
+from pathlib import Path
 
 import grpc
 import numpy as np
@@ -12,8 +15,10 @@ import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 from tritonclient.utils import InferenceServerException
 
+from aotexport_runtime.server.endpoints import metrics
 from tests.serving.server import serving, wait_for
-from tests.serving.test_swaps import ask, metrics, save_version
+from tests.serving.test_swaps import ask, save_version
+from tests.serving.test_swaps import metrics as metrics_of
 from tests.unit.serving.test_servable import copied
 
 TOKEN = {"Authorization": "Bearer only operators"}
@@ -63,10 +68,10 @@ def test_versions_are_asked_by_number_and_canaries_by_weight(operated):
             assert answer.get_response()["model_version"] == version
         with pytest.raises(InferenceServerException, match="no version `3` that is served; 2, 1 are"):
             client.infer("digits", [filled()], model_version="3")
-    lines = [line for line in metrics(server) if line.startswith("aotexport_requests_total")]
+    lines = [line for line in metrics_of(server) if line.startswith("aotexport_requests_total")]
     assert any('outcome="ok"' in line and 'version="1"' in line for line in lines)
     assert any(
-        line.startswith('aotexport_request_seconds_count{model="digits",version="2"}') for line in metrics(server)
+        line.startswith('aotexport_request_seconds_count{model="digits",version="2"}') for line in metrics_of(server)
     )
 
 
@@ -134,3 +139,21 @@ def test_health_and_index_are_told_by_grpc(operated):
             ("digits", version, "READY") for version in ("2", "1")
         ]
         assert found[0].reason.startswith("version 3: the bundle disagrees with eager execution")
+
+
+def test_dashboard_and_alerts_ask_for_metrics_that_there_are():
+    yaml = pytest.importorskip("yaml")
+    suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
+    known = [
+        each
+        for own in vars(metrics).values()
+        if hasattr(own, "describe") and not isinstance(own, type)
+        for each in own.describe()
+    ]
+    names = {each.name + suffix for each in known for suffix in suffixes[each.type]}
+    folder = Path(__file__).parents[2] / "examples/serving/monitoring"
+    panels = json.loads((folder / "dashboard.json").read_text())["panels"]
+    rules = yaml.safe_load((folder / "alerts.yaml").read_text())["groups"][0]["rules"]
+    asked = [target["expr"] for panel in panels for target in panel["targets"]] + [rule["expr"] for rule in rules]
+    assert len(asked) > 12
+    assert {name for expression in asked for name in re.findall(r"aotexport_\w+", expression)} <= names

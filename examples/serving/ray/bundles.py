@@ -3,29 +3,42 @@
     serve run bundles:app repository=/srv/bundles         # this machine
     serve deploy config.yaml                              # a cluster, see README.md
 
-A request is one of the Open Inference Protocol, as JSON: `POST /v2/models/NAME/infer`. A replica loads the models that
-it is asked for. A model answers once its recorded calls gave what eager gave. Replicas join waiting calls by the
-batcher of `Servable`, which knows along which axis the calls of a bundle may be joined.
+A request is one of the Open Inference Protocol, as JSON or with binary tensors, read and answered by the server's code
+(`aotexport_runtime.server.messages`). A replica loads the models that it is asked for; one answers once its recorded
+calls gave what eager gave. Replicas join waiting calls by the batcher of `Servable`, along the axis where a bundle's
+calls may be joined; where a batch fails, each runs alone.
 """
 
 import asyncio
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-import numpy as np
-from fastapi import FastAPI
-from fastapi.responses import JSONResponse
+import msgspec
+from fastapi import FastAPI, Request, Response
 from ray import serve
 
-from aotexport_runtime import AotExportError, CallInvalid, Servable
-from aotexport_runtime.errors import DeadlinePassed, Overloaded
+from aotexport_runtime import Servable
+from aotexport_runtime.server.messages import Signature, read_request, write_answer
+from aotexport_runtime.server.refusals import CODES, Refusal, refusal_of
 
-DTYPES = {"BOOL": "bool", "FP16": "float16", "FP32": "float32", "FP64": "float64"}
-DTYPES |= {f"{kind}{bits}": f"{kind.lower()}{bits}" for kind in ("INT", "UINT") for bits in (8, 16, 32, 64)}
-DATATYPES = {dtype: datatype for datatype, dtype in DTYPES.items()}
-STATUS = {CallInvalid: 400, Overloaded: 429, DeadlinePassed: 504}
+JSON_NBYTES = "inference-header-content-length"
+Reply = tuple[int, bytes, int | None]
+"""Status and body of an answer, and how much of it is JSON; None: all."""
 
 http = FastAPI()
+
+
+def refused(error: Exception) -> Reply:
+    """Return the answer to a request that is not answered, as the server has it."""
+    refusal = refusal_of(error)
+    return CODES[refusal.kind][0], msgspec.json.encode({"error": str(refusal)}), None
+
+
+def response(status: int, body: bytes, json_nbytes: int | None) -> Response:
+    """Return a response of HTTP."""
+    headers = {} if json_nbytes is None else {JSON_NBYTES: str(json_nbytes)}
+    kind = "application/json" if json_nbytes is None else "application/octet-stream"
+    return Response(body, status_code=status, media_type=kind, headers=headers)
 
 
 @serve.deployment(max_ongoing_requests=256)
@@ -44,18 +57,30 @@ class Bundles:
         await asyncio.to_thread(servable.warm_up)
         return servable
 
-    async def infer(self, name: str, request: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """Return the status and the body of the answer to a request."""
+    async def metadata(self, name: str) -> Reply:
+        """Return the inputs and outputs of a model."""
         try:
             servable = await self.servable(name)
-            inputs = {each["name"]: array(each) for each in request["inputs"]}
-            outputs = await asyncio.wrap_future(servable.submit(inputs, timeout_s=self._timeout_s))
-        except AotExportError as error:
-            return STATUS.get(type(error), 500), {"error": str(error)}
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            return 400, {"error": f"the request is none of the Open Inference Protocol: {error!r}"}
-        answer = {"model_name": name, "outputs": [tensor(output, value) for output, value in outputs.items()]}
-        return 200, answer | ({"id": request["id"]} if "id" in request else {})
+            signature = Signature.of(servable.inputs, servable.outputs, servable.texts)
+        except Exception as error:
+            return refused(error)
+        about = {"name": name, "platform": "aotexport", "versions": ["1"], **signature.described()}
+        return 200, msgspec.json.encode(about), None
+
+    async def infer(self, name: str, body: bytes, json_nbytes: int | None, request_id: str) -> Reply:
+        """Answer a request, of whose body so much is JSON; None: all."""
+        try:
+            servable = await self.servable(name)
+            signature = Signature.of(servable.inputs, servable.outputs, servable.texts)
+            asked = read_request(bytearray(body), json_nbytes, signature, request_id)
+            wait_s = min(asked.timeout_s or self._timeout_s, self._timeout_s)
+            answer = servable.submit(asked.inputs, timeout_s=wait_s, adapter=asked.adapter)
+            outputs = await asyncio.wait_for(asyncio.wrap_future(answer), wait_s)
+        except TimeoutError:
+            return refused(Refusal("the request was not answered within its time", "deadline"))
+        except Exception as error:
+            return refused(error)
+        return 200, *write_answer(asked, name, "1", outputs, signature)
 
 
 @serve.deployment(ray_actor_options={"num_cpus": 0})
@@ -67,34 +92,37 @@ class Protocol:
         self._repository = Path(repository)
         self._bundles = bundles
 
-    @http.get("/v2/health/ready")
-    async def ready(self) -> dict[str, bool]:
+    @http.get("/v2/health/{kind}")
+    async def health(self, kind: Literal["live", "ready"]) -> dict[str, bool]:
         """Answer once replicas take requests."""
-        return {"ready": True}
+        return {kind: True}
+
+    @http.get("/v2/models/{name}")
+    async def metadata(self, name: str) -> Response:
+        """Return the inputs and outputs of a model."""
+        return await self._answer(name, "metadata")
+
+    @http.get("/v2/models/{name}/ready")
+    async def model_ready(self, name: str) -> Response:
+        """Answer once a model has passed its self-test, or say why it has not."""
+        return await self._answer(name, "metadata")
 
     @http.post("/v2/models/{name}/infer")
-    async def infer(self, name: str, request: dict[str, Any]) -> JSONResponse:
+    async def infer(self, name: str, request: Request) -> Response:
         """Answer a request for a model of the repository."""
+        header = request.headers.get(JSON_NBYTES)
+        if header is not None and not (header.isascii() and header.isdecimal()):
+            return response(*refused(Refusal(f"the header `{JSON_NBYTES}` is no length")))
+        json_nbytes = None if header is None else int(header)
+        return await self._answer(
+            name, "infer", await request.body(), json_nbytes, request.headers.get("x-request-id", "")
+        )
+
+    async def _answer(self, name: str, method: str, *arguments: Any) -> Response:
         if name not in {each.name for each in self._repository.iterdir()}:
-            return JSONResponse({"error": f"there is no model `{name}`"}, status_code=404)
+            return response(*refused(Refusal(f"there is no model `{name}`", "not_found")))
         handle = self._bundles.options(multiplexed_model_id=name)
-        status, body = await handle.infer.remote(name, request)
-        return JSONResponse(body, status_code=status)
-
-
-def array(tensor: dict[str, Any]) -> np.ndarray:
-    """Return the array of a tensor of a request."""
-    return np.asarray(tensor["data"], DTYPES[tensor["datatype"]]).reshape(tensor["shape"])
-
-
-def tensor(name: str, value: np.ndarray) -> dict[str, Any]:
-    """Return an array as a tensor of an answer."""
-    return {
-        "name": name,
-        "datatype": DATATYPES[str(value.dtype)],
-        "shape": list(value.shape),
-        "data": value.ravel().tolist(),
-    }
+        return response(*await getattr(handle, method).remote(name, *arguments))
 
 
 def app(options: dict[str, Any]) -> serve.Application:

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import triton_python_backend_utils as triton
 
-from aotexport_runtime import AotExportError, Servable
+from aotexport_runtime import Servable
+from aotexport_runtime.server.refusals import refusal_of
+
+CODES = {
+    "invalid": triton.TritonError.INVALID_ARG,
+    "overloaded": triton.TritonError.UNAVAILABLE,
+    "unavailable": triton.TritonError.UNAVAILABLE,
+}
 
 
 class TritonPythonModel:
@@ -19,7 +26,7 @@ class TritonPythonModel:
         self.servable.warm_up()
 
     def execute(self, requests):
-        """Answer requests that Triton has gathered; those that fit run as one batch."""
+        """Answer requests that Triton has gathered; those that fit run as one batch, and each fails alone."""
         return [
             self._answer(request, waiting) for request, waiting in [(each, self._submit(each)) for each in requests]
         ]
@@ -32,16 +39,18 @@ class TritonPythonModel:
         inputs = {each.name(): each.as_numpy() for each in request.inputs()}
         try:
             return self.servable.submit(inputs)
-        except AotExportError as error:
+        except Exception as error:
             return error
 
     def _answer(self, request, waiting):
         try:
-            if isinstance(waiting, AotExportError):
+            if isinstance(waiting, Exception):
                 raise waiting
             values = waiting.result()
-        except AotExportError as error:
-            return triton.InferenceResponse(error=triton.TritonError(str(error), triton.TritonError.INVALID_ARG))
+        except Exception as error:
+            refusal = refusal_of(error)
+            code = CODES.get(refusal.kind, triton.TritonError.INTERNAL)
+            return triton.InferenceResponse(error=triton.TritonError(str(refusal), code))
         wanted = set(request.requested_output_names())
         tensors = [triton.Tensor(name, values[name]) for name in self.outputs if name in wanted]
         return triton.InferenceResponse(tensors)

@@ -17,6 +17,7 @@ from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.bundle.read import Bundle, open_bundle, read_manifest
 from aotexport_runtime.bundle.signature import MOST_NBYTES, SIGNATURE_NAME
 from aotexport_runtime.bundle.staging import link, staged
+from aotexport_runtime.commands.oci import read_layout
 from aotexport_runtime.errors import (
     ArgumentInvalid,
     BundleInvalid,
@@ -83,7 +84,8 @@ def pull(address: str, output: str | os.PathLike[str], *, force: bool = False, l
     place. They stay in the library's cache too: without network (`HF_HUB_OFFLINE=1`) what is there is taken.
 
     Args:
-        address: `hf://OWNER/NAME`, or `hf://OWNER/NAME@REVISION`: a branch, a tag or a commit.
+        address: `hf://OWNER/NAME`, or `hf://OWNER/NAME@REVISION`: a branch, a tag or a commit. Or
+            `oci:DIRECTORY[:TAG]`, an image layout, as `push` writes it, and `skopeo copy` brings it from a registry.
         output: directory to write.
         force: replace a bundle at `output`.
         limits: the most that the bundle may ask for.
@@ -96,8 +98,12 @@ def pull(address: str, output: str | os.PathLike[str], *, force: bool = False, l
         OutputExists: something is at `output`, or nothing can be made there.
         NotWritten: the file system refuses.
     """
+    place = path_of("output", output)
+    if address.startswith("oci:"):
+        layout, _, tag = address.removeprefix("oci:").partition(":")
+        return read_layout(Path(layout), place, tag=tag or "latest", force=force, limits=limits)
     repository, revision = _parts(address)
-    hub, place = _library(), path_of("output", output)
+    hub = _library()
     with staged(place, force=force) as stage:
         first = {MANIFEST_NAME: limits.json_nbytes, SIGNATURE_NAME: MOST_NBYTES}
         folder, commit = _fetched(hub, address, repository, revision, first)
