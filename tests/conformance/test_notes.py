@@ -3,8 +3,6 @@
 import inspect
 import json
 import logging
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -12,6 +10,7 @@ import torch
 import aotexport
 import aotexport_runtime
 from aotexport_runtime.module.describe import describe, summary
+from tests.e2e.processes import run_command
 
 D = torch.export.Dim
 TABLE = [torch.tensor(float(index)) for index in range(8)]
@@ -212,9 +211,8 @@ def test_notes_are_in_both_inspections_and_in_the_report(tmp_path):
     assert f"  {note.shown()}\n" in describe(bundle)
     assert f"  {note.shown()}\n" in f"{report!r}\n"
     assert summary(bundle)["notes"] == [note.as_json()]
-    command = [sys.executable, "-m", "aotexport", "inspect", "--json", str(tmp_path / "bundle")]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["notes"] == [note.as_json()]
+    shown = run_command("aotexport", "inspect", "--json", "bundle", cwd=tmp_path)
+    assert json.loads(shown)["notes"] == [note.as_json()]
 
 
 def test_packages_that_a_load_needs_are_a_note(tmp_path):

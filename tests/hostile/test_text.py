@@ -1,13 +1,11 @@
 """Text of a bundle: names that Python takes for one, and what a terminal would obey."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 
 import aotexport_runtime
 from aotexport_runtime import CheckFailed
+from aotexport_runtime.__main__ import main
 from tests.hostile.crafted import Crafted
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"
@@ -43,19 +41,18 @@ def test_message_of_a_check_steers_no_terminal(crafted: Crafted, op, args, error
     assert "\x1b" not in str(caught.value)
 
 
-def test_error_of_the_command_line_steers_no_terminal(crafted: Crafted) -> None:
+def test_error_of_the_command_line_steers_no_terminal(crafted: Crafted, capsys: pytest.CaptureFixture[str]) -> None:
     crafted.put("forward", "nodes/0/args/0", ESCAPE)
-    command = [sys.executable, "-m", "aotexport_runtime", "inspect", crafted.seal(), "--graph"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert "is used before it is defined" in done.stderr
-    assert "\x1b" not in done.stdout + done.stderr
+    assert main(["inspect", str(crafted.seal()), "--graph"]) == 1
+    output, errors = capsys.readouterr()
+    assert "is used before it is defined" in errors
+    assert "\x1b" not in output + errors
 
 
-def test_notes_of_a_bundle_steer_no_terminal(crafted: Crafted) -> None:
+def test_notes_of_a_bundle_steer_no_terminal(crafted: Crafted, capsys: pytest.CaptureFixture[str]) -> None:
     sources = [{"file": ESCAPE, "line": 1, "function": ESCAPE}]
     crafted.put("forward", "sources", sources)
     for node in crafted.document("forward")["nodes"]:
         node.pop("source", None)
-    command = [sys.executable, "-m", "aotexport_runtime", "inspect", crafted.seal(), "--graph"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert "\x1b" not in done.stdout + done.stderr
+    assert main(["inspect", str(crafted.seal()), "--graph"]) == 0
+    assert "\x1b" not in "".join(capsys.readouterr())
