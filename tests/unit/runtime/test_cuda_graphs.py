@@ -69,6 +69,39 @@ class Engine:
         return with_graphs(lowered, program, self.capture)
 
 
+class WithLoss(Net):
+    """The network, which returns a loss."""
+
+    def forward(self, x):
+        output, hidden = super().forward(x)
+        return output.square().sum() + hidden.sum()
+
+
+def test_a_whole_step_is_one_graph_and_equals_torch(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    eager = WithLoss()
+    step = aotexport.Step("adamw", {"lr": 0.1}, clip=True)
+    aotexport.export(eager, (torch.randn(4, 3),), output=tmp_path / "b", step=step, programs=("train",), verify=False)
+    capture = RunningAgain()
+    monkeypatch.setattr(loading, "select_targets", lambda *args, **options: Choice(engines=("cuda",)))
+    monkeypatch.setattr("aotexport_runtime.engines.cuda.engine.CudaEngine", lambda options: Engine(capture))
+    stepper, optimizer = (
+        loading.load(tmp_path / "b").train().stepper(max_norm=0.5),
+        torch.optim.AdamW(eager.parameters(), lr=0.1),
+    )
+    for step in range(10):
+        x = torch.randn(4, 3)
+        for group in (*stepper.param_groups, *optimizer.param_groups):
+            group["lr"] = 0.1 / (1 + step)
+        optimizer.zero_grad()
+        loss = eager(x)
+        loss.backward()
+        nn.utils.clip_grad_norm_(eager.parameters(), 0.5)
+        optimizer.step()
+        torch.testing.assert_close(stepper(x), loss.detach())
+    assert (capture.captures, capture.replays) == (1, 10 - WARM_UPS)
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory):
     path = tmp_path_factory.mktemp("graphs") / "bundle"
