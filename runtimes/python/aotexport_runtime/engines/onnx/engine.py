@@ -301,6 +301,9 @@ class OnnxRuntime:
             if model.state_inputs:
                 # ONNX Runtime would warn that each of these is no constant.
                 options.log_severity_level = 3
+            if model.updates:
+                # Old and new state live in the same call, and an arena would keep room for more.
+                options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         threads = threads_of(self.threads)
         if threads is not None and (self.threads is not None or self.session_options is None):
             options.intra_op_num_threads = threads
