@@ -11,6 +11,7 @@ from aotexport.model.memory_snapshots import spans_of
 from aotexport.model.state import State, collect_state
 from aotexport.state.tensors import UNCHANGED, restored
 from aotexport.write.weights import weights_as_snapshots, write_weights
+from tests.cases.subclasses import two
 from tests.models import module
 
 
@@ -104,6 +105,15 @@ def test_changes_of_a_call_are_copies_of_what_is_there(keep):
     assert found[4] == UNCHANGED
     assert model.b0 is kept
     assert all(torch.equal(buffer, matrix()) for buffer in model.buffers())
+
+
+def test_changes_of_parts_of_a_tensor_are_changes_of_the_tensor():
+    model: Any = holder(two(2), two(2))
+    with restored(collect_state(model)) as snapshot:
+        model.b0.b.add_(1)
+        found = snapshot.changes()
+    assert torch.equal(found[0].b, model.b0.b + 1)
+    assert found[1] == UNCHANGED
 
 
 def test_storage_that_a_call_frees_is_put_back(keep):
