@@ -300,9 +300,7 @@ APART = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", ["guard", *(pytest.param(name, marks=pytest.mark.slow) for name in ("pairs", "branch"))]
-)
+@pytest.mark.parametrize("name", ["pairs", "guard", pytest.param("branch", marks=pytest.mark.slow)])
 def test_one_row_that_goes_another_way_is_served_by_a_variant(name, load, tmp_path):
     net, arguments, note = APART[name]
     torch.manual_seed(0)

@@ -264,7 +264,8 @@ LARGE = {
 
 
 @pytest.mark.parametrize(
-    ("item", "nbytes", "expected"), [LARGE["lists"], pytest.param(*LARGE["text"], marks=pytest.mark.slow)]
+    ("item", "nbytes", "expected"),
+    [pytest.param(*LARGE["lists"], id="lists"), pytest.param(*LARGE["text"], id="text", marks=pytest.mark.slow)],
 )
 def test_100_mb_of_values_are_refused_in_little_memory(crafted: Crafted, item: bytes, nbytes: int, expected: str):
     items = b",".join([item] * (nbytes // (len(item) + 1)))
