@@ -295,3 +295,33 @@ def test_peft_adapts_what_it_adapts_of_the_original_or_is_told_what_to_pass(tmp_
     config = {"target_modules": "all-linear", "exclude_modules": ["lm_head"]}
     expected = trained(original, peft.LoraConfig(target_modules="all-linear"))
     torch.testing.assert_close(trained(loaded(), peft.LoraConfig(**config)), expected, rtol=0, atol=1e-6)
+
+
+class Router(nn.Module):
+    """Multiplies by a weight, and does more, as those of transformers."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(4, 8))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return nn.functional.linear(x, self.weight).softmax(-1).topk(2)
+
+
+class Routed(nn.Module):
+    """A layer, and a router beside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate, self.out = Router(), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        values, _ = self.gate(x)
+        return self.out(x) * values.sum(-1, keepdim=True)
+
+
+def test_all_linear_means_no_router(tmp_path):
+    aotexport.export(Routed(), (torch.randn(3, 8),), output=tmp_path / "bundle", verify=False)
+    module = aotexport_runtime.load(tmp_path / "bundle")
+    assert [target.name for target in adapters.add_lora(module).targets] == ["out.weight"]
+    assert "gate.weight" in [target.name for target in adapters.add_lora(module, "gate", name="router").targets]

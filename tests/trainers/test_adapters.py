@@ -92,7 +92,7 @@ OPTIONS = {
     "LoRA": {},
     "dropout": {"dropout": 0.2},
     "rsLoRA": {"use_rslora": True},
-    "DoRA": {"use_dora": True, "dropout": 0.1, "exclude": ["words"]},
+    "DoRA": {"use_dora": True, "dropout": 0.1},
     "biases": {"bias": "lora_only"},
     "all biases and a head": {"bias": "all", "modules_to_save": ["head"]},
 }
@@ -122,7 +122,7 @@ def test_merged_weights_give_the_adapters_results_and_are_saved(module, tmp_path
     with_ours(module, **options)
     trained(module, 3)
     before, base = result(module), result(make())
-    assert "`words.weight` has an adapter" in str(module.explain()) or "exclude" in options
+    assert "`words.weight` has an adapter" in str(module.explain())
     with adapters.disable_adapters(module):
         torch.testing.assert_close(result(module), base)
     adapters.merge_adapter(module)
@@ -245,10 +245,6 @@ def refused(function, *args, **kwargs):
             {"targets": ["mix"], "dropout": 0.1},
             "`mix`: an adapter of the weight itself has no input to drop: program `train` reads it by "
             "`aten::mul.Tensor`",
-        ),
-        (
-            {"targets": ["words"], "use_dora": True},
-            "`words.weight` is an embedding, which `use_dora` does not know. Leave it out (`exclude`)",
         ),
     ],
 )

@@ -163,7 +163,10 @@ class EmbeddingFactors(TransposedFactors):
         self, result: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
     ) -> torch.Tensor:
         """Return the changed result of an operator; as in peft, without dropout and in the result's dtype."""
-        return self._added(result, torch.embedding(self.A.t(), x, *self._options) * self.scaling)
+        added = self._added(result, torch.embedding(self.A.t(), x, *self._options) * self.scaling)
+        if self.magnitude is None:
+            return added
+        return (self.magnitude / self._norm(weight.detach()) * added).to(result.dtype)
 
 
 class ConvolutionFactors(Factors):

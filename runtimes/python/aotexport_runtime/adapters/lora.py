@@ -43,8 +43,9 @@ def add_lora(
 
     Args:
         module: the loaded bundle; changed in place.
-        targets: `"all-linear"` (every linear layer but output layers of the size of an embedding), or layers by path,
-            by the end of a path, or by a pattern (`"*.query"`); a parameter that is no layer's `weight` by its name.
+        targets: `"all-linear"` (every linear layer but output layers of the size of an embedding, no router), or layers
+            by path, by the end of a path, or by a pattern (`"*.query"`); a parameter that is no layer's `weight` by
+            its name.
         r: rank.
         alpha: numerator of the scaling; a change is scaled by `alpha / r`.
         dropout: probability of dropout of the adapters' inputs.
@@ -159,8 +160,6 @@ def _factors(module: BundleModule, target: Target, r: int, config: LoraConfig) -
     """Return the first factors of a target."""
     if target.form == "weight" and config.dropout:
         raise NotSupported(f"`{target.name}`: an adapter of the weight itself has no input to drop: {target.why}")
-    if target.kind == "embedding" and config.use_dora:
-        raise NotSupported(f"`{target.name}` is an embedding, which `use_dora` does not know. Leave it out (`exclude`)")
     if target.computed is not None and config.use_dora:
         raise NotSupported(f"`{target.name}` is quantised, which `use_dora` does not know. Leave it out (`exclude`)")
     groups = groups_of(target.options)

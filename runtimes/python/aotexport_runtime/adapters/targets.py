@@ -157,7 +157,7 @@ class Weights:
         return [target for name in names if (target := self.target(name)) is not None]
 
     def linear(self) -> list[str]:
-        """Return the names of weights of linear layers, without that of a language model's scores.
+        """Return the names of weights of linear layers, as of peft's, without that of a language model's scores.
 
         Where the bundle does not name that layer, it is one of outputs that is as large as an embedding.
         """
@@ -169,7 +169,8 @@ class Weights:
         scores = [t.path for t in targets if t.returned and self.entries[t.name].shape in vocabularies]
         _, *scores = getattr(self._module, "_embeddings", ("", *scores))
         kinds = ("linear", "transposed")
-        return [t.name for t in targets if t.form == "graph" and t.kind in kinds and t.path not in scores]
+        layers = [t for t in targets if t.form == "graph" and t.kind in kinds and t.path not in scores]
+        return [t.name for t in layers if all(readers.is_layer(t.name) for _, readers in self._readers)]
 
     def chosen(self, targets: str | Sequence[str], exclude: Sequence[str]) -> list[Target]:
         """Return the weights that the patterns `targets` of `add_lora` mean without `exclude`, in order."""

@@ -39,6 +39,7 @@ OPERATORS = {
 }
 """Operators whose results an adapter can change."""
 _TRANSPOSITIONS = ("aten::t.default", "aten::numpy_T.default")
+_AROUND = ("aten::view.default", "aten::reshape.default", "aten::sym_size.int", "aten::add.Tensor")
 _OF_TRANSPOSED: dict[Kind, Kind] = {"linear": "transposed", "transposed": "linear"}
 """What an operator does with a weight, by what it does with the transposed one."""
 
@@ -90,6 +91,16 @@ class Readers:
         for node in reversed(graph.nodes):
             if node.name in self._returned and state.isdisjoint(operands(node)):
                 self._returned.update(operands(node))
+
+    def is_layer(self, name: str) -> bool:
+        """Return whether the module of a weight only multiplies by it, as a linear layer, and unlike a router."""
+        path, _, tensor = name.rpartition(".")
+        own = {
+            node.op
+            for node in self._graph.nodes
+            if node.module is not None and self._graph.modules[node.module] == path
+        }
+        return name in self.computed or (tensor == "weight" and own <= {*OPERATORS, *_TRANSPOSITIONS, *_AROUND})
 
     def value(self, names: Sequence[str]) -> str | None:
         """Return the graph input that is the tensor of these names; None: the program does not take it."""
