@@ -62,9 +62,9 @@ def whole_step(job: Job) -> Action:
 
     def step() -> Any:
         found = loss(call(module, inputs))
-        optimizer.zero_grad()
         found.backward()
         update()
+        optimizer.zero_grad()  # A step ends as it began: its memory has its gradients.
         return found.detach()
 
     return step

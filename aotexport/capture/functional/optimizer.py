@@ -22,6 +22,7 @@ from aotexport.torch_internals.calls import FakeTensorMode
 from aotexport.torch_internals.patches import exporting
 from aotexport.torch_internals.tracing import make_fx
 
+aten = torch.ops.aten
 _COUNT = "step"
 """Name in the state of optimizers of the number of steps, which a program has once for all parameters."""
 
@@ -212,10 +213,24 @@ def update_graph(
     count = graph.graph.find_nodes(op="placeholder")[1]
     for copied in [*count.users]:
         for node in [*copied.users]:
-            if node.target is torch.ops.aten.add_.Tensor:
+            if node.target is aten.add_.Tensor:
                 # The copy is new: without it, all updates compute the same number.
-                node.target, node.args = torch.ops.aten.add.Tensor, (count, node.args[1])
+                node.target, node.args = aten.add.Tensor, (count, node.args[1])
+    for node in graph.graph.nodes:
+        _compute_in_place(node)
     return graph
+
+
+def _compute_in_place(node: torch.fx.Node) -> None:
+    """Let an operator write where its operand is, if that is a value of the update that nothing else reads."""
+    form: Any = {aten.div.Tensor: aten.div_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}.get(node.target)  # type: ignore[arg-type]
+    if form is None or not isinstance(operand := node.args[0], torch.fx.Node) or len(operand.users) > 1:
+        return
+    # Numbers are computed once for all updates.
+    is_new = operand.op == "call_function" and not any(each.alias_info for each in operand.target._schema.returns)  # type: ignore[union-attr]
+    own, other = node.meta["val"], operand.meta["val"]
+    if is_new and own.dim() and (own.shape, own.dtype) == (other.shape, other.dtype):
+        node.target = form
 
 
 def clip_graph(grads: Sequence[torch.Tensor]) -> torch.fx.GraphModule:

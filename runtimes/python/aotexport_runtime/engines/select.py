@@ -200,6 +200,9 @@ def _by_figures(
 ) -> tuple[str | None, str]:
     """Return why the forward graph is faster than a library or the functional graph, else None and why it is not."""
     assert program.functional is not None
+    if not program.grad and 2 * len(program.functional.mutations) > len(program.inputs):
+        # As training steps do, which libraries write in place too.
+        return (None if engine != PORTABLE else "the other graph writes most of what it reads, and in place"), ""
     files = program.forward.file, program.functional.file
     forward, functional = (bundle.graph(program.name, file) for file in files)
     if engine == PORTABLE:
