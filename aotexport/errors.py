@@ -11,6 +11,8 @@ class ModelFileInvalid(AotExportError):
     Way out: the message says what to write, most often the line itself.
     """
 
+    exit_code = 2
+
 
 class ExportFailed(AotExportError):
     """The model cannot be exported: an operator or construct, named with the user's source line.
@@ -45,6 +47,8 @@ class InternalError(AotExportError):
 
     Way out: written otherwise, the line of the model that the message names may pass.
     """
+
+    exit_code = 3
 
 
 class VerificationFailed(AotExportError):

@@ -24,7 +24,7 @@ include_patterns = [
 
 extensions = [
     *("myst_parser", "sphinx_copybutton"),
-    *("sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click", "sphinxarg.ext"),
+    *("sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"),
 ]
 myst_heading_anchors = 4
 napoleon_custom_sections = [("Options", "params_style")]

@@ -19,18 +19,12 @@ import aotexport
 from aotexport.cli.convert import convert
 from aotexport.cli.derive import derive
 from aotexport.cli.export import export
-from aotexport.cli.hub import pull, push
-from aotexport.cli.inspect import bom, diff, doctor, explain_command, inspect
 from aotexport.cli.onnx import onnx
-from aotexport.cli.report import profile, report, view
-from aotexport.cli.sign import sign, verify_signature_command
 from aotexport.cli.verify import verify
-from aotexport.errors import AotExportError, InternalError, ModelFileInvalid, OutputExists
-from aotexport_runtime.errors import ArgumentInvalid, DataInvalid, coded, printable
-from aotexport_runtime.finetune.command import finetune
+from aotexport.errors import AotExportError, InternalError
+from aotexport_runtime.cli.app import COMMANDS, INTERRUPTED, print_error, tell
+from aotexport_runtime.errors import printable
 
-_BUG = 3
-_INTERRUPTED = 130
 _EXAMPLE = """\b
 Example:
   aotexport model.py -o bundle/
@@ -77,27 +71,21 @@ class _App(click.Group):
 def _tell(error: Exception | KeyboardInterrupt) -> int:
     """Print what ended a command; return the exit code."""
     if _interrupts or isinstance(error, KeyboardInterrupt):
-        _print_error("interrupted; nothing was written")
-        return _INTERRUPTED
-    if isinstance(error, InternalError):
-        _print_error(str(error))
-        _print_traceback(error.__cause__ or error)
-        return _BUG
+        print_error("interrupted; nothing was written")
+        return INTERRUPTED
     if isinstance(error, AotExportError):
-        _print_error(coded(error))
-        return 2 if isinstance(error, DataInvalid | ModelFileInvalid | OutputExists | ArgumentInvalid) else 1
+        code = tell(error)
+        if isinstance(error, InternalError):
+            _print_traceback(error.__cause__ or error)
+        return code
     torch = next((each.version for each in metadata.distributions(name="torch")), "(not installed)")
-    _print_error(
+    print_error(
         f"aotexport failed where it should not ({type(error).__name__}). Please report this as a bug, with these "
         f"versions (aotexport {aotexport.__version__}, torch {torch}, Python {platform.python_version()}) and the "
         "lines below"
     )
     _print_traceback(error)
-    return _BUG
-
-
-def _print_error(message: str) -> None:
-    click.echo(click.style("error: ", fg="red", bold=True) + printable(message.rstrip()), err=True)
+    return InternalError.exit_code
 
 
 def _print_traceback(error: BaseException) -> None:
@@ -110,10 +98,7 @@ def app() -> None:
     """Turn a PyTorch model into a portable bundle, and look at bundles."""
 
 
-for command in (
-    *(export, inspect, report, profile, view, verify, diff, derive, finetune, onnx, convert),
-    *(push, pull, bom, sign, verify_signature_command, doctor, explain_command),
-):
+for command in (export, derive, verify, onnx, convert, *COMMANDS):
     app.add_command(command)
 
 
@@ -126,13 +111,13 @@ def main() -> None:
     try:
         app.main(prog_name="aotexport")
     except SystemExit as end:
-        if end.code == _INTERRUPTED:
+        if end.code == INTERRUPTED:
             # All is put back by now. Taking an interpreter with torch down takes seconds on a busy machine; what
             # libraries registered does not, and without it Python 3.14 tells of semaphores that are left.
             atexit._run_exitfuncs()
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(_INTERRUPTED)
+            os._exit(INTERRUPTED)
         raise
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import click
 
-from aotexport.cli.output import BUNDLE, stdout
+from aotexport.cli.output import stdout
 from aotexport.cli.progress import Progress
+from aotexport_runtime.cli.output import BUNDLE
 from aotexport_runtime.errors import printable
 from aotexport_runtime.values.arguments import imported
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from aotexport.cli.output import BUNDLE, DIRECTORY, DTYPES, WriteOptions, write_options
+from aotexport.cli.output import DTYPES, WriteOptions, write_options
+from aotexport_runtime.cli.output import BUNDLE, DIRECTORY
 
 _EXAMPLE = """\b
 Example: the encoder takes no gradients anymore, and needs no memory for them.

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from aotexport.cli.output import BUNDLE, print_json, printed_elsewhere, stdout
+from aotexport.cli.output import stdout
 from aotexport.cli.progress import Progress
 from aotexport.errors import ModelFileInvalid
+from aotexport_runtime.cli.output import BUNDLE, print_json, printed_elsewhere
 from aotexport_runtime.errors import printable
 from aotexport_runtime.values.arguments import imported
 

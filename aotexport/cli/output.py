@@ -1,12 +1,9 @@
-"""What commands share: the argument of a bundle, standard output, and the options and summary of a written bundle."""
+"""What commands share: standard output, and the options and summary of a written bundle."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
-import math
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -18,67 +15,18 @@ from rich.console import Console
 
 from aotexport.cli.progress import Progress
 from aotexport.verify.fresh import FreshProcess
+from aotexport_runtime.cli.output import print_json, printed_elsewhere
 
-DIRECTORY = click.Path(exists=True, file_okay=False, path_type=Path)
-BUNDLE = click.argument("bundle", type=DIRECTORY)
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 """The values of `--dtype`."""
 
-_CUSTOM = (
-    click.option("--import", "imports", multiple=True, metavar="MODULE",
-                 help="Module that registers custom operators."),
-    click.option("--operator-namespace", "namespaces", multiple=True, metavar="NAME",
-                 help="Namespace of custom operators that the bundle may call."),
-    click.option("--tensor-type", "types", multiple=True, metavar="MODULE:NAME",
-                 help="Class of tensors that the bundle may make."),
-)  # fmt: skip
-
-
-class _TextFile(click.File):
-    """A file of text that is exchanged in one step; a place that cannot have one is refused before the work."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        place = Path(value)
-        if value != "-" and (place.is_dir() or not os.access(place.parent, os.W_OK)):
-            reason = (
-                "is a directory" if place.is_dir() else f"is in `{place.parent}`, which is none that you may write to"
-            )
-            self.fail(f"`{place}` {reason}; choose another place", param, ctx)
-        return super().convert(value, param, ctx)
-
-
-TEXT_FILE = _TextFile("w", encoding="utf-8", atomic=True)
-
 _PIPED_WIDTH = 200
-
-
-def custom_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options for bundles with custom operators: `imports`, `namespaces`, `types`."""
-    return functools.reduce(lambda made, option: option(made), reversed(_CUSTOM), command)
 
 
 def stdout() -> Console:
     """Return a console on standard output; into a pipe it writes long lines instead of cutting them."""
     terminal = sys.stdout.isatty()
     return Console(file=sys.stdout, width=None if terminal else _PIPED_WIDTH, highlight=False, markup=False)
-
-
-def printed_elsewhere(as_json: bool) -> contextlib.AbstractContextManager[Any]:
-    """Send what models print to standard error, where standard output is for a document alone."""
-    return contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
-
-
-def print_json(document: Any) -> None:
-    """Print one JSON document; numbers that are not finite become null."""
-    click.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _option(*flags: str, **others: Any) -> Any:

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from aotexport.cli.output import BUNDLE, DTYPES, custom_options, print_json, printed_elsewhere
+from aotexport.cli.output import DTYPES
 from aotexport.cli.progress import Progress
 from aotexport_runtime.bundle.read import Bundle, open_bundle
+from aotexport_runtime.cli.output import BUNDLE, custom_options, print_json, printed_elsewhere
 from aotexport_runtime.commands.results import VectorResult, describe_graphs
 from aotexport_runtime.errors import printable
 from aotexport_runtime.values.arguments import imported

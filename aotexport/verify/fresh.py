@@ -13,7 +13,7 @@ READY = """
 import json, os, sys
 import torch
 import aotexport_runtime.commands.self_test
-from aotexport_runtime.__main__ import main
+from aotexport_runtime.cli.app import main
 
 torch.ones((), requires_grad=True).backward(torch.ones(()))  # imports what torch imports then
 

@@ -13,7 +13,7 @@ import aotexport
 import aotexport_runtime
 from aotexport.lower.targets import own_level
 from aotexport_runtime import NotSupported
-from aotexport_runtime.__main__ import main
+from aotexport_runtime.cli.app import main
 from tests.hostile.crafted import Crafted
 
 OWN = own_level()

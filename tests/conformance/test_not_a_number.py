@@ -13,7 +13,7 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport.cli import app
-from aotexport_runtime.__main__ import main as runtime
+from aotexport_runtime.cli.app import main as runtime
 from tests.hostile.crafted import FILES, Crafted
 
 KERNELS = Path(__file__).parents[1] / "golden/v1.0/kernels/bundle"

@@ -12,11 +12,11 @@ from click.testing import CliRunner
 from torch import nn
 
 import aotexport
-from aotexport.cli.inspect import inspect
 from aotexport.lower.cuda import compile as compilation
 from aotexport.lower.cuda.compile import compile_kernels
 from aotexport.lower.targets import CUDA_ARCHITECTURES
 from aotexport_runtime import open_bundle
+from aotexport_runtime.cli.inspect import inspect
 from aotexport_runtime.inspection.kernels import kernel_facts, resources
 from tests.cuda.test_compile import DOUBLED
 

@@ -15,7 +15,7 @@ from typing import Any
 from click.testing import CliRunner
 
 from aotexport.cli import app
-from aotexport_runtime.__main__ import main as runtime
+from aotexport_runtime.cli.app import main as runtime
 from tests import forked
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -17,7 +17,7 @@ from huggingface_hub import constants
 
 import aotexport_runtime
 from aotexport.cli import app
-from aotexport_runtime.__main__ import main
+from aotexport_runtime.cli.app import main
 from aotexport_runtime.errors import ArgumentInvalid, BundleInvalid, HubFailed, OutputExists
 
 BUNDLE = Path(__file__).parents[1] / "golden" / "v1.1" / "tiny" / "bundle"

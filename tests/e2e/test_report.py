@@ -16,7 +16,6 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport.cli import app
-from aotexport_runtime.__main__ import main
 from aotexport_runtime.inspection.memory import CATEGORIES, timeline
 from aotexport_runtime.inspection.recorded import recorded_call, recorded_sizes
 from aotexport_runtime.inspection.view import graphs_of
@@ -134,17 +133,6 @@ def test_a_page_shows_the_bundle_and_loads_nothing(bundles, tmp_path):
         assert shown in text
 
 
-def test_the_runtime_writes_the_same_page_in_one_step(bundles, tmp_path, capsys):
-    ours, theirs = tmp_path / "ours.html", tmp_path / "theirs.html"
-    assert invoke("report", bundles[Block], "-o", ours, "--no-measure").exit_code == 0
-    assert main(["report", str(bundles[Block]), "-o", str(theirs), "--no-measure"]) == 0
-    assert theirs.read_text() == ours.read_text()
-    for output in (tmp_path, tmp_path / "none" / "page"):
-        assert main(["report", str(bundles[Block]), "-o", str(output), "--no-measure"]) == 1
-        assert f"error: {output} cannot be written: " in capsys.readouterr().err
-    assert {*tmp_path.iterdir()} == {ours, theirs}
-
-
 def test_a_page_of_a_bundle_with_classes_of_its_own_asks_for_them(tmp_path):
     classes = ["tests.scaled:Block", "tests.scaled:Recipe", "tests.scaled:Rounding", "tests.scaled:ScaledInt8"]
     classes.append("torch.testing._internal.two_tensor:TwoTensor")
@@ -244,8 +232,12 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monk
 def test_doctor_tells_what_the_machine_has_and_how_it_would_run_a_bundle(bundles):
     result = invoke("doctor", bundles[Block])
     lines = result.output.splitlines()
-    assert (result.exit_code, lines[0]) == (0, f"aotexport: {aotexport.__version__}")
-    assert {f"torch: {torch.__version__}", "bundle: Block, format 1.1, trust needed: data"} <= {*lines}
+    assert result.exit_code == 0
+    assert {
+        f"aotexport: {aotexport.__version__}",
+        f"torch: {torch.__version__}",
+        "bundle: Block, format 1.1, trust needed: data",
+    } <= {*lines}
     assert any(line.startswith("program train on cpu: ") for line in lines)
 
 

@@ -16,7 +16,7 @@ from click.testing import CliRunner
 import aotexport_runtime
 from aotexport.cli.app import app
 from aotexport_runtime import ArgumentInvalid, BundleInvalid, NotSupported, Signed
-from aotexport_runtime.__main__ import main
+from aotexport_runtime.cli.app import main
 from tests.golden.refuse import seal
 
 pytest.importorskip("model_signing", reason="needs the extra `sign`")
@@ -121,9 +121,7 @@ def test_bundle_signed_by_a_key_is_loaded_and_verified_by_the_library(signed: Pa
     expected = f"{signed}: signed by this signer, and as it was signed\n"
     assert run("verify-signature", signed, "--key", keys / "key.pub") == (0, expected)
     command = [sys.executable, "-W", "ignore", "-m", "aotexport_runtime", "verify-signature"]
-    done = subprocess.run(
-        [*command, signed, "--public-key", keys / "key.pub"], capture_output=True, text=True, check=True
-    )
+    done = subprocess.run([*command, signed, "--key", keys / "key.pub"], capture_output=True, text=True, check=True)
     assert done.stdout == expected
 
 

@@ -5,7 +5,7 @@ import torch
 
 import aotexport_runtime
 from aotexport_runtime import CheckFailed
-from aotexport_runtime.__main__ import main
+from aotexport_runtime.cli.app import main
 from tests.hostile.crafted import Crafted
 
 ESCAPE = "\x1b[2J\x1b]0;owned\x07"

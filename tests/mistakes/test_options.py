@@ -68,7 +68,7 @@ REFUSED = {
     "bundle_as_model": ("bundle -o new", "`bundle` is a bundle; write `aotexport inspect bundle`"),
     "unknown_command": (
         "exprot new",
-        "`exprot` is neither a model file nor a command; the commands are export, inspect, report, profile, view, verify, diff, derive, finetune, onnx, convert, push, pull, bom, sign, verify-signature, doctor, explain",
+        "`exprot` is neither a model file nor a command; the commands are export, derive, verify, onnx, convert, inspect, check, diff, report, profile, view, selftest, finetune, serve, triton-config, push, pull, bom, sign, verify-signature, doctor, explain",
     ),
     "no_output": ("model.py", "Missing option '-o' / '--output'."),
     "output_is_a_file": ("model.py -o weights.pt", "`weights.pt` exists and is no bundle; choose another place"),

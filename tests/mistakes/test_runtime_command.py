@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from aotexport_runtime.__main__ import main
+from aotexport_runtime.cli.app import main
+from tests.mistakes.told import told
 
 # command line, exit code, whole message
 ROWS = {
-    "inspect_nothing": ("inspect nothing", 1, "no directory `nothing` [bundle-missing]"),
-    "inspect_a_file": ("inspect weights.pt", 1, "`weights.pt` is a file, and a bundle is a directory [bundle-missing]"),
+    "inspect_nothing": ("inspect nothing", 2, "Invalid value for 'BUNDLE': Directory 'nothing' does not exist."),
+    "inspect_a_file": ("inspect weights.pt", 2, "Invalid value for 'BUNDLE': Directory 'weights.pt' is a file."),
     "inspect_no_program": ("inspect bundle --program eval", 2, "no program 'eval'; the bundle has train, infer"),
     "target_is_unknown": (
         "selftest bundle --target gpu",
@@ -45,7 +46,8 @@ def test_mistake_on_the_command_line_of_the_runtime_is_told_in_whole(
     command: str, code: int, text: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(command.split()) == code
-    assert capfd.readouterr() == ("", f"error: {text}\n")
+    printed = capfd.readouterr()
+    assert (told(printed.err), printed.out) == (text, "")
 
 
 def test_doctor_tells_what_the_machine_has_and_how_a_bundle_runs_on_it(

@@ -13,7 +13,16 @@ from aotexport.cli import app
 NN = "import torch\nfrom torch import nn\n\n"
 X = "example_inputs = (torch.ones(3, 4),)\n"
 LINEAR = f"{NN}model = nn.Linear(4, 2)\n{X}"
-STAGES = ("import torch", "load ", "example call", "train: ", "infer: ", "write weights", "record eager results")
+STAGES = (
+    "import torch",
+    "load ",
+    "read ",
+    "example call",
+    "train: ",
+    "infer: ",
+    "write weights",
+    "record eager results",
+)
 
 
 def told(result_stderr: str) -> str:

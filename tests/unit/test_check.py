@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 import aotexport.errors  # noqa: F401 - whose classes are told too
-from aotexport_runtime.__main__ import main
 from aotexport_runtime.bundle.check import faults_of
+from aotexport_runtime.cli.app import main
 from aotexport_runtime.commands.explain import explain
 from aotexport_runtime.errors import ArgumentInvalid
 from tests.hostile.crafted import Crafted

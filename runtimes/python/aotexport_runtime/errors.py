@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 Result = TypeVar("Result")
 
 
 class AotExportError(Exception):
-    """Base of every error of aotexport and its runtime."""
+    """Base of every error of aotexport and its runtime.
+
+    Attributes:
+        exit_code: of a command that it ends: 2 for wrong usage, which has to be mended, 1 for others.
+    """
+
+    exit_code: ClassVar[int] = 1
 
     def __str__(self) -> str:
         """Return the message; a terminal obeys nothing in it that a bundle says."""
@@ -172,12 +178,16 @@ class ArgumentInvalid(AotExportError, TypeError):
     Way out: the message names the argument and what is expected.
     """
 
+    exit_code = 2
+
 
 class DataInvalid(AotExportError):
     """Data to train on cannot be read, or does not fit the bundle or the loss.
 
     Way out: the message names the file, the row or the column, and what is expected.
     """
+
+    exit_code = 2
 
 
 class TorchMissing(NotSupported, ModuleNotFoundError):
@@ -214,6 +224,8 @@ class OutputExists(AotExportError):
 
     Way out: another place, or `force=True` (`--force`), which replaces bundles alone.
     """
+
+    exit_code = 2
 
 
 class CallInvalid(AotExportError, ValueError):

@@ -3,7 +3,7 @@
 import pytest
 
 from aotexport_runtime import NotSupported
-from aotexport_runtime.__main__ import main
+from aotexport_runtime.cli.app import main
 from aotexport_runtime.server.triton_config import triton_config
 from aotexport_runtime.serving.interface import BatchAxes, TensorSpec
 

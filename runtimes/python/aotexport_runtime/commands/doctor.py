@@ -21,6 +21,7 @@ _OPTIONAL = re.compile(r"""([\w.-]+).*extra == ['"](\w+)['"]""")
 def machine() -> Iterator[str]:
     """Yield lines about this machine: its system, packages, devices, and what was measured on it."""
     yield f"system: {platform.platform()}, {os.cpu_count()} processors, Python {platform.python_version()}"
+    yield from (f"aotexport: {exporter.version}" for exporter in metadata.distributions(name="aotexport"))
     package = next(iter(metadata.distributions(name="aotexport-runtime")), None)
     yield f"aotexport-runtime: {package.version if package else 'not installed; its sources are on a path'}"
     for requirement in (package.requires if package else None) or ():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +18,7 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.signature import SIGNATURE_NAME
 from aotexport_runtime.commands.results import describe_graphs
 from aotexport_runtime.commands.self_test import run_vectors
-from aotexport_runtime.errors import ArgumentInvalid, NotSupported, NotWritten, first_line
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported, first_line
 from aotexport_runtime.execution.source import line_of
 from aotexport_runtime.inspection.diff import diff_bundles, operator_counts
 from aotexport_runtime.inspection.memory import CATEGORIES, Timeline, timeline
@@ -106,20 +105,6 @@ def report(
         differences=[] if against is None else diff_bundles(against, bundle),
         categories=list(zip(CATEGORIES, _COLORS, strict=True)),
     )
-
-
-def write_report(bundle: Bundle, options: LoadOptions, output: Path, *, timed: bool) -> None:
-    """Write the page of a bundle to a file in one step (`NotWritten`: it cannot be written); see `report`."""
-    staged = output.parent / f".{output.name}.{os.getpid()}"
-    try:
-        staged.touch(exist_ok=False)
-        try:
-            staged.write_text(report(bundle, options, sizes={}, timed=timed), encoding="utf-8")
-            staged.replace(output)
-        finally:
-            staged.unlink(missing_ok=True)
-    except OSError as error:
-        raise NotWritten(f"{output} cannot be written: {error.strerror}", error.errno or 0) from None
 
 
 def _loaded(bundle: Bundle, options: LoadOptions) -> tuple[BundleModule | None, str]:

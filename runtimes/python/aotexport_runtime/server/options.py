@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from inspect import getdoc
 from pathlib import Path
-from types import NoneType
-from typing import Any, ClassVar, Literal, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal
 
 from aotexport_runtime.errors import ArgumentInvalid
 from aotexport_runtime.schema.limits import Limits
@@ -128,53 +127,27 @@ def usable_cores(quota: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
         return cores
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add an option per field of `ServeOptions` to the parser of the command."""
-    told = sentences_of(ServableOptions) | sentences_of(ServeOptions)
-    parser.add_argument("repository", type=Path, help=told["repository"])
-    kinds = get_type_hints(ServeOptions)
-    for name in (each.name for each in dataclasses.fields(ServeOptions) if each.name not in ("repository", "adapters")):
-        default, kind, how = getattr(ServeOptions, name), kinds[name], dict[str, Any](help=told[name])
-        flag = f"--{'no-' if default is True else ''}{name.replace('_', '-')}"
-        if default is not None and not isinstance(default, bool | tuple | Limits):
-            how["help"] += " (default: %(default)s)"
-        is_choice = get_origin(kind) is Literal
-        kind = kind if is_choice else next((each for each in get_args(kind) if each is not NoneType), kind)
-        if kind is bool:
-            how |= {"action": "store_const", "const": not default}
-        elif isinstance(default, tuple):
-            how |= {"action": "append", "metavar": "NAME"}
-            default = []
-        elif kind is Limits:
-            default, how["metavar"] = "", "NAME=NUMBER,..."
-        else:
-            how |= {"choices": get_args(kind)} if is_choice else {"type": kind}
-        parser.add_argument(flag, dest=name, default=default, **how)
-
-
 def sentences_of(record: type) -> dict[str, str]:
     """Return the sentences about the fields of a record, by name, from its docstring."""
     found = re.findall(r"^    (\w+): (.*(?:\n {8}.*)*)", getdoc(record) or "", re.MULTILINE)
     return {name: " ".join(text.split()).rstrip(".") for name, text in found}
 
 
-def options_of(parsed: Any) -> ServeOptions:
-    """Return the options of a command line.
+def options_of(given: Mapping[str, Any]) -> ServeOptions:
+    """Return the options of a command line, by name; `limits` as its text.
 
     Raises:
         ArgumentInvalid: a value is out of range, or the repository is no directory.
     """
-    values: dict[str, Any] = {name: value for name, value in vars(parsed).items() if hasattr(ServeOptions, name)}
-    values |= {"repository": parsed.repository, "limits": limits_of(parsed.limits)}
-    values |= {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    values: dict[str, Any] = {**given, "limits": limits_of(given["limits"])}
     options = ServeOptions(**values)
-    if not parsed.repository.is_dir():
-        raise ArgumentInvalid(f"`{parsed.repository}` is no directory; name a bundle, or a directory of bundles")
-    if not re.fullmatch(r"newest|all|[1-9]\d*(,[1-9]\d*)*", parsed.serve_versions, re.ASCII):
-        raise ArgumentInvalid(f"`--serve-versions`: expected newest, all or numbers, got `{parsed.serve_versions}`")
-    if parsed.admin_token_file is not None:
+    if not options.repository.is_dir():
+        raise ArgumentInvalid(f"`{options.repository}` is no directory; name a bundle, or a directory of bundles")
+    if not re.fullmatch(r"newest|all|[1-9]\d*(,[1-9]\d*)*", options.serve_versions, re.ASCII):
+        raise ArgumentInvalid(f"`--serve-versions`: expected newest, all or numbers, got `{options.serve_versions}`")
+    if options.admin_token_file is not None:
         options.admin_token()
-    if (parsed.tls_cert is None) != (parsed.tls_key is None):
+    if (options.tls_cert is None) != (options.tls_key is None):
         raise ArgumentInvalid("`--tls-cert` and `--tls-key` belong together")
     return options
 

@@ -1,11 +1,11 @@
-"""`python -m aotexport_runtime finetune bundle/ --data ... -o tuned/`: train a bundle on a user's data."""
+"""`finetune bundle/ --data ... -o tuned/`: train a bundle on a user's data."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Generator
 from dataclasses import fields
@@ -14,11 +14,8 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import click
-import msgspec
-from rich.console import Console
-from rich.status import Status
-from rich.text import Text
 
+from aotexport_runtime.cli.output import BUNDLE, begin, columns, print_json, printed_elsewhere
 from aotexport_runtime.finetune.progress import TrainingProgress, epochs_table
 from aotexport_runtime.finetune.settings import Lora, Settings
 
@@ -53,7 +50,7 @@ def _setting_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @click.command(short_help="Train a bundle on data of your own.", epilog=_EXAMPLE)
-@click.argument("bundle", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@BUNDLE
 @click.option(
     "--data",
     required=True,
@@ -120,20 +117,20 @@ def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **option
     merges, force, others = options["merge"], options["force"], int(os.environ.get("RANK", "0")) > 0
     quiet = options["quiet"] or others
     kind = "bundle" if settings.lora is None or merges else "adapter"
-    elsewhere = contextlib.redirect_stdout(sys.stderr) if options["as_json"] else contextlib.nullcontext()
-    with elsewhere, contextlib.ExitStack() as group:
-        with Console(stderr=True, highlight=False, quiet=quiet).status("import torch") as status:
-            from aotexport_runtime.finetune.run import Place, processes
+    with printed_elsewhere(options["as_json"]), contextlib.ExitStack() as group:
+        tell = functools.partial(begin, quiet=quiet)
+        tell("import torch")
+        from aotexport_runtime.finetune.run import Place, processes
 
-            place = Place(
-                directory=options["directory"] or output.with_name(output.name + ".run"),
-                every=options["every"],
-                resumes=options["resumes"],
-                tensorboard=options["tensorboard"],
-            )
-            group.enter_context(processes(options["device"]))
-            _check_place(output, place, force=force, kind=kind)
-            module, run, trained = _prepared(bundle, data, settings, place, options, status)
+        place = Place(
+            directory=options["directory"] or output.with_name(output.name + ".run"),
+            every=options["every"],
+            resumes=options["resumes"],
+            tensorboard=options["tensorboard"],
+        )
+        group.enter_context(processes(options["device"]))
+        _check_place(output, place, force=force, kind=kind)
+        module, run, trained = _prepared(bundle, data, settings, place, options, tell)
         for note in () if quiet else run.notes:
             _say(f"note: {note}")
         shown = TrainingProgress(quiet=quiet, steps=run.steps, epochs=settings.epochs, done=run.step)
@@ -150,22 +147,22 @@ def finetune(ctx: click.Context, bundle: Path, data: str, output: Path, **option
         drawn = run.picture(f"{bundle.name}: {settings.loss} on {Path(data).name}")
     summary = _summary(run, output, drawn, place, kind)
     if options["as_json"]:
-        click.echo(msgspec.json.format(msgspec.json.encode(summary)))
+        print_json(summary)
     elif not quiet:
         _print(summary)
 
 
 def _prepared(
-    bundle: Path, data: str, settings: Settings, place: Place, options: dict[str, Any], status: Status
+    bundle: Path, data: str, settings: Settings, place: Place, options: dict[str, Any], tell: Callable[[str], None]
 ) -> tuple[BundleModule, Run, str]:
     """Return the loaded bundle, its run, and what is trained, for people."""
     from aotexport_runtime.finetune.run import Run, prepare
     from aotexport_runtime.finetune.table import read_table
     from aotexport_runtime.ranks import load
 
-    status.update(Text(f"read {data}"))
+    tell(f"read {data}")
     table = read_table(data)
-    status.update(Text(f"load {bundle}"))
+    tell(f"load {bundle}")
     module = load(bundle, device=None if options["device"] == "cpu" else options["device"])
     trained = prepare(module, settings)
     return module, Run(module, table, settings, options["tokenizer"], place), trained
@@ -250,10 +247,9 @@ def _summary(run: Run, output: Path, drawn: Path | None, place: Place, kind: str
 
 
 def _print(summary: dict[str, Any]) -> None:
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(epochs_table(summary["epochs"]))
-    console.print(f"wrote the {summary['kind']} {summary['output']}")
+    click.echo("\n".join(columns(epochs_table(summary["epochs"]), str.rjust)))
+    click.echo(f"wrote the {summary['kind']} {summary['output']}")
     if summary["classes"]:
-        console.print(f"classes, in the order of the outputs: {', '.join(summary['classes'])}")
+        click.echo(f"classes, in the order of the outputs: {', '.join(summary['classes'])}")
     curves = summary["curves"] or "none drawn, since matplotlib is not installed"
-    console.print(f"curves: {curves}; history: {summary['run']}")
+    click.echo(f"curves: {curves}; history: {summary['run']}")

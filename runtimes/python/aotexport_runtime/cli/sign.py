@@ -1,4 +1,4 @@
-"""`aotexport sign bundle/` and `aotexport verify-signature bundle/`."""
+"""`sign bundle/` and `verify-signature bundle/`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import click
 
-from aotexport.cli.output import BUNDLE
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.bundle.signature import SIGNATURE_NAME, Signed, moment, signing_library, verify_signature
+from aotexport_runtime.cli.output import BUNDLE
 
 _EXAMPLE = """\b
 Example:

@@ -1,4 +1,4 @@
-"""`aotexport push bundle/ hf://...` and `aotexport pull hf://... -o bundle/`: bundles in repositories."""
+"""`push bundle/ hf://...` and `pull hf://... -o bundle/`: bundles in repositories."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from aotexport.cli.output import BUNDLE
-from aotexport.cli.progress import Progress
+from aotexport_runtime.cli.output import BUNDLE, begin
 from aotexport_runtime.errors import printable
 
 _EXAMPLE = """\b
@@ -35,13 +34,12 @@ def push(bundle: Path, address: str, licence: str | None, private: bool, force: 
 
     if private if address.startswith("oci:") else force:
         raise click.UsageError("--private is for hf://, and --force for oci:")
-    with Progress() as progress:
-        progress(f"write to {address}")
-        if address.startswith("oci:"):
-            place, _, tag = address.removeprefix("oci:").partition(":")
-            written = oci.write_layout(bundle, Path(place), tag=tag or "latest", licence=licence, force=force)
-        else:
-            written = hub.push(bundle, address, licence=licence, private=private)
+    begin(f"write to {address}")
+    if address.startswith("oci:"):
+        place, _, tag = address.removeprefix("oci:").partition(":")
+        written = oci.write_layout(bundle, Path(place), tag=tag or "latest", licence=licence, force=force)
+    else:
+        written = hub.push(bundle, address, licence=licence, private=private)
     click.echo(printable(f"{address}: {written}"))
 
 
@@ -54,7 +52,6 @@ def pull(address: str, output: Path, force: bool) -> None:
     """Write the bundle of a repository, or a layout, to a directory: the files that it lists, all checked first."""
     from aotexport_runtime.commands import hub
 
-    with Progress() as progress:
-        progress(f"read {address}")
-        hub.pull(address, output, force=force)
+    begin(f"read {address}")
+    hub.pull(address, output, force=force)
     click.echo(printable(f"{output}: a bundle, and valid"))
