@@ -61,7 +61,7 @@ def _compare(
     yield from _memory(
         model,
         f"memory, {tuning}",
-        {name: workers[name].first()["allocated_nbytes"] for name in measured},
+        {name: nbytes for name in measured if (nbytes := workers[name].first()["allocated_nbytes"])},
         suite,
     )
 
