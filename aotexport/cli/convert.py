@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from aotexport.cli.output import stdout
 from aotexport.cli.progress import Progress
 from aotexport_runtime.cli.output import BUNDLE
 from aotexport_runtime.errors import printable
@@ -38,6 +37,4 @@ def convert(bundle: Path, output: Path, program: str | None, imports: tuple[str,
             imported(name)
         progress("export, and compare with the bundle")
         exported = aotexport.convert(bundle, output, program=program, force=force)
-    stdout().print(
-        printable(f"{output}: {output.stat().st_size:,} bytes, {len(exported.graph.nodes)} nodes"), soft_wrap=True
-    )
+    click.echo(printable(f"{output}: {output.stat().st_size:,} bytes, {len(exported.graph.nodes)} nodes"))
