@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
+import runpy
 import subprocess
 import sys
+from pathlib import Path
 
+import peft
 import pytest
 import torch
 import transformers
@@ -282,6 +285,37 @@ def test_model_with_more_tokens_computes_what_that_of_transformers_does(generato
     words = {"attention_mask": MASK, "max_new_tokens": 8, "pad_token_id": PAD, "eos_token_id": EOS}
     model.generation_config = transformers.GenerationConfig(decoder_start_token_id=PAD)
     assert torch.equal(module.eval().generate(ids, **words), model.eval().generate(ids, **words))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_preferences_are_learned_as_by_peft(generator):
+    if generator.is_seq2seq:
+        pytest.skip("answers follow on prompts")
+    dpo = runpy.run_path(str(Path(__file__).parents[2] / "examples/chat/dpo.py"))
+    rows = [[([5, 9], [3, 7, 2]), ([4], [8, 1])], [([5, 9], [1, 1]), ([4], [6, 2, 9])]]
+    model, module = copy.deepcopy(generator.model).train(), aotexport_runtime.load(generator.path).train()
+    targets = [ATTENTION[model.config.model_type]]
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=2, lora_alpha=4, target_modules=targets, fan_in_fan_out=targets == ["c_attn"])
+    theirs, losses = peft.get_peft_model(model, config).eval(), []
+    torch.manual_seed(0)
+    adapters.add_lora(module.eval(), targets, r=2, alpha=4)
+    for each in (theirs, module):
+        optimizer = torch.optim.AdamW([p for p in each.parameters() if p.requires_grad], lr=1e-2)
+        for _ in range(4):
+            if each is module:
+                loss = dpo["dpo_loss"](module, *rows)
+            else:
+                with torch.no_grad(), theirs.disable_adapter():
+                    before = dpo["scores"](theirs, [*rows[0], *rows[1]])
+                ratios = dpo["scores"](theirs, [*rows[0], *rows[1]]) - before
+                loss = -torch.log(torch.sigmoid(0.1 * (ratios[:2] - ratios[2:]))).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+    assert losses[4:] == pytest.approx(losses[:4], abs=1e-6)
+    assert losses[-1] < losses[4]
 
 
 @pytest.mark.slow
