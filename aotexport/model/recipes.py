@@ -78,13 +78,17 @@ def recipe(name: str, model: nn.Module) -> Recipe:
     sizes = {0: batch, 1: prompt if is_seq2seq else past + 1}
     begins = Example(first, dynamic_shapes=({0: batch, 1: prompt},) * 2 + ({0: batch},) * is_seq2seq)
     goes_on = Example((tokens, grown, cache), dynamic_shapes=({0: batch}, sizes, [keys] * len(cache)))
+    # Sequences of several ages are padded where the decoder has written nothing.
+    pads = is_seq2seq and "decoder_attention_mask" in _options(model)
+    grown = torch.ones(_BATCH, cache[0][0].shape[2] + 1, dtype=mask.dtype)
+    padded = Example((*goes_on.args, grown), dynamic_shapes=(*goes_on.dynamic_shapes, {0: batch, 1: past + 1}))
     learns, reads = _with_and_without_labels(ids, mask, batch, prompt, is_seq2seq=is_seq2seq)
     others = (reads, _packed(model, ids, batch, prompt)) if name == _PACKED else (reads,)
     programs = [
         Program("train", mode="train", grad=True, method=calls.forward, example=learns, variants=others),
         Program("infer", method=calls.forward, example=learns, variants=others),
         Program("prefill", method=calls.prefill, example=begins),
-        Program("decode", method=calls.decode, example=goes_on),
+        Program("decode", method=calls.decode, example=goes_on, variants=(padded,) if pads else ()),
     ]
     if not is_seq2seq:
         programs += [
@@ -308,19 +312,31 @@ class Seq2Seq:
 
     @staticmethod
     def decode(
-        model: Any, decoder_input_ids: torch.Tensor, attention_mask: torch.Tensor, cache: Layers
+        model: Any,
+        decoder_input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        cache: Layers,
+        written: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Layers]:
-        """Return the scores of the token after `decoder_input_ids`, (batch, 1), and the longer keys and values."""
+        """Return the scores of the token after `decoder_input_ids`, (batch, 1), and the longer keys and values.
+
+        `written` is 0 where the decoder's own keys and values are padding, (batch, length after the token).
+        """
         from transformers.cache_utils import EncoderDecoderCache
 
         # What the encoder gave is read by its keys and values alone.
         encoded = cache[0][2].new_zeros((*attention_mask.shape, model.config.hidden_size))
         caches = _cache([layer[:2] for layer in cache]), _cache([layer[2:] for layer in cache])
-        return Seq2Seq._step(model, decoder_input_ids, attention_mask, encoded, EncoderDecoderCache(*caches))
+        return Seq2Seq._step(model, decoder_input_ids, attention_mask, encoded, EncoderDecoderCache(*caches), written)
 
     @staticmethod
     def _step(
-        model: Any, ids: torch.Tensor, mask: torch.Tensor, encoded: torch.Tensor, cache: Any
+        model: Any,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        encoded: torch.Tensor,
+        cache: Any,
+        written: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, Layers]:
         from transformers.modeling_outputs import BaseModelOutput
 
@@ -331,6 +347,7 @@ class Seq2Seq:
             use_cache=True,
             return_dict=True,
             **{_cache_name(_options(model)): cache},
+            **({} if written is None else {"decoder_attention_mask": written}),
         )
         own, others = _kept(cache.self_attention_cache), _kept(cache.cross_attention_cache)
         return output.logits[:, -1], list(zip(*own, *others, strict=True))

@@ -109,20 +109,22 @@ def test_chat_is_rendered_and_streamed_with_its_usage(client, models):
     assert (chunks[-1].choices, chunks[-1].usage) == ([], whole.usage)
 
 
-def test_texts_of_clients_together_are_those_of_each_alone(client, server, models):
+@pytest.mark.parametrize("model", ["llama", "t5"])
+def test_texts_of_clients_together_are_those_of_each_alone(client, server, models, model):
     prompts = [models.tokens("who serves the model that answers others"[: 3 + 2 * n]) for n in range(16)]
 
     def streamed(number):
-        asked = {"model": "llama", "prompt": prompts[number], "max_tokens": 5 + 3 * (number % 5), "temperature": 0}
+        asked = {"model": model, "prompt": prompts[number], "max_tokens": 5 + 3 * (number % 5), "temperature": 0}
         return "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True))
 
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         found = [*pool.map(streamed, range(16))]
-    assert found == [models.expected(prompt, 5 + 3 * (n % 5)) for n, prompt in enumerate(prompts)]
-    assert max(line["batch"] for line in server.lines("request", protocol="openai", outcome="ok")) > 1
+    assert found == [models.expected(prompt, 5 + 3 * (n % 5), model) for n, prompt in enumerate(prompts)]
+    lines = server.lines("request", protocol="openai", outcome="ok", model=model)
+    assert max(line["batch"] for line in lines) > 1
     metrics = server.ask("/metrics")[1].decode()
-    assert 'aotexport_generated_tokens_total{model="llama"}' in metrics
-    assert 'aotexport_first_token_seconds_count{model="llama"}' in metrics
+    assert f'aotexport_generated_tokens_total{{model="{model}"}}' in metrics
+    assert f'aotexport_first_token_seconds_count{{model="{model}"}}' in metrics
 
 
 def test_texts_end_before_a_stop_sequence(client, models):

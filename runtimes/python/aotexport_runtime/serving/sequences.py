@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -63,13 +63,19 @@ class Generation:
 class SequenceBatch:
     """Sequences that are decoded together: keys and values, (batch, heads, length, width), the same length for all.
 
-    `read` has the lengths of sequences in a causal model, which are padded on the left; None: all are as long.
+    Attributes:
+        mask: 0 for padding, which is on the left of what was read and written; of an encoder-decoder model, of what was
+            written.
+        cache: per layer keys and values of that; of an encoder-decoder model, behind them those of what was encoded.
+        read: the length of each without padding.
+        encoded: of an encoder-decoder model: 0 for padding, which is on the right of what was encoded.
     """
 
     rows: list[Generation]
     mask: torch.Tensor
     cache: list[tuple[torch.Tensor, ...]]
-    read: list[int] | None
+    read: list[int]
+    encoded: torch.Tensor | None = None
 
     def keep(self, places: list[int]) -> None:
         """Let go of the other sequences, and of padding that is left over."""
@@ -78,28 +84,61 @@ class SequenceBatch:
         self.rows = [self.rows[place] for place in places]
         if not places:
             return
-        chosen, cut = torch.tensor(places, device=self.mask.device), 0
-        if self.read is not None:
-            self.read = [self.read[place] for place in places]
-            cut = self.mask.shape[1] - max(self.read)
+        self.read = [self.read[place] for place in places]
+        chosen, cut = torch.tensor(places, device=self.mask.device), self.mask.shape[1] - max(self.read)
         self.mask = self.mask[:, cut:].index_select(0, chosen)
-        self.cache = [tuple(part[:, :, cut:].index_select(0, chosen) for part in layer) for layer in self.cache]
+        if self.encoded is not None:
+            self.encoded = self.encoded.index_select(0, chosen)
+        self.cache = [
+            tuple(
+                (part if index in _ENCODED else part[:, :, cut:]).index_select(0, chosen)
+                for index, part in enumerate(layer)
+            )
+            for layer in self.cache
+        ]
 
     def join(self, other: SequenceBatch) -> None:
-        """Take the sequences of another batch, of a causal model as well."""
-        assert self.read is not None
-        assert other.read is not None
-        length = max(self.mask.shape[1], other.mask.shape[1])
-
-        def joined(one: torch.Tensor, two: torch.Tensor, after: int) -> torch.Tensor:
-            missing = [(each, length - each.shape[-1 - after]) for each in (one, two)]
-            return torch.cat(
-                [torch.nn.functional.pad(each, (0, 0) * after + (more, 0)) if more else each for each, more in missing]
-            )
-
-        self.mask = joined(self.mask, other.mask, 0)
+        """Take the sequences of another batch."""
+        self.mask = _joined(self.mask, other.mask, 1)
+        if self.encoded is not None and other.encoded is not None:
+            self.encoded = _joined(self.encoded, other.encoded, 1, on_the_left=False)
         self.cache = [
-            tuple(joined(one, two, 1) for one, two in zip(*layers, strict=True))
+            tuple(
+                _joined(one, two, 2, on_the_left=index not in _ENCODED)
+                for index, (one, two) in enumerate(zip(*layers, strict=True))
+            )
             for layers in zip(self.cache, other.cache, strict=True)
         ]
         self.rows, self.read = self.rows + other.rows, self.read + other.read
+
+
+_ENCODED = (2, 3)
+"""Places of keys and values of what was encoded, in a layer."""
+
+
+def _joined(one: torch.Tensor, two: torch.Tensor, axis: int, *, on_the_left: bool = True) -> torch.Tensor:
+    """Return the rows of both, padded along an axis to the longer."""
+    length, inner = max(one.shape[axis], two.shape[axis]), (0, 0) * (one.dim() - 1 - axis)
+    missing = [(each, length - each.shape[axis]) for each in (one, two)]
+    padded = [
+        torch.nn.functional.pad(each, (*inner, *((more, 0) if on_the_left else (0, more)))) if more else each
+        for each, more in missing
+    ]
+    return torch.cat(padded)
+
+
+def padded(prompts: Sequence[Sequence[int]], device: Any, *, on_the_left: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return tokens, (batch, length), and a mask that is 0 for padding."""
+    length = max(map(len, prompts))
+    ids, mask = torch.zeros((2, len(prompts), length), dtype=torch.int64, device=device)
+    for row, prompt in enumerate(prompts):
+        place = slice(length - len(prompt), None) if on_the_left else slice(len(prompt))
+        ids[row, place] = torch.tensor(prompt)
+        mask[row, place] = 1
+    return ids, mask
+
+
+def agree(alone: torch.Tensor, beside: torch.Tensor, least: float) -> bool:
+    """Return whether scores are the same but for rounding; `least`: the error that they may have anyway."""
+    error = max(torch.finfo(alone.dtype).eps ** 0.5, least) * float(alone.abs().max())
+    return float((alone - beside).abs().max()) <= error
