@@ -221,7 +221,7 @@ def test_derived_bundle_in_another_dtype_is_the_bundle_of_the_cast_model(base, t
     x, labels = ARGUMENTS[0]
     arguments = ((x.to(torch.bfloat16), labels), {})
     aotexport.export(make().to(torch.bfloat16), *arguments, output=tmp_path / "expected", **OPTIONS)
-    report = aotexport.derive(base, output=tmp_path / "cast", dtype=torch.bfloat16)
+    report = aotexport.derive(base, output=tmp_path / "cast", dtype=torch.bfloat16, verify=False)
     assert files_of(tmp_path / "cast") == files_of(tmp_path / "expected")
     assert report.manifest.ancestors[0].changes == ("loaded in bfloat16",)
     joint = open_bundle(tmp_path / "cast").program("train").functional

@@ -193,8 +193,8 @@ def test_bundle_with_a_label_free_variant_is_compared_with_its_model_file(tmp_pa
 
 @pytest.mark.parametrize(
     "further",
-    [(torch.randn(5, 4),), {"x": torch.randn(5, 4)}, Example((torch.randn(5, 4),))],
-    ids=["tuple", "dict", "Example"],
+    [{"x": torch.randn(5, 4)}, Example((torch.randn(5, 4),))],
+    ids=["dict", "Example"],
 )
 def test_example_without_sizes_takes_those_of_the_export_by_name(further, tmp_path):
     model = Labelled()

@@ -677,6 +677,7 @@ def test_bfloat16_is_verified_in_float32_and_runs_where_there_are_kernels(tmp_pa
         aotexport_runtime.load(tmp_path / "bundle", target="onnx")
 
 
+@pytest.mark.slow
 def test_wrong_bfloat16_model_is_refused(tmp_path):
     from onnxscript import opset20 as op
 

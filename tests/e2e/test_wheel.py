@@ -45,6 +45,7 @@ def test_wheel_is_pure_small_and_holds_every_file_of_its_package(wheels: dict[st
     assert held == {p.relative_to(PROJECTS[name]).as_posix() for p in files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["wheel", "sdist"])
 def test_archives_of_a_copy_built_later_are_the_same_bytes(target: str, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
