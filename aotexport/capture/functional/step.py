@@ -307,7 +307,9 @@ def _method(call: ExampleCall, plan: _Plan, outputs: Tree, path: str, named: dic
     places = [given_leaves.index(id(tensor)) for tensor in call.tensors]
 
     def step(self: torch.nn.Module, *args: Any, optimizer: dict[str, Any], **kwargs: Any) -> Any:
-        parameters = [entry.slots[0][0][entry.slots[0][1]] for entry in plan.entries]
+        # The module may be a copy of the one that was captured.
+        own: dict[str, Any] = dict(self.named_parameters(remove_duplicate=False))
+        parameters = [own.get(e.names[0], e.slots[0][0][e.slots[0][1]]) for e in plan.entries]
         if isinstance(optimizer["count"], FakeTensor):
             given = tree_leaves((args, kwargs))
             inputs = [
