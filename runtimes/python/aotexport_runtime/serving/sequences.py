@@ -140,5 +140,5 @@ def padded(prompts: Sequence[Sequence[int]], device: Any, *, on_the_left: bool) 
 
 def agree(alone: torch.Tensor, beside: torch.Tensor, least: float) -> bool:
     """Return whether scores are the same but for rounding; `least`: the error that they may have anyway."""
-    error = max(torch.finfo(alone.dtype).eps ** 0.5, least) * float(alone.abs().max())
-    return float((alone - beside).abs().max()) <= error
+    limit = max(torch.finfo(alone.dtype).eps ** 0.5, least) * float(alone.abs().max())
+    return float((alone - beside).abs().max()) <= limit
