@@ -38,7 +38,7 @@ def metadata_of(wheel: Path) -> Message:
 @pytest.mark.parametrize("name", PROJECTS)
 def test_wheel_is_pure_small_and_holds_every_file_of_its_package(wheels: dict[str, Path], name: str) -> None:
     assert wheels[name].name.endswith("-py3-none-any.whl")
-    assert wheels[name].stat().st_size < 650_000
+    assert wheels[name].stat().st_size < 750_000
     files = [p for p in (PROJECTS[name] / name).rglob("*") if p.is_file() and p.suffix != ".pyc"]
     with zipfile.ZipFile(wheels[name]) as archive:
         held = {entry for entry in archive.namelist() if ".dist-info/" not in entry}
@@ -69,7 +69,7 @@ def test_runtime_wheel_requires_torch_only_as_an_extra(wheels: dict[str, Path]) 
     metadata = metadata_of(wheels["aotexport_runtime"])
     requirements = metadata.get_all("Requires-Dist", [])
     required = {re.split(r"[^\w-]", line)[0] for line in requirements if "extra ==" not in line}
-    assert required == {"safetensors", "msgspec", "numpy"}
+    assert required == {"click", "safetensors", "msgspec", "numpy"}
     assert [line for line in requirements if line.startswith("torch")] == ["torch>=2.7; extra == 'torch'"]
     assert metadata["License-Expression"] == "Apache-2.0"
 

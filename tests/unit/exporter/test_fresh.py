@@ -43,7 +43,7 @@ def test_process_has_the_runtime_and_what_it_is_told_to_import(tiny, tmp_path, m
 def test_process_tells_why_it_failed(tmp_path):
     with FreshProcess() as started:
         done = started.run(["selftest", str(tmp_path / "absent")], 600)
-    assert (done.returncode, done.stdout) == (1, "")
+    assert (done.returncode, done.stdout) == (2, "")
     assert "absent" in done.stderr
 
 
