@@ -8,14 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from aotexport.errors import (
-    AotExportError,
-    ExportFailed,
-    InternalError,
-    ModelFileInvalid,
-    OutputExists,
-    VerificationFailed,
-)
+from aotexport.errors import ExportFailed, InternalError, ModelFileInvalid, VerificationFailed
+from aotexport_runtime.errors import AotExportError, OutputExists
 
 if TYPE_CHECKING:
     from aotexport.lower.targets import OnnxOptions

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aotexport_runtime.errors import AotExportError, OutputExists
+from aotexport_runtime.errors import AotExportError
 
 
 class ModelFileInvalid(AotExportError):
@@ -63,14 +63,3 @@ class VerificationFailed(AotExportError):
     def __init__(self, message: str, report: list[str]) -> None:
         self.report = report
         super().__init__(message)
-
-
-__all__ = [
-    "AotExportError",
-    "AttemptFailed",
-    "ExportFailed",
-    "InternalError",
-    "ModelFileInvalid",
-    "OutputExists",
-    "VerificationFailed",
-]

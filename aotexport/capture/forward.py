@@ -17,7 +17,7 @@ from aotexport.capture.trace.python_operators import custom_operators
 from aotexport.capture.trace.reshaped_state import refuse_reshaped_state
 from aotexport.capture.trace.shapes import SizeFixed, check_not_fixed, holds_for
 from aotexport.capture.trace.strategies import STRATEGIES, Strategy
-from aotexport.errors import AotExportError, ExportFailed, ModelFileInvalid
+from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
 from aotexport.model.source_lines import described
@@ -26,6 +26,7 @@ from aotexport.process.blocks import quiet
 from aotexport.torch_internals.names import GuardOnDataDependentSymNode
 from aotexport.torch_internals.patches import exporting_hidden
 from aotexport.torch_internals.transforms import transforms_left
+from aotexport_runtime.errors import AotExportError
 
 _LOGGERS = ("torch.export", "torch._dynamo", "torch.fx", "torch._subclasses")
 """Torch's loggers to silence during a trace; the export reports failures itself."""

@@ -21,9 +21,9 @@ from aotexport.cli.derive import derive
 from aotexport.cli.export import export
 from aotexport.cli.onnx import onnx
 from aotexport.cli.verify import verify
-from aotexport.errors import AotExportError, InternalError
+from aotexport.errors import InternalError
 from aotexport_runtime.cli.app import COMMANDS, INTERRUPTED, print_error, tell
-from aotexport_runtime.errors import printable
+from aotexport_runtime.errors import AotExportError, printable
 
 _EXAMPLE = """\b
 Example:

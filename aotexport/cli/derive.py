@@ -64,9 +64,9 @@ def derive(bundle: Path, write: WriteOptions, dtype: str | None, programs: tuple
     with write.running() as (progress, fresh):
         import torch
 
-        from aotexport.cli.summary import summarize
         from aotexport.pipeline.derive import derive_as
         from aotexport.pipeline.options import DeriveOptions
+        from aotexport.verify.summary import summarize
 
         narrow = None if dtype is None else getattr(torch, dtype)
         options = DeriveOptions(**given, **changes, dtype=narrow, programs=programs or None, progress=progress)

@@ -177,8 +177,8 @@ def export(
             programs = programs or (("infer",) if serving and recipe is None else ())
             options = _of_source(options, source, programs, dynamic, keep_operators)
             progress("import torch's compiler")
-            from aotexport.cli.summary import costs, summarize
             from aotexport.pipeline.export import export_as
+            from aotexport.verify.summary import costs, summarize
 
             report = export_as(source.target, source.example.args, dict(source.example.kwargs), options, fresh)
             summary = summarize(report, verified=bool(options.verify))

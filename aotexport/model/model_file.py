@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
-from aotexport.errors import AotExportError, ModelFileInvalid
+from aotexport.errors import ModelFileInvalid
 from aotexport.model.source_lines import is_user_file
 from aotexport.process.objects import file_of
 from aotexport.process.patches import Patch, patched
+from aotexport_runtime.errors import AotExportError
 
 DEFAULT_ATTRIBUTE = "model"
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")

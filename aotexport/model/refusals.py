@@ -18,17 +18,10 @@ from pathlib import Path
 import torch
 
 import aotexport_runtime
-from aotexport.errors import (
-    AotExportError,
-    AttemptFailed,
-    ExportFailed,
-    InternalError,
-    ModelFileInvalid,
-    OutputExists,
-    VerificationFailed,
-)
+from aotexport.errors import AttemptFailed, ExportFailed, InternalError, ModelFileInvalid, VerificationFailed
 from aotexport.model.source_lines import described, is_user_frame
 from aotexport.torch_internals.failures import TORCH_ERRORS
+from aotexport_runtime.errors import AotExportError, OutputExists
 
 _OURS = tuple(str(Path(file).parent) + "/" for file in (Path(__file__).parent, aotexport_runtime.__file__))
 _LAYERS = tuple(f"{Path(torch.__file__).parent}/{package}/" for package in ("nn", "distributions", "optim"))

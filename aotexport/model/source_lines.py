@@ -12,8 +12,7 @@ from types import FrameType
 import torch
 
 import aotexport_runtime
-from aotexport.errors import AotExportError
-from aotexport_runtime.errors import first_line
+from aotexport_runtime.errors import AotExportError, first_line
 from aotexport_runtime.execution.source import original_line
 from aotexport_runtime.schema.graph import SourceLine
 

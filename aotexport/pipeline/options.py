@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 import torch
 
-from aotexport.errors import ExportFailed, ModelFileInvalid, OutputExists
+from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.lower.targets import OnnxOptions, Targets, check_options, check_targets, own_level
 from aotexport.model.programs import AnyExample, Program
 from aotexport.model.step import Step, step_of
@@ -23,7 +23,7 @@ from aotexport.process.clock import Progress
 from aotexport.torch_internals.releases import check_release
 from aotexport.write.weights import SHARD_NBYTES
 from aotexport_runtime.bundle.staging import why_not_written
-from aotexport_runtime.errors import ArgumentInvalid
+from aotexport_runtime.errors import ArgumentInvalid, OutputExists
 from aotexport_runtime.schema.manifest import Verification
 from aotexport_runtime.values.arguments import check_type, names_of, path_of, why_unfit_interpreter
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from aotexport.errors import AttemptFailed, ExportFailed, ModelFileInvalid, OutputExists, VerificationFailed
+from aotexport.errors import AttemptFailed, ExportFailed, ModelFileInvalid, VerificationFailed
 from aotexport.model.bundle_source import source_of, without_defaults
 from aotexport.model.programs import Example, Program
 from aotexport.model.refusals import attempt
 from aotexport.pipeline.derive import forward_graphs_run
 from aotexport.torch_internals.calls import tree_leaves
 from aotexport_runtime.call.flat_call import arguments_of
-from aotexport_runtime.errors import NotWritten
+from aotexport_runtime.errors import NotWritten, OutputExists
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.loading import load
 from aotexport_runtime.module.recorded import read_vector

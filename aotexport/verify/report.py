@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,36 +38,10 @@ class ExportReport:
     notes: list[BundleNote] = field(default_factory=list)
 
     def __repr__(self) -> str:
-        """Return the contents of the bundle, the largest error of the verification, the notes and the time."""
-        return "\n".join(self._lines())
+        """Return what the command prints: contents of the bundle, largest errors, notes, and time."""
+        from aotexport.verify.summary import as_text, of_command, summarize
 
-    def _lines(self) -> Iterator[str]:
-        manifest = self.manifest
-        sizes = [math.prod(entry.shape) for entry in manifest.state if entry.role == "parameter"]
-        nbytes = sum(entry.nbytes for entry in manifest.files)
-        yield (
-            f"{self.path}: {manifest.name} ({manifest.kind}), {len(sizes)} parameters ({sum(sizes):,} elements), "
-            f"{nbytes:,} bytes in {len(manifest.files)} files"
-        )
-        targets = {entry.name: entry.targets for entry in manifest.programs}
-        for program in self.programs:
-            record = program.record
-            counts = ", ".join(f"{len(g.nodes)} {file.removesuffix('.json')}" for file, g in program.graphs.items())
-            yield f"  {record.name} ({record.mode} mode): {', '.join(targets[record.name])}; operators: {counts}"
-            for refusal in record.refusals:
-                yield f"    no {refusal.graph} graph, the forward graph runs instead: {refusal.reason}"
-        yield f"  {self._verified()}"
-        for note in self.notes:
-            yield f"  {note.shown()}"
-        yield f"  {sum(self.seconds.values()):.1f} s"
-
-    def _verified(self) -> str:
-        if not self.comparisons:
-            return "not verified"
-        worst = max(self.comparisons, key=lambda comparison: comparison.error)
-        where = f" ({worst.program}: {worst.name})" if worst.error else ""
-        values = f"{len(self.comparisons):,} values compared with eager"
-        return f"{values}: the largest relative error is {worst.error:.1e}{where}"
+        return as_text(of_command(summarize(self, verified=bool(self.comparisons)), self.path, self.seconds))
 
 
 @dataclass(frozen=True)

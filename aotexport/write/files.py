@@ -19,13 +19,7 @@ from aotexport_runtime.module.describe import describe_inputs, describe_outputs
 from aotexport_runtime.schema.bounded import Record, defaults_of
 from aotexport_runtime.schema.codec import as_written, decode_record, encode_record
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.manifest import (
-    FileEntry,
-    Manifest,
-    Requirements,
-    StateTensor,
-    VectorEntry,
-)
+from aotexport_runtime.schema.manifest import FileEntry, Manifest, Requirements, StateTensor, VectorEntry
 from aotexport_runtime.schema.program import ArgumentInput, Program
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.schema.versions import FEATURES, Version, format_version

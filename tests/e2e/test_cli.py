@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 
 import aotexport_runtime
 from aotexport.cli import app
-from aotexport.cli.summary import largest_errors, verification_table
 from aotexport.encode import program
 from aotexport.verify.report import Comparison
+from aotexport.verify.summary import largest_errors, verification_table
 from aotexport_runtime.errors import printable
 from tests.forked import run_script
 

@@ -269,13 +269,18 @@ def test_missing_gpu_is_named(here: Path) -> None:
     assert str(caught.value) == "no device `cuda` here: Torch not compiled with CUDA enabled"
 
 
-def test_report_of_an_export_reads_as_some_lines(here: Path) -> None:
+def test_report_of_an_export_reads_as_what_the_command_prints(here: Path) -> None:
     report = aotexport.export(LINEAR, (X,), output="new")
-    lines = re.sub(r"[\d,.]+ s$", "1.0 s", re.sub(r"[\d,]+ bytes", "9 bytes", str(report))).splitlines()
-    assert lines == [
+    lines = re.sub(
+        r"[\d.]+ s, [\d.]+ GB", "1.0 s, 1.0 GB", re.sub(r"[\d,]+ bytes", "9 bytes", str(report))
+    ).splitlines()
+    assert [line.rstrip() for line in lines if line] == [
         "new: Linear (module), 2 parameters (10 elements), 9 bytes in 16 files",
-        "  train (train mode): portable; operators: 1 forward, 8 joint",
-        "  infer (eval mode): portable; operators: 1 forward, 2 inference",
-        "  18 values compared with eager: the largest relative error is 0.0e+00",
-        "  1.0 s",
+        "program  mode   targets   operators",
+        "train    train  portable  1 forward, 8 joint",
+        "infer    eval   portable  1 forward, 2 inference",
+        "equal to eager in 18 comparisons",
+        'sizes are fixed as in the example: input[3, 4]; `--dynamic "input:0=batch"` for others',
+        "1.0 s, 1.0 GB of memory at most",
+        "next: `aotexport inspect new`; in Python `aotexport_runtime.load('new')` is the module",
     ]

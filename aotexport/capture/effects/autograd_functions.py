@@ -27,12 +27,7 @@ from aotexport.model.source_lines import is_user_file, is_user_frame, user_line
 from aotexport.process.patches import Patch, caller, patched
 from aotexport.torch_internals.calls import tree_leaves
 from aotexport.torch_internals.subgraphs import lift_tensors
-from aotexport.torch_internals.tracing import (
-    record_call,
-    trace_subgraph,
-    traces_subgraph,
-    tracing_paused,
-)
+from aotexport.torch_internals.tracing import record_call, trace_subgraph, traces_subgraph, tracing_paused
 
 _MAX_PATTERNS = 8
 """The largest number of patterns of undefined gradients to trace a function for."""

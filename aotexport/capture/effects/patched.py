@@ -18,12 +18,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from aotexport.capture.effects import (
-    detection,
-    distributed,
-    grad_mode,
-    recurrence,
-)
+from aotexport.capture.effects import detection, distributed, grad_mode, recurrence
 from aotexport.capture.effects.applied_function import function_of_subgraphs
 from aotexport.capture.effects.autograd_functions import record_application
 from aotexport.capture.effects.record import Effects
@@ -35,12 +30,7 @@ from aotexport.torch_internals.calls import FakeTensor
 from aotexport.torch_internals.names import AutogradFunctionApply
 from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.subgraphs import marks_inlined
-from aotexport.torch_internals.tracing import (
-    node_of,
-    record_call,
-    traces_above_autograd,
-    tracing_paused,
-)
+from aotexport.torch_internals.tracing import node_of, record_call, traces_above_autograd, tracing_paused
 from aotexport_runtime.execution import higher_order
 from aotexport_runtime.execution.higher_order import Step
 from aotexport_runtime.guards.caller import records_gradients

@@ -19,13 +19,7 @@ from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import user_line
 from aotexport.process.patches import Patch, patched
-from aotexport.torch_internals.launches import (
-    LAUNCHES,
-    kernel_of,
-    launch_operands,
-    launch_recorded,
-    written_operands,
-)
+from aotexport.torch_internals.launches import LAUNCHES, kernel_of, launch_operands, launch_recorded, written_operands
 from aotexport.torch_internals.names import runs_triton, triton_runs_on_cpu
 
 _OPERATOR = (

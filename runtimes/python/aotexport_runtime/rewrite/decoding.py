@@ -14,14 +14,7 @@ from typing import Any, cast
 
 from msgspec.structs import replace
 
-from aotexport_runtime.rewrite.names import (
-    impure_nodes,
-    names_in,
-    operands,
-    renamed,
-    returned_operand,
-    writes_in_place,
-)
+from aotexport_runtime.rewrite.names import impure_nodes, names_in, operands, renamed, returned_operand, writes_in_place
 from aotexport_runtime.rewrite.partition import ancestors
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import Argument, DType, DTypeArgument, FloatArgument, TensorMeta, ValueMeta

@@ -12,14 +12,7 @@ from dataclasses import dataclass
 from aotexport_runtime.rewrite.names import CHECK, names_in, operands, rename, renamed
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import FunctionalGraph, Partition
-from aotexport_runtime.schema.values import (
-    Argument,
-    DeviceArgument,
-    DTypeArgument,
-    SizeArgument,
-    TensorMeta,
-    ValueMeta,
-)
+from aotexport_runtime.schema.values import Argument, DeviceArgument, DTypeArgument, SizeArgument, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import descendants, references
 from aotexport_runtime.validate.program import returned_count as forward_returns
 

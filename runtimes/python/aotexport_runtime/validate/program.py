@@ -14,14 +14,7 @@ from aotexport_runtime.schema import program as specs
 from aotexport_runtime.schema import trees
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.manifest import Manifest
-from aotexport_runtime.schema.program import (
-    FreshOutput,
-    FunctionalGraph,
-    Gradients,
-    Program,
-    SizeInput,
-    StateInput,
-)
+from aotexport_runtime.schema.program import FreshOutput, FunctionalGraph, Gradients, Program, SizeInput, StateInput
 from aotexport_runtime.schema.values import Argument, NothingMeta, SizeMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate import arguments
 from aotexport_runtime.validate.arguments import check_index, check_meta, described, introduced, metas_of, references

@@ -11,13 +11,7 @@ from typing import Any
 import torch
 
 from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.schema.targets import (
-    Kernel,
-    KernelBinary,
-    KernelCandidate,
-    KernelParameter,
-    PointerParameter,
-)
+from aotexport_runtime.schema.targets import Kernel, KernelBinary, KernelCandidate, KernelParameter, PointerParameter
 from aotexport_runtime.values import dtypes, sizes
 
 # --- the driver library, by ctypes --------------------------------------------------------------------------

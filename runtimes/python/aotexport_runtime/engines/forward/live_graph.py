@@ -29,14 +29,7 @@ from aotexport_runtime.engines.forward.submodule_call import (
 )
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import CALL_SUBMODULE, Environment, compile_graph
-from aotexport_runtime.rewrite.names import (
-    names_in,
-    operands,
-    rename,
-    renamed,
-    returned_operand,
-    writes_in_place,
-)
+from aotexport_runtime.rewrite.names import names_in, operands, rename, renamed, returned_operand, writes_in_place
 from aotexport_runtime.schema.graph import Graph, ModuleCall, Node
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.schema.trees import Leaf

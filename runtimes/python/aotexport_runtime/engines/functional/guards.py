@@ -14,14 +14,7 @@ from aotexport_runtime.guards.caller import without_autocast
 from aotexport_runtime.guards.rule import Call, GuardSource, Row, input_name
 from aotexport_runtime.rewrite.partition import reached_in_part
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.program import (
-    ArgumentInput,
-    FunctionalGraph,
-    InputAlias,
-    Program,
-    SizeInput,
-    StateInput,
-)
+from aotexport_runtime.schema.program import ArgumentInput, FunctionalGraph, InputAlias, Program, SizeInput, StateInput
 from aotexport_runtime.values import sizes
 
 _Tensors = list[tuple[int, ArgumentInput | StateInput]]

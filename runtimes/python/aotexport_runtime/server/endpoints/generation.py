@@ -20,15 +20,7 @@ from starlette.responses import Response
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.endpoints.connections import cancel_when_gone, read_body
 from aotexport_runtime.server.endpoints.plane import Asked, BundlePlane, trace_of
-from aotexport_runtime.server.openai import (
-    Answering,
-    Chat,
-    Completion,
-    Scored,
-    Written,
-    described_error,
-    read_asked,
-)
+from aotexport_runtime.server.openai import Answering, Chat, Completion, Scored, Written, described_error, read_asked
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.server.repository import Served

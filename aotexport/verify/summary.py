@@ -1,7 +1,8 @@
-"""The closing summary of an export, as data and as text."""
+"""The summary of an export, as data and as text."""
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import re
@@ -76,7 +77,9 @@ def _fixed(program: Program) -> dict[str, list[int]]:
     }
 
 
-def of_command(summary: Mapping[str, Any], path: Path, seconds: Mapping[str, float], own_nbytes: int) -> dict[str, Any]:
+def of_command(
+    summary: Mapping[str, Any], path: Path, seconds: Mapping[str, float], own_nbytes: int = 0
+) -> dict[str, Any]:
     """Return the document for `--json`: what it says of the bundle, where that is, and what the command took.
 
     `seconds` is wall time per stage. `own_nbytes` is the most memory without mapped files; 0: the system does not tell.
@@ -117,6 +120,13 @@ def _kind(value: str) -> str:
 
 
 # --- text -------------------------------------------------------------------------------------------------
+
+
+def as_text(summary: Mapping[str, Any]) -> str:
+    """Return a summary as plain text."""
+    console = Console(file=io.StringIO(), width=200, highlight=False, markup=False)
+    print_summary(console, summary)
+    return console.file.getvalue().rstrip()  # type: ignore[attr-defined]
 
 
 def print_summary(console: Console, summary: Mapping[str, Any]) -> None:
