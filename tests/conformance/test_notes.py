@@ -209,7 +209,7 @@ def test_notes_are_in_both_inspections_and_in_the_report(tmp_path):
     shown = f"fixed (infer): {where}: {NUMBER}`value` is 1. A call with another raises CheckFailed"
     assert note.shown().startswith(shown)
     assert f"  {note.shown()}\n" in describe(bundle)
-    assert f"  {note.shown()}\n" in f"{report!r}\n"
+    assert f"\n{note.shown()}\n" in f"{report!r}\n"
     assert summary(bundle)["notes"] == [note.as_json()]
     shown = run_command("aotexport", "inspect", "--json", "bundle", cwd=tmp_path)
     assert json.loads(shown)["notes"] == [note.as_json()]
