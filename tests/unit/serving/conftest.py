@@ -111,6 +111,18 @@ class Blurred(nn.Module):
         return nn.functional.avg_pool2d(picture, (1, 3), stride=1, padding=(0, 1))
 
 
+class Labelled(nn.Module):
+    """Gives scores, and for labels the loss before them."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x, labels=None):
+        scores = self.head(x)
+        return {"scores": scores} if labels is None else {"loss": (scores - labels).square().mean(), "scores": scores}
+
+
 MODELS = {
     "digits": (digits_model, (torch.linspace(-1, 1, 40).reshape(5, 8),), ({0: BATCH},)),
     "pair": (Pair, ({"pair": (torch.ones(2, 3), torch.arange(6.0).reshape(2, 3))}, 3), None),
@@ -134,6 +146,7 @@ MODELS = {
         None,
     ),
     "blurred": (Blurred, (torch.linspace(0, 1, 3 * 40 * 50).reshape(1, 3, 40, 50) ** 2,), None),
+    "labelled": (Labelled, (torch.ones(2, 4), torch.ones(2, 3)), ({0: BATCH}, {0: BATCH})),
     "counter": (Counter, (torch.ones(3),), None),
 }
 

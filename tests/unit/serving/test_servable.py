@@ -8,6 +8,7 @@ import pytest
 import safetensors.torch
 import torch
 
+import aotexport_runtime
 from aotexport import export
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported, SelfTestFailed
@@ -135,6 +136,17 @@ def test_inspect_says_along_which_sizes_calls_are_joined(exported):
     assert "calls are not joined along batch: operator `aten::amax.default`" in describe(
         open_bundle(exported("clamped"))
     )
+
+
+def test_model_with_labels_is_served_without(exported):
+    servable = Servable(exported("labelled"))
+    servable.warm_up()
+    x = np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4)
+    with torch.no_grad():
+        expected = aotexport_runtime.load(exported("labelled")).eval()(torch.tensor(x))
+    assert ([spec.name for spec in servable.inputs], servable.batch_axes.name) == (["x"], "batch")
+    (name,) = found = servable.infer({"x": x})
+    torch.testing.assert_close(torch.as_tensor(found[name]), expected["scores"], rtol=0, atol=0)
 
 
 def test_warm_up_refuses_a_model_that_keeps_state(exported):

@@ -155,6 +155,13 @@ def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: Iterable[Any
     return tuple(kinds), min(sizes)
 
 
+def served(programs: Iterable[Program]) -> list[Program]:
+    """Return a program and its variants that clients call: those of the fewest inputs, without labels for instance."""
+    programs = [*programs]
+    counts = [len(_inputs(program)) for program in programs]
+    return [program for program, count in zip(programs, counts, strict=True) if count == min(counts)]
+
+
 def interface_of(programs: Iterable[Program]) -> Interface:
     """Return the inputs and outputs of a program and its variants.
 

@@ -19,7 +19,7 @@ from aotexport_runtime.errors import AotExportError
 from aotexport_runtime.rows.analysis import dependence, row_axes
 from aotexport_runtime.schema.manifest import VectorEntry
 from aotexport_runtime.schema.vectors import Vector
-from aotexport_runtime.serving.interface import BatchAxes, Lengths, interface_of
+from aotexport_runtime.serving.interface import BatchAxes, Lengths, interface_of, served
 from aotexport_runtime.values.compare import Observed, compare
 from aotexport_runtime.values.tensors import is_torch_tensor
 
@@ -39,7 +39,8 @@ class AnyProgram:
         bundle: which it is of.
         target: what runs it, see `load`.
         name: its name.
-        variants: names of the program and its variants, each with its own of `interface.choices`.
+        programs: the program and its variants that take as few inputs, each with its own of `interface.choices`.
+        variants: their names.
         interface: its named inputs and outputs.
         adapters: names of the adapters that calls may ask for.
         least: the error that values may have at least, see `compare`.
@@ -49,12 +50,13 @@ class AnyProgram:
     least: float = 0.0
 
     def __init__(self, bundle: Bundle, variants: list[str], target: str) -> None:
-        """Read the interface of the program, the first of `variants`; `NotSupported`: clients cannot call it."""
+        """Read the interface of a program, one of its `variants`; `NotSupported`: clients cannot call it."""
         self.bundle = bundle
         self.target = target
-        self.name = variants[0]
-        self.variants = variants
-        self.interface = interface_of(map(bundle.program, variants))
+        self.programs = served(map(bundle.program, variants))
+        self.variants = [program.name for program in self.programs]
+        self.name = self.variants[0]
+        self.interface = interface_of(self.programs)
 
     @property
     def recorded_calls(self) -> list[VectorEntry]:

@@ -61,7 +61,7 @@ class OnnxProgram(AnyProgram):
                 raise NotSupported(f"`{spec.name}` is {spec.dtype}, which arrays are not; use torch")
         self._plans = [
             (module.plan(program.name), [spec.index for spec in interface_of([program]).outputs], strings)
-            for program, strings in zip(programs, self.interface.choices, strict=True)
+            for program, strings in zip(self.programs, self.interface.choices, strict=True)
         ]
 
     def run(self, values: Values, choice: int = 0) -> list[Any]:

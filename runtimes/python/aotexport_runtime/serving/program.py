@@ -53,12 +53,11 @@ class ServedProgram(AnyProgram):
         self.least = least_of(options)
         self.module = load_served(bundle, target, options)
         self.adapters = tuple(options.adapters or ())
-        programs = [bundle.program(variant) for variant in self.variants]
-        self._output_tree = programs[0].output_tree
+        self._output_tree = self.programs[0].output_tree
         self._function = self.module.program(name)
-        self._arguments = [arguments_of(program) for program in programs]
+        self._arguments = [arguments_of(program) for program in self.programs]
         self._device = torch.device(options.device)
-        self._without_gradients = without_gradients(programs)
+        self._without_gradients = without_gradients(self.programs)
 
     def run(self, values: Values, choice: int = 0) -> list[Any]:
         tensors = [value if isinstance(value, int) else self._tensor(value) for value in values]
