@@ -75,10 +75,12 @@ def test_dtype_that_the_protocol_lacks_is_refused_by_name():
         (RuntimeError("no memory"), 500, "INTERNAL"),
     ],
 )
-def test_errors_of_calls_have_the_codes_of_the_protocol(error, http, grpc):
+def test_errors_of_calls_have_the_codes_of_the_protocol(error, http, grpc, caplog):
     refusal = refusal_of(error)
     assert CODES[refusal.kind] == (http, grpc)
     assert "\n" not in str(refusal)
+    tracebacks = [record.exc_info[1] for record in caplog.records if record.exc_info]
+    assert tracebacks == ([error] if http == 500 else [])
 
 
 @pytest.mark.parametrize("timeout", [0, True, 1.5, "1", 10**400])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Literal
 
 from aotexport_runtime.errors import (
@@ -12,6 +13,8 @@ from aotexport_runtime.errors import (
     DeadlinePassed,
     Overloaded,
 )
+
+log = logging.getLogger("aotexport_runtime.server")
 
 Kind = Literal[
     "invalid",
@@ -62,7 +65,7 @@ _KINDS: dict[type[Exception], Kind] = {
 
 
 def refusal_of(error: BaseException) -> Refusal:
-    """Return what a client is told of an error of its call."""
+    """Return what a client is told of an error of its call; the log has the traceback of one that is not the call's."""
     if isinstance(error, Refusal):
         return error
     text = " ".join(str(error).split())
@@ -71,4 +74,6 @@ def refusal_of(error: BaseException) -> Refusal:
         return Refusal(text, kind)
     # Operators refuse values by these: an index out of range, a shape that does not broadcast.
     kind = "invalid" if isinstance(error, IndexError | ValueError) else "internal"
+    if kind == "internal":
+        log.error("a request failed", exc_info=error)
     return Refusal(f"the model failed with {type(error).__name__}: {text[:500]}", kind)
