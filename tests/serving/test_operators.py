@@ -142,7 +142,7 @@ def test_health_and_index_are_told_by_grpc(operated):
 
 
 def test_dashboard_and_alerts_ask_for_metrics_that_there_are():
-    yaml = pytest.importorskip("yaml")
+    yaml = pytest.importorskip("yaml", reason="needs PyYAML, which KServe brings")
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
     known = [
         each
