@@ -63,11 +63,3 @@ def test_manifest_with_faults_is_not_of_the_api():
         "$.spec.predictor.min_replicas",
         "$.spec.predictor.model.ports[0]",
     ]
-
-
-def test_manifests_name_each_other():
-    runtime, service = (yaml.safe_load((EXAMPLE / name).read_text()) for name in ("runtime.yaml", "digits.yaml"))
-    formats = {each["name"] for each in runtime["spec"]["supportedModelFormats"]}
-    model = service["spec"]["predictor"]["model"]
-    assert model["modelFormat"]["name"] in formats
-    assert model["protocolVersion"] in runtime["spec"]["protocolVersions"]

@@ -135,24 +135,6 @@ def ask_http(path, body=None, headers=None):
     return status, json.loads(found) if head["content-type"] == "application/json" else found, head
 
 
-def test_ray_takes_binary_tensors_and_tells_what_a_model_takes(application, model):
-    about = ask_http("")[1]
-    assert about["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 8]}]
-    assert ask_http("ready")[0] == 200
-    rows = torch.randn(2, 8)
-    tensor = {"name": "input", "datatype": "FP32", "shape": [2, 8], "parameters": {"binary_data_size": 64}}
-    wanted = [{"name": "output", "parameters": {"binary_data": True}}]
-    head = json.dumps({"id": "7", "inputs": [tensor], "outputs": wanted}).encode()
-    status, body, headers = ask_http(
-        "infer", head + rows.numpy().tobytes(), {"inference-header-content-length": str(len(head))}
-    )
-    assert status == 200
-    size = int(headers["inference-header-content-length"])
-    assert json.loads(body[:size])["id"] == "7"
-    found = torch.frombuffer(bytearray(body[size:]), dtype=torch.float32).reshape(2, 3)
-    torch.testing.assert_close(found, model(rows).detach(), atol=1e-6, rtol=1e-5)
-
-
 def test_config_of_a_cluster_is_one_that_ray_takes():
     import yaml
     from ray.serve.schema import ServeDeploySchema

@@ -136,12 +136,6 @@ def test_triton_has_gathered_requests(server):
     assert stats["inference_count"] > stats["execution_count"] > 0
 
 
-def test_triton_refuses_a_batch_beyond_the_bundles_range(server):
-    status, body = post([[0.0] * 8] * 65)
-    assert status == 400
-    assert "batch-size must be <= 32" in body["error"]
-
-
 def test_triton_request_that_fails_takes_no_other_with_it(server, words):
     ids = [[[index % 10, 3 if index % 5 else 11]] for index in range(40)]
     with ThreadPoolExecutor(8) as clients:

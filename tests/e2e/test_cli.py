@@ -1,7 +1,6 @@
 """The command line as a user meets it: real model files, real bundles, exit codes, both output streams."""
 
 import hashlib
-import io
 import json
 import re
 import subprocess
@@ -14,14 +13,10 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 import aotexport_runtime
 from aotexport.cli import app
-from aotexport.encode import program
-from aotexport.verify.report import Comparison
-from aotexport.verify.summary import largest_errors, verification_table
 from aotexport_runtime.errors import printable
 from tests.forked import run_script
 
@@ -104,23 +99,6 @@ def test_interrupt_leaves_nothing_and_exits_with_130(tmp_path: Path, text: str) 
     assert [path.name for path in tmp_path.iterdir()] == ["net.py"]
 
 
-def test_interrupt_during_verification_leaves_nothing_and_exits_with_130(tmp_path: Path) -> None:
-    # The verifying process imports the module of the operator, and is the one without the exporter.
-    (tmp_path / "my_ops.py").write_text(
-        "import sys, torch\n"
-        "if 'aotexport' not in sys.modules:" + INTERRUPT.format("os.getppid()").replace("\n", "\n    ") + "\n"
-        "@torch.library.custom_op('interrupted::double', mutates_args=())\n"
-        "def double(x: torch.Tensor) -> torch.Tensor:\n    return x * 2\n"
-        "@double.register_fake\n"
-        "def _(x):\n    return torch.empty_like(x)\n"
-    )
-    text = "import torch, my_ops\ndef model(x):\n    return my_ops.double(x)\nexample_inputs = torch.ones(3)\n"
-    (tmp_path / "net.py").write_text(text + "keep_operators = ['interrupted']\n")
-    done = in_fork("net.py", "-o", "bundle", cwd=tmp_path)
-    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "error: interrupted; nothing was written")
-    assert {path.name for path in tmp_path.iterdir()} <= {"net.py", "my_ops.py", "__pycache__"}
-
-
 # --- export -----------------------------------------------------------------------------------------------
 
 
@@ -154,19 +132,6 @@ def test_export_for_serving_ships_what_can_be_made_and_says_why_the_rest_is_not(
     assert left_out in result.output
     assert ("for serving: ONNX models, " in result.output) is not bool(left_out)
     assert bool(list(Path("bundle").glob("*.onnx"))) is not bool(left_out)
-
-
-@pytest.mark.slow
-def test_export_for_serving_compiles_libraries(run: Run) -> None:
-    Path("model.py").write_text(FUNCTION, encoding="utf-8")
-    result = run("model.py", "-o", "bundle", "--for", "serving", "--fast")
-    assert result.exit_code == 0, result.output
-    assert re.search(r"^for serving: libraries, [\d,]+ bytes, [\d.]+ s$", result.output, re.MULTILINE)
-
-
-def test_help_of_an_export_groups_its_options(run: Run) -> None:
-    titles = [line for line in run("export", "--help").output.splitlines() if re.fullmatch(r"[A-Z][\w ]+:", line)]
-    assert titles == ["Options:", "Model:", "ONNX:", "Comparison with eager:", "Contents and debugging:"]
 
 
 def test_quiet_export_prints_only_what_a_user_must_know(run: Run) -> None:
@@ -206,23 +171,6 @@ def test_export_records_the_calls_of_its_verification_and_the_manifest_names_it(
     assert (compared > 0) == (option != "--no-verify")
 
 
-def test_export_of_fixed_sizes_verified_in_full_draws_other_values(run: Run) -> None:
-    Path("function.py").write_text(FUNCTION)
-    assert run("function.py", "-o", "bundle", "--verify", "full").exit_code == 0
-    records = [load_file(path)["v0"] for path in sorted(Path("bundle/testvectors").glob("*.drawn-*.safetensors"))]
-    assert len(records) == 8
-
-
-def test_summary_names_the_target_of_each_comparison() -> None:
-    same = {"program": "infer", "vector": "example", "error": 1e-7, "absolute": 1e-7, "agrees": True}
-    compared = [Comparison(target=target, name="call 0: output", **same) for target in ("portable", "cpu-x86_64-v3")]
-    console = Console(file=io.StringIO(), width=100)
-    with console.capture() as printed:
-        console.print(verification_table(largest_errors(compared)))
-    found = [line.split("  ")[0] for line in printed.get().splitlines() if "output" in line]
-    assert found == ["infer", "infer (cpu-x86_64-v3)"]
-
-
 def test_export_of_a_program_without_functional_graph_says_why(run: Run) -> None:
     text = "import torch\ndef model(x):\n    return x.detach().requires_grad_() * 2\nexample_inputs = torch.ones(3)\n"
     Path("flagged.py").write_text(text)
@@ -256,16 +204,6 @@ def test_export_that_dumps_passes_writes_the_graphs_of_every_program(run: Run) -
         assert (traced.name, last.name[:2]) == ("00-traced.txt", "12" if name == "train" else "08")
         assert "requires_grad = state linear.weight" in traced.read_text()
         assert "aten.linear.default(" in last.read_text()
-
-
-def test_export_below_a_file_is_refused_before_the_model_is_run(run: Run) -> None:
-    Path("fn.py").write_text("raise SystemExit(3)")
-    refused = run("fn.py", "-o", "fn.py/new/bundle")
-    assert (refused.exit_code, refused.stderr.splitlines()[-1]) == (
-        2,
-        f"error: `fn.py/new/bundle` would be below `{Path('fn.py').absolute()}`, which is no directory; "
-        "choose another place",
-    )
 
 
 @pytest.mark.usefixtures("fresh_processes")
@@ -303,23 +241,6 @@ def test_failure_of_the_exporter_itself_asks_for_a_report_with_versions(run: Run
     assert "RuntimeError: odd" in lines
 
 
-def test_bug_in_a_stage_exits_with_3_asks_for_a_report_and_writes_nothing(run: Run, monkeypatch: Any) -> None:
-    namespace: dict[str, Any] = {}
-    exec(compile("def wrong(*args):\n    return misspelt", program.__file__, "exec"), namespace)
-    monkeypatch.setattr(program, "with_calls", namespace["wrong"])
-    Path("net.py").write_text(NET)
-    result = run("net.py", "-o", "out")
-    versions = f"aotexport 0.1.0, torch {torch.__version__}, Python {sys.version.split()[0]}"
-    lines = result.stderr.splitlines()
-    assert result.exit_code == 3
-    assert (
-        "error: a bug of aotexport, in the stage `train: forward graph`: NameError: name 'misspelt' is not defined. "
-        f"Nothing was written. Please report it, with these versions ({versions}) and the traceback"
-    ) in lines
-    assert "NameError: name 'misspelt' is not defined" in lines
-    assert [path.name for path in Path().iterdir() if path.name != "__pycache__"] == ["net.py"]
-
-
 # --- inspect ----------------------------------------------------------------------------------------------
 
 
@@ -346,13 +267,6 @@ def test_inspect_names_the_types_of_numbers(run: Run) -> None:
     assert run("numbers.py", "-o", "bundle", "--no-verify", "--dynamic", "x:0=n[1:9]").exit_code == 0
     outputs = json.loads(run("inspect", "bundle", "--json").stdout)["programs"]["infer"]["outputs"]
     assert [line.partition(": ")[2] for line in outputs] == ["float", "float", "int", "bool", "int", "2.5", "True"]
-
-
-def test_inspect_of_one_program_with_graph_shows_its_operators_alone(run: Run, bundle: Path) -> None:
-    result = run("inspect", bundle, "--program", "infer", "--graph")
-    assert "program train" not in result.stdout
-    assert "aten::linear.default(" in result.stdout
-    assert "# net.py:12" in result.stdout
 
 
 def test_inspect_as_json_prints_one_document(run: Run, bundle: Path) -> None:
@@ -439,23 +353,6 @@ def test_verify_against_a_changed_model_file_shows_what_differs(run: Run, bundle
             "  `extra` is in `net.py` alone\n",
         ),
         (
-            "model = Net()",
-            "model = Net().double()",
-            "error: the weights of the bundle do not fit the model of `net.py`:\n"
-            + "".join(
-                f"  `{name}` is float32{shape} in the bundle and float64{shape} in the model "
-                "(give --dtype as at the export)\n"
-                for name, shape in [
-                    ("norm.weight", [3]),
-                    ("norm.bias", [3]),
-                    ("linear.weight", [2, 3]),
-                    ("linear.bias", [2]),
-                    ("norm.running_mean", [3]),
-                    ("norm.running_var", [3]),
-                ]
-            ),
-        ),
-        (
             "def forward(self, x):",
             "def forward(self, y):\n        x = y",
             "error: program `train` has the tensor inputs x; the example call of `net.py` has y\n",
@@ -471,16 +368,6 @@ def test_verify_against_a_model_file_that_does_not_fit_says_why(
 
 
 # --- diff -------------------------------------------------------------------------------------------------
-
-
-def test_model_file_behind_a_link_that_changes_the_directory_is_exported_where_asked(run, tmp_path):
-    (tmp_path / "package").mkdir()
-    (tmp_path / "package" / "beside_the_file.py").write_text(FUNCTION)
-    text = f"import os\nfrom beside_the_file import example_inputs, model\nos.chdir({str(tmp_path / 'package')!r})\n"
-    (tmp_path / "package" / "net.py").write_text(text)
-    (tmp_path / "linked.py").symlink_to("package/net.py")
-    result = run("linked.py", "-o", "bundle", "--no-verify")
-    assert (result.exit_code, (tmp_path / "bundle" / "bundle.json").is_file()) == (0, True)
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,6 @@ import os
 import pydoc
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 import zlib
@@ -32,7 +30,6 @@ from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
 import aotexport
 import aotexport_runtime
 from aotexport.cli import app
-from aotexport_runtime.finetune.history import History
 from tests.forked import run_script
 
 
@@ -108,29 +105,20 @@ def test_interrupted_run_resumes_to_the_same_curve_and_weights(bundle: Path, tmp
 
 CHECKPOINTS: dict[str, tuple[Any, str]] = {
     "no file": (lambda path: os.mkfifo(path), "there is no checkpoint "),
-    "no record": (lambda path: _with(path, "metadata", lambda record: [record]), "is no checkpoint of this command"),
     "settings": (
         lambda path: _with(path, "settings", lambda _: 1),
         "is no checkpoint of this command: Expected `object`",
     ),
-    "step as text": (lambda path: _with(path, "step", lambda _: "x"), "Expected `int`, got `str` - at `$.step`"),
-    "step before": (lambda path: _with(path, "step", lambda _: -(10**9)), "Expected `int` >= 0 - at `$.step`"),
     "step behind": (lambda path: _with(path, "step", lambda _: 10**9), "it is at step 1000000000 of 102. Begin anew"),
     "broadcast": (
         lambda path: _with(path, "model.4.weight", lambda w: w[:1, :1]),
         "`model.4.weight` is torch.float32[1, 1]",
-    ),
-    "missing": (lambda path: _with(path, "model.4.bias", lambda _: None), "`model.4.bias` is none, and the run has "),
-    "more": (
-        lambda path: _with(path, "more", lambda _: torch.ones(1)),
-        "`more` is torch.float32[1], and the run has none",
     ),
     "dtype": (lambda path: _with(path, "model.4.bias", lambda b: b.int()), "`model.4.bias` is torch.int32["),
     "step of Adam": (
         lambda path: _with(path, "optimizer.4.bias/step", lambda step: step * 0 - 1),
         "`optimizer.4.bias/step` is -1.0, and the run is at step ",
     ),
-    "deep": (lambda path: _with(path, "text", lambda _: '{"settings":' + '{"a":' * 5000), "maximum recursion depth"),
 }
 
 
@@ -172,55 +160,6 @@ def test_checkpoint_that_is_not_of_the_run_is_refused_in_one_line(bundle: Path, 
 
 
 LINE = {"step": 1, "loss": 0.5, "lr": 0.1, "examples_per_s": 3}
-
-
-@pytest.mark.parametrize(
-    "line",
-    ["[" * 100_000, "[1]", '{"step": 1, "loss": 1}', '{"step": "a", "loss": 1, "lr": 1}', "\xff", " " * (1 << 16)]
-    + [f'{{"step": 1, "lr": 1, "loss": {"9" * count}}}' for count in (400, 5000)],
-    ids=lambda line: f"{line[:30]} of {len(line)}",
-)
-def test_line_of_a_history_that_is_none_ends_it(tmp_path: Path, line: str) -> None:
-    (tmp_path / "history.jsonl").write_text(f"{json.dumps(LINE)}\n{line}\n{json.dumps(LINE)}\n", encoding="latin-1")
-    history = History(tmp_path, steps=5, tensorboard=False)
-    history.close()
-    assert history.entries == [LINE]
-    assert (tmp_path / "history.jsonl").read_text() == f"{json.dumps(LINE)}\n"
-
-
-@pytest.mark.parametrize(
-    "make", [os.mkfifo, lambda path: path.symlink_to(path.with_name("mine"))], ids=["pipe", "link"]
-)
-def test_history_that_is_no_file_is_replaced_and_not_followed(tmp_path: Path, make: Any) -> None:
-    (tmp_path / "mine").write_text("mine")
-    make(tmp_path / "history.jsonl")
-    History(tmp_path, steps=5, tensorboard=False).close()
-    assert (tmp_path / "history.jsonl").is_file()
-    assert (tmp_path / "mine").read_text() == "mine"
-
-
-def test_directory_of_a_run_that_cannot_be_written_is_one_error(bundle: Path, tmp_path: Path) -> None:
-    (tmp_path / "run" / "history.jsonl").mkdir(parents=True)
-    done = finetune(bundle, "--data", "digits", "-o", tmp_path / "tuned", "--run", tmp_path / "run", "-q")
-    assert (done.exit_code, done.stderr.count("\n")) == (1, 1)
-    assert done.stderr.startswith(f"error: the run cannot be kept in {tmp_path / 'run'}: ")
-
-
-@pytest.mark.slow
-def test_killed_run_resumes_from_its_checkpoint_to_the_same_curve(bundle: Path, tmp_path: Path) -> None:
-    options = [bundle, "--data", "digits", "--lr", "1e-2", "--lora", "r=4,dropout=0.1", "--checkpoint-every", "7"]
-    summary(*options, "-o", tmp_path / "whole")
-    command = [sys.executable, "-m", "aotexport", "finetune", *options, "-o", tmp_path / "killed", "-q"]
-    run, history = tmp_path / "killed.run", tmp_path / "killed.run" / "history.jsonl"
-    with subprocess.Popen([*map(str, command)]) as process:
-        while not history.is_file() or len(history.read_bytes().splitlines()) < 60:
-            time.sleep(0.001)
-        process.kill()
-    assert process.returncode == -signal.SIGKILL
-    summary(*options, "-o", tmp_path / "killed", "--resume")
-    assert losses(run) == losses(tmp_path / "whole.run")
-    weights = [(tmp_path / name / "adapter_model.safetensors").read_bytes() for name in ("killed", "whole")]
-    assert weights[0] == weights[1]
 
 
 def interrupt_after(history: Path, steps: int) -> None:
@@ -308,11 +247,6 @@ def test_options_that_a_step_has_fixed_are_refused(
     assert message in done.stderr
 
 
-def test_bundle_without_a_step_or_a_loss_is_told(bundle: Path, tmp_path: Path) -> None:
-    done = finetune(bundle, "--data", "digits", "--step", "-o", tmp_path / "tuned", "-q")
-    assert "takes no `labels`, by which a step computes its loss" in done.stderr
-
-
 class OneInput(nn.Module):
     """Classifies texts of any length, which are its only input."""
 
@@ -348,22 +282,6 @@ def test_text_is_the_only_input_of_a_classifier(reader: Path, tmp_path: Path, op
     more = ["--tokenizer", "bytes", "--batch-size", "8", "--lr", "3e-2", "--epochs", "3", "--validation", "0"]
     found = summary(reader / "bundle", "--data", reader / data, *columns, *more, "-o", tmp_path / "tuned")
     assert found["epochs"][-1]["train_loss"] < 0.8 * found["epochs"][0]["train_loss"]
-
-
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        ("ids=bdy", "--column: {data} has no column `bdy`; it has `body`, `label`"),
-        ("nope=body", "--column: the bundle has no input `nope`; it has `ids`"),
-        ("text=label", "{data}: which column is the text? --column text=COLUMN, of `body`"),
-    ],
-)
-def test_column_that_does_not_fit_is_told(reader: Path, tmp_path: Path, column: str, message: str) -> None:
-    data = reader / "one.jsonl"
-    options = ["--data", data, "--column", column, "--tokenizer", "bytes"]
-    done = finetune(reader / "bundle", *options, "-o", tmp_path / "tuned")
-    assert (done.exit_code, done.stderr.splitlines()[-1]) == (2, "error: " + message.format(data=data))
-    assert not (tmp_path / "tuned").exists()
 
 
 def test_columns_of_parquet_train_and_classes_have_their_names(bundle: Path, tmp_path: Path) -> None:
@@ -488,17 +406,6 @@ def test_texts_are_filled_up_and_cut_to_what_the_bundle_takes(
     assert note in done.stderr
 
 
-def test_labels_of_another_shape_than_the_loss_gives_are_told(bounded: Path, tmp_path: Path) -> None:
-    (tmp_path / "book.txt").write_text("a" * 99)
-    options = ["--loss", "causal-lm", "--tokenizer", "bytes", "-o", tmp_path / "tuned", "-q"]
-    done = finetune(bounded, "--data", tmp_path / "book.txt", *options)
-    assert (done.exit_code, done.stderr) == (
-        2,
-        "error: the bundle's own loss takes `labels` of int64 [examples], and --loss causal-lm gives a class for each "
-        "token that is read\n",
-    )
-
-
 # --- kinds of targets -------------------------------------------------------------------------------------
 
 
@@ -572,17 +479,11 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[An
             {"text": "a", "label": [3, 5]},
             "column `label`, row 1: expected names of classes, or from 0 to 1",
         ),
-        ("regression", {"text": None, "label": 1}, "column `text`, row 2: expected text, got 'None'"),
         ("regression", {"text": "a", "label": [1, 2]}, "column `label`, row 2: expected as many numbers as in row 1"),
         (
             "token-classification",
             {"words": ["a", None], "label": ["name", "word"]},
             "column `words`, row 2: expected a list of words",
-        ),
-        (
-            "token-classification",
-            {"words": ["a"], "label": ["name", "word"]},
-            "column `label`, row 2: 2 classes for 1 words",
         ),
         ("completion", {"prompt": None, "completion": "a"}, "{data}, row 2: expected text as in row 1, got 'None'"),
         (
@@ -602,18 +503,6 @@ def test_row_that_does_not_fit_its_loss_is_told(
     done = finetune(bundle, "--data", data, *options, "--validation", "0", "--patience", "1", "-o", tmp_path / "tuned")
     assert done.exit_code == 2
     assert done.stderr.splitlines()[-1].startswith("error: " + message.format(data=data))
-
-
-def test_answers_without_a_token_that_ends_them_are_refused(
-    readers: Callable[[str], list[Any]], tmp_path: Path
-) -> None:
-    bundle = readers("completion")[0]
-    data = tmp_path / "rows.jsonl"
-    data.write_text(json.dumps({"prompt": "a", "completion": "b"}) + "\n")
-    source = Path(get_model_path(), "tokenizer.json")
-    done = finetune(bundle, "--data", data, "--loss", "completion", "--tokenizer", source, "-o", tmp_path / "tuned")
-    assert done.exit_code == 2
-    assert f"--tokenizer: {source} names no `eos_token`, with which an answer ends" in done.stderr
 
 
 @pytest.mark.parametrize("loss", KINDS)
@@ -736,31 +625,17 @@ def hash_of(text: str) -> float:
             ["--data", "digits", "--freeze", "a*"],
             "--freeze: 'a*' matches none of the parameters `1.weight`, `1.bias`, `4.weight`, `4.bias`, ...",
         ),
-        (["--data", "digits", "--freeze", "*"], "nothing is left to train; leave some parameters out of --freeze, or "),
-        (
-            ["--data", "digits", "--result", "x"],
-            "expected `x` to be logits [examples, classes]; the outputs are `output` [32, 10]. Choose one: --result ",
-        ),
-        (["--data", "digits", "--lora", "r=4", "--layers", "nix"], "`targets`: 'nix' means no weight of the module. "),
         (["--data", "digits", "--lr", "1e30", "--clip", "0"], "the loss is nan at step 2; try a lower --lr, or look "),
-        (["--data", "digits", "--resume"], "--resume: there is no checkpoint "),
-        (["--data", "wrong.jsonl"], "wrong.jsonl, line 2: expected an object with `image`, `label`"),
         (["--data", "ragged.jsonl"], "column `image`, row 2: [2] values; input `input` takes [8, 8]"),
         (["--data", "class.jsonl"], "column `label`, row 1: expected a class (0, 1, ...) or its name, got 0.5"),
-        (["--data", "binary.jsonl"], "binary.jsonl is no text in UTF-8: invalid start byte at byte 3"),
         (
             ["--data", "nan.jsonl", "--validation", "0"],
             "the loss is nan at step 1: row 2 of the data holds one that is not finite",
         ),
         (["--data", "ten.jsonl"], "the data has class 10, and the bundle has 10 classes"),
-        (["--data", "twice.jsonl"], "twice.jsonl, line 1: no JSON: an object has `label` twice"),
         (
             ["--data", "class.jsonl", "--loss", "seq2seq"],
             "--loss seq2seq wants a bundle that takes `labels`: export it ",
-        ),
-        (
-            ["--data", "ten.jsonl", "--loss", "regression", "--validation", "0"],
-            "the data has 1 numbers an example, and the bundle's output 10",
         ),
     ],
 )

@@ -176,14 +176,6 @@ def test_a_further_push_replaces_the_bundle_and_keeps_what_is_beside_it(hub, tmp
     assert aotexport_runtime.pull(f"{ADDRESS}@tuned", "tuned") == tmp_path / "tuned"
 
 
-def test_a_card_that_is_there_gets_the_facts_beside_its_words(hub):
-    hub.repositories["me/tiny"] = {"main": {"README.md": b"---\nlicense: mit\n---\n\nMine.\n"}}
-    aotexport_runtime.push(BUNDLE, ADDRESS)
-    card = huggingface_hub.ModelCard(hub.repositories["me/tiny"]["main"]["README.md"].decode())
-    assert (card.data.license, card.data.library_name) == ("mit", "aotexport")
-    assert card.text.startswith("\nMine.\n\n<!-- aotexport: begin -->\n")
-
-
 def test_without_network_the_librarys_cache_is_taken(hub, monkeypatch, tmp_path):
     aotexport_runtime.push(BUNDLE, ADDRESS)
     aotexport_runtime.pull(ADDRESS, "tiny")
@@ -302,9 +294,3 @@ def test_an_image_layout_has_every_file_of_the_bundle_by_its_digest(tmp_path, mo
     assert not (tmp_path / "other").exists()
     refused = CliRunner().invoke(app, ["push", str(BUNDLE), "oci:layout"])
     assert (refused.exit_code, "`layout` exists; give force=True (--force)" in refused.output) == (2, True)
-
-
-def test_without_the_library_the_extra_is_named(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "huggingface_hub", None)
-    with pytest.raises(aotexport_runtime.NotSupported, match=r"pip install 'aotexport-runtime\[hub\]'$"):
-        aotexport_runtime.pull(ADDRESS, "out")

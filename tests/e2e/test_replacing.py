@@ -32,11 +32,3 @@ def test_replaced_link_serves_new_loads_and_leaves_running_ones(served: Path) ->
     # A program that was not called before is read now.
     assert torch.equal(module.train()(X), before)
     assert aotexport_runtime.load(served).bundle.manifest.name == "Sequential"
-
-
-def test_working_directory_that_changes_leaves_running_modules(served: Path, tmp_path: Path) -> None:
-    module = aotexport_runtime.load("linear").eval()
-    before = module(X)
-    (tmp_path / "elsewhere").mkdir()
-    os.chdir(tmp_path / "elsewhere")
-    assert torch.equal(module.train()(X), before)

@@ -1,7 +1,6 @@
 """`aotexport report` and `aotexport profile`: memory beside torch's count, and pages that show what they got."""
 
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +17,6 @@ import aotexport_runtime
 from aotexport.cli import app
 from aotexport_runtime.inspection.memory import CATEGORIES, timeline
 from aotexport_runtime.inspection.recorded import recorded_call, recorded_sizes
-from aotexport_runtime.inspection.view import graphs_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HOSTILE = "<script>alert(1)</script>"
@@ -83,19 +81,6 @@ def test_memory_is_what_torch_counts(bundles, tmp_path, model, program):
     assert predicted == pytest.approx(allocated(recorded_call(module, record), tmp_path / "trace.json"), rel=0.1)
 
 
-def test_memory_grows_with_a_size_and_falls_by_recomputing(bundles):
-    bundle = aotexport_runtime.load(bundles[Block]).bundle
-    record = bundle.program("train")
-    small, large = (timeline(bundle, record, recorded_sizes(bundle, record, {"batch": n})) for n in (4, 64))
-    saved = [sum(row.nbytes for row in each.saved) for each in (small, large)]
-    assert saved[1] == 16 * saved[0]
-    assert large.recomputed[0.0][0] < large.recomputed[0.5][0] <= saved[1] / 2
-    assert large.recomputed[0.5][1] <= large.peak
-    first = large.saved[0]
-    assert (first.module, first.nbytes, first.count) == ("first", 64 * 50 * 256 * 4, 1)
-    assert "test_report.py:" in first.line
-
-
 class _Page(HTMLParser):
     def __init__(self, text):
         super().__init__()
@@ -133,21 +118,6 @@ def test_a_page_shows_the_bundle_and_loads_nothing(bundles, tmp_path):
         assert shown in text
 
 
-def test_a_page_of_a_bundle_with_classes_of_its_own_asks_for_them(tmp_path):
-    classes = ["tests.scaled:Block", "tests.scaled:Recipe", "tests.scaled:Rounding", "tests.scaled:ScaledInt8"]
-    classes.append("torch.testing._internal.two_tensor:TwoTensor")
-    given = "report", GOLDEN / "v1.0/tensor_subclasses/bundle", "-o", tmp_path / "page.html"
-    for allowed, shown in (
-        ([], "The weights could not be loaded here"),
-        (classes, "infer, forward graph (autograd): ok"),
-    ):
-        result = invoke(*given, *(word for name in allowed for word in ("--tensor-type", name)))
-        assert result.exit_code == 0, result.output
-        text = (tmp_path / "page.html").read_text()
-        assert shown in text
-        assert "compared with eager at export: " in text
-
-
 def test_graphs_for_a_viewer_have_modules_as_layers_and_backward_as_one(bundles, tmp_path):
     assert invoke("view", bundles[Block], "-o", tmp_path / "graphs.json").exit_code == 0
     collection = json.loads((tmp_path / "graphs.json").read_text())
@@ -166,20 +136,6 @@ def test_graphs_for_a_viewer_have_modules_as_layers_and_backward_as_one(bundles,
     users = [node for node in joint.values() if any(edge["sourceNodeId"] == weight for edge in node["incomingEdges"])]
     assert {node["namespace"].partition("/")[0] for node in users} == {"first"}
     assert joint[weight]["outputsMetadata"][0]["attrs"] == [{"key": "type", "value": "float32[256, 32]"}]
-
-
-def test_graphs_for_graphviz_and_netron_name_operators_or_modules(bundles, tmp_path):
-    graphs = graphs_of(aotexport_runtime.open_bundle(bundles[Block]), ["infer"])["graphs"]
-    operators = {node["id"]: node["namespace"] for node in graphs[1]["nodes"]}
-    for depth in (), ("--depth", "1"):
-        given = "--format", "netron", "-o", tmp_path / "graph.dot", *depth
-        assert invoke("view", bundles[Block], *given).exit_code == 0
-        text = (tmp_path / "graph.dot").read_text()
-        named = re.findall(r'^  "([^"]+)" \[label="\{\1\|op_code=call_function\\l\|.+\\l\}"\];$', text, re.MULTILINE)
-        arrows = re.findall(r'^  "(.+?)" -> "(.+?)";$', text, re.MULTILINE)
-        assert {name for arrow in arrows for name in arrow} == {*named}
-        modules = {f"module:{name}" for name in ("first", "second", "head")} if depth else set()
-        assert {*named} == {name for name, module in operators.items() if not (depth and module)} | modules
 
 
 NETRON = """
@@ -227,18 +183,6 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_work(tmp_path, monk
         result = invoke(command, GOLDEN / "v1.1/tiny/bundle", "-o", output)
         assert (result.exit_code, said in result.output) == (2, True), result.output
     assert [*tmp_path.iterdir()] == []
-
-
-def test_doctor_tells_what_the_machine_has_and_how_it_would_run_a_bundle(bundles):
-    result = invoke("doctor", bundles[Block])
-    lines = result.output.splitlines()
-    assert result.exit_code == 0
-    assert {
-        f"aotexport: {aotexport.__version__}",
-        f"torch: {torch.__version__}",
-        "bundle: Block, format 1.1, trust needed: data",
-    } <= {*lines}
-    assert any(line.startswith("program train on cpu: ") for line in lines)
 
 
 def test_a_profile_names_the_lines_of_the_model(bundles, tmp_path):

@@ -18,7 +18,6 @@ example_inputs = (torch.ones(2, 5), torch.ones(2, 5))
 """
 
 OPTIONS = {
-    "fast_and_full": ("--fast --verify full", "--verify, --fast and --no-verify exclude each other; give one"),
     "dynamic_name_is_wrong": (
         "--dynamic x:0=batch",
         "--dynamic 'x:0=batch': there is no such tensor in the example call; its tensors are input",
@@ -27,14 +26,6 @@ OPTIONS = {
     "dynamic_of_no_axis": (
         "--dynamic input=batch",
         "--dynamic 'input=batch': it is a tensor; say which of its axes, INPUT:AXIS=NAME",
-    ),
-    "dynamic_of_another_axis": (
-        "--dynamic input:5=batch",
-        "--dynamic 'input:5=batch': the tensor has 2 axes in the example call, no axis 5",
-    ),
-    "dynamic_range_is_empty": (
-        "--dynamic input:0=batch[64:1]",
-        "--dynamic 'input:0=batch[64:1]': [64:1] leaves no choice of sizes",
     ),
     "dynamic_range_is_elsewhere": (
         "--dynamic input:0=batch[4:64]",
@@ -45,7 +36,6 @@ OPTIONS = {
         "--target onnx",
         "no target `onnx`; there are portable, cpu, cuda. ONNX models are an option of their own: --onnx (onnx=True)",
     ),
-    "level_is_unknown": ("--target cpu:v9", "no level `v9` of target `cpu`; there are v3, v4"),
     "architecture_is_unknown": (
         "--target cuda:sm_1",
         "no architecture `sm_1`; there are sm_80, sm_86, sm_89, sm_90, sm_100, sm_120",
@@ -58,7 +48,6 @@ OPTIONS = {
         "--dtype fp16",
         "Invalid value for '--dtype': 'fp16' is not one of 'float64', 'float32', 'bfloat16', 'float16'.",
     ),
-    "option_without_onnx": ("--opset 17", "--opset, --onnx-state and --onnx-translations are for --onnx; give both"),
     "opset_is_unknown": ("--onnx --opset 3", "no operator set 3; there are 18 to 23"),
 }
 """Options of an export (exit code 2), and the whole message."""
@@ -71,8 +60,6 @@ REFUSED = {
         "`exprot` is neither a model file nor a command; the commands are export, derive, verify, onnx, convert, inspect, check, diff, report, profile, view, selftest, finetune, serve, triton-config, push, pull, bom, sign, verify-signature, doctor, explain",
     ),
     "no_output": ("model.py", "Missing option '-o' / '--output'."),
-    "output_is_a_file": ("model.py -o weights.pt", "`weights.pt` exists and is no bundle; choose another place"),
-    "output_is_a_folder": ("model.py -o data --force", "`data` exists and is no bundle; choose another place"),
     "output_exists": (
         "model.py -o bundle",
         "`bundle` exists; give force=True (--force) to replace it, or choose another place",
@@ -86,7 +73,6 @@ REFUSED = {
         "`/proc/new` would be in `/proc`, where {closed}; choose another place",
     ),
     "inspect_nothing": ("inspect nothing", "Invalid value for 'BUNDLE': Directory 'nothing' does not exist."),
-    "inspect_no_program": ("inspect bundle --program eval", "no program 'eval'; the bundle has train, infer"),
     "import_is_unknown": (
         "verify bundle --against model.py --import nothing",
         "importing `nothing` failed: No module named 'nothing'",

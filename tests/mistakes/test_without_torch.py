@@ -34,11 +34,6 @@ def test_call_that_needs_torch_says_so(call: str, subject: str, here: Path) -> N
     assert process.stderr.splitlines()[-1] == f"aotexport_runtime.errors.TorchMissing: {subject} {INSTALL}"
 
 
-def test_selftest_needs_torch_and_says_so(here: Path) -> None:
-    process = run("runpy.run_module('aotexport_runtime', run_name='__main__')", "selftest", "bundle", cwd=here)
-    assert (process.returncode, process.stdout, process.stderr) == (1, "", f"error: a self-test {INSTALL}\n")
-
-
 def test_inspect_needs_no_torch(here: Path) -> None:
     process = run("runpy.run_module('aotexport_runtime', run_name='__main__')", "inspect", "bundle", cwd=here)
     assert (process.returncode, process.stderr) == (0, "")

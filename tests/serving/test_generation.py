@@ -7,7 +7,6 @@ import queue
 import shutil
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -76,13 +75,6 @@ def client_of(server, **options):
 def client(server):
     with client_of(server) as client:
         yield client
-
-
-def test_models_are_listed(client):
-    assert [model.id for model in client.models.list()] == ["llama", "t5"]
-    assert client.models.retrieve("llama").owned_by == "aotexport"
-    with pytest.raises(openai.NotFoundError, match="there is no model `gpt`"):
-        client.models.retrieve("gpt")
 
 
 @pytest.mark.parametrize("model", ["llama", "t5"])
@@ -156,10 +148,8 @@ def test_draws_follow_seeds_and_logarithms_follow_scores(client, models):
 REFUSED = [
     ({"model": "gpt"}, openai.NotFoundError, "there is no model `gpt`"),
     ({"model": "llama:dutch"}, openai.BadRequestError, "there is no adapter `dutch`; there are none"),
-    ({"max_tokens": 300}, openai.BadRequestError, "300 are to come; the model takes 1 to 256, together"),
     ({"prompt": [5, 100_000]}, openai.BadRequestError, "there is no token 100000; the model knows 0 to"),
     ({"prompt": "x" * 20_000}, openai.BadRequestError, "has 20000 characters; the model reads 256 tokens"),
-    ({"prompt": []}, openai.BadRequestError, "of length >= 1 - at `$.prompt`"),
     ({"prompt": ["a", [0.5]]}, openai.BadRequestError, "expected a text, a list of tokens, or a list of either"),
     ({"presence_penalty": 0.5}, openai.BadRequestError, "presence_penalty"),
     ({"echo": True}, openai.BadRequestError, "echo"),
@@ -177,13 +167,6 @@ def test_what_is_not_served_is_refused_as_clients_read_it(client, change, error,
 def test_other_protocols_and_models_name_the_way(client, server):
     status, answer, _ = server.ask("/v2/models/llama/infer", {"inputs": []})
     assert (status, answer) == (400, {"error": "model `llama` generates text; ask POST /v1/completions"})
-
-
-def test_client_that_goes_away_ends_its_text(client, server):
-    stream = client.completions.create(model="llama", prompt="the", max_tokens=240, seed=1, temperature=2, stream=True)
-    next(iter(stream))
-    stream.close()
-    server.wait_for_log("request", protocol="openai", outcome="cancelled")
 
 
 def test_texts_are_streamed_by_grpc_as_tritons_client_reads_them(server, models):
@@ -242,20 +225,6 @@ def test_full_queue_and_deadline_are_told(repository):
             codes = {getattr(answer.exception(), "status_code", 200) for answer in answers}
             assert codes <= {200, 429, 504}
             assert 504 in codes or 429 in codes
-
-
-def test_ending_server_answers_what_it_streams(repository, models):
-    with serving(repository) as server:
-        server.wait_until_ready()
-        with client_of(server) as client:
-            asked = {"model": "llama", "prompt": "the one", "max_tokens": 200, "temperature": 0, "stream": True}
-            stream = iter(client.completions.create(**asked))
-            text = next(stream).choices[0].text
-            ending = threading.Thread(target=server.end)
-            ending.start()
-            text += "".join(chunk.choices[0].text for chunk in stream)
-            ending.join()
-            assert text == models.expected(models.tokens("the one"), 200)
 
 
 def test_field_model_names_an_adapter(repository, exports, tmp_path, models):

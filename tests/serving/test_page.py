@@ -84,14 +84,6 @@ def test_form_is_filled_from_the_recorded_call_and_its_answer_is_eagers(page):
     np.testing.assert_allclose(table(page, "output"), eager(x), rtol=1e-4, atol=1e-5)
 
 
-def test_values_of_the_form_are_sent(page):
-    choose(page, "digits")
-    page.get_by_label("Shape of input").fill("1, 8")
-    page.get_by_label("Values of input").fill("[[0.5, -1e-3, 2, 3,\n 4, 5, 6, 7]]")
-    run(page)
-    np.testing.assert_allclose(table(page, "output"), eager([[0.5, -1e-3, 2, 3, 4, 5, 6, 7]]), rtol=1e-4)
-
-
 WRONG = {
     "count": ("2, 8", "1 2 3", "input: the shape [2,8] takes 16 values, and there are 3"),
     "word": ("1, 8", "1 2 3 4 5 6 7 x", "input: x is no value of FP32"),
@@ -109,13 +101,6 @@ def test_wrong_values_are_said_in_an_alert(page, shape, values, text):
     field = page.get_by_role("group", name="input")
     playwright.expect(field.get_by_role("alert").filter(has_text=text)).to_be_visible()
     playwright.expect(page.get_by_label("Values of input")).to_have_attribute("aria-invalid", "true")
-
-
-def test_tap_on_a_phone_shows_the_model(page):
-    page.set_viewport_size({"width": 360, "height": 640})
-    choose(page, "kinds")
-    page.wait_for_function("document.getElementById('title').getBoundingClientRect().top < 320")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 
 def test_every_kind_of_value_is_written_and_read(page):
@@ -200,14 +185,6 @@ def test_copied_calls_give_the_answer(page, page_server):
 def printed_by(code):
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return np.array(re.findall(r"-?[\d.]+(?:e-?\d+)?", done.stdout), np.float64)
-
-
-def test_latency_is_drawn_and_said(page):
-    choose(page, "digits")
-    playwright.expect(page.locator("#plot-text")).to_contain_text("No request since")
-    run(page)
-    playwright.expect(page.locator("#plot-text")).to_contain_text("half took at most", timeout=10_000)
-    assert page.locator("#plot circle").count() >= 2
 
 
 def test_names_are_text_and_what_is_not_served_says_why(page):

@@ -45,13 +45,6 @@ def eager(x):
         return digits_model()(torch.from_numpy(x)).numpy()
 
 
-def test_server_is_live_and_ready(client):
-    assert client.is_server_live()
-    assert client.is_server_ready()
-    assert client.is_model_ready("digits")
-    assert client.is_model_ready("digits", "1")
-
-
 def test_metadata_is_exact(server):
     status, found, _ = server.ask("/v2/models/digits")
     assert (status, found) == (
@@ -69,12 +62,6 @@ def test_metadata_is_exact(server):
         message = client.get_model_metadata("digits", as_json=True)
     assert message["inputs"] == [{"name": "input", "datatype": "FP32", "shape": ["-1", "8"]}]
     assert message["versions"] == ["1"]
-
-
-def test_metadata_names_nested_inputs_and_bfloat16(server):
-    found = server.ask("/v2/models/pair")[1]
-    assert [tensor["name"] for tensor in found["inputs"]] == ["batch.pair.0", "batch.pair.1"]
-    assert found["outputs"][2] == {"name": "parts.1.0", "datatype": "BF16", "shape": [2, 3]}
 
 
 def test_page_and_log_say_whether_requests_are_joined(server):
@@ -123,18 +110,6 @@ def test_every_kind_of_tensor_goes_in_and_out(client):
     np.testing.assert_array_equal(answer.as_numpy("half"), arrays["half"] * 2)
     np.testing.assert_array_equal(answer.as_numpy("brain"), arrays["brain"] * 2)
     np.testing.assert_array_equal(answer.as_numpy("count"), arrays["count"] + 1)
-
-
-def test_typed_contents_of_grpc_are_taken(server):
-    from tritonclient.grpc import service_pb2, service_pb2_grpc
-
-    with triton_grpc.InferenceServerClient(server.grpc) as client:
-        stub: service_pb2_grpc.GRPCInferenceServiceStub = client._client_stub
-        tensor = service_pb2.ModelInferRequest.InferInputTensor(name="ids", datatype="INT64", shape=[1, 2])
-        tensor.contents.int64_contents.extend([3, 4])
-        answer = stub.ModelInfer(service_pb2.ModelInferRequest(model_name="words", inputs=[tensor]))
-    assert answer.outputs[0].shape == [1, 4]
-    assert len(answer.raw_output_contents[0]) == 16
 
 
 def test_only_the_outputs_that_are_asked_for_are_answered(client):

@@ -91,15 +91,6 @@ def metrics(server):
     return server.ask("/metrics")[1].decode().splitlines()
 
 
-def test_half_copied_version_is_served_when_it_is_whole(changing, exported):
-    model, server = changing
-    (model / "2").mkdir()
-    shutil.copy(exported("digits") / "bundle.json", model / "2")
-    server.wait_for_log("model is not loaded", version="2")
-    shutil.copytree(exported("digits"), model / "2", dirs_exist_ok=True)
-    server.wait_for_log("model is served", version="2")
-
-
 def test_version_that_is_taken_back_gives_way_to_the_one_before(changing, exported):
     model, server = changing
     save_version(exported("digits"), model / "2", 1)
@@ -108,28 +99,6 @@ def test_version_that_is_taken_back_gives_way_to_the_one_before(changing, export
     server.wait_for_log("model is served", version="1", times=2)
     with triton_http.InferenceServerClient(server.http) as client:
         assert ask(client)[0] == "1"
-
-
-def test_models_come_and_go(changing, exported):
-    model, server = changing
-    shutil.copytree(exported("words"), model.parent / "words")
-    server.wait_for_log("model is served", model="words")
-    shutil.rmtree(model.parent / "words")
-    server.wait_for_log("model is let go", model="words", version="1", reason="its bundles are gone")
-    wait_for(lambda: server.ask("/v2/models/words")[0] == 404, server)
-
-
-def test_repository_that_vanishes_keeps_what_is_served(changing):
-    model, server = changing
-    away = model.parent.with_name("away")
-    model.parent.rename(away)
-    assert server.wait_for_log("repository holds no bundle")["kept"] == ["digits"]
-    wait_for(lambda: "aotexport_repository_empty 1.0" in metrics(server), server)
-    assert server.ask("/v2/health/ready")[0] == 200
-    with triton_http.InferenceServerClient(server.http) as client:
-        assert ask(client)[0] == "1"
-    away.rename(model.parent)
-    wait_for(lambda: "aotexport_repository_empty 0.0" in metrics(server), server)
 
 
 def test_bundle_is_served_by_its_name_and_swapped_where_it_is(exported, tmp_path):

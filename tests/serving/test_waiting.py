@@ -71,15 +71,6 @@ def test_request_whose_client_goes_away_while_it_sends_is_cancelled(held):
     assert held.wait_for_log("request", error=error)["outcome"] == "cancelled"
 
 
-def test_grpc_request_whose_client_cancels_is_cancelled(held, client):
-    caller, inputs = client
-    call = caller.async_infer("digits", inputs, lambda result, error: None, request_id="gone by grpc")
-    wait_until_waiting(held, 1)
-    call.cancel()
-    assert held.wait_for_log("request", protocol="grpc", id="gone by grpc")["outcome"] == "cancelled"
-    wait_until_waiting(held, 0)
-
-
 def test_full_queue_refuses_and_what_drains_for_too_long_is_refused(held, client):
     caller, inputs = client
     with ThreadPoolExecutor(2) as pool:

@@ -158,14 +158,6 @@ def test_each_request_is_one_line_of_the_log_and_counted(server):
     assert "aotexport_worker_memory_bytes{pid=" in text
 
 
-def test_access_log_and_page_can_be_off(repository):
-    with serving(repository, "--access-log", "off", "--no-ui") as server:
-        server.wait_until_ready()
-        assert server.ask("/ui")[:2] == (404, {"error": "no route GET /ui"})
-        assert answers(server)[0] == 200
-        assert not server.lines("request")
-
-
 def test_requests_wait_for_a_worker_that_still_loads(repository):
     with serving(repository, "--workers", "3") as server:
         # As soon as one worker has loaded all; connections reach the others too.
@@ -183,16 +175,6 @@ def test_two_workers_load_and_unload_together(repository):
             assert server.ask(f"/v2/repository/models/words/{change}", method="POST")[0] == 200
             # Connections reach both.
             assert {server.ask("/v2/models/words/infer", WORDS)[0] for _ in range(20)} == {status}
-
-
-def test_hangup_reloads_what_has_failed_and_ends_nothing(exported, tmp_path):
-    bundle = tmp_path / "models/digits"
-    shutil.copytree(exported("digits"), bundle)
-    with serving(bundle.parent, "--workers", "2", "--poll-s", "600", "--memory-limit", "1") as server:
-        server.wait_for_log("model is not loaded", times=2)
-        server.process.send_signal(signal.SIGHUP)
-        server.wait_for_log("model is not loaded", times=4)
-        assert not server.lines("worker has ended")
 
 
 def test_workers_end_when_their_parent_is_killed(repository):
@@ -216,14 +198,6 @@ USAGE = {
 @pytest.mark.parametrize(("options", "text"), USAGE.values(), ids=USAGE)
 def test_wrong_options_are_refused_by_a_sentence(options, text, repository):
     assert failed(repository, *options) == (2, f"error: {text}\n")
-
-
-def test_port_that_is_taken_is_named(server, repository):
-    port = server.http.partition(":")[2]
-    assert failed(repository, "--http-port", port) == (
-        1,
-        f"error: cannot listen at 127.0.0.1:{port}: Address already in use\n",
-    )
 
 
 def failed(*arguments):

@@ -15,7 +15,6 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport_runtime import ArgumentInvalid, NotSupported, adapters
-from aotexport_runtime.adapters import files
 from aotexport_runtime.adapters.config import LoraConfig
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
@@ -66,17 +65,9 @@ def refused(module, adapter):
 SETTINGS = {
     "r as text": ({"r": "8"}, "Expected `int`, got `str` - at `$.r`"),
     "no rank": ({"r": 0}, "Expected `int` >= 1 - at `$.r`"),
-    "alpha below": ({"lora_alpha": -1}, "Expected `int` >= 1 - at `$.lora_alpha`"),
     "alpha of 400 digits": ({"lora_alpha": 10**400}, None),
-    "alpha too large": ({"lora_alpha": 1e300}, "Expected `float` <= 1e+30 - at `$.lora_alpha`"),
-    "alpha that is none": ({"lora_alpha": float("nan")}, None),
     "all is dropped": ({"lora_dropout": 1.0}, "Expected `float` < 1.0 - at `$.lora_dropout`"),
-    "flag as text": ({"use_dora": "no"}, "Expected `bool | null`, got `str` - at `$.use_dora`"),
-    "biases": ({"bias": ["none"]}, "Expected `str`, got `array` - at `$.bias`"),
-    "modules": ({"modules_to_save": 3}, "Expected `array | null`, got `int` - at `$.modules_to_save`"),
     "many modules": ({"modules_to_save": ["a"] * 257}, "Expected `array` of length <= 256 - at `$.modules_to_save`"),
-    "alphas": ({"alpha_pattern": [1]}, "Expected `object | null`, got `array` - at `$.alpha_pattern`"),
-    "alpha of a layer": ({"alpha_pattern": {"inner": 0}}, "Expected `float` > 0.0 - at `$.alpha_pattern[...]`"),
     "alpha of a layer too large": (
         {"alpha_pattern": {"inner": 1e31}},
         "Expected `float` <= 1e+30 - at `$.alpha_pattern[...]`",
@@ -128,19 +119,13 @@ def test_alpha_of_a_regular_expression_beyond_the_subset_is_refused(module, adap
     "pattern",
     [
         "inner",
-        "^inner",
         "^layers.0.inner",
-        "layers.0.inner",
-        ".*inner",
         "layers\\.\\d\\.inner",
         "layers.[0-3].inner",
         "layers..*.inner",
-        "ner",
         ".*ner",
         "^0.inner",
-        "layers.[1-3].inner",
         "l.*s",
-        "0.inner",
         ".",
         "..0.inner",
     ],
@@ -160,8 +145,6 @@ def test_pattern_takes_time_by_its_length():
 
 TENSORS = {
     "complex": (B, torch.zeros(6, 2, dtype=torch.complex64), "is torch.complex64, and the module needs floats"),
-    "integers": (B, torch.zeros(6, 2, dtype=torch.int64), "is torch.int64, and the module needs floats"),
-    "no axes": (A, torch.zeros(()), "is [], and the module needs [1, 4]"),
     "no rank": (A, torch.zeros(0, 4), "is [0, 4], and the module needs [1, 4]"),
     "rank without data": (A, torch.zeros(10**12, 0), "is [1000000000000, 0], and the module needs [1000000000000, 4]"),
     "other rank": (B, torch.zeros(6, 3), "is [6, 3], and the module needs [6, 2]"),
@@ -198,19 +181,6 @@ def test_file_that_is_none_is_refused_and_stops_nobody(module, adapter, name, wh
         path.touch()
         os.truncate(path, 10**12)
     assert refused(module, adapter).startswith(f"`path`: no adapter can be read from {str(adapter)!r}: ")
-
-
-def test_file_larger_than_the_limit_is_refused(adapter):
-    size = (adapter / WEIGHTS).stat().st_size
-    assert files._read(adapter, size)[1].keys() == {A, B}
-    with pytest.raises(ArgumentInvalid) as caught:
-        files._read(adapter, size - 1)
-    assert str(caught.value).endswith(f"more than {size - 1} bytes, or holes in the place of data")
-
-
-@pytest.mark.parametrize("path", ["a" * 5000, "a\0b", "nothing"], ids=["long", "zero", "nothing"])
-def test_path_that_the_system_refuses_is_one_error(module, tmp_path, path):
-    assert refused(module, tmp_path / path).startswith("`path`: no adapter can be read from ")
 
 
 KILLED = """

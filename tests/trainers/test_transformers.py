@@ -6,8 +6,6 @@ from typing import Any
 import pytest
 import torch
 from transformers import (
-    BertConfig,
-    BertForQuestionAnswering,
     EvalPrediction,
     GPT2Config,
     GPT2LMHeadModel,
@@ -95,19 +93,6 @@ def test_trainer_accumulates_gradients_in_bfloat16_as_with_a_model_that_does_not
     model.accepts_loss_kwargs = False
     expected = trained(model, tmp_path / "model", **options)
     assert_same_history(trained(load(reader), tmp_path / "bundle", **options), expected)
-
-
-@pytest.mark.slow
-def test_labels_of_question_answering_are_found_by_the_models_name(tmp_path):
-    torch.manual_seed(0)
-    config = BertConfig(vocab_size=WORDS, hidden_size=16, num_hidden_layers=1, num_attention_heads=1)
-    example = {
-        "input_ids": digits()[0][:2],
-        "start_positions": torch.ones(2).long(),
-        "end_positions": torch.ones(2).long(),
-    }
-    aotexport.export(BertForQuestionAnswering(config), (), example, output=tmp_path / "bundle", verify=False)
-    assert trainer_of(load(tmp_path / "bundle"), tmp_path / "run").label_names == ["start_positions", "end_positions"]
 
 
 # --- language models --------------------------------------------------------------------------------------

@@ -36,21 +36,6 @@ def test_view_without_steps_of_a_written_input_is_of_the_callers_elements(load):
         assert torch.equal(base, expected)
 
 
-def fails_inside_of_regions(x, index):
-    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-        return x[index] * 2
-
-
-def test_call_that_fails_inside_of_a_region_restores_grad_mode_and_autocast(load):
-    module = load(fails_inside_of_regions, torch.ones(3, requires_grad=True), torch.tensor([0]), target="autograd")
-
-    with pytest.raises(IndexError, match="index 9 is out of bounds"):
-        module(torch.ones(3, requires_grad=True), torch.tensor([9]))
-
-    assert torch.is_grad_enabled()
-    assert not torch.is_autocast_enabled("cpu")
-
-
 class Layer(torch.nn.Module):
     """One layer: a joint graph takes a recurrent one apart, step by step."""
 
@@ -141,19 +126,6 @@ def counting(tmp_path):
 
 class Other(torch.Tensor):
     """Goes the general way of a call."""
-
-
-def test_error_of_a_callers_hook_is_the_callers_and_the_call_is_made_once(counting):
-    seen = []
-
-    def hook(module, args, result):
-        seen.append(result)
-        raise ValueError("of the caller")
-
-    counting.layer.register_forward_hook(hook)
-    with pytest.raises(ValueError, match="of the caller") as caught:
-        counting(torch.ones(3, 2).as_subclass(Other))
-    assert (len(seen), caught.value.__context__) == (1, None)
 
 
 def test_refusal_of_a_size_is_told_once(counting):

@@ -38,13 +38,6 @@ def test_faults_of_all_documents_are_found_in_order(crafted: Crafted):
     ]
 
 
-def test_faults_of_recorded_calls_are_found(crafted: Crafted):
-    crafted.put("vector", "calls", -1)
-    crafted.put("vector", "sample", 0)
-    where = "testvectors/train.example.json"
-    assert found(crafted) == [(where, "$.calls", "index-range"), (where, "$.sample", "vector-malformed")]
-
-
 def test_places_that_are_not_of_a_records_type_are_all_found(crafted: Crafted):
     crafted.put("forward", "nodes/1/args", [{"kind": "dtype", "value": "float31"}, {"kind": "pickle"}])
     crafted.put("forward", "nodes/0/kwargs", {"a b": {"kind": "slice", "start": 1.5}})

@@ -6,7 +6,6 @@ import pytest
 from lock import LOCK, lock_of_records, read_lock
 
 from aotexport.write.files import min_reader
-from aotexport_runtime.bundle import read as bundle
 from aotexport_runtime.errors import BundleInvalid, BundleTooNew
 from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.codec import decode_record
@@ -64,13 +63,6 @@ def test_gate_above_range_refuses_the_bundle_with_both_versions_and_remedies(wri
     )
 
 
-def test_gate_refuses_a_newer_major_whatever_min_reader_says():
-    with pytest.raises(BundleTooNew) as caught:
-        check_readable(Envelope(format="2.1", min_reader="1.0"), supported=(1, 9))
-
-    assert (caught.value.needed, caught.value.supported) == ((2, 0), (1, 9))
-
-
 @pytest.mark.parametrize(("written", "needed"), [("1.2", "0.9"), ("1.2", "1.3"), ("2.0", "1.9")])
 def test_gate_refuses_versions_that_contradict_each_other(written, needed):
     with pytest.raises(BundleInvalid) as caught:
@@ -101,14 +93,6 @@ def test_version_that_is_none_is_refused(text):
         parse_version(text)
 
     assert str(caught.value) == f"bundle.json: expected a version `MAJOR.MINOR`, got {text[:20]!r}"
-
-
-def test_manifest_of_a_newer_minor_that_permits_this_reader_is_read():
-    assert bundle.read_manifest(manifest(format="1.7")).format == "1.7"
-
-
-def test_min_reader_of_fields_at_their_defaults_is_the_first_format():
-    assert min_reader([decode_record(manifest(operator_set="aotexport.aten/1"), Manifest, where="x")]) == (1, 0)
 
 
 @pytest.mark.parametrize(

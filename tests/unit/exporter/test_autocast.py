@@ -81,17 +81,3 @@ def test_value_said_to_keep_its_dtype_has_it_with_and_without_autocast(graph, un
     assert not kept & changed
     assert changed
     assert len(kept) > len(changed)
-
-
-def test_sum_with_a_wide_value_keeps_its_dtype(graph):
-    call = example_call(graph, INPUTS, None, None)
-    answers = [leaves_dtypes_alone(call, [node]) for node in graph.graph.output_node().args[0]]
-
-    assert answers == [
-        *(False, True, False, False, True, True, True, False, False, True, False),
-        *(True, False, False, False),
-    ]
-
-
-def test_unknown_value_may_change_its_dtype(graph):
-    assert not leaves_dtypes_alone(example_call(graph, INPUTS, None, None), [None])

@@ -63,36 +63,6 @@ def test_known_result_is_the_one_that_torch_makes(mode, name, requires_grad):
             assert [results() for _ in range(3)] == [expected] * 3
 
 
-def test_known_view_is_made_without_memory_of_its_own(mode, monkeypatch):
-    made, make = [], torch.empty_strided
-    monkeypatch.setattr(torch, "empty_strided", lambda *sizes, **options: made.append(sizes) or make(*sizes, **options))
-    x = fake(mode)
-    with mode:
-        x.transpose(0, 1)
-        made.clear()
-        with made_quickly(mode.shape_env):
-            x.transpose(0, 1)
-        assert not made
-        x.transpose(0, 1)
-    assert made
-
-
-def test_views_that_are_known_make_no_guards(mode):
-    x = fake(mode)
-    with mode, made_quickly(mode.shape_env):
-        x.transpose(0, 1)
-        before = list(mode.shape_env.guards)
-        assert [x.transpose(0, 1).size(0).node.expr for _ in range(2)] == [x.size(1).node.expr] * 2
-    assert mode.shape_env.guards == before
-
-
-def test_sizes_of_known_results_have_nodes_of_their_own(mode):
-    x = fake(mode)
-    with mode, made_quickly(mode.shape_env):
-        x.flatten(), x.flatten()
-        assert x.flatten().size(0).node is not x.flatten().size(0).node
-
-
 def test_writes_to_a_known_view_count_as_writes_to_its_source(mode):
     x = fake(mode)
     with mode, made_quickly(mode.shape_env):

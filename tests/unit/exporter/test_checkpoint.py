@@ -88,9 +88,3 @@ def test_directory_without_tensors_is_told(where):
     assert done.exit_code == 2
     assert done.stderr.splitlines()[-1] == "error: `nothing` has no safetensors files with tensors"
     assert not (where / "out").exists()
-
-
-def test_buffer_on_the_meta_device_needs_its_values_in_the_files(where):
-    (where / "model.py").write_text(MODEL.replace("torch.full((4,), 3.0)", "torch.ones(4, device='meta')"))
-    with pytest.raises(ModelFileInvalid, match="`weights` has no `scale`; it has "):
-        load_source("model.py", (where / "weights").relative_to(where))

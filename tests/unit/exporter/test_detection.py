@@ -112,36 +112,6 @@ def test_boxes_of_each_class_are_suppressed_apart(count):
     assert torch.equal(batched_nms(boxes, scores, classes, 0.5), best(boxes, scores, classes))
 
 
-class Detector(torch.nn.Module):
-    """Suppresses the boxes with a score: how many, only the data know."""
-
-    def __init__(self, suppress=batched_nms):
-        super().__init__()
-        self.suppress = suppress
-
-    def forward(self, boxes, scores, classes):
-        kept = torch.where(scores > 0.3)[0]
-        boxes, scores, classes = boxes[kept], scores[kept], classes[kept]
-        kept = self.suppress(boxes, scores, classes, 0.5)
-        among_all = self.suppress(boxes[kept], scores[kept], torch.zeros_like(classes[kept]), 0.3)
-        return boxes[kept][among_all], classes[kept][among_all]
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("suppression")
-def test_loaded_detector_serves_any_number_of_boxes(tmp_path):
-    count = torch.export.Dim("count", min=1, max=5000)
-    options = {"dynamic_shapes": ({0: count},) * 3, "programs": ["infer"], "verify": False}
-    aotexport.export(Detector(), crowd(50), output=tmp_path / "bundle", **options)
-    loaded, eager = aotexport_runtime.load(tmp_path / "bundle", operator_namespaces=["torchvision"]), Detector(best)
-    for boxes, scores, classes in map(crowd, (50, 1, 1600)):
-        assert all(map(torch.equal, loaded(boxes, scores, classes), eager(boxes, scores, classes)))
-    boxes, scores, classes = crowd(20)
-    assert [len(found) for found in loaded(boxes, scores * 0, classes)] == [0, 0]
-    few = torch.where(torch.arange(20) == 3, scores + 1, scores * 0)
-    assert [len(found) for found in loaded(boxes, few, classes)] == [1, 1]
-
-
 def best_places(maps, boxes):
     """Return where each resized map is the greatest, one box after the other: torchvision 0.28's result."""
     places, scores = torch.zeros(len(boxes), maps.shape[1], 3), torch.zeros(len(boxes), maps.shape[1])
@@ -158,16 +128,6 @@ def best_places(maps, boxes):
     return places, scores
 
 
-class Keypoints(torch.nn.Module):
-    """Finds keypoints in the boxes with a score."""
-
-    def forward(self, maps, boxes, scores):
-        kept = torch.where(scores > 0.5)[0][:8]
-        # As detectors do, asks for the number of boxes: the trace follows the example.
-        boxes = boxes[kept].reshape(kept.shape[0], 4) if kept.shape[0] < 100 else boxes
-        return heatmaps_to_keypoints(maps[kept], boxes)
-
-
 def example(count):
     boxes, scores, _ = crowd(count)
     return torch.randn(count, 3, SIDE, SIDE), boxes, scores
@@ -176,19 +136,6 @@ def example(count):
 def test_keypoints_are_those_of_a_loop():
     maps, boxes, _ = example(8)
     torch.testing.assert_close(heatmaps_to_keypoints(maps, boxes), best_places(maps, boxes))
-
-
-@pytest.mark.slow
-def test_loaded_keypoints_are_those_of_a_loop_for_any_number_of_boxes(tmp_path):
-    count = torch.export.Dim("count", min=1, max=100)
-    options = {"dynamic_shapes": ({0: count},) * 3, "programs": ["infer"], "verify": False}
-    aotexport.export(Keypoints(), example(6), output=tmp_path / "bundle", **options)
-    loaded = aotexport_runtime.load(tmp_path / "bundle")
-    for maps, boxes, scores in map(example, (6, 15, 40)):
-        kept = torch.where(scores > 0.5)[0][:8]
-        torch.testing.assert_close(loaded(maps, boxes, scores), best_places(maps[kept], boxes[kept]))
-    maps, boxes, scores = example(4)
-    assert [found.shape for found in loaded(maps, boxes, scores * 0)] == [(0, 3, 3), (0, 3)]
 
 
 ROUNDED = """

@@ -73,30 +73,6 @@ def test_attributes_are_kept_where_that_is_asked_for(ran):
     assert torch.equal(model.seen, torch.zeros(2))
 
 
-@pytest.mark.parametrize("mode", ["train", "eval"])
-def test_model_runs_in_the_mode(ran, mode):
-    assert ran(mode, keeps_attributes=True)[0].modes is (mode == "train")
-
-
 def test_tensors_outside_of_the_state_are_put_back_only_where_that_is_asked_for(ran):
     ran()
     assert torch.equal(OUTSIDE, torch.ones(2))
-
-
-def test_options_hold_in_the_block():
-    model = nn.Linear(2, 2)
-    model.scale = 1
-    call, state = example_call(model, (torch.ones(2),), {}, None), collect_state(model)
-    draws = []
-    for _ in range(2):
-        with eager_run(
-            call, state, "eval", seed=5, grad=False, as_traced=True, attributes=[(model, "scale", 3)]
-        ) as run:
-            assert not run().requires_grad
-            assert not torch.backends.mha.get_fastpath_enabled()
-            assert model.scale == 3
-            draws.append(torch.rand(1))
-        assert torch.is_grad_enabled()
-        assert torch.backends.mha.get_fastpath_enabled()
-        assert model.scale == 1
-    assert torch.equal(*draws)

@@ -34,16 +34,3 @@ def test_old_objects_are_left_out_until_the_end(unfrozen: None) -> None:
         assert (old() is None, new() is None) == (False, True)
     gc.collect()
     assert old() is None
-
-
-def is_frozen(thing: object) -> bool:
-    return all(each is not thing for each in gc.get_objects())
-
-
-def test_objects_that_the_process_has_frozen_stay_so(unfrozen: None) -> None:
-    thing = Cycle()
-    assert not is_frozen(thing)
-    gc.freeze()
-    with searched_for_new_garbage():
-        assert is_frozen(thing)
-    assert is_frozen(thing)

@@ -6,7 +6,6 @@ import torch
 from torch import nn
 
 import aotexport
-import aotexport_runtime
 from aotexport.vectors import thin
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.self_test import selftest
@@ -63,31 +62,11 @@ def test_arrays_and_tensors_are_made_alike(small):
     assert numpy.array_equal(array.reshape(-1), stored["input0"].numpy())
 
 
-def test_calls_of_the_same_sizes_are_recorded_once(small):
-    assert [entry.name for entry in small.manifest.testvectors if entry.program == "infer"] == [
-        *("example", "batch-is-0", "batch-is-1", "other-sizes")
-    ]
-
-
 def test_large_example_is_compared_and_left_out(tmp_path):
     report, bundle = exported(tmp_path / "bundle", 128, verify="fast", programs="infer")
     assert "example" in {comparison.vector for comparison in report.comparisons}
     assert [entry.name for entry in bundle.manifest.testvectors] == ["other-sizes", "batch-is-0", "batch-is-1"]
     assert selftest(tmp_path / "bundle")
-
-
-def test_bundle_without_its_example_is_captured_again(tmp_path):
-    exported(tmp_path / "bundle", 128, verify=False)
-    aotexport.derive(tmp_path / "bundle", output=tmp_path / "again", programs="infer", verify=False)
-    assert selftest(tmp_path / "again")
-
-
-def test_saved_bundle_makes_them_as_well(small, tmp_path):
-    aotexport_runtime.save(aotexport_runtime.load(small.root), tmp_path / "saved")
-    entry, _, stored = recorded(open_bundle(tmp_path / "saved"), "other-sizes")
-    assert "input0" in stored
-    assert (tmp_path / "saved" / entry.tensors).stat().st_size == small.file(entry.tensors).stat().st_size
-    assert selftest(tmp_path / "saved")
 
 
 def test_example_whose_arguments_share_memory_is_kept(tmp_path):

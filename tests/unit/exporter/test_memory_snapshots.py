@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-from aotexport.eager.run import dropped_gradients
 from aotexport.model.memory_snapshots import spans_of
 from aotexport.model.state import State, collect_state
 from aotexport.state.tensors import UNCHANGED, restored
@@ -132,13 +131,3 @@ def test_gradients_and_requires_grad_are_put_back(keep):
         module(torch.ones(2)).sum().backward()
         module.bias.requires_grad_(False)
     assert (module.weight.grad is own, module.bias.grad, module.bias.requires_grad) == (True, None, True)
-
-
-def test_gradients_that_recorded_calls_drop_are_the_large_ones():
-    mib = 1 << 18
-    sizes = {"large": 33, "little": 1, "medium": 30, "largest": 40}
-    module = nn.Module()
-    for name, size in sizes.items():
-        module.register_parameter(name, nn.Parameter(torch.zeros(1).expand(size * mib)))
-    module.register_buffer("frozen", torch.zeros(1).expand(100 * mib))
-    assert dropped_gradients(collect_state(module)) == ("largest",)

@@ -2,14 +2,13 @@
 
 import pytest
 import sympy
-from torch.utils._sympy.functions import FloorDiv, Max, Mod, ToFloat, TruncToInt
+from torch.utils._sympy.functions import FloorDiv, Max, Mod
 
 from aotexport.process.patches import patched
-from aotexport.values.polynomials import holds_always, polynomial, quick_simplification
+from aotexport.values.polynomials import holds_always, quick_simplification
 
 A, B = sympy.symbols("a b", integer=True, positive=True)
 HALF = FloorDiv(A + 1, 2)
-SCALED = TruncToInt(0.5 * ToFloat(A))
 REAL = sympy.Symbol("zf0", real=True)
 
 
@@ -22,9 +21,7 @@ def equal(left, right):
     [
         equal(A * (B + 1), A * B + A),
         equal(HALF * (B + 1), HALF * B + HALF),
-        equal(SCALED * (B + 1), SCALED * B + SCALED),
         equal(Mod(4 * HALF * B + 8 * HALF, HALF, evaluate=False), 0),
-        equal(Mod(4 * A, A, evaluate=False), 0),
         equal(FloorDiv(3 * (2 * HALF + 2) * B, 2, evaluate=False), 3 * (HALF + 1) * B),
         equal(FloorDiv(A * B + A, A, evaluate=False), B + 1),
         sympy.Or(equal(A, 1), equal(Max(A, B) * 2, Max(A, B) + Max(A, B)), evaluate=False),
@@ -38,11 +35,9 @@ def test_identities_hold(condition):
 @pytest.mark.parametrize(
     "condition",
     [
-        equal(A * B, A + B),
         equal(HALF * 2, A + 1),
         equal(HALF, FloorDiv(A + 3, 2)),
         equal(FloorDiv(3 * (2 * HALF + 1) * B, 2, evaluate=False), 3 * HALF * B),
-        equal(Mod(A, B), 0),
         equal(Mod(3 * A, 2 * A, evaluate=False), 0),
         equal(Mod(4 * A, A, evaluate=False), 1),
         equal(REAL * (A + 1), REAL * A + REAL),
@@ -50,19 +45,10 @@ def test_identities_hold(condition):
         sympy.Or(equal(A, 1), equal(B, 1)),
         sympy.And(equal(A, 1), equal(2 * A, A + A), evaluate=False),
         A < B,
-        sympy.Ne(A, B),
     ],
 )
 def test_conditions_that_say_something_are_kept(condition):
     assert not holds_always(condition)
-
-
-def test_equal_terms_share_an_unknown():
-    unknowns = {}
-    found = polynomial(HALF * B + HALF**2 + 3, unknowns)
-    (unknown,) = unknowns.values()
-    assert unknowns == {HALF: unknown}
-    assert found == unknown * B + unknown**2 + 3
 
 
 @pytest.mark.parametrize(
@@ -70,9 +56,7 @@ def test_equal_terms_share_an_unknown():
     [
         ((4 * HALF * B + 8 * HALF) / (4 * HALF), B + 2),
         ((A**2 + A) / A, A + 1),
-        (A * HALF / HALF, A),
         (HALF, HALF),
-        (sympy.true, sympy.true),
     ],
 )
 def test_simplified_expression_has_its_terms_back(expression, expected):

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-import aotexport
 from aotexport.eager.python_state import depends_on
 from aotexport.eager.run import shorter_call
 from aotexport.model.call import example_call
@@ -68,39 +67,12 @@ class Long(Storing):
         return self.linear(x)
 
 
-class Positive(Storing):
-    def stored(self, x):
-        self.kind = "positive" if x.sum() > 0 else "other"
-        return self.linear(x)
-
-
 class Failing(Storing):
     def stored(self, x):
         self.kind, self.memory = "regression", (self.memory or 0) + 1
         if len(x) < 5:
             raise ValueError("too short")
         return self.linear(x) * (self.memory < 3)
-
-
-@pytest.mark.parametrize(("model", "rows"), [(Named, 4), (Long, None), (Positive, None)])
-def test_shorter_call_is_made_where_it_is_known_to_take_the_path(model, rows, monkeypatch, tmp_path):
-    found = []
-
-    def spied(spec, state, shorter=None):
-        found.append(shorter and len(shorter.tensors[0]))
-        return depends_on(spec, state, shorter)
-
-    monkeypatch.setattr("aotexport.pipeline.capture.depends_on", spied)
-    sizes = {"x": {0: torch.export.Dim("rows", min=2 if model is Named else 6, max=64)}}
-    aotexport.export(model(), (torch.ones(9, 3),), dynamic_shapes=sizes, output=tmp_path / "b", programs=("infer",))
-    assert found == [rows]
-
-
-def test_call_that_fails_when_it_is_shorter_is_made_as_it_is():
-    module = Failing().eval()
-    sizes = {"x": {0: torch.export.Dim("rows", max=64)}}
-    (spec,) = choose_programs(module, Example((torch.ones(9, 3),), {}, sizes), ("infer",), ())
-    assert depends_on(spec, collect_state(module), shorter_call(spec.call))
 
 
 def test_shorter_call_keeps_the_order_of_axes_and_is_none_for_shared_memory():

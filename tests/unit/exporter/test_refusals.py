@@ -14,7 +14,6 @@ from aotexport.errors import AttemptFailed, ExportFailed, InternalError
 from aotexport.model import refusals
 from aotexport.model.refusals import attempt, bugs_reported
 from aotexport_runtime import NotSupported
-from aotexport_runtime.errors import first_line
 
 
 def ours(text, **names):
@@ -65,14 +64,6 @@ def test_error_out_of_our_own_code_is_an_internal_error(text):
 
 
 @pytest.mark.parametrize("text", BUGS.values(), ids=BUGS)
-def test_bug_in_code_that_stands_in_for_what_the_model_calls_is_an_internal_error(text):
-    stand_in = ours(text)
-
-    with pytest.raises(InternalError):
-        stage(lambda: stand_in())
-
-
-@pytest.mark.parametrize("text", BUGS.values(), ids=BUGS)
 def test_bug_that_torch_or_the_model_raises_another_error_for_is_an_internal_error(text):
     stand_in = ours(text)
 
@@ -106,23 +97,6 @@ def test_any_error_of_the_models_code_is_a_refusal_with_its_line(kind):
     assert str(raised.value).startswith(f"{__file__}:{model.__code__.co_firstlineno + 1}: in model: {kind.__name__}: ")
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: torch.ones(2) + torch.ones(3),
-        lambda: torch.ones(2)[5],
-        lambda: nn.Linear(2, 2)(torch.ones(3)),
-        lambda: nn.Linear(2, 2)(),
-        lambda: nn.ModuleDict()["absent"],
-        lambda: torch.linalg.inv(torch.zeros(2, 2)),
-    ],
-    ids=["shapes", "index", "layer", "arguments", "key", "singular"],
-)
-def test_error_of_a_layer_of_torch_is_a_refusal(call):
-    with pytest.raises(AttemptFailed):
-        stage(ours("def run():\n    return call()", call=call))
-
-
 def test_error_of_torch_in_c_that_our_code_calls_is_a_refusal():
     with pytest.raises(AttemptFailed):
         stage(ours("def run():\n    return torch.ones(2) + torch.ones(3)"))
@@ -134,13 +108,6 @@ def test_errors_of_the_exporter_pass_and_those_of_a_bundle_in_the_model_are_refu
     assert raised.value.error is raised.value
     with pytest.raises(AttemptFailed), attempt("forward graph"):
         raise NotSupported("of a bundle that the model calls")
-
-
-@pytest.mark.parametrize("kind", [OSError, MemoryError])
-def test_what_the_machine_lacks_is_no_bug(kind):
-    run = ours("def run():\n    raise kind('full')", kind=kind)
-    with pytest.raises(kind):
-        stage(run, bugs_reported(lambda: "write"))
 
 
 def test_errors_that_reach_the_caller_are_internal_but_for_those_of_the_models_code():
@@ -167,15 +134,3 @@ def test_internal_error_says_stage_line_versions_and_what_to_do():
         "model: NameError: name 'misspelt' is not defined. Nothing was written. Please report it, with these versions "
         f"(aotexport 0.1.0, torch {torch.__version__}, Python {platform.python_version()}) and the traceback"
     )
-
-
-@pytest.mark.parametrize(
-    ("message", "line"),
-    [
-        ("\n one\ntwo", "one"),
-        ("Got graph break:\n\n  Found mutation\nthree", "Got graph break: Found mutation"),
-        ("", ""),
-    ],
-)
-def test_first_line_that_ends_at_a_colon_has_the_next(message, line):
-    assert first_line(ValueError(message)) == line

@@ -38,13 +38,3 @@ def test_view_that_needs_a_size_of_one_drops_its_axis_once(environment, monkeypa
         view = _refs._reshape_view_helper(spread, [height * width], allow_copy=False)
     assert view.dim() == 1
     assert any(guard.expr.has(width.node.expr) for guard in environment.guards)
-
-
-def test_view_of_a_contiguous_tensor_asks_for_no_size(environment):
-    height, width = (rounded(environment, name) for name in ("height", "width"))
-    with FakeTensorMode(shape_env=environment), general_sizes_kept(lambda condition: None):
-        image = torch.empty(3, height, width)
-        before = len(environment.guards)
-        view = _refs._reshape_view_helper(image, [3, height * width], allow_copy=False)
-    assert view.stride(0) == height * width
-    assert not [guard for guard in environment.guards[before:] if 1 in guard.expr.args]

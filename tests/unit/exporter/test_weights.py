@@ -97,21 +97,6 @@ def test_tensor_of_any_layout_is_restored_with_its_values_and_strides(tmp_path, 
     assert (restored.shape, restored.stride()) == (tensor.shape, tensor.stride())
 
 
-def test_part_of_a_larger_storage_is_stored_alone(tmp_path):
-    written(module(value=torch.arange(1000.0)[10:14]), tmp_path)
-    with safe_open(tmp_path / "weights/model.safetensors", framework="pt") as file:
-        assert file.get_tensor("value").tolist() == [10.0, 11.0, 12.0, 13.0]
-
-
-def test_tied_parameter_is_stored_once_under_its_first_name(tmp_path):
-    weight = nn.Parameter(torch.randn(2, 3))
-    bundle = written(module(first=weight, second=weight), tmp_path)
-    (entry,) = bundle.manifest.state
-    assert (entry.name, entry.tied, entry.role) == ("first", ("second",), "parameter")
-    with safe_open(tmp_path / "weights/model.safetensors", framework="pt") as file:
-        assert list(file.keys()) == ["first"]
-
-
 OVERLAPS = {
     "same_storage": lambda base: (base, base.view(3, 4)),
     "transposed": lambda base: (base.view(3, 4), base.view(3, 4).t()),
@@ -180,11 +165,6 @@ def test_state_above_the_limit_is_split_with_the_index_of_hugging_face(tmp_path,
     assert [restored[name][0].item() for name in "abc"] == [0.0, 1.0, 2.0]
 
 
-def test_tensor_above_the_limit_has_a_file_of_its_own(tmp_path):
-    bundle = written(module(a=torch.ones(1), b=torch.ones(100), c=torch.ones(1)), tmp_path, shard_nbytes=64)
-    assert len({entry.file for entry in bundle.manifest.state}) == 3
-
-
 def test_training_in_place_never_reaches_the_file(tmp_path, mapped):
     bundle = written(module(weight=nn.Parameter(torch.ones(1000))), tmp_path)
     path = tmp_path / "weights/model.safetensors"
@@ -194,11 +174,6 @@ def test_training_in_place_never_reaches_the_file(tmp_path, mapped):
     assert tensor[0] == -6
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before
     assert load_tensors(bundle, bundle.manifest.state, Environment().form, mapped=mapped)["weight"][0] == 1
-
-
-def test_module_without_state_writes_no_weights(tmp_path):
-    assert written(module(), tmp_path).manifest.state == ()
-    assert list((tmp_path / "weights").iterdir()) == []
 
 
 def adding(self, x):

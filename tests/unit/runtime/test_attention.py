@@ -44,30 +44,6 @@ def test_attention_of_cpus_on_gpus_computes_the_same(dtype, masked, is_causal, s
         assert gradient.stride() == other.stride()
 
 
-def test_dropout_that_processors_do_not_fuse_is_refused():
-    with pytest.raises(ValueError, match=r"^CPUs have no fused attention with dropout$"):
-        stand_in(OF_CPUS)(*operands(), 0.5)
-
-
-@pytest.mark.parametrize("dropout_p", [0.0, 0.5])
-def test_backward_of_dropout_is_given_its_seeds_on_the_host(dropout_p):
-    query, key, value = operands()
-    seed = torch.ones((), dtype=torch.int64)
-    given = []
-
-    def kernel(grad, query, key, value, bias, out, statistics, *rest, scale):
-        given.extend(rest)
-        return grad, key, value, None
-
-    with torch.library._scoped_library("aten", "IMPL") as library:
-        library.impl("_scaled_dot_product_efficient_attention_backward", kernel, "CPU")
-        found = stand_in("aten::_scaled_dot_product_efficient_attention_backward")
-        rest = (None, query, query, seed, seed, dropout_p, [True, True, True, False])
-        found(query, query, key, value, *rest, is_causal=True, scale=0.5)
-    assert [each.device.type for each in given[:2]] == ["cpu", "cpu"]
-    assert given[2:4] == [dropout_p, [True, True, True, False]]
-
-
 @pytest.mark.parametrize(("device", "moved"), [(None, False), ("cpu", False), ("cuda:0", True)])
 def test_operator_is_exchanged_where_the_bundle_is_loaded_to_another_kind_of_device(device, moved):
     environment = Environment(device=None if device is None else torch.device(device))

@@ -44,28 +44,10 @@ def test_state_with_one_name_of_a_tied_weight_loads(name, wrapped):
     assert module(torch.tensor([0, 3, 3])).tolist() == [[12.0] * 5] * 3
 
 
-def test_state_without_a_tied_weight_is_refused():
-    with pytest.raises(RuntimeError, match=r"Missing key\(s\) in state_dict: \"embedding.weight\", \"head.weight\""):
-        load(TIED).load_state_dict({})
-
-
-def test_names_are_the_originals(loaded, make_tiny):
-    original = make_tiny()
-    assert [name for name, _ in loaded.named_parameters()] == [name for name, _ in original.named_parameters()]
-    assert [name for name, _ in loaded.named_buffers()] == [name for name, _ in original.named_buffers()]
-    assert [name for name, _ in loaded.named_modules()] == [name for name, _ in original.named_modules()]
-
-
 def test_parameter_that_is_replaced_is_the_one_that_is_used(loaded, batch):
     loaded.linear.weight = nn.Parameter(torch.zeros(3, 4))
     loaded.linear.bias = nn.Parameter(torch.tensor([0.0, 7.0, 0.0]))
     assert loaded(batch)["best"].tolist() == [14.0, 14.0, 14.0]
-
-
-def test_buffer_that_the_call_changes_is_changed(loaded, batch):
-    loaded(batch)
-    loaded.eval()(batch)
-    assert loaded.calls == 2
 
 
 @pytest.mark.parametrize("convert", ["half", "double", "bfloat16"])
@@ -106,10 +88,6 @@ def only(tiny, tmp_path, program: str):
     return load(crafted.seal())
 
 
-def test_module_is_in_the_mode_that_the_original_was_in(loaded):
-    assert loaded.training
-
-
 def test_modes_that_are_restored_one_by_one_are_the_modes_of_the_whole(loaded):
     """As trainers do after an evaluation: the outermost module first."""
     modes = {module: module.training for module in nn.ModuleList([loaded]).modules()}
@@ -141,12 +119,6 @@ def test_mode_without_a_program_is_refused_with_the_way_out(tiny, tmp_path, batc
     with pytest.raises(NotSupported) as caught:
         module(batch)
     assert str(caught.value) == message
-
-
-def test_program_is_called_by_name_whatever_the_mode(loaded, batch):
-    result = loaded.program("infer")(batch)["best"]
-    assert loaded.training
-    assert torch.equal(result, loaded.eval()(batch)["best"])
 
 
 # --- copies and hooks -------------------------------------------------------------------------------------
@@ -183,10 +155,6 @@ def test_hooks_of_modules_and_parameters_are_called_in_order(loaded, batch):
     loaded.linear.bias.register_post_accumulate_grad_hook(lambda parameter: seen.append("accumulated"))
     loaded(batch)["best"].sum().backward()
     assert seen == ["before", "after", "gradient", "accumulated"]
-
-
-def test_repr_says_what_it_is(loaded):
-    assert repr(loaded).splitlines()[1] == f"  Tiny, programs: train, infer, from {str(loaded.bundle.root)!r}"
 
 
 # --- names that equal ours --------------------------------------------------------------------------------

@@ -146,16 +146,6 @@ def test_program_that_disagrees_runs_its_portable_form(pair, caplog, change, mes
     assert caplog.text.count("runs without its kernels") == 1
 
 
-def test_inference_is_compared_as_well(pair, caplog):
-    module, eager, engine = pair(wrong_output)
-    module.eval()
-    eager.eval()
-    with torch.no_grad():
-        torch.testing.assert_close(module(torch.ones(4, 3)), eager(torch.ones(4, 3)))
-    assert engine.forwards == 1
-    assert "program infer runs without its kernels" in caplog.text
-
-
 def test_program_without_memory_to_compare_it_serves(pair, caplog):
     module, _, engine = pair(too_large)
     for _ in range(2):

@@ -1,7 +1,5 @@
 """Candidates timed at the first launch, on copies, and what is remembered; launchers and the clock are stand-ins."""
 
-import json
-
 import pytest
 import torch
 
@@ -84,12 +82,6 @@ def test_copies_have_values_strides_and_sharing_of_the_originals():
     assert torch.equal(memory, before + 1)
 
 
-def test_candidate_that_cannot_be_launched_is_not_chosen():
-    working, x = Adding(2, 3.0), torch.zeros(1)
-    TunedKernel([Adding(1, 0.0, fails=True), working], kept())(x=x, y=x)
-    assert x.item() == 2
-
-
 @pytest.mark.parametrize(("elements", "can_measure"), [(0, True), (3, False)], ids=["no blocks", "not now"])
 def test_first_candidate_runs_where_nothing_can_be_timed(elements, can_measure, tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "may_measure", lambda: can_measure)
@@ -104,14 +96,3 @@ def test_next_process_runs_the_winner_without_timing(tmp_path):
     slow, fast = Adding(1, 5.0), Adding(2, 3.0)
     TunedKernel([slow, fast], kept(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
     assert (len(slow.launches), len(fast.launches)) == (0, 1)
-
-
-@pytest.mark.parametrize("found", [{}, {"candidate": 2}, {"candidate": True}])
-def test_record_that_names_no_candidate_is_passed_over(found, tmp_path):
-    TunedKernel([Adding(1, 5.0), Adding(2, 3.0)], kept(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
-    (file,) = tmp_path.iterdir()
-    file.write_text(json.dumps({"found": found}))
-    slow, fast = Adding(1, 5.0), Adding(2, 3.0)
-    TunedKernel([slow, fast], kept(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
-    assert len(slow.launches) > 0
-    assert json.loads(file.read_text())["found"]["candidate"] == 1

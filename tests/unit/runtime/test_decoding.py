@@ -7,7 +7,6 @@ import torch
 
 from aotexport_runtime.execution.codegen import Environment, compile_graph
 from aotexport_runtime.rewrite.decoding import decoding
-from aotexport_runtime.rewrite.names import writes_in_place
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import TensorMeta
 
@@ -82,10 +81,3 @@ def test_step_writes_into_a_slot_and_computes_the_same(mask):
 
 def test_cache_that_grows_along_another_axis_is_left_to_the_graph():
     assert decoding(step(axis=1), {"cache": 1}) is None
-
-
-@pytest.mark.parametrize(
-    ("op", "writes"), [("add_.Tensor", True), ("__and__.Tensor", False), ("__iand__.Tensor", True)]
-)
-def test_operators_that_write_are_told_by_their_name(op, writes):
-    assert writes_in_place(f"aten::{op}") is writes

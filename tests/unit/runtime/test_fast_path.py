@@ -9,8 +9,6 @@ from torch import nn
 
 import aotexport
 from aotexport_runtime import load
-from aotexport_runtime.call.plan import _shared_tensors
-from aotexport_runtime.schema.program import ArgumentInput
 
 TURNED_AWAY = object()
 GOLDEN = Path(__file__).parents[2] / "golden" / "v1.0"
@@ -52,27 +50,12 @@ def test_calls_like_the_captured_one_are_served(bundle):
         torch.testing.assert_close(call((), {"x": x()}), expected)
 
 
-def test_gradients_of_served_calls_are_those_of_autograd(bundle):
-    module = load(bundle, target="portable")
-    only_fast(module, "train")((x(),), {}).sum().backward()
-    torch.testing.assert_close(module.linear.weight.grad, (2 * x().sum(0)).expand(3, 4))
-
-
 def by_name(*, x):
     return x * 2
 
 
 def by_position(x, /):
     return x * 2
-
-
-@pytest.mark.parametrize(("function", "args", "kwargs"), [(by_name, (), {"x": x()}), (by_position, (x(),), {})])
-def test_calls_that_pass_arguments_in_one_way_alone_are_served(tmp_path, function, args, kwargs):
-    aotexport.export(function, args, kwargs, output=tmp_path / "bundle", verify=False)
-    module = load(tmp_path / "bundle", target="portable")
-    (name,) = module.bundle.program_names
-    with torch.no_grad():
-        torch.testing.assert_close(only_fast(module, name)(args, kwargs), x() * 2)
 
 
 @pytest.mark.parametrize(
@@ -137,17 +120,3 @@ def test_gradients_reach_tensors_that_transforms_left_behind(tmp_path):
     torch.func.grad(lambda inside: [left.append(inside), inside.sum()][1])(given)
     module(left[0]).sum().backward()
     torch.testing.assert_close(given.grad, (2 * module.linear.weight.sum(0)).expand(3, 4))
-
-
-def test_calls_of_golden_bundles_are_bound_by_the_plan():
-    plans = {}
-    for name in ("linear", "nested_inputs", "argument_is_parameter"):
-        module = load(GOLDEN / name / "bundle", target="portable")
-        plans[name] = module._plan(module.bundle.program_names[0])
-    assert plans["nested_inputs"].call == plans["nested_inputs"]._check_and_run
-    assert plans["linear"].call != plans["linear"]._check_and_run
-    given = [object() if isinstance(spec, ArgumentInput) else None for spec in plans["linear"].program.inputs]
-    bound = plans["linear"].bind_flat([value for value in given if value is not None])
-    assert [got for got, value in zip(bound.inputs, given, strict=True) if value is not None] == [*filter(None, given)]
-    # Variants that were captured with one tensor in several places come first.
-    assert [_shared_tensors(plan.program) for plan in plans.values()] == [0, 1, 1]

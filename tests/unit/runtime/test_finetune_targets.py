@@ -92,13 +92,6 @@ def test_rows_without_answers_are_told(directory: Path, columns: dict[str, Any],
     assert str(caught.value).startswith(message)
 
 
-def test_messages_want_a_chat_template() -> None:
-    with pytest.raises(
-        DataInvalid, match=r"^data, row 1: --tokenizer: bytes has no chat template, which messages need"
-    ):
-        answers_of(Table("data", {"messages": [HELLO]}), {}, Tokenizer(BYTES, "data"))
-
-
 @pytest.mark.parametrize("source", ["plain", BYTES])
 def test_first_token_of_a_word_has_its_class(directory: Path, source: str) -> None:
     tokenizer = Tokenizer(source if source == BYTES else str(directory / source), "data")

@@ -57,7 +57,6 @@ BATCH = program(
 HALVES = program(
     tensor("x", size("add", size("mul", 2, "h"), 1)), dimensions=(dimension("h", "half", factor=2, offset=1),)
 )
-DOUBLES = program(tensor("x", size("mul", 2, "h")), dimensions=(dimension("h", "half", factor=2),))
 OPEN = program(tensor("x", "n"), dimensions=(dimension("n", "n", min=5, max=None),))
 COUNT = program(tensor("x", "b"), SizeInput(path="n", symbol="b"), dimensions=(dimension("b", "batch"),))
 RATIO = program(
@@ -84,10 +83,8 @@ IDS = torch.zeros(4, dtype=torch.int64)
     ("record", "leaves", "symbols"),
     [
         (STATIC, (torch.zeros(2, 3), IDS), {}),
-        (STATIC, (torch.zeros(3, 2).t(), IDS), {}),
         (BATCH, (torch.zeros(4, 3), torch.zeros(4, 8)), {"b": 4}),
         (HALVES, (torch.zeros(9),), {"h": 4}),
-        (DOUBLES, (torch.zeros(8),), {"h": 4}),
         (OPEN, (torch.zeros(5000),), {"n": 5000}),
         (COUNT, (torch.zeros(3), 3), {"b": 3}),
         (RATIO, (torch.zeros(5), torch.zeros(4)), {"b": 5}),
@@ -105,7 +102,6 @@ def fixed(axis):
 
 
 VIOLATIONS = {
-    "no_tensor": (STATIC, ([1.0], IDS), ["`x`: expected a tensor float32, got list"]),
     "dtype": (STATIC, (torch.zeros(2, 3, dtype=torch.float64), IDS), ["`x`: expected dtype float32, got float64"]),
     "rank": (STATIC, (torch.zeros(2, 3, 1), IDS), ["`x`: expected shape [2, 3], got [2, 3, 1]"]),
     "static_size": (
@@ -116,40 +112,22 @@ VIOLATIONS = {
     "device": (STATIC, (torch.zeros(2, 3, device="meta"), IDS), ["`x`: expected a tensor on cpu, got one on meta"]),
     "layout": (STATIC, (torch.zeros(2, 3).to_sparse(), IDS), ["`x`: expected layout strided, got sparse_coo"]),
     "strides": (LAID_OUT, (torch.zeros(9)[3:].view(3, 2).t(),), [f"{OTHER_LAYOUT}(1, 2) and 3"]),
-    "offset_below": (LAID_OUT, (torch.zeros(2, 3),), [f"{OTHER_LAYOUT}(3, 1) and 0"]),
-    "offset_above": (LAID_OUT, (torch.zeros(12)[6:].view(2, 3),), [f"{OTHER_LAYOUT}(3, 1) and 6"]),
     "no_leaf": (LEAF, (torch.zeros(3, requires_grad=True) * 1,), [f"`x`: expected is_leaf=True, {OTHER_LEAF} False"]),
-    "leaf": (HISTORY, (torch.zeros(3, requires_grad=True),), [f"`x`: expected is_leaf=False, {OTHER_LEAF} True"]),
     "no_requires_grad": (HISTORY, (torch.zeros(3),), [f"`x`: expected requires_grad=True, {OTHER_LEAF} False"]),
     "several": (
         STATIC,
         (torch.zeros(5), IDS.int()),
         ["`x`: expected shape [2, 3], got [5]", "`ids[0]`: expected dtype int64, got int32"],
     ),
-    "sizes_of_several": (
-        STATIC,
-        (torch.zeros(3, 2), IDS[:2]),
-        [
-            "`x`: expected shape [2, 3], got [3, 2] at axis 0" + fixed("x:0"),
-            "`ids[0]`: expected shape [4], got [2] at axis 0" + fixed("ids[0]:0"),
-        ],
-    ),
-    "below_the_range": (BATCH, (torch.zeros(0, 3), torch.zeros(0, 0)), ["`x`: size 0: `batch` is 0, outside [2:64]"]),
     "above_the_range": (
         BATCH,
         (torch.zeros(66, 3), torch.zeros(66, 132)),
         ["`x`: size 0: `batch` is 66, outside [2:64]"],
     ),
-    "below_an_open_range": (OPEN, (torch.zeros(4),), ["`x`: size 0: `n` is 4, outside [5:]"]),
     "unequal": (
         BATCH,
         (torch.zeros(4, 3), torch.zeros(6, 8)),
         ["`y`: expected shape [batch, (2 * batch)], got [6, 8] at axis 0 (batch = 4)"],
-    ),
-    "derived_size": (
-        BATCH,
-        (torch.zeros(4, 3), torch.zeros(4, 9)),
-        ["`y`: expected shape [batch, (2 * batch)], got [4, 9] at axis 1 ((2 * batch) = 8)"],
     ),
     "guard": (
         BATCH,
@@ -157,7 +135,6 @@ VIOLATIONS = {
         ["the program holds only where ((batch % 2) == 0); here batch=5"],
     ),
     "not_a_multiple": (HALVES, (torch.zeros(8),), ["`x`: size 0 is 8; expected 2 * half + 1"]),
-    "no_integer": (COUNT, (torch.zeros(3), 3.0), ["`n`: expected an int, got float"]),
     "truth_value": (COUNT, (torch.zeros(3), True), ["`n`: expected an int, got bool"]),
     "another_integer": (COUNT, (torch.zeros(3), 4), ["`n`: expected 3, got 4"]),
     "division_by_zero": (

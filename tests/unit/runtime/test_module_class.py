@@ -109,10 +109,6 @@ def test_class_is_named_after_the_model_and_is_a_bundle_module(exported):
     assert isinstance(module.twin(), type(module))
 
 
-def test_class_of_a_model_without_a_name_has_that_of_all(exported):
-    assert type(exported(lambda x: x * 2, (X,))).__name__ == "BundleModule"
-
-
 def test_methods_have_their_signatures_and_results(exported):
     model = WithMethods()
     programs = [aotexport.Program("encode", method="encode", example=(X,)), "infer"]
@@ -130,14 +126,3 @@ def test_plain_attributes_of_the_model_are_read_and_not_set(exported):
     with pytest.raises(NotSupported) as caught:
         module.loss_type = "Sum"
     assert str(caught.value).startswith("no call looks at the attribute `loss_type` of the loaded module")
-
-
-def test_parameter_that_only_some_programs_have_is_shown_with_a_default(exported):
-    programs = [aotexport.Program("tune", example=aotexport.Example((X,), {"shift": X, "more": X})), "infer"]
-    module = exported(Open(), (X,), {"shift": X}, programs=programs)
-    assert str(inspect.signature(module.forward)) == "(*args, shift, more=Ellipsis)"
-
-
-def test_forward_under_another_signature_is_the_same_code(exported):
-    module = exported(plain, (X,))
-    assert type(module).forward.__code__ is BundleModule.forward.__code__

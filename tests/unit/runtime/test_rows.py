@@ -70,29 +70,18 @@ DEPENDENT = {
         "matmul.default",
         "has the rows of its operands on different axes",
     ),
-    "contrastive_by_einsum": (
-        lambda m, x: torch.einsum("id,jd->ij", x[:, 0], x[:, 1]).sum(-1),
-        "einsum.default",
-        "has rows under no one letter of its result",
-    ),
     "covariance": (lambda m, x: x[:, 0] @ (x[:, 0].T @ x[:, 1]), "matmul.default", "computes along axis 1 of `self`"),
     "sorted": (lambda m, x: x.sort(0)[0], "sort.default", "computes along axis 0"),
-    "top_of_the_batch": (lambda m, x: x * (x >= x.topk(1, dim=0)[0]), "topk.default", "computes along axis 0"),
     "normalised_by_size": (lambda m, x: x / x.shape[0], "div.Tensor", "computes with the size of the batch"),
-    "size_as_a_float": (lambda m, x: x * x.shape[0] ** 0.5, "", "computes with the size of the batch"),
     "table_by_row": (
         lambda m, x: m.table.gather(1, (x[:, 0] > 0).long()),
         "gather.default",
         "takes elements by the number of the row",
     ),
     "running_mean": (lambda m, x: x.cumsum(0), "cumsum.default", "computes along axis 0"),
-    "rolled": (lambda m, x: x + x.roll(1, 0), "roll.default", "computes along axis 0"),
     "rolled_over_all": (lambda m, x: x + x.roll(1), "roll.default", "computes along axis 0"),
     "shifted": (lambda m, x: torch.cat([x[1:], x[:1]]), "slice.Tensor", "computes along axis 0"),
-    "flipped": (lambda m, x: x.flip(0), "flip.default", "computes along axis 0"),
     "rows_of_a_mask": (lambda m, x: x[x[:, 0, 0] > 0], "index.Tensor", "along axis 0 of `self`, which has the rows"),
-    "permuted": (lambda m, x: x[x[:, 0, 0].argsort()], "argsort.default", "computes along axis 0"),
-    "first_row": (lambda m, x: x + x[0], "select.int", "computes along axis 0"),
     "chosen_rows": (lambda m, x: x + x[[0, 0]].sum(0), "index.Tensor", "along axis 0 of `self`, which has the rows"),
     "masked_by_position": (
         lambda m, x: x * (torch.arange(x.shape[0]) % 2)[:, None, None],
@@ -109,40 +98,27 @@ DEPENDENT = {
         "index.Tensor",
         "takes elements by the number of the row",
     ),
-    "numbers_added": (
-        lambda m, x: x + m.table[(x[:, 0, 0] > 0).long() + torch.arange(x.shape[0])][:, None],
-        "add.Tensor",
-        "computes with the number of each row",
-    ),
     "merged_and_normalised": (
         lambda m, x: x.reshape(-1, WIDTH).softmax(0).view_as(x),
         "softmax.int",
         "computes along axis 0",
     ),
-    "flattened": (lambda m, x: x + x.flatten().cumsum(0).view_as(x), "cumsum.default", "computes along axis 0"),
     "regrouped": (
         lambda m, x: x.transpose(0, 1).reshape(x.shape[0], LENGTH, WIDTH),
         "reshape.default",
         "spreads rows over several axes",
     ),
     "steps_of_a_sequence": (lambda m, x: m.gru(x)[0], "gru.input", "computes along axis 0 of `input`"),
-    "attention_over_rows": (
-        lambda m, x: functional.scaled_dot_product_attention(*[x.transpose(0, 1)] * 3),
-        "scaled_dot_product_attention.default",
-        "computes along axis 1 of `query`",
-    ),
     "blurred": (
         lambda m, x: functional.avg_pool1d(x.permute(1, 2, 0), 3, 1, 1),
         "avg_pool1d.default",
         "computes along",
     ),
-    "random": (lambda m, x: x + torch.rand_like(x), "rand_like.default", "is not known to keep rows apart"),
     "dropout": (lambda m, x: functional.dropout(x, 0.5, True), "dropout.default", "draws random numbers"),
     "written_through_a_view": (written_through_a_view, "sum.dim_IntList", "computes along axis 0"),
     "rows_into_what_has_none": (rows_into_what_has_none, "sum.dim_IntList", "computes along axis 0"),
     "padded_batch": (lambda m, x: functional.pad(x, (0, 0, 0, 0, 1, 0))[:-1], "pad.default", "computes along axis 0"),
     "repeated": (lambda m, x: x.repeat(2, 1, 1).cumsum(1), "repeat.default", "changes the number of rows"),
-    "tall": (lambda m, x: x + torch.ones(x.shape[0], LENGTH, 1).cumsum(0), "cumsum.default", "computes along axis 0"),
 }
 
 # --- no row knows of another -------------------------------------------------------------------------------
@@ -195,19 +171,12 @@ INDEPENDENT = {
     "mask_by_numbers": mask_by_numbers,
     "linear": lambda m, x: functional.gelu(m.norm(m.linear(x))),
     "batch_norm_of_evaluation": lambda m, x: m.batch_norm(x),
-    "recurrent": lambda m, x: m.lstm(x)[0],
     "recurrent_over_steps": lambda m, x: m.gru(x.transpose(0, 1))[0][-1],
-    "recurrent_state": lambda m, x: m.lstm(x)[1][0][-1],
     "convolved": lambda m, x: functional.max_pool1d(m.conv(x), 2).flatten(1),
-    "resized": lambda m, x: functional.interpolate(x, size=9, mode="linear"),
-    "group_norm": lambda m, x: functional.group_norm(x, 1),
     "attention": lambda m, x: m.attention(x, x, x)[0],
     "transformer_layer": lambda m, x: m.layer(x),
-    "embedded": lambda m, x: m.words((x * 4).long().clamp(0, 8)).mean(1),
-    "token": lambda m, x: torch.cat([m.token.expand(x.shape[0], -1, -1), x], 1),
     "token_repeated": lambda m, x: torch.cat([m.token.repeat(x.shape[0], 1, 1), x], 1).sum(1),
     "positions": lambda m, x: x + m.table[torch.arange(x.shape[1])],
-    "position_ids": lambda m, x: m.table[torch.arange(LENGTH)[None].expand(x.shape[0], -1)] + x,
     "merged_and_back": merged_and_back,
     "heads": heads,
     "windows": windows,
@@ -215,15 +184,11 @@ INDEPENDENT = {
     "written": written,
     "last_of_each": last_of_each,
     "experts": experts,
-    "top": lambda m, x: x.topk(2, -1)[0].flatten(1).sort(-1, descending=True)[0],
     "gathered": lambda m, x: x.gather(1, (x > 0).long()).cumsum(1).flip(1).roll(1, 1),
-    "columns": lambda m, x: x.index_select(1, torch.tensor([2, 0])) + x[:, torch.tensor([0, 3])],
     "einsum": lambda m, x: torch.einsum("bld,bmd->blm", x, x).softmax(-1),
     "normalised": lambda m, x: functional.normalize(x, dim=-1) * x.norm(dim=(1, 2), keepdim=True).rsqrt(),
-    "parts": lambda m, x: torch.stack([part.sum(1) for part in x.chunk(2, dim=1)], 1),
     "statistics_of_rows": lambda m, x: (x - x.mean((1, 2), keepdim=True)) / (x.std((1, 2), keepdim=True) + 1),
     "other_axis": lambda m, x: m.linear(x.transpose(0, 1)).softmax(0).transpose(0, 1),
-    "one_hot": lambda m, x: functional.one_hot(x.argmax(-1), WIDTH).to(torch.float16),
     "whole_slice": lambda m, x: x[: x.shape[0], ..., None, :].squeeze(2)[:, -1],
     "where": lambda m, x: torch.where(x > 0, x, torch.tensor(-1.0)).masked_fill(x > 1, 2).type_as(m.table),
     "spectrum": lambda m, x: torch.fft.rfft(x, dim=1).abs(),
@@ -327,6 +292,7 @@ def is_same(function, model, calls):
 
 # --- the table of operators --------------------------------------------------------------------------------
 
+
 POINTWISE_THOUGH_NOT_TAGGED = {
     *("__and__", "__iand__", "__ior__", "__or__", "absolute", "arccos", "arccosh", "arcsin", "arcsinh", "arctan"),
     *("arctan2", "arctanh", "broadcast_tensors", "complex", "copy", "divide", "empty_like", "fill", "fix"),
@@ -350,14 +316,14 @@ def test_operators_of_the_table_may_be_in_bundles_and_none_draws_random_numbers_
     assert {kinds()[name][0] for name in random} == {"certain", "recurrent"}
 
 
+def test_size_that_is_a_power_is_a_product():
+    assert number_of(SizeExpression(op="pow", args=("s1", 2)), "s0") == number_of("s1", "s0") ** 2
+
+
 def test_aligned_operators_are_those_that_torch_tags_as_pointwise():
     aligned = {name for name, kind in kinds().items() if kind == ("aligned", 0)}
     tagged = {name for name in aligned if any(torch.Tag.pointwise in each.tags for each in overloads(name))}
     assert aligned - tagged == POINTWISE_THOUGH_NOT_TAGGED
-
-
-def test_size_that_is_a_power_is_a_product():
-    assert number_of(SizeExpression(op="pow", args=("s1", 2)), "s0") == number_of("s1", "s0") ** 2
 
 
 def test_operators_that_compute_along_axes_name_them_as_the_rule_does():

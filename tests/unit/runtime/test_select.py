@@ -4,20 +4,15 @@ import types
 from typing import Any
 
 import pytest
-import torch
 
 from aotexport_runtime.engines.candidates import Request
-from aotexport_runtime.engines.functional.guards import native_rows
 from aotexport_runtime.engines.select import (
     Choice,
     largest_matmul,
-    libraries_win,
     select_engine,
     select_targets,
     sizes_of,
 )
-from aotexport_runtime.errors import NotSupported
-from aotexport_runtime.guards.rule import GuardTable
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import TensorMeta
 
@@ -79,27 +74,6 @@ def test_a_step_is_written_in_place_by_its_forward_graph_or_a_library():
 
 
 @pytest.mark.parametrize(
-    ("forward", "functional", "options", "engine", "reason"),
-    [
-        (SMALL, LARGE, {"differentiable": False}, "portable", "the forward graph is not differentiable"),
-        (SMALL, graph(*["mul.Tensor"] * 61), {}, "autograd", "the other graph takes its 1 operators apart, into 61"),
-        (
-            graph(*["sin.default"] * 40),
-            graph(*["mul.Tensor"] * 65),
-            {},
-            "portable",
-            "most of its 65 operators are element-wise",
-        ),
-        (SMALL, graph(*["mul.Tensor"] * 60), {}, "autograd", "no matmul is large enough to gain by oneDNN"),
-    ],
-)
-def test_figures_choose_one_of_two_graphs_and_say_why(forward, functional, options, engine, reason):
-    choice = chosen(forward, functional, **options)
-    assert choice.engines[0] == engine
-    assert (choice.because or choice.why_not["portable"]) == reason
-
-
-@pytest.mark.parametrize(
     ("options", "engines", "why_not"),
     [
         (
@@ -108,7 +82,6 @@ def test_figures_choose_one_of_two_graphs_and_say_why(forward, functional, optio
             {LEVEL: "`head` was replaced", "portable": "`head` was replaced"},
         ),
         ({"failed": {LEVEL: "no such file"}}, ("portable", "autograd"), {LEVEL: "no such file"}),
-        ({"device": "cuda"}, ("portable", "autograd"), {LEVEL: "it is for processors, and the bundle is on cuda"}),
     ],
 )
 def test_libraries_serve_unless_a_rule_says_why_not(options, engines, why_not):
@@ -130,19 +103,11 @@ def test_libraries_serve_unless_a_rule_says_why_not(options, engines, why_not):
             ("portable", "autograd"),
             {"cuda": "target `portable` was asked for"},
         ),
-        ({"failed": {"cuda": "no driver"}}, ("portable", "autograd"), {"cuda": "no driver"}),
     ],
 )
 def test_kernels_serve_unless_a_rule_says_why_not(options, engines, why_not):
     choice = chosen(SMALL, LARGE, engines=("cuda",), prefers_onednn=lambda _: True, **options)
     assert (choice.engines, choice.why_not) == (engines, why_not)
-
-
-def test_program_without_a_functional_graph_runs_its_forward_graph():
-    reasons = ["the model calls `requires_grad_`", "it disagreed"]
-    choice = chosen(SMALL, None, engines=("cuda",), refusals=reasons)
-    assert choice.engines == ("autograd",)
-    assert choice.why_not == dict.fromkeys(("cuda", "portable"), "; ".join(reasons))
 
 
 @pytest.mark.parametrize(("device", "serves"), [("cpu", False), ("cuda", True), (None, True)])
@@ -217,45 +182,6 @@ def test_native_code_runs_unless_a_rule_says_why_not(options, engines, why_not):
     assert (choice.engines, choice.why_not) == (engines, why_not)
 
 
-@pytest.mark.parametrize(
-    ("target", "message"),
-    [
-        (
-            "cpu",
-            f"target `cpu` cannot run here: the bundle has portable, {LEVEL}, {HIGHER}; not {HIGHER}: it holds native "
-            f"code, and was loaded without trust='native'; not {LEVEL}: it holds native code, and was loaded without "
-            "trust='native'",
-        ),
-        ("cuda", "kernels are native code, which runs only with `trust='native'`"),
-    ],
-)
-def test_native_code_that_was_asked_for_runs_or_is_refused_with_the_reason(target, message):
-    with pytest.raises(NotSupported) as caught:
-        targets_of(Request(target=target))
-    assert str(caught.value) == message
-
-
-# --- one call ---------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("wanted", "serves", "reason"),
-    [
-        (True, True, None),
-        (False, True, "not every gradient is wanted"),
-        (True, False, "libraries are for 2 <= rows, not 1"),
-    ],
-)
-def test_native_code_serves_a_call_unless_a_guard_says_why_not(wanted, serves, reason):
-    def why_not(inputs, symbols):
-        return None if serves else f"libraries are for 2 <= rows, not {symbols['rows']}"
-
-    native = record(why_not=why_not)
-    table = GuardTable([native_rows(native, (0, None), ["rows"], 2)], 2, known=["rows"])
-    inputs = [torch.ones(1, requires_grad=wanted), torch.ones(1)]
-    assert table.first(inputs, {"rows": 1}) == reason
-
-
 # --- figures ----------------------------------------------------------------------------------------------
 
 
@@ -267,11 +193,6 @@ def test_libraries_with_little_to_fuse_leave_the_program_to_the_forward_graph():
     assert choices[0].why_not[LEVEL] == "it has too little to fuse to be faster than the forward graph"
     assert chosen(bert, LARGE, Request(target="cpu"), engines=(LEVEL,)).engines[0] == LEVEL
     assert chosen(bert, LARGE, engines=(LEVEL,), prefers_onednn=lambda _: True).engines[0] == LEVEL
-
-
-@pytest.mark.parametrize(("operators", "wins"), [(3, False), (4, True)])
-def test_libraries_win_on_small_tensors_from_a_few_operators_on(operators, wins):
-    assert libraries_win(graph(*["linear.default"] * operators), SMALL) is wins
 
 
 @pytest.mark.parametrize(

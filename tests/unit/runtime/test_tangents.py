@@ -37,12 +37,6 @@ def test_gradient_is_laid_out_as_captured(given, spec, stride):
     assert torch.equal(laid_out, given.float())
 
 
-def test_gradient_that_is_laid_out_so_is_not_copied():
-    given = torch.ones(2, 3)
-    assert layout(tangent(memory_format="contiguous_format"))(given, {}) is given
-    assert layout(tangent(stride=(3, 1)))(given, {}) is given
-
-
 def test_gradient_where_none_flows_is_zeros_laid_out_so():
     undefined = zeros(tangent(stride=(1, 2)), (2, 3), torch.device("cpu"), {})
     assert undefined.stride() == (1, 2)

@@ -1,6 +1,5 @@
 """Values rebuilt from trees: the containers that a caller sees."""
 
-import collections
 import subprocess
 import sys
 
@@ -21,36 +20,6 @@ def build(tree):
 
 def fields(type_, *names, items=ITEMS, name="Result"):
     return NamedFields(type=type_, name=name, fields=names, items=items)
-
-
-def test_sequences_are_rebuilt():
-    assert build(Sequence(type="list", items=ITEMS)) == ["one", None, "zero"]
-    assert build(Sequence(type="tuple", items=ITEMS)) == ("one", None, "zero")
-    size = build(Sequence(type="size", items=(Constant(value=2), Constant(value=3))))
-    assert size == torch.Size([2, 3])
-    assert type(size) is torch.Size
-
-
-def test_mappings_are_rebuilt_in_order():
-    plain = build(Mapping(type="dict", keys=("b", 1, None), items=ITEMS))
-    assert (type(plain), list(plain.items())) == (dict, [("b", "one"), (1, None), (None, "zero")])
-    assert type(build(Mapping(type="ordered_dict", keys=("b", 1, None), items=ITEMS))) is collections.OrderedDict
-
-
-def test_named_tuple_is_rebuilt():
-    value = build(fields("namedtuple", "a", "b", "c"))
-    assert (type(value).__name__, value, value.c) == ("Result", ("one", None, "zero"), "zero")
-
-
-def test_dataclass_is_rebuilt():
-    value = build(fields("dataclass", "a", "b", "c"))
-    assert repr(value) == "Result(a='one', b=None, c='zero')"
-
-
-def test_return_type_of_torch_is_rebuilt():
-    value = build(fields("return_type", "values", "indices", items=ITEMS[::2], name="max"))
-    assert type(value) is torch.return_types.max
-    assert value.indices == "zero"
 
 
 def test_model_output_has_keys_attributes_and_positions_without_what_is_none():

@@ -8,10 +8,8 @@ import torch
 
 import aotexport_runtime
 from aotexport_runtime import adapters
-from aotexport_runtime.errors import ArgumentInvalid, CallInvalid
+from aotexport_runtime.errors import CallInvalid
 from aotexport_runtime.server.bundles import adapters_beside, find_models
-from aotexport_runtime.server.messages import Signature, read_request
-from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.serving.servable import Servable
 
 X = np.linspace(-1, 1, 16, dtype=np.float32).reshape(2, 8)
@@ -63,11 +61,6 @@ def test_unknown_adapter_is_refused_by_name(servable):
     assert refused.value.violations == ["there is no adapter `dutch`; there are `german`, `french`"]
 
 
-def test_adapter_that_cannot_be_read_is_refused_at_load(exported, tmp_path):
-    with pytest.raises(ArgumentInvalid):
-        Servable(exported("digits"), adapters={"dutch": tmp_path})
-
-
 def test_adapters_beside_a_version_are_found_and_change_what_is_served(exported, saved, tmp_path):
     version = tmp_path / "repository" / "digits" / "1"
     shutil.copytree(exported("digits"), version)
@@ -78,12 +71,3 @@ def test_adapters_beside_a_version_are_found_and_change_what_is_served(exported,
     assert [candidate.version for candidate in after] == ["1"]
     assert before[0].files != after[0].files
     assert [*adapters_beside(version)] == ["french", "german"]
-
-
-def test_request_names_its_adapter(servable):
-    signature = Signature.of(servable.inputs, servable.outputs)
-    tensor = b'{"name": "input", "datatype": "FP32", "shape": [1, 8], "data": [0, 0, 0, 0, 0, 0, 0, 0]}'
-    body = b'{"inputs": [%s], "parameters": {"adapter": %s}}'
-    assert read_request(bytearray(body % (tensor, b'"german"')), None, signature).adapter == "german"
-    with pytest.raises(Refusal, match=r"Expected `str \| null`, got `int` - at `\$.parameters.adapter`"):
-        read_request(bytearray(body % (tensor, b"7")), None, signature)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from aotexport_runtime.errors import CallInvalid, DeadlinePassed, NotSupported, Overloaded
+from aotexport_runtime.errors import DeadlinePassed, NotSupported, Overloaded
 from aotexport_runtime.serving import batcher
 from aotexport_runtime.serving.batcher import Batcher, Pace, Waiting
 from aotexport_runtime.serving.program import ServedProgram
@@ -55,15 +55,6 @@ def test_calls_are_joined_along_an_axis_that_is_not_the_first(exported, name, ar
     assert are_of_one_batch(joined)
     for call, result in zip(calls, joined, strict=True):
         torch.testing.assert_close(result["output"], servable.infer(call)["output"])
-    servable.close()
-
-
-def test_calls_of_other_sizes_are_not_joined(exported):
-    servable = ready(exported("words"), max_batch_size=2, max_latency_ms=0)
-    calls = [torch.zeros(1, length, dtype=torch.int64) for length in (3, 4, 5)]
-    results = [future.result() for future in [servable.submit({"ids": ids}) for ids in calls]]
-    for ids, result in zip(calls, results, strict=True):
-        torch.testing.assert_close(result["output"], servable.infer({"ids": ids})["output"])
     servable.close()
 
 
@@ -112,23 +103,6 @@ def test_wrong_call_fails_alone_and_its_batch_is_answered(exported):
     np.testing.assert_allclose(futures[2].result()["output"], expected)
     with pytest.raises(IndexError):
         futures[1].result()
-    servable.close()
-
-
-def test_call_beyond_the_range_of_the_bundle_is_told_of_it(exported):
-    servable = ready(exported("digits"))
-    with pytest.raises(CallInvalid) as alone:
-        servable.infer({"input": np.zeros((65, 8), np.float32)})
-    with pytest.raises(CallInvalid) as queued:
-        servable.submit({"input": np.zeros((65, 8), np.float32)}).result()
-    assert str(queued.value) == str(alone.value)
-    servable.close()
-
-
-def test_batch_is_never_larger_than_the_bundle_allows(exported):
-    servable = ready(exported("digits"), max_batch_size=1000)
-    futures = [servable.submit({"input": torch.rand(40, 8)}) for _ in range(6)]
-    assert [future.result()["output"].shape for future in futures] == [(40, 3)] * 6
     servable.close()
 
 
@@ -225,14 +199,6 @@ def test_pace_follows_the_batches_that_run():
     assert pace.seconds("a", 4) == 4
 
 
-def test_warm_up_measures_batches(exported):
-    servable = ready(exported("digits"), max_batch_size=8)
-    key, size = servable._key([np.zeros((3, 8), np.float32)], 0, None)
-    assert size == 3
-    assert servable.batcher.pace._rates[key].keys() == {1, 2, 4, 8}
-    servable.close()
-
-
 def test_call_beyond_the_length_of_the_queue_is_refused(gate):
     for call in range(6):
         gate.submit(call)
@@ -260,15 +226,6 @@ def test_call_past_its_deadline_is_not_run(gate):
         late.result()
     assert str(caught.value) == "the call waited for 0 ms, and was not run"
     assert gate.batches == [["first"]]
-
-
-def test_close_answers_what_waits_and_refuses_what_comes(gate):
-    futures = [gate.submit(call) for call in range(3)]
-    gate.finish()
-    assert [future.result() for future in futures] == [0, 1, 2]
-    with pytest.raises(NotSupported) as caught:
-        gate.submit(3)
-    assert str(caught.value) == "the servable is closed"
 
 
 def test_functions_and_batches_run_in_one_thread_which_ends_when_nothing_comes(monkeypatch):

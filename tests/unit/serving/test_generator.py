@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import queue
 import random
-import shutil
 import threading
 
 import pytest
 import torch
 
 import aotexport
-from aotexport_runtime import ArgumentInvalid, BundleInvalid, NotSupported
+from aotexport_runtime import ArgumentInvalid, NotSupported
 from aotexport_runtime.errors import attempt
 from aotexport_runtime.serving.generator import Generator
 from tests.unit.serving.language_models import best_tokens, exported_model
@@ -173,17 +172,6 @@ def test_full_queue_refuses_and_a_closed_generator_ends_what_it_has(exports):
     assert first.ids() == best_tokens(model, [5, 6], 9)
     with pytest.raises(NotSupported, match="the generator is closed"):
         generator.submit([5], print, most=1)
-
-
-def test_bundle_without_or_with_a_broken_tokenizer_is_refused(exports, tmp_path):
-    _, bundle = exports("llama")
-    with pytest.raises(NotSupported, match="engine `onnx` generates no tokens"):
-        Generator(bundle, engine="onnx")
-    copy = tmp_path / "bundle"
-    shutil.copytree(bundle, copy)
-    (copy / "tokenizer" / "tokenizer.json").write_bytes(b"x" * (bundle / "tokenizer/tokenizer.json").stat().st_size)
-    with pytest.raises(BundleInvalid):
-        Generator(copy)
 
 
 def test_batches_are_no_larger_than_the_programs_take(exports, tmp_path):

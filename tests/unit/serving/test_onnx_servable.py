@@ -12,12 +12,10 @@ import torch
 
 import aotexport
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.errors import CallInvalid, NotSupported, SelfTestFailed
-from aotexport_runtime.serving.onnx_program import _sampled
+from aotexport_runtime.errors import CallInvalid, SelfTestFailed
 from aotexport_runtime.serving.servable import Servable
-from aotexport_runtime.values.observe import sampled
 from tests.golden.refuse import seal
-from tests.unit.serving.conftest import BATCH, Attention, Counter, digits_model
+from tests.unit.serving.conftest import BATCH, digits_model
 
 pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
 
@@ -88,33 +86,6 @@ def test_model_that_answers_otherwise_than_eager_is_not_served(bundle, tmp_path)
         Servable(place, engine="onnx").warm_up()
 
 
-def test_rows_that_know_of_each_other_are_not_joined(tmp_path):
-    x = torch.rand(6, 3, 8, generator=torch.Generator().manual_seed(0))
-    sizes = ({0: torch.export.Dim("length", min=2, max=32), 1: BATCH},)
-    torch.manual_seed(0)
-    model = Attention().eval()
-    aotexport.export(
-        model, (x,), output=tmp_path / "a", dynamic_shapes=sizes, programs=("infer",), verify=False, onnx=True
-    )
-    servable = Servable(tmp_path / "a", engine="onnx")
-    servable.warm_up()
-    assert (servable.batch_axes.name, servable.batch_axes.inputs) == ("batch", (1,))
-
-
-def test_bundle_without_a_model_is_refused(exported):
-    with pytest.raises(NotSupported, match="the bundle has no ONNX models; add them with `aotexport onnx`"):
-        Servable(exported("digits"), engine="onnx")
-
-
-def test_model_that_changes_state_is_refused(tmp_path):
-    options = aotexport.OnnxOptions(state="outputs")
-    aotexport.export(
-        Counter().eval(), (torch.ones(3),), output=tmp_path / "c", programs=("infer",), verify=False, onnx=options
-    )
-    with pytest.raises(NotSupported, match="calls of program `infer` change state or arguments"):
-        Servable(tmp_path / "c", engine="onnx")
-
-
 def test_no_torch_is_needed(bundle):
     code = """
 import sys
@@ -127,13 +98,3 @@ print(servable.submit({"input": np.zeros((2, 8), np.float32)}).result()["output"
 """
     done = subprocess.run([sys.executable, "-c", code, bundle], capture_output=True, text=True, check=True)
     np.testing.assert_allclose(json.loads(done.stdout), eager(np.zeros((2, 8), np.float32)), rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("sample", [None, 5, 4096])
-@pytest.mark.parametrize("count", [1, 5, 9000])
-def test_same_is_kept_as_by_the_self_test(sample, count):
-    flat = np.arange(count, dtype=np.float32)
-    expected, got = sampled("x", torch.from_numpy(flat), sample), _sampled("x", flat, sample)
-    assert got.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_allclose(got[name], value.numpy(), rtol=1e-12)

@@ -12,7 +12,6 @@ import aotexport_runtime
 from aotexport import export
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.errors import ArgumentInvalid, CallInvalid, NotSupported, SelfTestFailed
-from aotexport_runtime.module.describe import describe
 from aotexport_runtime.module.recorded import read_vector, recorded_observation
 from aotexport_runtime.serving.joining import result_of
 from aotexport_runtime.serving.servable import Servable
@@ -34,12 +33,6 @@ def test_servable_names_inputs_and_outputs_by_dotted_paths(exported):
     ]
 
 
-def test_servable_says_which_sizes_differ_between_calls(exported):
-    servable = Servable(exported("digits"))
-    assert described(servable.inputs) == [("input", "float32", (-1, 8))]
-    assert described(servable.outputs) == [("output", "float32", (-1, 3))]
-
-
 def test_infer_with_nested_inputs_equals_eager(exported):
     a, b = torch.rand(2, 3), torch.rand(2, 3)
     expected = Pair()({"pair": (a, b)}, 3)
@@ -48,20 +41,6 @@ def test_infer_with_nested_inputs_equals_eager(exported):
     np.testing.assert_array_equal(got["parts.0"], expected["parts"][0].numpy())
     # numpy has no bfloat16; float32 has all of its values.
     np.testing.assert_array_equal(got["parts.1.0"], expected["parts"][1][0].float().numpy())
-
-
-def test_infer_with_tensors_gives_tensors(exported):
-    x = torch.rand(7, 8)
-    got = Servable(exported("digits")).infer({"input": x})["output"]
-    with torch.no_grad():
-        torch.testing.assert_close(got, digits_model()(x))
-    assert got.is_inference()
-
-
-def test_recorded_call_is_what_the_model_was_exported_with(exported):
-    inputs = Servable(exported("pair")).recorded_call()
-    assert [*inputs] == ["batch.pair.0", "batch.pair.1"]
-    np.testing.assert_array_equal(inputs["batch.pair.1"], np.arange(6, dtype=np.float32).reshape(2, 3))
 
 
 ARRAYS = {
@@ -119,23 +98,6 @@ def test_calls_that_are_not_joined_are_answered_as_alone(name, exported):
     for x, answer in zip(calls, answers, strict=True):
         np.testing.assert_array_equal(answer.result()["output"], servable.infer({"x": x})["output"])
     servable.close()
-
-
-def test_calls_that_fail_when_they_are_tried_joined_are_joined_as_the_graph_shows(exported, monkeypatch):
-    def fail(*arguments):
-        raise RuntimeError
-
-    servable = Servable(exported("digits"))
-    monkeypatch.setattr("aotexport_runtime.serving.joining.run_together", fail)
-    servable.warm_up()
-    assert servable.batch_axes.name == "batch"
-
-
-def test_inspect_says_along_which_sizes_calls_are_joined(exported):
-    assert "  a server joins calls along batch" in describe(open_bundle(exported("digits"))).splitlines()
-    assert "calls are not joined along batch: operator `aten::amax.default`" in describe(
-        open_bundle(exported("clamped"))
-    )
 
 
 def test_model_with_labels_is_served_without(exported):
@@ -199,21 +161,6 @@ def test_infer_refuses_wrong_inputs_by_name(inputs, text, exported):
     with pytest.raises(CallInvalid) as caught:
         Servable(exported("digits")).infer(inputs)
     assert str(caught.value) == f"the call does not fit program `infer`:\n  - {text}"
-
-
-def test_infer_after_close_is_refused(exported):
-    servable = Servable(exported("digits"))
-    servable.close()
-    with pytest.raises(NotSupported) as caught:
-        servable.infer({})
-    assert str(caught.value) == f"the servable of `{exported('digits')}` is closed"
-
-
-@pytest.mark.parametrize("name", ["threads", "max_batch_size", "max_waiting"])
-def test_servable_refuses_a_number_below_one(name, exported):
-    with pytest.raises(ArgumentInvalid) as caught:
-        Servable(exported("digits"), **{name: 0})
-    assert str(caught.value) == f"`{name}`: expected at least 1, got 0"
 
 
 def test_precision_beside_what_shares_or_changes_weights_is_refused(exported):

@@ -9,7 +9,7 @@ import random
 import pytest
 import transformers
 
-from aotexport_runtime import ArgumentInvalid, NotSupported
+from aotexport_runtime import ArgumentInvalid
 from aotexport_runtime.schema.manifest import FileEntry
 from aotexport_runtime.serving.tokenizer import Text, Tokenizer
 from tests.unit.serving.language_models import TEMPLATE, saved
@@ -109,18 +109,3 @@ def test_chats_are_rendered_as_by_transformers(directory, template):
 def test_templates_get_at_nothing(directory, template):
     with pytest.raises(ArgumentInvalid, match="the chat template refuses the messages: "):
         print(templated(directory, template).chat(CHAT))
-
-
-def test_files_that_are_missing_or_broken_are_refused(directory):
-    with pytest.raises(NotSupported, match="the bundle has no `tokenizer/tokenizer"):
-        Tokenizer.of(Files({}))
-    for name, data in (
-        ("tokenizer.json", b"{}"),
-        ("tokenizer_config.json", b"[]"),
-        ("chat_template.jinja", b"{% if %}"),
-    ):
-        with pytest.raises(NotSupported, match="the tokenizer cannot be read: "):
-            tokenizer_of(directory, **{name: data})
-    files = {"tokenizer/tokenizer.json": (directory / "tokenizer.json").read_bytes()}
-    with pytest.raises(ArgumentInvalid, match="no chat template; ask for completions"):
-        Tokenizer.of(Files(files)).chat(CHAT)

@@ -2,7 +2,6 @@
 
 import pytest
 
-from aotexport_runtime import NotSupported
 from aotexport_runtime.cli.app import main
 from aotexport_runtime.server.triton_config import triton_config
 from aotexport_runtime.serving.interface import BatchAxes, TensorSpec
@@ -41,19 +40,8 @@ def test_triton_config_without_a_batch_in_front_has_whole_shapes(batch):
     assert "dynamic_batching" not in text
 
 
-def test_triton_config_of_complex_numbers_is_refused():
-    with pytest.raises(NotSupported) as caught:
-        triton_config("a", [spec("x", "complex64", 2)], [], None)
-    assert str(caught.value) == "`x` is complex64, and the protocol has no such datatype; return it as float32"
-
-
 def test_triton_config_of_the_command_line_joins_what_recorded_calls_prove(exported, capsys):
     assert main(["triton-config", str(exported("digits")), "--max-batch-size", "8"]) == 0
     printed = capsys.readouterr().out
     assert printed.startswith('name: "digits"\nbackend: "python"\nmax_batch_size: 8\n')
     assert '{ name: "input" data_type: TYPE_FP32 dims: [ 8 ] }' in printed
-
-
-def test_triton_config_of_the_command_line_where_rows_know_of_each_other_joins_nothing(exported, capsys):
-    assert main(["triton-config", str(exported("centred"))]) == 0
-    assert "max_batch_size: 0\n" in capsys.readouterr().out
