@@ -28,13 +28,13 @@ RUNTIME_SOURCES = $(shell find runtimes/python/aotexport_runtime -type f -not -n
 ROOM ?=
 TESTS = $(if $(ROOM),$(shell sed -n 's/^$(ROOM): //p' tests/rooms),--ignore=tests/sweeps)
 
-CHECKS = check-style check-types check-runtime-types check-layers check-schemas site
+CHECKS = check-style check-types check-runtime-types check-layers check-schemas
 # torch and the model libraries use as many threads as there are cores; hubs are never asked.
 export HF_HUB_OFFLINE = 1
 # Hundreds of processes of the tests would compile the sources anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo serve-demo chat-demo test test-serve test-torch test-versions test-full lint pytest pytest-serve fuzz mutants bench bench-serve dist clean $(CHECKS)
+.PHONY: help demo serve-demo chat-demo test test-serve test-torch test-versions test-full lint pytest pytest-serve fuzz mutants bench bench-serve dist clean check-pages site $(CHECKS)
 
 help: ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(MAKEFILE_LIST) | expand -t 18
@@ -43,7 +43,7 @@ demo: $(VENV)/.demo $(RUNTIME_VENV)/.made ## export a model, fine-tune its bundl
 	@$(BIN)/python examples/demo.py --runtime $(RUNTIME_VENV)/bin/python --output demo
 
 test: ## check style, types and schemas, and run the tests; ROOM=capture: the tests of that room
-	@$(MAKE) --no-print-directory -j pytest $(if $(filter-out server,$(ROOM)),,pytest-serve) $(CHECKS)
+	@$(MAKE) --no-print-directory -j pytest $(if $(filter-out server,$(ROOM)),,pytest-serve) $(CHECKS) check-pages
 
 test-torch: ## run the tests under another torch, in an environment of its own; TORCH='==2.15.*'
 	$(PYTHON) -m venv $(TORCH_VENV)
@@ -76,7 +76,7 @@ chat-demo: $(SERVE_VENV)/.all ## train a small Llama on conversations, and chat 
 test-full: lint test-serve ## the same with the slow tests and the sweeps
 	$(BIN)/python -m pytest
 
-lint: $(VENV)/.dev $(CHECKS) ## check style, types, layers, and that the generated schemas are fresh
+lint: $(VENV)/.dev $(CHECKS) site ## check style, types, layers, and that the generated schemas are fresh
 
 pytest: $(VENV)/.dev
 	$(if $(TESTS),,$(error no room `$(ROOM)`; there are $(shell sed -n 's/^\([a-z_]*\): .*/\1/p' tests/rooms)))
@@ -105,6 +105,10 @@ check-layers: $(VENV)/.dev
 check-schemas: $(VENV)/.dev
 	$(BIN)/python schemas/tools/diff.py --check
 	$(BIN)/python schemas/tools/generate.py --check
+
+# Links of all pages; the reference, which takes half of the time, is left to `make lint`.
+check-pages: $(VENV)/.dev
+	$(BIN)/sphinx-build -q -W --keep-going -t quick -b dummy -d out/quick -c docs . out/quick/pages
 
 site: $(VENV)/.dev ## build the pages as a site, in out/site
 	$(BIN)/sphinx-build -q -W --keep-going -d out/doctrees -c docs . out/site

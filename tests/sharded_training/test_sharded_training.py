@@ -1,7 +1,5 @@
 """State in parts over ranks: bundles train as one process trains the model on the joined batch."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +8,6 @@ from safetensors.torch import load_file
 
 import aotexport_runtime
 from aotexport_runtime import adapters
-from tests.sharded_training.conftest import TIMEOUT_S
 from tests.sharded_training.ranks import WAYS
 from tests.sharded_training.saved_memory import export
 
@@ -25,13 +22,6 @@ def test_two_ranks_that_share_the_state_train_a_bundle_as_one_process_trains_the
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_every_way_to_share_the_state_trains_a_bundle_as_one_process_trains_the_model(run_ranks, ranks):
     assert [out.splitlines() for out in run_ranks("ranks", ranks, *WAYS)] == [[*WAYS]] * ranks
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("ranks", "part"), [(2, 0.6), (4, 0.35)])
-def test_each_rank_holds_its_part_of_weights_gradients_and_optimizer_state(run_ranks, ranks, part):
-    for whole, own in (map(int, out.split()) for out in run_ranks("memory", ranks)):
-        assert own <= part * whole
 
 
 @pytest.mark.slow
@@ -78,24 +68,6 @@ module = ranks.load(sys.argv[1 + dist.get_rank()])
 adapters.add_lora(module, sys.argv[3])
 dist.barrier()
 """
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("second", "target", "message"),
-    [
-        ("network", "mixer", "ArgumentInvalid: `targets`: 'mixer' means no weight of the module."),
-        ("nowhere", "mix", "NotSupported: ranks train one bundle together, and these loaded different ones"),
-    ],
-)
-def test_mistake_ends_a_job_of_torchrun(bundle, tmp_path, monkeypatch, second, target, message):
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    (tmp_path / "script.py").write_text(SCRIPT)
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(tmp_path / "script.py"), str(bundle), str(bundle.with_name(second)), target]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S)
-    assert done.returncode == 1
-    assert f"aotexport_runtime.errors.{message}" in done.stderr
 
 
 @pytest.mark.slow

@@ -1,15 +1,11 @@
 """Who is at fault in a stage of the export: the model or torch, which refuse, or aotexport, which has a bug."""
 
-import importlib
 import platform
 import textwrap
 
 import pytest
 import torch
-from torch import nn
 
-import aotexport
-import aotexport_runtime
 from aotexport.errors import AttemptFailed, ExportFailed, InternalError
 from aotexport.model import refusals
 from aotexport.model.refusals import attempt, bugs_reported
@@ -27,12 +23,6 @@ def stage(function, context=None):
     """Call a function as a stage of the export does."""
     context = attempt("functional graph") if context is None else context
     ours("def run():\n    with context:\n        function()", context=context, function=function)()
-
-
-def test_random_state_that_torch_would_functionalise_stays_as_it_is(tmp_path):
-    with importlib.import_module("torch._functorch.config").patch(functionalize_rng_ops=True):
-        aotexport.export(nn.Dropout(), (torch.ones(3),), output=tmp_path / "b", programs="train")
-    assert aotexport_runtime.open_bundle(tmp_path / "b").program("train").refusals == ()
 
 
 BUGS = {

@@ -1,8 +1,5 @@
 """Values rebuilt from trees: the containers that a caller sees."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
 from torch.utils import _pytree as pytree  # noqa: TID251
@@ -75,23 +72,3 @@ def test_container_is_a_node_of_torchs_pytrees(tree):
     assert again == value
     assert [key.get(value) for (key,), _ in pytree.tree_flatten_with_path(value)[0]] == items
     assert pytree.tree_structure(build(tree)) == structure
-
-
-def test_container_is_a_node_of_torchs_other_pytrees_in_a_process_that_imports_them():
-    run = subprocess.run([sys.executable, "-W", "error", __file__], capture_output=True, text=True, check=False)
-    assert (run.stderr, run.stdout) == ("", f"{len(NODES)} nodes\n")
-
-
-def check_other_pytrees() -> None:
-    before = build(NODES["dataclass"])
-    from torch.utils import _cxx_pytree
-
-    for value in (before, *map(build, NODES.values())):
-        items, structure = _cxx_pytree.tree_flatten(value)
-        assert items == ["one", "zero"]
-        assert type(_cxx_pytree.tree_unflatten(items, structure)) is type(value)
-    print(len(NODES), "nodes")
-
-
-if __name__ == "__main__":
-    check_other_pytrees()

@@ -9,7 +9,6 @@ import threading
 import pytest
 import torch
 
-import aotexport
 from aotexport_runtime import ArgumentInvalid, NotSupported
 from aotexport_runtime.errors import attempt
 from aotexport_runtime.serving.generator import Generator
@@ -172,13 +171,3 @@ def test_full_queue_refuses_and_a_closed_generator_ends_what_it_has(exports):
     assert first.ids() == best_tokens(model, [5, 6], 9)
     with pytest.raises(NotSupported, match="the generator is closed"):
         generator.submit([5], print, most=1)
-
-
-def test_batches_are_no_larger_than_the_programs_take(exports, tmp_path):
-    model, bundle = exports("llama")
-    aotexport.derive(bundle, output=tmp_path / "narrow", dynamic=["input_ids:0=batch[1:3]"], verify=False)
-    generator = Generator(tmp_path / "narrow", max_batch_size=8)
-    asked = [Asked(generator, prompt, 4) for prompt in prompts(5)]
-    assert [each.ids() for each in asked] == [best_tokens(model, each.prompt, 4) for each in asked]
-    assert max(each.generation.company for each in asked) <= 3
-    generator.close()
