@@ -153,7 +153,7 @@ def test_each_request_is_one_line_of_the_log_and_counted(server):
     assert server.wait_for_log("request", id="wrong")["error"].endswith("`input`: missing")
     text = server.ask("/metrics")[1].decode()
     assert 'aotexport_requests_total{model="digits",outcome="ok",protocol="http",version="1"}' in text
-    assert 'aotexport_requests_total{model="digits",outcome="invalid",protocol="http",version=""}' in text
+    assert 'aotexport_requests_total{model="digits",outcome="invalid",protocol="http",version="1"}' in text
     assert 'aotexport_model_workers{model="digits",version="1"} 1.0' in text
     assert "aotexport_worker_memory_bytes{pid=" in text
 
