@@ -8,23 +8,8 @@ from tests.cases.mutations import leaf, non_leaf
 
 
 @slow_case(lambda: (leaf(3, 4),))
-def output_is_the_input(x):
-    return x, x * 2
-
-
-@slow_case(lambda: (leaf(3, 4),))
 def views_of_the_input(x):
     return x.view(-1), x.t(), x[0], x.unsqueeze(0), x.narrow(1, 1, 2)
-
-
-@slow_case(lambda: (torch.randn(3, 4),))
-def views_of_an_input_without_grad(x):
-    return x.view(-1), x.t(), x.diagonal(), x.unfold(1, 2, 1)
-
-
-@slow_case(lambda: (non_leaf(3, 4),))
-def view_of_a_non_leaf(x):
-    return x.view(2, 6), x.sum()
 
 
 @case(lambda: (leaf(6, 4),))
@@ -36,29 +21,6 @@ def several_views_at_once(x):
 def views_of_an_intermediate(x):
     y = x * 2
     return y.view(-1), y[1]
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def views_of_an_intermediate_that_is_returned(x):
-    y = x * 2
-    return y.view(-1), y.t(), y
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def same_output_twice(x):
-    y = x * 2
-    return y, y, [y]
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def expanded_outputs(x):
-    return x.unsqueeze(0).expand(2, 3, 4), (x * 2).unsqueeze(0).expand(2, 3, 4)
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def detached_outputs(x):
-    y = x * 2
-    return x.detach(), y.detach(), y
 
 
 @case(lambda: (leaf(3, 4),))
@@ -85,35 +47,9 @@ def only_a_view_made_under_no_grad(x):
 
 
 @slow_case(lambda: (leaf(4, 6),))
-def overlapping_views(x):
-    return x.unfold(1, 2, 1), (x + 1).unfold(0, 2, 1)
-
-
-@slow_case(lambda: (leaf(4, 6),))
 def one_of_several_views(x):
     first, second = x.split(2)
     return first.view(-1), second.unbind(1)[0], (x * 2).chunk(2)
-
-
-@slow_case(lambda: (torch.randn(3, 4, dtype=torch.complex64, requires_grad=True),))
-def complex_as_real(x):
-    return torch.view_as_real(x), (x * 2).abs()
-
-
-@slow_case(lambda: (torch.randn(3, 4),))
-def view_of_another_dtype(x):
-    return x.view(torch.int32), x.view(torch.int16)
-
-
-@slow_case(lambda: (torch.randn(3, 4),))
-def mutated_input_and_its_view(x):
-    x.add_(1)
-    return x.view(-1), x
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def reshape_that_copies(x):
-    return x.t().reshape(-1), x.reshape(-1)
 
 
 def _overlapping() -> tuple[torch.Tensor, torch.Tensor]:
@@ -132,11 +68,6 @@ def overlapping_inputs_one_mutated(x, y):
     return x + y
 
 
-@slow_case(_overlapping)
-def overlapping_inputs_none_mutated(x, y):
-    return x + y, x[3:]
-
-
 @slow_case(_disjoint)
 def disjoint_slices_one_mutated(x, y):
     x.mul_(2)
@@ -151,16 +82,6 @@ def _views_of_a_grad_base() -> tuple[torch.Tensor, torch.Tensor]:
 @case(_views_of_a_grad_base, forward_only="gradients flow through")
 def views_of_a_common_base_one_mutated(x, y):
     x.mul_(2)
-    return x * y
-
-
-def _twice() -> tuple[torch.Tensor, torch.Tensor]:
-    x = leaf(3, 4)
-    return x, x
-
-
-@slow_case(_twice)
-def the_same_tensor_twice(x, y):
     return x * y
 
 

@@ -58,9 +58,3 @@ def arrays_of_tensors(x, shift):
     array = x.numpy()
     array[0] = shift
     return array, array, x.t().numpy(), torch.from_numpy(array - shift)
-
-
-@slow_case(lambda: (ramp(3),) * 2)
-def one_array_as_two_arguments(x, y):
-    x *= 2
-    return y + 1

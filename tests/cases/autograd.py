@@ -7,24 +7,9 @@ from tests.cases import DISAGREES, case, slow_case
 from tests.cases.mutations import leaf
 
 
-@slow_case(lambda: (leaf(3, 4), leaf(4, 5)))
-def matmul(x, w):
-    return (x @ w).relu().sum()
-
-
 @slow_case(lambda: (leaf(3), leaf(3), leaf(3)))
 def several_outputs_of_several_inputs(a, b, c):
     return a * b, b * c, (a + c).sum()
-
-
-@slow_case(lambda: (leaf(3), leaf(3)))
-def input_without_gradient(x, y):
-    return x * 2 + y.detach()
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def outputs_without_gradient(x):
-    return x * 2, x.detach() * 3, x > 0, x.argmax(), 5, None
 
 
 @slow_case(lambda: (leaf(3, 4),))
@@ -37,16 +22,6 @@ def region_with_grad_inside_no_grad(x):
     return a, b, c
 
 
-@slow_case(lambda: (leaf(4, 4).t(),))
-def transposed_input(x):
-    return x.reshape(-1) * 2, x.contiguous().sum(0)
-
-
-@slow_case(lambda: (leaf(2, 3, 4, 4).to(memory_format=torch.channels_last).detach().requires_grad_(),))
-def channels_last_input(x):
-    return nn.functional.relu(x) * 2
-
-
 @case(lambda: (leaf(2, 3, 8, 8), leaf(4, 3, 3, 3)))
 def convolution(x, w):
     return nn.functional.conv2d(x, w, padding=1, stride=2).tanh()
@@ -55,22 +30,6 @@ def convolution(x, w):
 @case(lambda: (leaf(5, 4), torch.tensor([0, 3, 1, 2, 0])))
 def cross_entropy(x, target):
     return nn.functional.cross_entropy(x, target), x.softmax(-1)
-
-
-@slow_case(lambda: (leaf(2, 4, 6), leaf(2, 4, 6), leaf(2, 4, 6)))
-def attention(q, k, v):
-    return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
-@slow_case(lambda: (leaf(3, 4), torch.tensor([[0, 1], [2, 0]])))
-def gather_and_index(x, i):
-    return x.gather(1, i), x[i], x.index_select(0, i[0])
-
-
-@slow_case(lambda: (leaf(4, 4),))
-def linear_algebra(x):
-    spd = x @ x.t() + 4 * torch.eye(4)
-    return torch.linalg.cholesky(spd), torch.linalg.inv(spd), torch.logdet(spd)
 
 
 @case(lambda: (leaf(4, 4),))
@@ -97,18 +56,6 @@ def reductions(x):
 @case(lambda: (leaf(3, 4),))
 def sort_and_topk(x):
     return x.sort(dim=1), torch.topk(x, 2), x.max(1), x.median(0)
-
-
-@slow_case(lambda: (torch.randn(3, 4, dtype=torch.bfloat16, requires_grad=True),))
-def bfloat16(x):
-    return (x * 2).sin().sum()
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def autocast_region(x):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = x @ x.t()
-    return y.float().sum(), y
 
 
 @slow_case(lambda: (torch.randn(8, 16),))
@@ -156,27 +103,12 @@ class Cube(torch.autograd.Function):
         return grad * x * 7
 
 
-@slow_case(lambda: (leaf(3, 4),))
-def custom_autograd_function(x):
-    return Cube.apply(x) + x
-
-
 cube = Cube.apply
 
 
 @slow_case(lambda: (leaf(3, 4),))
 def custom_function_bound_beforehand(x):
     return cube(x) + x
-
-
-@slow_case(lambda: (leaf(3, 4), leaf(3, 4)))
-def where_and_masks(x, y):
-    return torch.where(x > 0, x, y), x.masked_fill(y > 0, 0.0), x.clamp(-0.5, 0.5)
-
-
-@slow_case(lambda: (leaf(2, 3), leaf(3)))
-def broadcast(x, y):
-    return x + y, x * y.unsqueeze(0), torch.einsum("ij,j->i", x, y)
 
 
 @case(lambda: (leaf(3, 4),), forward_only="does not say with which outputs it comes")

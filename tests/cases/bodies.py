@@ -20,29 +20,9 @@ def branches(x):
     return torch.cond(x.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos(), (x,))
 
 
-@slow_case(lambda: (torch.randn(3, 4), torch.tensor(False)))
-def branches_on_a_flag(x, flag):
-    return torch.cond(flag, lambda x: x + 1, lambda x: x - 1, (x,))
-
-
-@slow_case(lambda: (torch.randn(3, 4),), members=lambda: {"first": nn.Linear(4, 4), "second": nn.Linear(4, 4)})
-def branches_over_parameters(self, x):
-    return torch.cond(x.mean() > 0, lambda x: self.first(x).sin(), lambda x: self.second(x).cos(), (x,))
-
-
-@slow_case(lambda: (torch.randn(3, 4),))
-def loop_without_grad(x):
-    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x * 2), (torch.tensor(0), x))
-
-
 @case(lambda: (leaf(3, 4),))
 def loop_with_grad(x):
     return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x.sin()), (torch.tensor(0), x))
-
-
-@slow_case(lambda: (leaf(5, 4),))
-def scan_of_running_sums(x):
-    return scan(lambda carried, x: (carried + x, carried * x), torch.zeros(4), x)
 
 
 @case(lambda: (leaf(5, 4), leaf(4)))
@@ -81,16 +61,6 @@ def autocast_within_a_branch(x, w):
     return torch.cond(x.sum() > 0, narrow, lambda x: (x @ w).bfloat16(), (x,))
 
 
-@slow_case(lambda: (torch.randn(5, 4), torch.randn(4)))
-def gradient_inside(x, w):
-    return torch.func.grad(lambda w: (x @ w).sin().sum())(w)
-
-
-@slow_case(lambda: (leaf(4),))
-def vmapped_gradient(x):
-    return torch.vmap(torch.func.grad(lambda x: x.sin()))(x)
-
-
 @slow_case(lambda: (leaf(5, 4), leaf(4)))
 def vmapped_beside_grad_modes(x, w):
     with torch.no_grad():
@@ -105,11 +75,6 @@ def wave(x):
 @case(lambda: (torch.randn(4),))
 def hessian_inside(x):
     return torch.func.hessian(lambda x: wave(x).sum())(x)
-
-
-@slow_case(lambda: (leaf(4),))
-def forward_jacobians_of_a_jacobian(x):
-    return torch.func.jacfwd(torch.func.jacrev(wave))(x), torch.func.jacrev(torch.func.jacfwd(wave))(x)
 
 
 @slow_case(lambda: (leaf(3, 4), leaf(4, 3)), dynamic_shapes=({0: Dim("n", min=2)}, {1: Dim("n", min=2)}))
@@ -155,12 +120,6 @@ def dual_numbers(x, t):
     return result, none
 
 
-@slow_case(lambda: (leaf(3, 4),), members=lambda: {"net": nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 1))})
-def laplacian(self, x):
-    second = torch.func.hessian(lambda point: self.net(point).sum())
-    return torch.vmap(lambda point: second(point).diagonal().sum())(x)
-
-
 @slow_case(lambda: (torch.randn(3, 4),))
 class CompiledRegions(nn.Module):
     def __init__(self):
@@ -186,11 +145,6 @@ def product_in_another_dtype(x, y):
 def region_without_gradients_as_operator(x, w):
     fixed = torch.ops.higher_order.wrap_with_set_grad_enabled(False, lambda x: x * w, x)
     return fixed + x
-
-
-@slow_case(lambda: (torch.randn(3, 4),), members=lambda: {"linear": nn.Linear(4, 4)})
-def loop_over_parameters(self, x):
-    return while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, self.linear(x).sin()), (torch.tensor(0), x))
 
 
 @slow_case(lambda: (torch.randn(5, 4),), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))

@@ -16,11 +16,6 @@ HALF = Dim("half", min=1, max=16)
 LOGGER = logging.getLogger(__name__)
 
 
-@slow_case(lambda: (leaf(4, 3),), dynamic_shapes=({0: BATCH},))
-def dynamic_rows(x):
-    return x.mean(0), x * x.shape[0], x.view(-1)
-
-
 @slow_case(lambda: (leaf(1, 3, 4),), dynamic_shapes=({0: BATCH},))
 class OneRowOfSequences(nn.Sequential):
     def __init__(self):
@@ -32,27 +27,9 @@ def number_of_elements_of_a_size(x):
     return x.reshape(x.shape.numel()) / x.shape.numel()
 
 
-@slow_case(lambda: (leaf(4, 3), torch.randn(4)), dynamic_shapes=({0: BATCH}, {0: BATCH}))
-def equal_dimensions(x, y):
-    return x * y[:, None], y.repeat(2)
-
-
 @case(lambda: (leaf(4, 3), leaf(8)), dynamic_shapes=({0: HALF}, {0: 2 * HALF}))
 def derived_dimension(x, y):
     return x.sum(1) + y.view(-1, 2).sum(1)
-
-
-@slow_case(lambda: (leaf(2, 5, 4),), dynamic_shapes=({0: BATCH, 1: LENGTH},))
-def two_dimensions(x):
-    scores = x @ x.transpose(1, 2)
-    mask = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool).tril()
-    return scores.masked_fill(~mask, -1e9).softmax(-1) @ x
-
-
-@slow_case(lambda: (leaf(4, 6),), dynamic_shapes=({0: BATCH},))
-def views_with_dynamic_sizes(x):
-    y = x * 2
-    return x.view(-1, 3), y.view(-1), y[1:], x.t()
 
 
 @slow_case(lambda: (torch.randn(4, 3), leaf(3, 3)), dynamic_shapes=({0: BATCH}, None))
@@ -62,22 +39,9 @@ def view_in_backward_with_the_size_of_another_tensor(x, w):
     return torch.einsum("bi,ij->bj", doubled, w)
 
 
-@slow_case(lambda: (leaf(4, 8),), dynamic_shapes=({0: BATCH},), forward_only="an overlapping view")
-def overlapping_windows_of_dynamic_sizes(x):
-    chunks = x.view(x.shape[0], 4, 2)
-    windows = chunks.as_strided((x.shape[0], 3, 4), (8, 2, 1))
-    transposed = (x * 2).t().as_strided((7, x.shape[0], 2), (1, 8, 1))
-    return windows.sin(), (transposed * torch.arange(2.0)).sum(0)
-
-
 @case(lambda: (leaf(4, 3),), dynamic_shapes=({0: BATCH},), forward_only="it works only for the example's size of")
 def backward_that_asks_for_the_size(x):
     return x.unsqueeze(1).expand(-1, 2, -1).as_strided((x.shape[0], 2, 2), (3, 1, 1)).sin()
-
-
-@slow_case(lambda: (leaf(4, 3),), dynamic_shapes=({0: BATCH},))
-def size_among_outputs(x):
-    return x.sum(), x.shape[0], x.shape
 
 
 @slow_case(
@@ -88,24 +52,6 @@ def size_among_outputs(x):
 def dynamic_module(self, x):
     self.rows.add_(x.shape[0])
     return nn.functional.relu(self.linear(self.norm(x)))
-
-
-@slow_case(lambda: (leaf(4, 3), torch.randn(2, 3)), dynamic_shapes=({0: BATCH}, {0: LENGTH}))
-def concatenated_sizes(x, y):
-    return torch.cat([x, y]).cumsum(0), torch.zeros(x.shape[0] + y.shape[0])
-
-
-@slow_case(lambda: (torch.tensor([0.0, 1, 2, 0]),))
-def data_dependent_size(x):
-    return x.nonzero() * 2, x[x > 0].sum()
-
-
-@slow_case(lambda: (torch.tensor(3), leaf(4)))
-def checked_number(n, x):
-    k = n.item()
-    torch._check(k >= 1)
-    torch._check(k <= 4)
-    return x * torch.ones(k).sum()
 
 
 @case(lambda: (leaf(4, 3), 3, [2, 5]), dynamic_shapes={"x": {0: BATCH}, "n": Dim.DYNAMIC, "more": [Dim.DYNAMIC, None]})
@@ -233,16 +179,6 @@ def fake_quantised(x, scale):
     return per_channel, per_tensor, torch.fake_quantize_per_tensor_affine(x, 0.1, 1, 0, 15)
 
 
-@slow_case(lambda: ((torch.rand(4, 6) + 0.5).requires_grad_(),), dynamic_shapes=({0: BATCH},))
-def drawn_per_row(x):
-    drawn = torch.distributions.Dirichlet(x, validate_args=False).rsample()
-    return (
-        drawn,
-        torch.distributions.Gamma(x, x, validate_args=False).rsample(),
-        torch.binomial(x.detach().ceil(), drawn.detach()),
-    )
-
-
 @case(lambda: (leaf(4, 3),), dynamic_shapes=({0: BATCH},))
 def pairs_without_themselves(x):
     pairs = torch.ones_like(x @ x.t())
@@ -254,8 +190,3 @@ def pairs_without_themselves(x):
 def rounded_up_to_fours(x):
     fours = x.shape[0] / 4
     return x if fours.is_integer() else nn.functional.pad(x, (0, 0, 0, math.ceil(fours) * 4 - x.shape[0]))
-
-
-@slow_case(lambda: (leaf(4, 6), torch.arange(4), torch.arange(6).repeat(4, 1)), dynamic_shapes=({0: BATCH},) * 3)
-def losses_of_margins(x, target, targets):
-    return nn.functional.multi_margin_loss(x, target), nn.functional.multilabel_margin_loss(x, targets)

@@ -1,6 +1,5 @@
 """Custom autograd functions. Their backward is never the derivative of their forward, so that a lost one shows."""
 
-import numpy as np
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
@@ -33,11 +32,6 @@ def function_with_saved_intermediates(x, w):
     return Scale.apply(x, w, 2.0)
 
 
-@slow_case(lambda: (leaf(3, 4), torch.randn(4)))
-def function_of_an_input_without_gradient(x, w):
-    return Scale.apply(x, w, 2.0) + Scale.apply(x * 2, w.detach(), 0.5)
-
-
 class WithSetup(torch.autograd.Function):
     """In the style of `setup_context`, with a default argument."""
 
@@ -60,11 +54,6 @@ class WithSetup(torch.autograd.Function):
 def function_with_setup_context(x, y):
     a, b = WithSetup.apply(x, y)
     return a, b.sin()
-
-
-@slow_case(lambda: (leaf(3, 4), leaf(3, 4)))
-def function_with_an_unused_output(x, y):
-    return WithSetup.apply(x, y)[0].sin()
 
 
 class SeesUndefined(torch.autograd.Function):
@@ -111,13 +100,6 @@ class InPlace(torch.autograd.Function):
         return grad * y * 5, grad.sum()
 
 
-@slow_case(lambda: (leaf(3, 4), torch.randn((), requires_grad=True)))
-def function_in_place(x, y):
-    z = x * 2
-    out = InPlace.apply(z, y)
-    return out + z
-
-
 @case(lambda: (non_leaf(3, 4), torch.randn((), requires_grad=True)))
 def function_in_place_on_an_input(x, y):
     return InPlace.apply(x, y) * 2
@@ -162,11 +144,6 @@ def function_that_returns_a_view(x):
     return Views.apply(x)
 
 
-@slow_case(lambda: (leaf(3, 4),))
-def function_that_returns_a_view_of_an_intermediate(x):
-    return Views.apply(x * 2) * 3
-
-
 class Same(torch.autograd.Function):
     """Returns its input as it is."""
 
@@ -183,25 +160,6 @@ class Same(torch.autograd.Function):
 def function_that_returns_its_inputs(x, y):
     first, second = Same.apply(x * 1, y * 1)
     return first * 2, second
-
-
-class Outer(torch.autograd.Function):
-    """Its backward applies another function."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x.sin()
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return Scale.apply(x, grad, 2.0)
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def function_within_a_backward(x):
-    return Outer.apply(x)
 
 
 class Once(torch.autograd.Function):
@@ -337,30 +295,6 @@ def function_in_a_branch(x, w):
     return torch.cond(x.sum() > 0, lambda x, w: Scale.apply(x, w, 2.0), lambda x, w: x * w, (x, w))
 
 
-class ByNumpy(torch.autograd.Function):
-    """Computed by NumPy, with a rule of forward-mode AD."""
-
-    @staticmethod
-    def forward(ctx, x):
-        values = x.numpy()
-        ctx.save_for_backward(x)
-        return torch.from_numpy(np.sort(values, axis=-1) * 2)
-
-    @staticmethod
-    def backward(ctx, grad):
-        (x,) = ctx.saved_tensors
-        return torch.from_numpy(grad.detach().numpy() * np.cos(x.detach().numpy()))
-
-    @staticmethod
-    def jvp(ctx, tangent):
-        return tangent
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def function_computed_by_numpy(x):
-    return ByNumpy.apply(x)
-
-
 @case(lambda: (leaf(3, 4), leaf(4), torch.tensor([2, 1])), forward_only="registers hooks")
 def function_and_hook_beside_branches_on_values(x, w, counts):
     y = Scale.apply(x, w, 2.0)
@@ -370,13 +304,6 @@ def function_and_hook_beside_branches_on_values(x, w, counts):
     for _ in range(counts.max().item()):
         y = Scale.apply(y, w, 0.5)
     return y
-
-
-@slow_case(lambda: ((torch.rand(2, 3) + 1).requires_grad_(), (torch.rand(2, 3) + 1).requires_grad_()))
-def reparametrised_beta_and_dirichlet(a, b):
-    beta = torch.distributions.Beta(a, b)
-    sample = beta.rsample()
-    return sample * 2, beta.log_prob(sample.detach()), torch.distributions.Dirichlet(b).rsample()
 
 
 class Counting(torch.autograd.Function):

@@ -27,12 +27,6 @@ def hook_that_clips(x, w):
     return hidden.sin() * w, hidden, x * 3
 
 
-@slow_case(lambda: (leaf(3, 4),), forward_only=HOOKS)
-def hook_on_a_leaf(x):
-    x.register_hook(lambda grad: grad.clamp(-0.1, 0.1))
-    return x.sin()
-
-
 @slow_case(lambda: (non_leaf(3, 4),), forward_only=HOOKS)
 def hook_on_an_input_and_its_view(x):
     x.register_hook(lambda grad: grad * 3)
@@ -57,13 +51,6 @@ class HookThatWritesToABuffer(nn.Module):
         if hidden.requires_grad:
             hidden.register_hook(self.keep)
         return hidden.relu()
-
-
-@slow_case(lambda: (leaf(3, 4),), forward_only=HOOKS)
-def hook_that_returns_another_gradient(x):
-    hidden = x * 2
-    hidden.register_hook(lambda grad: torch.ones(3, 4))
-    return hidden.sin(), x * 3
 
 
 @slow_case(lambda: (leaf(3, 4),), dynamic_shapes=({0: torch.export.Dim("n", min=2)},), forward_only=HOOKS)

@@ -7,7 +7,6 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from tests.cases import case, slow_case
-from tests.cases.functions import InPlace
 from tests.cases.mutations import leaf
 
 ROWS = Dim("rows", min=2, max=8)
@@ -43,28 +42,12 @@ def power_iteration(self, x):
     return x @ (self.weight / (self.left.clone() @ self.weight @ right))
 
 
-@slow_case(lambda: (leaf(3, 4), torch.randn((), requires_grad=True), torch.randn(3, 4)))
-def function_in_place_beside_a_written_input(x, y, total):
-    doubled = x * 2
-    total.add_(doubled.detach())
-    return InPlace.apply(doubled.clone(), y), doubled, total
-
-
 @case(lambda: (leaf(4, 3),), dynamic_shapes=({0: ROWS},), forward_only="registers hooks")
 def view_written_after_its_base_has_a_hook(x):
     doubled = x * 2
     doubled.register_hook(lambda grad: grad * 5)
     doubled[x.shape[0] // 2].mul_(3)
     return doubled.sum(0)
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def gradients_on_within_a_region_without(x):
-    with torch.no_grad():
-        scale = (x * 2).mul_(3)
-        with torch.enable_grad():
-            product = x * scale
-    return product, scale
 
 
 @case(lambda: (leaf(3, 4),), forward_only="the model recomputes checkpointed parts")

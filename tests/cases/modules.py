@@ -49,11 +49,6 @@ def frozen_part(self, x):
     return self.head(self.frozen(x).relu())
 
 
-@slow_case(lambda: (torch.randn(2, 4),), members=lambda: {"used": nn.Linear(4, 2), "unused": nn.Linear(4, 2)})
-def unused_parameter(self, x):
-    return self.used(x)
-
-
 @case(lambda: (torch.randn(2, 4),))
 class ConstantsOfEveryKind(nn.Module):
     def __init__(self):
@@ -101,18 +96,6 @@ class EncoderLayer(nn.TransformerEncoderLayer):
         super().__init__(8, 2, 16)
 
 
-@slow_case(lambda: (torch.randn(3, 2, 8),) * 3)
-class MultiheadAttention(nn.MultiheadAttention):
-    def __init__(self):
-        super().__init__(8, 2, batch_first=True)
-
-
-@slow_case(lambda: (torch.randint(0, 10, (3, 5)),))
-class EmbeddingBag(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.EmbeddingBag(10, 4), nn.LayerNorm(4), nn.Linear(4, 2))
-
-
 @case(lambda: (torch.randn(2, 6, 5, 5),))
 class Normalisations(nn.Sequential):
     def __init__(self):
@@ -139,14 +122,6 @@ class NonContiguousState(nn.Module):
         return (x @ self.weight).sum(1) + self.right.sum()
 
 
-@slow_case(lambda: (torch.randn(2, 4),))
-class RootHooks(nn.Linear):
-    def __init__(self):
-        super().__init__(4, 3)
-        self.register_forward_pre_hook(lambda module, args: (args[0] * 2,))
-        self.register_forward_hook(lambda module, args, output: output + 1)
-
-
 class Norm(nn.Module):
     def forward(self, x):
         return x / x.norm()
@@ -166,29 +141,6 @@ class WeightNormed(nn.Module):
 @case(lambda: (torch.randn(2, 4),), members=lambda: {"layer": nn.utils.parametrizations.spectral_norm(nn.Linear(4, 3))})
 def spectral_normed(self, x):
     return self.layer(x)
-
-
-@slow_case(
-    lambda: (torch.randn(2, 5, 8), torch.randn(2, 3, 8)),
-    kwargs=lambda: {"tgt_mask": nn.Transformer.generate_square_subsequent_mask(3)},
-)
-class TransformerWithACausalMask(nn.Module):
-    """Its layers look whether the mask is the causal one."""
-
-    def __init__(self):
-        super().__init__()
-        sizes = {
-            "d_model": 8,
-            "nhead": 2,
-            "num_encoder_layers": 1,
-            "num_decoder_layers": 1,
-            "dim_feedforward": 16,
-            "batch_first": True,
-        }
-        self.transformer = nn.Transformer(**sizes, dropout=0.0)
-
-    def forward(self, source, target, tgt_mask):
-        return self.transformer(source, target, tgt_mask=tgt_mask)
 
 
 @case(lambda: (torch.randn(2, 3),), members=lambda: {"layer": nn.Linear(3, 3)})

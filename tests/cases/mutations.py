@@ -17,43 +17,10 @@ def non_leaf(*shape: int) -> torch.Tensor:
     return leaf(*shape) * 1
 
 
-@slow_case(lambda: (torch.randn(3, 4), torch.randn(3, 4)))
-def data_of_an_input_through_a_dropout_that_draws_nothing(x, y):
-    nn.functional.dropout(x, 0.5, training=False).mul_(2)
-    kept = y.relu()
-    nn.functional.dropout(kept, 0.0)[1:].data.add_(1)
-    return kept + 1
-
-
-@slow_case(lambda: (leaf(3, 4), torch.randn(3, 4)))
-def data_of_an_input_that_is_used_in_backward(x, y):
-    y.mul_(2)
-    return x * y
-
-
-@slow_case(lambda: (non_leaf(3, 4),), forward_only="gradients flow through")
-def data_of_a_non_leaf_that_is_returned(x):
-    x.mul_(3)
-    return x, x * 2
-
-
 @slow_case(lambda: (non_leaf(3, 4), leaf(3, 4)), forward_only="gradients flow through")
 def data_of_a_non_leaf_from_another_input(x, w):
     x.copy_(w * 2)
     return x.exp()
-
-
-@slow_case(lambda: (torch.randn(3, 4), leaf(3, 4)), forward_only="gradients flow through")
-def data_of_an_input_from_one_that_requires_grad(x, w):
-    x.mul_(w)
-    return x.sum()
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def data_of_a_leaf_under_no_grad(x):
-    with torch.no_grad():
-        x.mul_(2)
-    return x * 3
 
 
 @case(lambda: (leaf(3, 4),))
@@ -67,26 +34,6 @@ def data_through_a_view(x):
     x[0].add_(1)
     x.view(-1)[5:7].zero_()
     return x.sum(0)
-
-
-@slow_case(lambda: (non_leaf(4, 4),), forward_only="gradients flow through")
-def data_of_a_non_leaf_through_a_view(x):
-    x[1].mul_(2)
-    return x.sum(0)
-
-
-@slow_case(lambda: (torch.randn(3), torch.randn(3), leaf(3)))
-def data_of_several_inputs(a, b, w):
-    a.add_(1)
-    b.mul_(a)
-    return a * w + b
-
-
-@slow_case(lambda: (torch.randn(3, 1, 5),))
-def metadata_by_squeeze_and_unsqueeze(x):
-    x.squeeze_(1)
-    x.unsqueeze_(0)
-    return x + 1
 
 
 @case(lambda: (torch.randn(3, 4),))
@@ -129,26 +76,6 @@ def metadata_there_and_back(x, w):
     return x * w
 
 
-@slow_case(lambda: (torch.randn(3, 4), leaf(3, 4)))
-def data_through_the_data_attribute(x, w):
-    x.data.mul_(2)
-    return x * w
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def intermediate_in_place(x):
-    y = x.sin()
-    y.add_(1)
-    y[0].mul_(2)
-    return y.exp()
-
-
-@slow_case(lambda: (torch.randn(3, 4),))
-def zeros_in_place(x):
-    x.zero_()
-    return x.fill_(2.0)
-
-
 @slow_case(lambda: (torch.randn(2, 3),))
 class BufferInPlace(nn.Module):
     def __init__(self):
@@ -161,13 +88,6 @@ class BufferInPlace(nn.Module):
         self.count += 1
         self.seen.add_(x.mean(0))
         return x * self.weight + self.seen
-
-
-@slow_case(lambda: (torch.randn(2, 3),), members=lambda: {"weight": nn.Parameter(torch.randn(3))})
-def parameter_under_no_grad(self, x):
-    with torch.no_grad():
-        self.weight.clamp_(-0.5, 0.5)
-    return x * self.weight
 
 
 @slow_case(
@@ -190,18 +110,6 @@ class TensorAttributeReplaced(nn.Module):
         return self.total * self.weight
 
 
-@slow_case(lambda: (torch.randn(2, 3),))
-class TensorAttributeInPlace(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.total = torch.zeros(3)
-        self.weight = nn.Parameter(torch.randn(3))
-
-    def forward(self, x):
-        self.total.add_(x.sum(0))
-        return self.total * self.weight
-
-
 @case(lambda: (torch.randn(2, 3),), forward_only="set_ on a graph input")
 class ParameterDataAssigned(nn.Module):
     def __init__(self):
@@ -221,18 +129,6 @@ def attributes_replaced_with_gradients(self, x):
     hidden = (x * self.weight + self.last.detach()).tanh()
     self.last, self.before = hidden[0], x.detach()
     return hidden.sum(), self.last * 2
-
-
-@slow_case(lambda: (leaf(2, 3),), forward_only="set_ on a graph input")
-class ParameterDataAssignedAfterUse(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(3))
-
-    def forward(self, x):
-        scaled = x * self.weight
-        self.weight.data = self.weight.data * 0.5
-        return scaled
 
 
 @case(lambda: (torch.randn(3, 4), torch.randn(2, 3)), forward_only="set_ on a graph input")
@@ -271,12 +167,6 @@ def data_of_an_input_through_chunks_that_are_views_in_secret(x):
     return x + 1
 
 
-@slow_case(lambda: (torch.randn(3, 4),))
-def chunks_that_are_views_in_secret_and_not_written(x):
-    first, second = (x * 2).unsafe_chunk(2, -1)
-    return first * second
-
-
 @case(lambda: (torch.randn(2, 3),), forward_only="shape or dtype of the module's tensors")
 class BufferThatGrows(nn.Module):
     """Asks nothing about the buffer's size, so later calls do as the first."""
@@ -291,17 +181,6 @@ class BufferThatGrows(nn.Module):
         self.seen = torch.cat([self.seen, x])
         self.queue = torch.cat([self.queue, x])[-3:]
         return x * self.weight + self.seen.sum(0) - self.queue.mean()
-
-
-@slow_case(lambda: (torch.randn(2, 3),), forward_only="shape or dtype of the module's tensors")
-class BufferTurnedInPlace(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("table", torch.randn(2, 3))
-
-    def forward(self, x):
-        self.table.t_()
-        return x * self.table.amax()
 
 
 @case(lambda: (torch.randn(2, 3),), forward_only="shape or dtype of the module's tensors")
@@ -369,13 +248,6 @@ def grad_mode_left_off(x):
     y = x * 2
     torch.set_grad_enabled(False)
     return y
-
-
-@slow_case(lambda: (torch.randn(6).requires_grad_(), torch.tensor([0, 2, 2])))
-def index_add_into_an_intermediate(x, i):
-    y = torch.zeros(3)
-    y.index_add_(0, i, x[:3])
-    return y + x[3:]
 
 
 class _Cache:

@@ -22,13 +22,6 @@ def _tokens(*names: str) -> tuple[dict[str, Any], dict[str, Any]]:
     }
 
 
-def gpt2() -> Made:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(vocab_size=99, n_positions=64, n_embd=32, n_layer=2, n_head=4, use_cache=False)
-    return (GPT2LMHeadModel(config).eval(), *_tokens("input_ids", "attention_mask"))
-
-
 def bert() -> Made:
     from transformers import BertConfig, BertModel
 
@@ -58,38 +51,6 @@ def t5_encoder() -> Made:
     return (T5EncoderModel(config).eval(), *_tokens("input_ids", "attention_mask"))
 
 
-def whisper_encoder() -> Made:
-    from transformers import WhisperConfig
-    from transformers.models.whisper.modeling_whisper import WhisperEncoder
-
-    config = WhisperConfig(
-        d_model=32,
-        encoder_layers=2,
-        encoder_attention_heads=4,
-        encoder_ffn_dim=37,
-        num_mel_bins=8,
-        max_source_positions=20,
-    )
-    features = torch.randn(2, 8, 40, generator=torch.Generator().manual_seed(0))
-    return WhisperEncoder(config).eval(), {"input_features": features}, {"input_features": {0: _BATCH}}
-
-
-def vit() -> Made:
-    from transformers import ViTConfig, ViTForImageClassification
-
-    config = ViTConfig(
-        hidden_size=32,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        intermediate_size=37,
-        image_size=16,
-        patch_size=4,
-        num_labels=5,
-    )
-    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
-    return ViTForImageClassification(config).eval(), {"pixel_values": pixels}, {"pixel_values": {0: _BATCH}}
-
-
 def resnet() -> Made:
     from transformers import ResNetConfig, ResNetForImageClassification
 
@@ -98,6 +59,4 @@ def resnet() -> Made:
     return ResNetForImageClassification(config).eval(), {"pixel_values": pixels}, {"pixel_values": {0: _BATCH}}
 
 
-MODELS: dict[str, Callable[[], Made]] = {
-    make.__name__: make for make in (gpt2, bert, llama, t5_encoder, whisper_encoder, vit, resnet)
-}
+MODELS: dict[str, Callable[[], Made]] = {make.__name__: make for make in (bert, llama, t5_encoder, resnet)}

@@ -35,11 +35,6 @@ def operator_with_gradients(x):
     return cubed(x).sin()
 
 
-@slow_case(lambda: (leaf(3, 4),), dynamic_shapes=({0: torch.export.Dim("n")},), keep_operators=[NAMESPACE])
-def operator_under_vmap(x):
-    return torch.vmap(cubed)(x).sum(0)
-
-
 @torch.library.custom_op(f"{NAMESPACE}::described", mutates_args=())
 def described(
     x: torch.Tensor,

@@ -7,30 +7,15 @@ from tests.cases import DISAGREES, case, slow_case
 from tests.cases.mutations import leaf
 
 
-@slow_case(lambda: (leaf(30, 4),))
-def dropout(x):
-    return nn.functional.dropout(x, 0.5) * 2
-
-
 @case(lambda: (leaf(4, 4),))
 def dropout_that_draws_nothing(x):
     kept, zeroed = nn.functional.dropout(x, 0.0), nn.functional.dropout(x, 1.0)
     return kept, nn.functional.alpha_dropout(x, 0.5, training=False), zeroed, x * torch.rand(4, 4)
 
 
-@slow_case(lambda: (leaf(3, 4),))
-def random_values(x):
-    return x * torch.randn_like(x) + torch.rand(3, 4) + torch.randint(0, 5, (3, 4))
-
-
 @slow_case(lambda: (torch.rand(3, 4),))
 def draws_from_distributions(p):
     return torch.bernoulli(p), torch.multinomial(p, 2), torch.normal(p, 1.0), torch.randperm(5)
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def in_place_random(x):
-    return x * torch.empty(3, 4).uniform_(0, 2).exponential_(1.0)
 
 
 @case(lambda: (torch.ones(4, 3),))
@@ -43,12 +28,6 @@ def random_integers_in_a_range(x):
 def unused_draw_advances_the_generator(x):
     torch.rand(3)
     return x * torch.rand(3, 4)
-
-
-@slow_case(lambda: (torch.randn(5, 8),))
-class DropoutBetweenLayers(nn.Sequential):
-    def __init__(self):
-        super().__init__(nn.Linear(8, 8), nn.Dropout(0.3), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
 
 
 @case(lambda: (leaf(4, 6, 8),))

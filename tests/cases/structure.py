@@ -98,11 +98,6 @@ def numbers_and_bytes_as_keys(x, table, boxes):
     return boxes.largest() * table[0.5], {0.25: table[b"ab"] + x, b"c": 1}, Corner((x, Boxes([table[1.0, b""] * x])))
 
 
-@slow_case(lambda: (leaf(3),))
-def ordered_dict(x):
-    return collections.OrderedDict(b=x * 2, a=x * 3)
-
-
 @slow_case(lambda: (leaf(3, 4),))
 def return_types(x):
     return torch.max(x, 1), torch.linalg.qr(x)
@@ -116,11 +111,6 @@ def return_type_of_torchs_own(x):
 @case(lambda: (leaf(3, 4),))
 def size_and_dtype(x):
     return x.shape, x.dtype, x * 1, x.dim(), x.is_floating_point()
-
-
-@slow_case(lambda: (leaf(3, 4),), kwargs=lambda: {"scale": 2.5, "flag": True, "mode": "a"})
-def keyword_arguments(x, *, scale, flag=False, mode="b"):
-    return x * scale if flag and mode == "a" else x
 
 
 @case(lambda: (leaf(3), torch.randn(3), torch.randn(3)), kwargs=lambda: {"a": torch.randn(3), "b": 2})
@@ -141,26 +131,6 @@ def optional_arguments(x, y=None, n=3, *, z=1.5):
 @case(lambda: ())
 def no_arguments():
     return torch.ones(3), 7
-
-
-@slow_case(lambda: (collections.defaultdict(int, x=torch.randn(3)),))
-def default_dict(batch):
-    return batch["x"] * 2
-
-
-@slow_case(lambda: (torch.randn(3), torch.tensor(2)))
-def scalar_tensors(x, n):
-    return x * n, n + 1, torch.tensor(3.5) * x
-
-
-@slow_case(lambda: (torch.randn(0, 3), leaf(2, 0)))
-def empty_tensors(x, y):
-    return x * 2, y.sum(), torch.cat([x, torch.ones(1, 3)])
-
-
-@slow_case(lambda: (leaf(3),))
-def special_floats(x):
-    return x + float("inf"), x * float("nan"), x.clamp(max=float("inf")), x * -0.0
 
 
 class Scale:

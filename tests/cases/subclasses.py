@@ -18,11 +18,6 @@ def nested(*shape):
     return TwoTensor(two(*shape), two(*shape))
 
 
-@slow_case(lambda: (two(3, 4), torch.randn(4)), forward_only=WHOLE)
-def subclass_with_dense(x, y):
-    return x * y + 1, y.sin()
-
-
 @slow_case(lambda: (two(3, 4, requires_grad=True), torch.randn(4, requires_grad=True)), forward_only=WHOLE)
 def subclass_with_gradients(x, y):
     return (x * x).sum(0), torch.tanh(x * 2)
@@ -67,18 +62,6 @@ class SubclassWeight(nn.Module):
     def forward(self, x, y):
         self.count.add_(1)
         return torch.tanh(self.linear(x)) + y
-
-
-@slow_case(lambda: (torch.randn(3, 4),), forward_only=WHOLE)
-class SubclassWeightOfDenseInput(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first = nn.Linear(4, 5)
-        self.second = nn.Linear(5, 2)
-        self.first.weight = nn.Parameter(two(5, 4))
-
-    def forward(self, x):
-        return self.second(self.first(x).relu())
 
 
 @slow_case(lambda: (torch.randn(3, 4, requires_grad=True),))

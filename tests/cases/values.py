@@ -7,11 +7,6 @@ from tests.cases import case, slow_case
 from tests.cases.mutations import leaf
 
 
-@slow_case(lambda: (torch.tensor([1.0, 2.0, 3.0], requires_grad=True),))
-def branch_on_a_sum(x):
-    return x * 2 if x.sum() > 0 else x - 1
-
-
 @case(lambda: (leaf(4),))
 def branch_not_taken(x):
     if bool((x.abs() > 1e6).any()):
@@ -41,14 +36,6 @@ def branch_between_writes_to_an_argument(x, total):
     if total.min() >= 0:
         total.mul_(2)
     return total.sum()
-
-
-@slow_case(lambda: (leaf(4),), members=lambda: {"calls": torch.zeros((), dtype=torch.long)})
-def counted_calls(self, x):
-    self.calls.add_(1)
-    if self.calls > 0:
-        x = x / self.calls
-    return x
 
 
 @case(lambda: (leaf(4), torch.randn(4).abs() + 0.1))
@@ -95,13 +82,6 @@ def least_squares(a, b):
 def chosen_rows_with_gradients(x, y):
     chosen = x[x > 0] * 2
     return chosen * chosen, (chosen.outer(y) ** 2).sum(), y.masked_select(x > 0).sum()
-
-
-@slow_case(lambda: (torch.tensor([0.0, 1, 0, 2]), torch.zeros(4), leaf(4)))
-def rows_found_and_written(x, total, w):
-    found = x.nonzero().squeeze(1)
-    total.index_add_(0, found, x[found])
-    return total * w[found].sum()
 
 
 @case(lambda: (torch.tensor(3), leaf(4)))

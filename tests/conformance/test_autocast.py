@@ -32,31 +32,6 @@ def softmax_in_float32(x):
     return torch.softmax(scores.float(), -1).to(scores.dtype)
 
 
-class ProductInFloat32(torch.autograd.Function):
-    """A function that casts what it is given, and computes without autocast."""
-
-    @staticmethod
-    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x @ x
-
-    @staticmethod
-    @torch.amp.custom_bwd(device_type="cpu")
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return gradient @ x.t() + x.t() @ gradient
-
-
-def softmax_of_a_branch(x):
-    scores = x @ x
-
-    def in_float32(scores):
-        return torch.softmax(scores.float(), -1).to(scores.dtype)
-
-    return torch.cond(x.sum() > 0, in_float32, lambda scores: scores * 2, (scores,))
-
-
 class SoftmaxInFloat32(torch.autograd.Function):
     """A function that returns the dtype that it is given."""
 
@@ -76,20 +51,12 @@ class SoftmaxInFloat32(torch.autograd.Function):
 @pytest.mark.parametrize(
     "function",
     [
-        *(
-            lambda x: x.to(x @ x) + 1,
-            lambda x: (x @ x).new_tensor([0.1, 0.2, 0.3, 0.4]),
-            lambda x: x * ((x @ x).element_size() + (x @ x).itemsize + (x @ x).nbytes),
-        ),
+        lambda x: x.to(x @ x) + 1,
+        lambda x: x * ((x @ x).element_size() + (x @ x).itemsize + (x @ x).nbytes),
         softmax_in_float32,
-        # Torch reads gradients of the tensors that branches use.
-        pytest.param(
-            softmax_of_a_branch, marks=pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-        ),
         lambda x: SoftmaxInFloat32.apply(x @ x),
         gradient_inside,
         lambda x: x * 2 if torch.is_autocast_enabled("cpu") else x,
-        ProductInFloat32.apply,
     ],
 )
 def test_call_under_autocast_is_refused_where_the_code_does_something_else_then(load, function):
@@ -102,13 +69,6 @@ def test_call_under_autocast_is_refused_where_the_code_does_something_else_then(
         "got bfloat16. Export the model outside of autocast and with `--autocast bfloat16`, for both, or with its "
         "region inside of the model"
     ]
-
-
-def test_call_with_wrong_arguments_under_autocast_names_both(load):
-    module = load(softmax_in_float32, leaf(4, 4))
-    with torch.autocast("cpu", torch.bfloat16), pytest.raises(CallInvalid) as caught:
-        module(3)
-    assert [violation.partition(":")[0] for violation in caught.value.violations] == ["`x`", "autocast"]
 
 
 def test_code_that_asks_for_dtypes_and_does_the_same_runs_under_autocast(load):
@@ -128,14 +88,13 @@ def trained_under_autocast(model, x):
     return [output, *(parameter.grad for parameter in model.parameters())]
 
 
-@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU])
-def test_recurrent_layer_behind_another_runs_under_autocast(load, layer):
+def test_recurrent_layer_behind_another_runs_under_autocast(load):
     class Net(nn.Sequential):
         def forward(self, x):
             return self[1](self[0](x))[0]
 
     torch.manual_seed(0)
-    net, x = Net(nn.Linear(3, 4), layer(4, 5)), torch.randn(3, 2, 3)
+    net, x = Net(nn.Linear(3, 4), nn.LSTM(4, 5)), torch.randn(3, 2, 3)
     module = load(net, x)
     torch.testing.assert_close(*(trained_under_autocast(model, x) for model in (module, net)))
 

@@ -30,11 +30,6 @@ def _force(x, y):
     return torch.autograd.grad((x * y).sum(), [x, y], create_graph=True)
 
 
-def _replaced(x, y):
-    x.data = y.detach() * 2
-    return x * y
-
-
 def _arguments():
     torch.manual_seed(0)
     return [torch.randn(2, 2, requires_grad=True) for _ in range(2)]
@@ -47,9 +42,7 @@ def bundles(tmp_path_factory):
     rows = Dim("rows", max=8)
     aotexport.export(Scaled(), (x,), output=root / "scaled", verify=False, dynamic_shapes=({0: rows},))
     aotexport.export(_sums, (x, y), output=root / "sums", verify=False, dynamic_shapes=({0: rows}, {0: rows}))
-    aotexport.export(lambda x, y: x * 2 + y.view_as(x), (x, y), output=root / "doubled", verify=False)
     aotexport.export(_force, (x, y), output=root / "force", verify=False)
-    aotexport.export(_replaced, (x, y), output=root / "replaced", verify=False)
     return root
 
 
@@ -93,14 +86,6 @@ def test_backward_relies_on_nothing_where_eager_needs_sizes_alone(bundles, targe
     torch.testing.assert_close(outcome(loaded), outcome(_sums))
 
 
-@TARGETS
-def test_second_backward_raises_where_eager_saves_something(bundles, target):
-    loss = aotexport_runtime.load(bundles / "doubled", target=target)(*_arguments()).sum()
-    loss.backward()
-    with pytest.raises(RuntimeError, match="second time"):
-        loss.backward()
-
-
 class _AddsAGradient(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -115,12 +100,10 @@ class _AddsAGradient(torch.autograd.Function):
     "function",
     [
         lambda x, y: ((x * y).sin(), _AddsAGradient.apply(x)),
-        lambda x, y: (x.sin(), torch.stack([y[0], _AddsAGradient.apply(x) * x[0]])),
-        lambda x, y: (torch.angle(x), x * 2, y.cos()),
         lambda x, y: (x * y, torch.logcumsumexp(x, 1), x.softmax(0)),
         lambda x, y: (x.split(1)[0], x.index_select(0, torch.tensor([1])), torch.where(y > 0, x, 0.0), y.cumsum(0)),
     ],
-    ids=["function", "function_beside_others", "zeros", "logarithms", "parts"],
+    ids=["function", "logarithms", "parts"],
 )
 def test_pass_from_one_output_gives_what_belongs_to_it(tmp_path, function):
     def passes(called):
@@ -163,26 +146,12 @@ def test_passes_from_one_output_after_the_other_are_served_by_the_nodes_or_with_
 
 
 @TARGETS
-def test_assigned_data_keeps_the_version(bundles, target):
-    x, y = _arguments()
-    before = x._version
-    aotexport_runtime.load(bundles / "replaced", target=target)(x, y)
-    assert x._version == before
-    torch.testing.assert_close(x.detach(), y.detach() * 2)
-
-
-@TARGETS
 def test_one_tensor_for_two_that_the_model_takes_gradients_of_is_refused(bundles, target):
     x, y = _arguments()
     force = aotexport_runtime.load(bundles / "force", target=target)
     torch.testing.assert_close([*force(x, y)], [*_force(x, y)])
-    with pytest.raises(aotexport_runtime.CallInvalid) as caught:
+    with pytest.raises(aotexport_runtime.CallInvalid, match="`y`: expected another tensor than `x`, as at capture"):
         force(x, x)
-    assert str(caught.value) == (
-        "the call does not fit program `train`:\n"
-        "  - `y`: expected another tensor than `x`, as at capture, since the model takes gradients with regard to its "
-        "arguments, or asks whether they are one object; got the same"
-    )
 
 
 @TARGETS
@@ -208,26 +177,3 @@ def test_model_that_takes_gradients_is_refused_in_inference_mode(bundles, target
         pytest.raises(aotexport_runtime.CallInvalid, match=r"torch\.inference_mode\(\) records"),
     ):
         module(x)
-
-
-@TARGETS
-def test_data_changed_without_gradients_leaves_the_callers_graph(tmp_path, target):
-    def shifted(x, y):
-        with torch.no_grad():
-            x.add_(1)
-        return x * y
-
-    def outcome(function):
-        x, y = torch.ones(3, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)
-        inner = x * 3
-        before = inner.grad_fn
-        function(inner, y).sum().backward(retain_graph=True)
-        assert inner.grad_fn is before
-        inner.sum().backward()
-        return x.grad, y.grad, inner.detach()
-
-    example = (torch.ones(3, requires_grad=True) * 3, torch.ones(3, requires_grad=True))
-    aotexport.export(shifted, example, output=tmp_path / "bundle", verify=False)
-    assert aotexport_runtime.open_bundle(tmp_path / "bundle").program("train").functional is not None
-    loaded = aotexport_runtime.load(tmp_path / "bundle", target=target)
-    torch.testing.assert_close(outcome(loaded), outcome(shifted))

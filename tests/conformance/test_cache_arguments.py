@@ -72,7 +72,7 @@ def test_static_cache_is_written_in_place_as_in_eager(tmp_path):
 
 
 @pytest.mark.slow
-def test_sliding_window_is_served_before_and_after_it_is_full_and_refused_between(tmp_path):
+def test_sliding_window_is_served_before_and_after_it_is_full_and_refused_between(load):
     decoder = Decoder(sliding_window=6)
     cache = lambda past: _filled(decoder, DynamicCache(config=decoder.model.config), 2, past)  # noqa: E731
     layer = {"keys": KEYS, "values": KEYS, "cumulative_length": PAST}
@@ -80,88 +80,10 @@ def test_sliding_window_is_served_before_and_after_it_is_full_and_refused_betwee
     full = {"keys": {0: BATCH}, "values": {0: BATCH}, "cumulative_length": Dim("seen", min=6, max=1000)}
     ids = torch.zeros(2, 1, dtype=torch.long)
     later = aotexport.Example((ids, cache(9)), dynamic_shapes={**shapes, "cache": {"layers": [full]}})
-    aotexport.export(
-        decoder,
-        (ids, cache(2)),
-        variants=[later],
-        output=tmp_path / "b",
-        programs=["infer"],
-        dynamic_shapes=shapes,
-        verify=False,
-    )
-    module = aotexport_runtime.load(tmp_path / "b").eval()
+    module = load(
+        decoder, ids, cache(2), variants=[later], programs=["infer"], dynamic_shapes=shapes, target="auto"
+    ).eval()
     _checked_over_calls(decoder, module, [cache(2), cache(2)], 2, (1, 1))
     _checked_over_calls(decoder, module, [cache(9), cache(9)], 2, (1, 1, 1))
     with pytest.raises(CallInvalid, match="the call does not fit program `infer`:"):
         module(torch.zeros(2, 3, dtype=torch.long), cache(4))
-
-
-@pytest.mark.slow
-def test_static_sliding_window_is_written_in_place_before_and_after_it_is_full(tmp_path):
-    decoder = Decoder(sliding_window=6)
-    cache = lambda past: _filled(decoder, StaticCache(decoder.model.config, max_cache_len=12), 2, past)  # noqa: E731
-    ids = torch.zeros(2, 1, dtype=torch.long)
-    shapes = lambda seen: {"ids": None, "cache": {"layers": [{"cumulative_length_int": seen}]}}  # noqa: E731
-    later = aotexport.Example((ids, cache(8)), dynamic_shapes=shapes(Dim("seen", min=6, max=1000)))
-    aotexport.export(
-        decoder,
-        (ids, cache(3)),
-        variants=[later],
-        output=tmp_path / "b",
-        programs=["infer"],
-        dynamic_shapes=shapes(Dim("past", min=1, max=5)),
-        verify=False,
-    )
-    module = aotexport_runtime.load(tmp_path / "b").eval()
-    caches = [cache(2), cache(2)]
-    memory = caches[0].layers[0].keys
-    _checked_over_calls(decoder, module, caches, 2, (1,) * 8)
-    assert caches[0].layers[0].keys is memory
-
-
-class Translator(nn.Module):
-    """The decoder of an encoder-decoder model; makes a cache, or writes to one and returns it."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        sizes = {"vocab_size": 32, "d_model": 8, "d_kv": 4, "d_ff": 8, "num_layers": 1, "num_heads": 2}
-        config = transformers.T5Config(**sizes, dropout_rate=0.0, decoder_start_token_id=0)
-        self.model = transformers.AutoModelForSeq2SeqLM.from_config(config).eval()
-
-    def forward(self, ids, encoded, cache=None):
-        output = self.model(decoder_input_ids=ids, encoder_outputs=(encoded,), cache=cache, use_cache=True)
-        return output.logits, output.cache
-
-
-@pytest.mark.slow
-def test_cache_of_a_result_is_an_argument_of_the_next_call(tmp_path):
-    translator = Translator()
-    ids, encoded = torch.tensor([[1, 2, 3], [4, 5, 6]]), torch.randn(2, 5, 8)
-    shapes = {"ids": {0: BATCH, 1: NEW}, "encoded": {0: BATCH, 1: SOURCE}}
-    with torch.no_grad():
-        _, cache = translator(ids, encoded)
-    caches = {
-        "self_attention_cache": {"layers": [{"keys": KEYS, "values": KEYS}]},
-        "cross_attention_cache": {"layers": [{"keys": SOURCE_KEYS, "values": SOURCE_KEYS}]},
-    }
-    later = aotexport.Example((ids, encoded, cache), dynamic_shapes={**shapes, "cache": caches})
-    path = tmp_path / "b"
-    aotexport.export(
-        translator,
-        (ids, encoded),
-        variants=[later],
-        output=path,
-        programs=["infer"],
-        dynamic_shapes=shapes,
-        verify=False,
-    )
-    module = aotexport_runtime.load(path).eval()
-    encoded, mine, eagers = torch.randn(1, 4, 8), (), ()
-    for new in (2, 1, 1):
-        ids = torch.randint(32, (1, new))
-        with torch.no_grad():
-            result, expected = module(ids, encoded, *mine), translator(ids, encoded, *eagers)
-        torch.testing.assert_close(result[0], expected[0])
-        mine, eagers = (result[1],), (expected[1],)
-    assert not isinstance(mine[0], transformers.EncoderDecoderCache)

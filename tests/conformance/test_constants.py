@@ -32,48 +32,6 @@ def test_tensor_that_is_a_default_is_a_constant(load):
         module(x, torch.zeros(2, 3))
 
 
-def test_other_member_of_an_enumeration_or_other_range_is_refused(load):
-    from tests.cases.structure import Scaling, enumeration_and_range
-
-    module = load(enumeration_and_range, leaf(3), Scaling.TWICE, range(1, 7, 3))
-    x = leaf(3)
-    assert torch.equal(module(x, Scaling.TWICE, range(1, 7, 3)), enumeration_and_range(x, Scaling.TWICE, (1, 4)))
-    with pytest.raises(CallInvalid, match=r"`scaling\.name`: expected 'TWICE', as at capture, got 'NEVER'"):
-        module(x, Scaling.NEVER, range(1, 7, 3))
-    with pytest.raises(CallInvalid, match=r"`exponents`: expected range\(1, 7, 3\), as at capture, got "):
-        module(x, Scaling.TWICE, range(1, 8, 3))
-
-
-def test_other_set_is_refused(load):
-    from tests.cases.structure import sets_and_tuple_keys
-
-    edges = {("user", "rates"): leaf(3), ("user", 1): leaf(3)}
-    module = load(sets_and_tuple_keys, leaf(3), {"twice", 3, None}, edges)
-    for other in ({"twice", 3}, {"twice", 3.0, None}, frozenset(("twice", 3, None))):
-        with pytest.raises(CallInvalid, match=r"`flags`: expected {.*}, as at capture, got "):
-            module(leaf(3), other, edges)
-    with pytest.raises(CallInvalid, match="`edges`: expected a dict with keys"):
-        module(leaf(3), {"twice", 3, None}, {("user", "rates"): leaf(3), ("user", 2): leaf(3)})
-
-
-def test_other_keys_and_classes_of_sequences_are_refused(load):
-    from tests.cases.structure import Boxes, numbers_and_bytes_as_keys
-
-    table = {0.5: torch.ones(3), b"ab": torch.ones(3), (1.0, b""): torch.ones(3)}
-    module = load(numbers_and_bytes_as_keys, leaf(3), table, Boxes([torch.ones(3), torch.ones(3)]))
-    with pytest.raises(CallInvalid) as caught:
-        module(leaf(3), {0.5: leaf(3), b"": leaf(3), (1.0, b""): leaf(3)}, [leaf(3), leaf(3)])
-    assert str(caught.value) == (
-        "the call does not fit program `train`:\n"
-        "  - `table`: expected a dict with keys [0.5, b'ab', (1.0, b'')] in this order; missing: b'ab'; "
-        "unexpected: b''\n"
-        "  - `boxes`: expected a Boxes of 2, got a list of 2"
-    )
-    one = load(lambda table: table[(1,)] * 2, {(1,): torch.ones(2)}, force=True)
-    with pytest.raises(CallInvalid, match=r"keys \[\(1,\)\] in this order, got a dict with keys \[\(1\.0,\)\]"):
-        one({(1.0,): torch.ones(2)})
-
-
 class Labelled(dict):
     def __init__(self, **items):
         super().__init__(**items)

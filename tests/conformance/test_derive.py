@@ -1,14 +1,11 @@
 """A bundle of a bundle: what an export of the original with the same change gives, without the model's code."""
 
 import contextlib
-import copy
 import hashlib
 import json
-import pickle
 import warnings
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import peft
 import pytest
@@ -16,7 +13,6 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file
 from torch import nn
-from transformers.utils import ModelOutput
 
 import aotexport
 from aotexport import ModelFileInvalid
@@ -154,53 +150,6 @@ def test_command_line_derives_a_bundle_and_shows_of_which_it_was_made(base, tmp_
     assert f"made of Model, sha256 {digest(base)[:12]} (frozen: `encoder.0.weight`," in shown
 
 
-@dataclass
-class Hidden(ModelOutput):
-    """Named outputs, as of a model library."""
-
-    last_hidden_state: Any = None
-    attentions: Any = None
-
-
-class Scores(NamedTuple):
-    """A named tuple."""
-
-    mean: Any
-    states: Any
-
-
-@dataclass
-class Loss:
-    """A dataclass."""
-
-    value: Any
-    scores: Scores
-
-
-class States(list):
-    """A list of another class."""
-
-
-class Results(nn.Module):
-    """Returns classes of its own."""
-
-    def forward(self, x):
-        y = x.tanh()
-        return Hidden(last_hidden_state=y), Loss(y.sum(), Scores(y.mean(), States([y + 1])))
-
-
-def test_results_of_a_derived_bundle_are_of_the_types_of_its_parents(tmp_path):
-    aotexport.export(Results(), (torch.randn(3, 2),), output=tmp_path / "parent", programs="infer", verify=False)
-    aotexport.derive(tmp_path / "parent", output=tmp_path / "child", verify=False)
-    trees = [open_bundle(tmp_path / name).program("infer").output_tree for name in ("parent", "child")]
-    assert trees[0] == trees[1]
-    hidden, loss = load(tmp_path / "child")(torch.ones(3, 2))
-    for output in (hidden, pickle.loads(pickle.dumps(hidden)), copy.deepcopy(hidden)):
-        assert (type(output).__name__, list(output), output.attentions) == ("Hidden", ["last_hidden_state"], None)
-        assert torch.equal(output.last_hidden_state, output[0])
-    assert [type(each).__name__ for each in (loss, loss.scores, loss.scores.states)] == ["Loss", "Scores", "States"]
-
-
 def grad_mode():
     """Code that asks whether gradients are recorded."""
     return module(lambda self, x: self.layer(x) * (2 if torch.is_grad_enabled() else 3), layer=nn.Linear(4, 4))
@@ -228,20 +177,6 @@ def test_derived_bundle_in_another_dtype_is_the_bundle_of_the_cast_model(base, t
     assert joint is not None
 
 
-def test_trained_module_begets_a_bundle_of_its_values_in_another_dtype(base, tmp_path):
-    module, original = load(base).train(), make().train()
-    for each in (module, original):
-        nn.init.normal_(each.head.weight, generator=torch.Generator().manual_seed(1))
-        each.head.bias.requires_grad_(False)
-    aotexport.derive(module, output=tmp_path / "cast", dtype=torch.float64, freeze="encoder.*", verify=False)
-    original = frozen(original).double()
-    arguments = ((ARGUMENTS[0][0].double(), ARGUMENTS[0][1]), {})
-    aotexport.export(original, *arguments, output=tmp_path / "expected", **OPTIONS)
-    assert files_of(tmp_path / "cast") == files_of(tmp_path / "expected")
-    assert module.head.weight.dtype is torch.float32
-    assert module.encoder[0].weight.requires_grad
-
-
 def test_derived_bundle_for_fewer_sizes_is_the_bundle_of_these_sizes(base, tmp_path):
     rows = torch.export.Dim("rows", min=3, max=10)
     shapes = {"x": {0: rows}, "labels": {0: rows}, "scale": None}
@@ -259,43 +194,6 @@ def test_command_line_derives_even_sizes_in_another_dtype(base, tmp_path):
     assert even(torch.rand(6, 4, dtype=torch.bfloat16)).dtype is torch.bfloat16
     with pytest.raises(CallInvalid, match=r"holds only where \(\(half % 2\) == 0\); here half=5"):
         even(torch.rand(5, 4, dtype=torch.bfloat16))
-
-
-RECORDS = """
-from dataclasses import dataclass
-
-import torch
-from torch import nn
-
-@dataclass
-class Batch:
-    x: torch.Tensor
-    scale: torch.Tensor
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 2)
-
-    def forward(self, batch):
-        return self.layer(batch.x) * batch.scale
-
-torch.manual_seed(0)
-model = Net()
-example_inputs = (Batch(torch.rand(4, 3), torch.rand(2)),)
-"""
-
-
-def test_arguments_of_dataclasses_are_cast_at_an_export_as_by_derive(tmp_path):
-    (tmp_path / "model.py").write_text(RECORDS)
-    for command in (
-        [str(tmp_path / "model.py"), "-o", str(tmp_path / "base"), "--no-verify"],
-        [str(tmp_path / "model.py"), "-o", str(tmp_path / "expected"), "--dtype", "bfloat16", "--no-verify"],
-        ["derive", str(tmp_path / "base"), "-o", str(tmp_path / "cast"), "--dtype", "bfloat16", "--no-verify"],
-    ):
-        made = CliRunner().invoke(app, command)
-        assert made.exit_code == 0, made.output
-    assert files_of(tmp_path / "cast") == files_of(tmp_path / "expected")
 
 
 class Sequences(nn.Module):
@@ -378,9 +276,6 @@ def test_pattern_that_matches_nothing_is_refused_with_the_nearest_names(base, tm
     ("option", "why"),
     [
         ("x:0=n[1:4]", "the bundle takes sizes from 2 to 8 there, and its graphs hold for no others"),
-        ("x:0=n[:9]", "the bundle takes sizes from 2 to 8 there, and its graphs hold for no others"),
-        ("x:0=2*n[1:5]", "the bundle takes sizes from 2 to 8 there, and its graphs hold for no others"),
-        ("x:1=n[1:]", "the bundle takes sizes from 2 on there, and its graphs hold for no others"),
         ("steps=n[-1:4]", "the bundle takes integers from 0 to 9 there, and its graphs hold for no others"),
         (
             "x:2=n",
@@ -394,16 +289,6 @@ def test_pattern_that_matches_nothing_is_refused_with_the_nearest_names(base, tm
 )
 def test_sizes_that_the_bundle_does_not_take_are_refused(sequences, tmp_path, option, why):
     assert wrong(sequences, tmp_path, dynamic=option) == f"--dynamic {option!r}: {why}"
-
-
-def test_dtype_that_a_graph_names_is_refused_with_its_line(tmp_path):
-    class Rounding(nn.Module):
-        def forward(self, x):
-            return x.to(torch.float32) * 2
-
-    aotexport.export(Rounding().eval(), (torch.rand(3),), output=tmp_path / "base", programs="infer", verify=False)
-    message = wrong(tmp_path / "base", tmp_path, dtype=torch.bfloat16)
-    assert message.startswith("`dtype`: program `infer` names float32 in `aten::to.dtype` at ")
 
 
 def test_dtype_of_a_changed_module_is_refused(base, tmp_path):
@@ -489,14 +374,13 @@ REFUSED = {
     "sum_in_a_list_held_by_two_modules": "change attributes of the module",
     # A loaded module is not traced again with what its calls leave.
     "buffer_that_grows": "a call turns `seen` of the model from float32[2, 3] into float32[4, 3]",
-    "buffer_turned_in_place": "a call turns `table` of the model from float32[2, 3] into float32[3, 2]",
 }
 """Cases that no bundle is derived of, with what the refusal says."""
 
 ROUNDED = (
     # Eager computes gradients by functions of its own there, and a graph by those of its operators.
     *("attention_with_scores", "checkpoints_that_drop", "map_over_rows", "steps_over_parameters"),
-    *("function_computed_by_numpy", "computed_by_functions_of_numpy", "operators_that_read_values"),
+    *("computed_by_functions_of_numpy", "operators_that_read_values"),
     "sampled_where_a_grid_says",
 )
 """Cases whose values differ by rounding: the loaded module is the reference of the derived bundle."""
@@ -527,17 +411,6 @@ def functional(bundle: Path) -> dict[str, bool]:
     return {name: opened.program(name).functional is not None for name in opened.program_names}
 
 
-def control_flow(bundle: Path) -> dict[str, list[str]]:
-    """Return the branches and loops of each forward graph."""
-    opened = open_bundle(bundle)
-    graphs = {name: opened.graph(name, opened.program(name).forward.file) for name in opened.program_names}
-    kinds = ("cond", "while_loop", "scan", "map_impl")
-    return {
-        name: [node.op for node in graph.nodes if node.op.removeprefix("higher_order::") in kinds]
-        for name, graph in graphs.items()
-    }
-
-
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * (case.name not in SLICE)) for case in all_cases()],
@@ -550,7 +423,6 @@ def test_bundle_of_a_case_begets_one_with_the_same_results(case, tmp_path):
         return
     before, after = derived(case, tmp_path)
     same_records(before, after, case.name)
-    assert control_flow(after) == control_flow(before)
     assert functional(after) == functional(before)
     selftest(after, tensor_types=TYPES, operator_namespaces=[NAMESPACE])
 

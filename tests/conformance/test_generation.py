@@ -19,7 +19,7 @@ import aotexport
 import aotexport_runtime
 from aotexport import ModelFileInvalid
 from aotexport.cli import app
-from aotexport_runtime import ArgumentInvalid, NotSupported, adapters
+from aotexport_runtime import ArgumentInvalid, adapters
 from aotexport_runtime.generation.decoder import Decoder
 
 VOCABULARY = 64
@@ -76,8 +76,6 @@ def generator(request, tmp_path_factory):
 
 OPTIONS = {
     "greedy": {},
-    "penalised": {"repetition_penalty": 1.7},
-    "sampled": {"do_sample": True, "top_k": 0},
     "sampled_from_the_best": {
         "do_sample": True,
         "temperature": 1.8,
@@ -242,25 +240,6 @@ def test_steps_fill_slots_of_caches_and_give_the_scores_of_decode(generator):
             torch.testing.assert_close(scores, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_call_without_a_mask_reads_every_token(generator):
-    given = {"input_ids": PROMPTS, "labels": PROMPTS}
-    with torch.no_grad():
-        got, expected = generator.module(**given), generator.model(**given)
-    torch.testing.assert_close(got.loss, expected.loss)
-    torch.testing.assert_close(got.logits, expected.logits)
-
-
-def test_model_without_dropout_generates_in_train_mode(generator):
-    module = generator.module.twin().train()
-    words = {"attention_mask": MASK, "max_new_tokens": 4, "start": generator.start}
-    if generator.model.config.model_type == "llama":
-        got = aotexport_runtime.generate(module, PROMPTS, **words)
-        assert torch.equal(got, aotexport_runtime.generate(module.eval(), PROMPTS, **words))
-        return
-    with pytest.raises(NotSupported, match="the module is in train mode"):
-        aotexport_runtime.generate(module, PROMPTS, **words)
-
-
 def test_functional_graph_serves_the_tokens_that_generation_brings(generator):
     module = generator.module.twin(target="portable").eval()
     aotexport_runtime.generate(module, PROMPTS, attention_mask=MASK, max_new_tokens=4, start=generator.start)
@@ -318,43 +297,12 @@ def test_preferences_are_learned_as_by_peft(generator):
     assert losses[-1] < losses[4]
 
 
-@pytest.mark.slow
-def test_bundle_with_more_tokens_is_derived(generator, tmp_path):
-    options = ["derive", str(generator.path), "-o", str(tmp_path / "more"), "--resize-embeddings", "70", "--fast"]
-    result = CliRunner().invoke(app, options)
-    assert result.exit_code == 0, result.output
-    module = aotexport_runtime.load(tmp_path / "more").eval()
-    assert (module.config.vocab_size, len(module.get_output_embeddings().weight)) == (70, 70)
-    assert max(map(len, (module.generate(PROMPTS + MASK * 58, attention_mask=MASK)))) > PROMPTS.shape[1]
-
-
 def test_recipe_of_another_kind_of_model_is_refused():
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS["gpt2"])
     with pytest.raises(ModelFileInvalid) as caught:
         aotexport.recipe("seq2seq", model)
     assert str(caught.value) == (
         "recipe `seq2seq` takes an encoder-decoder model of transformers, got `GPT2LMHeadModel`"
-    )
-
-
-def test_recipe_of_a_model_that_reads_sounds_is_refused():
-    sizes = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_layers": 1, "decoder_layers": 1}
-    config = transformers.WhisperConfig(vocab_size=VOCABULARY, d_model=16, pad_token_id=0, **sizes)
-    with pytest.raises(ModelFileInvalid) as caught:
-        aotexport.recipe("seq2seq", transformers.WhisperForConditionalGeneration(config))
-    assert str(caught.value) == (
-        "recipe `seq2seq` takes models that read tokens, and `WhisperForConditionalGeneration` reads `input_features`. "
-        "Export its encoder and its decoder as programs of their own"
-    )
-
-
-def test_recipe_of_a_model_that_keeps_another_state_is_refused():
-    config = transformers.MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4)
-    with pytest.raises(ModelFileInvalid) as caught:
-        aotexport.recipe("causal-lm", transformers.MambaForCausalLM(config))
-    assert str(caught.value) == (
-        "recipe `causal-lm` takes models that keep keys and values from token to token, and `MambaForCausalLM` keeps "
-        "another state"
     )
 
 

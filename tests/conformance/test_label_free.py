@@ -40,14 +40,6 @@ class LastOnly(Labelled):
         return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-class LossAlone(Labelled):
-    """Gives the loss in place of logits."""
-
-    def forward(self, x, targets=None):
-        logits = self.head(x)
-        return logits if targets is None else nn.functional.cross_entropy(logits, targets)
-
-
 class Positions(Labelled):
     """Needs both of two labels, or none."""
 
@@ -69,8 +61,6 @@ def example(model):
     x, classes = torch.randn(5, 4), torch.randint(0, 3, (5,))
     if isinstance(model, LastOnly):
         return {"x": torch.randn(5, 6, 4), "targets": torch.randint(0, 3, (5, 6))}
-    if isinstance(model, LossAlone):
-        return {"x": x, "targets": classes}
     if isinstance(model, Positions):
         return {"x": x, "start": torch.randn(5), "end": torch.randn(5)}
     return {"x": x, "mask": torch.ones(5, 4), "labels": classes}
@@ -87,7 +77,7 @@ def exported(model, path, *, by_position=False, **options):
 
 @pytest.mark.parametrize(
     ("make", "by_position"),
-    [(Labelled, False), (LastOnly, True), pytest.param(LossAlone, False, marks=pytest.mark.slow), (Positions, True)],
+    [(Labelled, False), (LastOnly, True), (Positions, True)],
 )
 def test_inference_takes_calls_with_labels_and_without(make, by_position, tmp_path):
     model = make()
@@ -133,59 +123,12 @@ def test_model_that_fails_without_labels_needs_them_and_says_why(tmp_path):
     assert "cross_entropy_loss(): argument 'target'" in note.text
 
 
-class Opaque(Labelled):
-    """Can be captured with labels alone."""
-
-    def forward(self, x, labels=None):
-        logits = self.head(x)
-        if labels is None:
-            return {"logits": logits, "report": f"{float(logits.sum()):.3f}"}
-        return {"logits": logits, "loss": (logits - labels).square().mean()}
-
-
-def test_variant_that_cannot_be_captured_is_left_out_with_the_reason(tmp_path):
-    args = (torch.randn(5, 4), torch.randn(5, 3))
-    report = aotexport.export(Opaque(), args, programs="infer", output=tmp_path / "bundle", verify=False)
-    assert [program.record.name for program in report.programs] == ["infer"]
-    (note,) = report.notes
-    assert note.text.startswith("calls of program `infer` must pass `labels`: ")
-    assert "for calls with that very value alone" in note.text
-    assert note.source is not None
-    assert note.source.file == "tests/conformance/test_label_free.py"
-
-
 def test_optional_tensor_without_which_results_are_alike_is_no_label(tmp_path):
     def scaled(x, by=None):
         return x if by is None else x * by
 
     report = aotexport.export(scaled, (torch.randn(3), torch.randn(3)), output=tmp_path / "bundle", verify=False)
     assert [program.record.name for program in report.programs] == ["infer"]
-
-
-def test_bundle_with_a_label_free_variant_is_compared_with_its_model_file(tmp_path):
-    file = tmp_path / "model.py"
-    file.write_text(
-        "import torch\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.head = torch.nn.Linear(4, 3)\n"
-        "    def forward(self, x, labels=None):\n"
-        "        logits = self.head(x)\n"
-        "        return logits if labels is None else (logits, (logits - labels).square().mean())\n"
-        "model = Net()\n"
-        "example_inputs = (torch.randn(2, 4), torch.randn(2, 3))\n"
-    )
-    from aotexport.model.source import load_source
-    from aotexport.verify.against import compare_with_model
-
-    source = load_source(str(file))
-    aotexport.export(source.target, source.example.args, output=tmp_path / "bundle")
-    results = compare_with_model(
-        aotexport_runtime.open_bundle(tmp_path / "bundle"), source, targets=("portable", "autograd")
-    )
-    assert {result.program for result in results} == {"train", "infer", "infer.2"}
-    assert all(result.agrees for result in results)
 
 
 # --- sizes ------------------------------------------------------------------------------------------------
@@ -203,35 +146,11 @@ def test_example_without_sizes_takes_those_of_the_export_by_name(further, tmp_pa
     assert torch.equal(loaded(x)["logits"], model.eval()(x)["logits"])
 
 
-def test_sizes_by_position_are_those_of_the_parameters_of_forward(tmp_path):
-    x, classes = torch.randn(5, 4), torch.randint(0, 3, (5,))
-    program = Program("infer", example={"targets": classes, "x": x}, variants=[(x,)])
-    aotexport.export(
-        LossAlone(),
-        (x, classes),
-        dynamic_shapes=({0: ROWS}, {0: ROWS}),
-        programs=program,
-        output=tmp_path / "bundle",
-        verify=False,
-    )
-    loaded = aotexport_runtime.load(tmp_path / "bundle").eval()
-    assert loaded(torch.randn(9, 4)).shape == (9, 3)
-    assert loaded(torch.randn(9, 4), torch.randint(0, 3, (9,))).shape == ()
-
-
 def test_example_with_empty_sizes_has_fixed_ones(tmp_path):
     program = Program("infer", example=Example((torch.randn(5, 4),), dynamic_shapes={}))
     exported(Labelled(), tmp_path / "bundle", programs=program)
     with pytest.raises(CallInvalid, match=r"`x`: expected shape \[5, 4\], got \[9, 4\]"):
         aotexport_runtime.load(tmp_path / "bundle").eval()(torch.randn(9, 4))
-
-
-def test_variants_take_the_sizes_of_their_programs_example(tmp_path):
-    wide = torch.export.Dim("wide", min=2, max=9)
-    first = Example((torch.randn(5, 4),), dynamic_shapes={"features": {0: wide}})
-    program = Program("encode", method="encode", example=first, variants=[(torch.randn(3, 2, 4),)])
-    exported(Labelled(), tmp_path / "bundle", programs=program)
-    assert aotexport_runtime.load(tmp_path / "bundle").eval().encode(torch.randn(7, 2, 4)).shape == (7, 2, 3)
 
 
 ASKS = (

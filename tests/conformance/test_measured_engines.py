@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 import re
-import shutil
 import sys
 import threading
 from collections import Counter
@@ -138,13 +137,6 @@ def test_engines_are_chosen_by_rules_where_nobody_wants_a_measurement(words, mon
     assert not told.because.startswith("measured")
 
 
-def test_every_load_measures_engines_that_read_the_weights_where_the_environment_asks(words, monkeypatch):
-    monkeypatch.setenv("AOTEXPORT_MEASURE", "1")
-    told = aotexport_runtime.load(words).explain_program("infer")
-    assert told.because.startswith("measured here: ")
-    assert not {*told.engines, *told.why_not} & {*FROZEN_ENGINES}
-
-
 @pytest.mark.parametrize("engine", FROZEN_ENGINES)
 @pytest.mark.parametrize("rows", [2, 3, 32])
 def test_chosen_engine_gives_the_results_of_eager(words, engine, rows):
@@ -256,44 +248,6 @@ def test_session_that_gives_other_results_serves_no_call(words, sized_engine, mo
     module = load(words)
     call_often(module, 3)
     assert " for rows 3" not in module.explain_program("infer").because
-
-
-def test_sizes_of_a_bundle_that_is_gone_are_served_by_the_usual_engine(words, sized_engine, tmp_path, caplog):
-    shutil.copytree(words, tmp_path / "bundle")
-    module = load(tmp_path / "bundle")
-    shutil.rmtree(tmp_path / "bundle")
-    with caplog.at_level("INFO", "aotexport_runtime"):
-        call_often(module, 3)
-    assert f"no session of {sized_engine} for the sizes" in caplog.text
-    assert " for rows 3" not in module.explain_program("infer").because
-
-
-class Counting(nn.Module):
-    """Counts its calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(1))
-
-    def forward(self, x):
-        self.calls.add_(1)
-        return x + self.calls
-
-
-def test_weights_of_inference_mode_are_not_frozen(words):
-    with torch.inference_mode():
-        module = load(words)
-        got, expected = module(*call()), make()(*call())
-    torch.testing.assert_close(got, expected)
-    assert "loaded in inference mode" in str(module.explain())
-
-
-def test_program_that_changes_state_is_not_measured(tmp_path):
-    options = aotexport.OnnxOptions(state="outputs")
-    aotexport.export(Counting(), (torch.ones(2),), output=tmp_path / "b", programs="infer", onnx=options, verify=False)
-    module = load(tmp_path / "b")
-    assert [run(module, torch.ones(2)).tolist() for _ in range(2)] == [[2, 2], [3, 3]]
-    assert not {*module.explain_program("infer").engines} & {*FROZEN_ENGINES}
 
 
 def test_engine_that_is_not_installed_is_left_out_with_its_reason(words, monkeypatch):

@@ -15,7 +15,7 @@ from transformers.utils import ModelOutput
 import aotexport
 from aotexport import ExportFailed, ModelFileInvalid, OutputExists
 from aotexport.cli.app import app
-from aotexport_runtime import NotWritten, load
+from aotexport_runtime import load
 
 BATCH = torch.export.Dim("batch", min=2, max=64)
 
@@ -111,7 +111,6 @@ def branching(x):
             ModelFileInvalid,
             "no program `encode` of `forward`; there are train, infer",
         ),
-        ("there.pt2/net.pt2", {}, NotWritten, "`there.pt2/net.pt2` cannot be written: File exists"),
         ("there.pt2", {}, OutputExists, "`there.pt2` exists; choose another place, or replace a file by `--force`"),
     ],
 )

@@ -45,24 +45,6 @@ class Checkpointed(Scaled):
         return checkpoint(torch.sin, y, use_reentrant=False) if y.requires_grad else y.sin()
 
 
-class Prepared(Scaled):
-    def forward(self, x):
-        y = (x * self.weight).detach()
-        y.requires_grad_()
-        return y * 2 if y.requires_grad else y * 3
-
-
-class Deep(Scaled):
-    """Each layer reads its input twice, so that paths to the weight are as many as 2 to the power of the layers."""
-
-    def forward(self, x):
-        y = x * self.weight
-        with torch.enable_grad():
-            for _ in range(60):
-                y = y + y.sin()
-            return y.detach(), y.requires_grad
-
-
 class Recording(Scaled):
     def forward(self, x):
         y = (x * self.weight).tanh()
@@ -94,8 +76,6 @@ OTHER_GRAD_MODE = [(True, False), (False, True)]
         (Answering, OTHER_GRAD_MODE),
         (Hooked, [(False, True)]),
         (Checkpointed, []),
-        (Prepared, []),
-        (Deep, OTHER_GRAD_MODE),
     ],
 )
 def test_code_that_reads_history_gets_eagers_answer_or_the_call_is_refused(pair, kind, refused):

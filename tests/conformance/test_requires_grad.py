@@ -9,7 +9,7 @@ from torch.utils.checkpoint import checkpoint
 
 import aotexport
 import aotexport_runtime
-from aotexport_runtime import CallInvalid, NotSupported, adapters
+from aotexport_runtime import CallInvalid, adapters
 from tests.cases import functions
 
 pytestmark = pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad=True")
@@ -46,10 +46,6 @@ def reentrant_after_a_region(m, x):
     return checkpoint(m.b, hidden, use_reentrant=True) + x
 
 
-def not_reentrant(m, x):
-    return checkpoint(m.b, m.a(x).tanh(), use_reentrant=False)
-
-
 def reads_a_parameter(m, x):
     return m.b(m.a(x)) if m.a.weight.requires_grad else m.b(x) * 2
 
@@ -69,30 +65,6 @@ def has_no_gradient_of_the_argument(m, x):
 
 def leaves_out_what_is_not_needed(m, x):
     return functions.LeavingOut.apply(x, m.a.bias, m.b.bias)
-
-
-def counts_in_a_transform(m, x):
-    return torch.vmap(lambda row: CountingRows.apply(row, m.a.bias, m.b.bias))(x)
-
-
-class CountingRows(functions.Counting):
-    """Counts what is needed, under function transforms: only a joint graph has its backward."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x, w, b):
-        return x * w + b
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[:2])
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, w = ctx.saved_tensors
-        count = sum(ctx.needs_input_grad)
-        return grad * w * count, grad * x * count, grad * count
 
 
 def reads_what_always_requires_grad(m, x):
@@ -116,19 +88,6 @@ CASES = [
     (has_no_gradient_of_the_argument, "ab", lambda names: "x" not in names),
 ]
 """What a model runs, what requires grad at capture, and the patterns that a bundle must serve."""
-SLOW_CASES = [
-    (reentrant, "xab", lambda names: "x" in names or "a" in names),
-    (not_reentrant, "b", anything),
-    (reentrant, "b", lambda names: "x" not in names and "a" not in names),
-    (reentrant_of_the_argument, "ab", lambda names: "x" not in names),
-    (not_reentrant, "xab", anything),
-    (reads_a_parameter, "xb", lambda names: "a" not in names),
-    (reads_a_value, "ab", lambda names: "a" in names),
-    (counts_what_is_needed, "ab", lambda names: names == "ab"),
-    (leaves_out_what_is_not_needed, "xab", anything),
-    (has_no_gradient_of_the_argument, "b", lambda names: "x" not in names),
-]
-"""The same of models captured with something else that requires grad."""
 
 
 def require(module, names):
@@ -160,7 +119,7 @@ def exported(tmp_path, run, names):
 
 @pytest.mark.parametrize(
     ("run", "captured", "served"),
-    [*CASES, *(pytest.param(*each, marks=pytest.mark.slow) for each in SLOW_CASES)],
+    CASES,
     ids=lambda each: getattr(each, "__name__", each),
 )
 def test_call_with_another_pattern_of_requires_grad_equals_eager_or_is_refused(tmp_path, run, captured, served):
@@ -253,22 +212,6 @@ def test_bundle_of_a_loaded_bundle_depends_on_the_same_layers(tmp_path):
         loaded.get_submodule("1" if number else "").get_submodule("a").requires_grad_(False)
         with pytest.raises(CallInvalid, match=r"a.weight`: expected requires_grad=True, as at capture"):
             loaded(torch.randn(3, 4))
-
-
-def test_call_that_a_joint_graph_alone_serves_is_held_to_what_its_function_was_asked_for(tmp_path):
-    module = exported(tmp_path, counts_in_a_transform, "xab")
-    loaded = aotexport_runtime.load(tmp_path / "b")
-
-    x = torch.randn(3, 4)
-    for found, expected in zip(gradients(loaded, x, "xab"), gradients(module, x, "xab"), strict=True):
-        torch.testing.assert_close(found, expected)
-    with pytest.raises(CallInvalid, match=r"`a.bias`: expected requires_grad=True"):
-        gradients(loaded, x, "xb")
-    require(loaded, "ab")
-    with pytest.raises(NotSupported, match=r"call it under `torch.no_grad\(\)`, or export one with gradients in eval"):
-        loaded.eval()(x)
-    with pytest.raises(NotSupported, match="loaded without it: load it with target='auto'"):
-        gradients(aotexport_runtime.load(tmp_path / "b", target="autograd"), x, "xab")
 
 
 @pytest.mark.parametrize("target", TARGETS)

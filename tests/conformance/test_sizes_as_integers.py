@@ -13,7 +13,6 @@ from aotexport.torch_internals.calls import tree_leaves
 
 EXAMPLE = 12
 SIZES = (EXAMPLE, 7, 9, 16)
-OWNERS = (torch, torch.Tensor, functional, torch._C._nn, torch.fft, torch.linalg, torch.special)  # noqa: TID251
 
 
 def _pool(axes, name, *options):
@@ -86,85 +85,15 @@ SERVED = {
 """What equals eager for other sizes, by operator and argument."""
 
 REFUSED = {
-    "bartlett_window.window_length": lambda x, n: x * torch.bartlett_window(n),
-    "blackman_window.window_length": lambda x, n: x * torch.blackman_window(n),
-    "hamming_window.window_length": lambda x, n: x * torch.hamming_window(n),
-    "histc.bins": lambda x, n: torch.histc(x, n, -1, 1),
     "logspace.steps": lambda x, n: x * torch.logspace(0, 1, n),
-    "adaptive_max_pool1d.output_size": lambda x, n: functional.adaptive_max_pool1d(x, n),
-    "adaptive_max_pool2d.output_size": lambda x, n: functional.adaptive_max_pool2d(x[None], (2, n)),
-    "adaptive_max_pool3d.output_size": lambda x, n: functional.adaptive_max_pool3d(x[None, None], (1, 2, n)),
-    "avg_pool2d.divisor_override": lambda x, n: functional.avg_pool2d(x[None], 2, divisor_override=n),
-    "avg_pool3d.divisor_override": lambda x, n: functional.avg_pool3d(x[None, None], (1, 2, 2), divisor_override=n),
     "chunk.chunks": lambda x, n: torch.chunk(x, n, 1),
-    "conv_tbc.pad": lambda x, n: torch.conv_tbc(x[..., None], x[:2, :1, None], torch.zeros(1), n),
-    "cov.correction": lambda x, n: torch.cov(x, correction=n - 9),
-    "ctc_loss.blank": lambda x, n: torch.ctc_loss(
-        x[:, None].log_softmax(-1), torch.ones(1, 1), torch.tensor([3]), torch.tensor([1]), n - 1
-    ),
-    "diagflat.offset": lambda x, n: torch.diagflat(x, n),
-    "diagonal_scatter.offset": lambda x, n: torch.diagonal_scatter(x, torch.ones(3), n - 9),
     "diff.n": lambda x, n: torch.diff(x, n - 9),
-    "embedding_bag.padding_idx": lambda x, n: functional.embedding_bag(
-        torch.tensor([[0, 1]]), x.t(), padding_idx=n - 9
-    ),
-    "fake_quantize_per_tensor_affine.quant_max": lambda x, n: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, 0, n),
-    "fake_quantize_per_tensor_affine.quant_min": lambda x, n: torch.fake_quantize_per_tensor_affine(x, 0.1, n, n, 255),
     "group_norm.num_groups": lambda x, n: functional.group_norm(x.t()[None], n),
-    "hsplit.sections": lambda x, n: torch.hsplit(x, n),
     "kaiser_window.window_length": lambda x, n: x * torch.kaiser_window(n),
-    "linalg_matrix_power.n": lambda x, n: torch.linalg.matrix_power(x[:, :3], n),
     "matrix_power.n": lambda x, n: torch.matrix_power(x[:, :3], n),
-    "mvlgamma.p": lambda x, n: torch.mvlgamma(x.abs() + 9, n),
-    "nonzero_static.fill_value": lambda x, n: x * torch.nonzero_static(x[0] > 0, size=1, fill_value=n),
-    "norm_except_dim.pow": lambda x, n: torch.norm_except_dim(x, n - 9),
     "polygamma.n": lambda x, n: torch.polygamma(n - 9, x.abs() + 1),
-    "rot90.k": lambda x, n: torch.rot90(x, n),
-    "round.decimals": lambda x, n: torch.round(x, decimals=n - 9),
-    "special_polygamma.n": lambda x, n: torch.special.polygamma(n - 9, x.abs() + 1),
-    "vander.N": lambda x, n: torch.vander(x[:, 0], n),
 }
 """What is refused with the name of the function, by operator and argument."""
-
-NOT_TRIED = {
-    r".*\.(mode|edge_order|compute_mode|\w+_mode|path|physical_layout|ind|dtype|num_layers|ch_axis)": "names a choice",
-    r"unfold(_copy)?\.dimension": "is an axis",
-    r".*\.(indices|split_sizes|input_lengths|target_lengths)": "is a list",
-    r".*_quantize_per_channel_affine\..*|.*\.zero_point|fused_.*": "as `fake_quantize_per_tensor_affine.quant_max`",
-    r"(mkldnn|miopen|cudnn|fbgemm|quantized|empty_quantized|choose_qparams|batch_norm_gather).*": "is of other kernels",
-    r"(sparse|to_sparse|from_file|to\.).*": "makes tensors that no bundle holds",
-    r"max_pool\dd_with_indices\.(?!kernel).*": "as of the pool without indices",
-    r"(dsplit|vsplit|unsafe_chunk)\..*": "as `hsplit.sections` and `chunk.chunks`",
-    r"(diagonal_copy|linalg_diagonal)\.offset|unfold_copy\..*": "as `diagonal_scatter.offset`",
-    r"special_(multigammaln|round)\..*": "as `mvlgamma.p` and `round.decimals`",
-    r"(histogram|histogramdd)\.bins|random\..*": "has no fake kernel",
-    r"(fractional_max_pool\dd|max_unpool3d|col2im|native_group_norm|combinations|hash_tensor)\..*": "is rarely a size",
-    r"istft\.(n_fft|hop_length|win_length)": "is that of `stft`",
-}
-"""Arguments that are not tried, by pattern, with the reason."""
-
-
-def _arguments():
-    """Return the arguments that are integers and no sizes, axes aside, of the operators behind torch's functions."""
-    found = set()
-    for schema in torch._C._jit_get_all_schemas():  # noqa: TID251
-        library, _, name = schema.name.partition("::")
-        arguments, _, results = str(schema).rpartition(" -> ")
-        names = (name, re.sub("^(fft|linalg|special)_", "", name))
-        is_public = any(hasattr(owner, name) for owner in OWNERS for name in names) and not name.startswith("_")
-        if library == "aten" and is_public and "Tensor" in results and "out" not in schema.overload_name:
-            found |= {f"{name}.{one}" for one in re.findall(r"\bint(?:\[\d*\])?\?? (\w+)", arguments)}
-    axes = r"(start_|end_)?dims?\d?|dims_\w+|axis\d?|source|destination|reduction"
-    return {
-        one
-        for one in found
-        if not re.fullmatch(axes, one.partition(".")[2]) and not one.partition(".")[0].endswith("_")
-    }
-
-
-def test_every_integer_of_torchs_signatures_is_tried_or_left_out_for_a_reason():
-    left_out = {one for one in _arguments() if any(re.fullmatch(pattern, one) for pattern in NOT_TRIED)}
-    assert _arguments() - left_out == (SERVED.keys() | REFUSED.keys()) - {"combinations.self"}
 
 
 def _export(function, path):

@@ -321,21 +321,6 @@ def test_gradients_add_up_and_chosen_results_come_with_the_loss(tmp_path):
         aotexport.export(model, (given[0],), output=tmp_path / "none", step="sgd:outputs='logits'", programs=("train",))
 
 
-@pytest.mark.slow
-def test_a_step_of_a_bundle_with_an_adapter_trains_that_alone(tmp_path):
-    _, module = make(tmp_path, None)
-    adapters.add_lora(module, ["first", "frozen"], r=2)
-    given = {"programs": ("train",), "dynamic_shapes": SIZES, "verify": "fast"}
-    aotexport.export(module, next(batches()), output=tmp_path / "adapted", step="adamw:lr=0.01", **given)
-    ours, theirs = load(tmp_path / "adapted").train(), module.train()
-    stepper = ours.stepper()
-    assert set(stepper._optimizer.updates) == {n for n, p in theirs.named_parameters() if p.requires_grad}
-    assert all(".lora." in name for name in stepper._optimizer.updates)
-    steps_alike(theirs, ours, torch.optim.AdamW(trained(theirs), lr=0.01), stepper, 10)
-    theirs.load_state_dict(ours.state_dict())
-    adapters.save_adapter(theirs, tmp_path / "adapter")
-
-
 class Words(nn.Module):
     """An embedding and a layer: a library checks the indices."""
 

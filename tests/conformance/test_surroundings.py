@@ -4,16 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-import aotexport
 import aotexport_runtime
 from aotexport_runtime import CallInvalid, NotSupported
-from tests.conformance.models import leaf, linear
-
-
-def test_tangents_that_the_model_takes_are_refused_in_inference_mode(load):
-    module = load(lambda x: torch.func.jvp(torch.sin, (x,), (x,))[1], torch.ones(3))
-    with torch.inference_mode(), pytest.raises(CallInvalid, match=r"use torch\.no_grad"):
-        module(torch.ones(3))
+from tests.conformance.models import linear
 
 
 def test_argument_that_was_the_modules_own_must_be_it_again(load):
@@ -40,11 +33,10 @@ def test_parameter_of_another_rank_is_computed_with(load):
     assert torch.equal(loaded(x), model(x))
 
 
-def test_export_and_save_leave_the_random_state(tmp_path):
+def test_export_and_save_leave_the_random_state(tmp_path, load):
     net = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
     state = torch.get_rng_state()
-    aotexport.export(net, (torch.ones(2, 4),), output=tmp_path / "bundle")
-    aotexport_runtime.save(aotexport_runtime.load(tmp_path / "bundle"), tmp_path / "saved")
+    aotexport_runtime.save(load(net, torch.ones(2, 4), verify=True, target="auto"), tmp_path / "saved")
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -80,13 +72,8 @@ def test_code_that_reads_the_grad_mode_is_captured_in_that_of_the_program(load):
     assert torch.equal(module(x), x)
     with torch.no_grad():
         assert torch.equal(module.eval()(x), x - 1)
-        with pytest.raises(CallInvalid) as caught:
+        with pytest.raises(CallInvalid, match=r"expected torch.is_grad_enabled\(\) to be True, as at capture"):
             module.train()(x)
-    assert str(caught.value) == (
-        "the call does not fit program `train`:\n"
-        "  - gradients: expected torch.is_grad_enabled() to be True, as at capture, since the model's code reads it; "
-        "got False"
-    )
 
 
 class AskingBeside(nn.Linear):
@@ -107,16 +94,3 @@ def test_code_that_reads_the_grad_mode_and_does_the_same_in_both_is_served_in_bo
             expected = called(x)
         assert torch.equal(called(x), expected)
         assert called(x).requires_grad
-
-
-def fixes_a_size_without_gradients(x):
-    if not torch.is_grad_enabled() and x.shape[0] != 4:
-        return x - 1
-    return x + 1
-
-
-def test_code_that_does_the_same_in_both_grad_modes_for_the_example_alone_is_held_to_one(load):
-    module = load(fixes_a_size_without_gradients, leaf(4, 2), dynamic_shapes=({0: torch.export.Dim("rows", min=2)},))
-    assert torch.equal(module(torch.ones(7, 2, requires_grad=True)), torch.full((7, 2), 2.0))
-    with torch.no_grad(), pytest.raises(CallInvalid, match="is_grad_enabled"):
-        module(torch.ones(7, 2))

@@ -15,7 +15,6 @@ PATH = (
     "the values of this call lead another way through the code than those of the example call, along which the "
     "program was captured; export with an example of this kind, or choose with torch.where or torch.cond. It needs "
 )
-PEAK = torch.tensor([1.0, -3.0])
 
 
 def exported(directory, function, *args, target="portable", **options):
@@ -40,31 +39,17 @@ def repeated(x, n):
     return x
 
 
-def scaled(x):
-    if x.max().item() > 0.5:
-        return x * x.max().item()
-    return x
-
-
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(
     ("function", "example", "call", "offset", "needed"),
     [
         (by_sign, [torch.ones(2)], [-torch.ones(2)], 1, "a condition to be True. The call has False"),
-        (by_sign, [-torch.ones(2)], [torch.ones(2)], 1, "a condition to be False. The call has True"),
         (
             repeated,
             [torch.ones(2), torch.tensor(3)],
             [torch.ones(2), torch.tensor(4)],
             1,
             "`value` to be 3, with 3 in the example call. The call has 4",
-        ),
-        (
-            scaled,
-            [PEAK],
-            [torch.ones(2) / 4],
-            1,
-            "`value > 0.5` to be True, with 1 in the example call. The call has 0.25",
         ),
     ],
 )
@@ -85,45 +70,6 @@ def test_refused_call_of_the_functional_graph_changes_nothing(tmp_path):
     with pytest.raises(aotexport_runtime.CheckFailed):
         module(-torch.ones(2), total)
     assert torch.equal(total, torch.zeros(2))
-
-
-def test_gradients_on_the_path_of_the_example_equal_eager(tmp_path):
-    def loss(x):
-        y = x * 3
-        return (by_sign(y) ** 2).sum() if y.mean().item() > 0 else y.sum()
-
-    module = exported(tmp_path, loss, torch.ones(3, requires_grad=True))
-    assert module.bundle.program("train").refusals == ()
-    results = []
-    for function in (module, loss):
-        x = torch.tensor([1.0, -0.5, 4.0], requires_grad=True)
-        function(x).backward()
-        results.append(x.grad)
-    assert torch.equal(*results)
-
-
-def test_path_may_depend_on_values_and_dynamic_sizes(tmp_path):
-    def batched(x):
-        return x * x.shape[0] if (x > 0).sum().item() > x.shape[0] else x
-
-    x = torch.ones(4, 3)
-    module = exported(tmp_path, batched, x, dynamic_shapes=({0: Dim("batch", min=2, max=16)},))
-    assert torch.equal(module(torch.ones(7, 3)), batched(torch.ones(7, 3)))
-    with pytest.raises(aotexport_runtime.CheckFailed):
-        module(-torch.ones(5, 3))
-
-
-def test_branch_in_a_region_without_gradients_and_with_autocast_is_decided_by_its_values(tmp_path):
-    def careful(x, w):
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            y = x @ w
-        with torch.no_grad():
-            large = (y.float() - y.double()).abs().sum() == 0
-        return y * 2 if large and y.sum() > 0 else y
-
-    x, w = torch.rand(3, 3, requires_grad=True), torch.rand(3, 3)
-    module = exported(tmp_path, careful, x, w)
-    assert torch.equal(module(x, w), careful(x, w))
 
 
 def test_float_taken_from_values_is_refused_with_the_line(tmp_path):
@@ -179,13 +125,6 @@ def test_recorded_calls_are_those_on_the_path(tmp_path):
     assert all(comparison.agrees for comparison in report.comparisons)
 
 
-def test_stripped_bundle_tells_no_line(tmp_path):
-    module = exported(tmp_path, by_sign, torch.ones(2), strip=True)
-    with pytest.raises(aotexport_runtime.CheckFailed) as caught:
-        module(-torch.ones(2))
-    assert str(caught.value) == PATH + "a condition to be True. The call has False"
-
-
 def test_gradient_of_a_data_dependent_output_in_another_layout_equals_eager(tmp_path):
     def chosen(x):
         rows = x[x.sum(1) > 0]
@@ -218,24 +157,13 @@ class Chosen(torch.autograd.Function):
         return grad * 3, (grad * x).sum(0)
 
 
-class Careful(Chosen):
-    """Branches in backward, on what it saved, and on equal values."""
+class Clipping(Chosen):
+    """Branches in backward on the gradient that comes in."""
 
     @staticmethod
     def forward(ctx, x, w):
         ctx.save_for_backward(x, w)
         return x * w
-
-    @staticmethod
-    def backward(ctx, grad):
-        x, w = ctx.saved_tensors
-        if torch.equal(w, w.abs()):
-            return grad * w * torch.tensor(0.5), None
-        return grad * w, (grad * x).sum(0)
-
-
-class Clipping(Careful):
-    """Branches in backward on the gradient that comes in."""
 
     @staticmethod
     def backward(ctx, grad):
@@ -255,10 +183,8 @@ class Applying(nn.Module):
         return self.function.apply(x * self.before, self.scale)
 
 
-def gradients(model, x, factor=1.0, scale=1.0):
-    """Return the output, and the gradients of the parameters, with another sign of the scale, or of a smaller loss."""
-    with torch.no_grad():
-        model.scale.copy_(torch.tensor([1.0, 2.0, 3.0]) * scale)
+def gradients(model, x, factor=1.0):
+    """Return the output, and the gradients of the parameters by a multiple of its sum."""
     model.zero_grad()
     output = model(x)
     (output.sum() * factor).backward()
@@ -266,24 +192,12 @@ def gradients(model, x, factor=1.0, scale=1.0):
 
 
 @pytest.mark.parametrize(
-    ("function", "other", "asks", "question"),
-    [
-        (Chosen, {"x": -torch.ones(4, 3)}, Chosen.forward, "a condition to be True. The call has False"),
-        (Careful, {"scale": -1.0}, Careful.backward, "a condition to be True. The call has False"),
-        (Clipping, {"factor": 0.25}, Clipping.backward, "a condition to be True. The call has False"),
-    ],
+    ("function", "other", "asks"),
+    [(Chosen, {"x": -torch.ones(4, 3)}, Chosen.forward), (Clipping, {"factor": 0.25}, Clipping.backward)],
 )
-def test_custom_function_that_branches_on_values_goes_the_way_of_the_example(tmp_path, function, other, asks, question):
+def test_custom_function_that_branches_on_values_goes_the_way_of_the_example(load, function, other, asks):
     model, x = Applying(function), torch.rand(4, 3)
-    aotexport.export(
-        model,
-        (x,),
-        output=tmp_path / "bundle",
-        dynamic_shapes=({0: Dim("batch", min=1, max=9)},),
-        programs=("train",),
-        verify=False,
-    )
-    loaded = aotexport_runtime.load(tmp_path / "bundle")
+    loaded = load(model, x, dynamic_shapes=({0: Dim("batch", min=1, max=9)},), programs=("train",), target="auto")
     for call in ({"x": x}, {"x": torch.rand(7, 3), "factor": 0.75}):
         expected, found = gradients(model, **call), gradients(loaded, **call)
         assert [each is None for each in found] == [each is None for each in expected]
@@ -291,20 +205,4 @@ def test_custom_function_that_branches_on_values_goes_the_way_of_the_example(tmp
             torch.testing.assert_close(one, same)
     with pytest.raises(aotexport_runtime.CheckFailed) as caught:
         gradients(loaded, **{"x": x, **other})
-    assert str(caught.value) == line(asks, 3) + PATH + question
-
-
-def test_question_about_equal_tensors_leaves_their_sizes_open(tmp_path):
-    known = torch.rand(6, 2)
-
-    def told_apart(x, known):
-        x = x * 2 if torch.equal(x, known) else x + 1
-        return x if x.sum() > 0 else -x
-
-    sizes = ({0: Dim("rows", min=1, max=9)}, None)
-    module = exported(tmp_path, told_apart, torch.rand(4, 2), known, dynamic_shapes=sizes)
-    for rows in (1, 6, 9):
-        x = torch.rand(rows, 2)
-        assert torch.equal(module(x, known), told_apart(x, known))
-    with pytest.raises(aotexport_runtime.CheckFailed):
-        module(known.clone(), known)
+    assert str(caught.value) == line(asks, 3) + PATH + "a condition to be True. The call has False"

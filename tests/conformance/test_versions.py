@@ -1,7 +1,6 @@
 """What autograd counts and protects: versions of tensors, saved ones changed since, views that nobody may change."""
 
 import gc
-import inspect
 import weakref
 
 import pytest
@@ -40,12 +39,6 @@ def load(tmp_path_factory, request):
 # --- versions ---------------------------------------------------------------------------------------------
 
 
-def parts(x, w):
-    x[0].zero_()
-    x.view(-1)[1:3].add_(1)
-    return x.sum() * w
-
-
 def through_data(x, w):
     x.data.mul_(2)
     return x * w
@@ -57,19 +50,9 @@ def through_data_and_metadata(x, w):
     return x.sum() * w
 
 
-def metadata_that_stays(x, w):
-    x.squeeze_(0)
-    x.transpose_(0, 0)
-    return x * w
-
-
-def nothing(x, w):
-    return x * w
-
-
 @pytest.mark.parametrize(
     "function",
-    [lambda x, w: x.add_(1).mul_(2) * w, parts, through_data, through_data_and_metadata, metadata_that_stays, nothing],
+    [lambda x, w: x.add_(1).mul_(2) * w, through_data, through_data_and_metadata],
 )
 def test_versions_rise_as_in_eager(load, function):
     def rises(callable_):
@@ -100,20 +83,13 @@ def changed_in_the_call(x, w):
     return x * w
 
 
-def saved_for_its_sizes(w, x):
-    return w.gather(0, torch.zeros(1, 4, dtype=torch.int64)) * x
-
-
-@pytest.mark.parametrize("function", [changed_in_the_call, saved_for_its_sizes])
-def test_backward_raises_where_an_input_that_eager_saves_was_changed(load, function):
-    tensors = {"x": torch.ones(3, 4), "w": leaf(3, 4)}
-    order = inspect.signature(function).parameters
-    module = load(function, *[tensors[name] for name in order])
-    for callable_ in (function, module):
-        inputs = [tensors[name].detach().clone().requires_grad_(name == "w") for name in order]
-        loss = callable_(*inputs).sum()
+def test_backward_raises_where_an_input_that_eager_saves_was_changed(load):
+    module = load(changed_in_the_call, torch.ones(3, 4), leaf(3, 4))
+    for callable_ in (changed_in_the_call, module):
+        x = torch.ones(3, 4)
+        loss = callable_(x, leaf(3, 4)).sum()
         with torch.no_grad():
-            inputs[0].add_(1)
+            x.add_(1)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
 
@@ -133,36 +109,12 @@ def test_backward_does_not_mind_changes_of_what_only_unused_results_needed(load)
         assert torch.equal(x.grad, torch.tensor([3.0, 2.0, 1.0]))
 
 
-def test_backward_does_not_mind_changes_of_what_only_a_view_without_history_needs(load):
-    def function(x, y):
-        product = x * y
-        with torch.no_grad():
-            hidden = product.view(-1)
-        return hidden, x * 3
-
-    module = load(function, leaf(3), leaf(3))
-    for callable_ in (function, module):
-        x, y = leaf(3), leaf(3)
-        _, tripled = callable_(x, y)
-        with torch.no_grad():
-            x.zero_(), y.zero_()
-        tripled.sum().backward()
-        assert torch.equal(x.grad, torch.full((3,), 3.0))
-
-
-def doubled_and_its_exponential(x, y):
-    first = x * 2
-    second = first.exp()
-    return first, second, (second + 1) * y
-
-
 def products(x, y):
     first = x * 2
     return first, first * y, (first + 1).sigmoid()
 
 
-@pytest.mark.parametrize("function", [doubled_and_its_exponential, products])
-def test_change_of_inputs_and_outputs_raises_in_the_passes_in_which_eager_reads_them(load, function):
+def test_change_of_inputs_and_outputs_raises_in_the_passes_in_which_eager_reads_them(load):
     def outcome(callable_, changed, used):
         tensors = [torch.full((3,), 0.5, requires_grad=True), torch.full((3,), 2.0, requires_grad=True)]
         outputs = callable_(*tensors)
@@ -174,10 +126,10 @@ def test_change_of_inputs_and_outputs_raises_in_the_passes_in_which_eager_reads_
             return "modified by an inplace operation" in str(error)
         return [tensor.grad if tensor.grad is None else tensor.grad.tolist() for tensor in tensors]
 
-    module = load(function, leaf(3), leaf(3))
+    module = load(products, leaf(3), leaf(3))
     for changed in range(5):
         for used in range(3):
-            assert outcome(module, changed, used) == outcome(function, changed, used), (changed, used)
+            assert outcome(module, changed, used) == outcome(products, changed, used), (changed, used)
 
 
 class Checkpointed(nn.Module):
@@ -209,22 +161,13 @@ def writes_to_data(module, x):
         parameter.data.mul_(2)
 
 
-def writes_in_place(module, x):
-    with torch.no_grad():
-        module.get_parameter("linear.weight").mul_(2)
-
-
 def replaces_data(module, x):
     for parameter in module.parameters():
         parameter.data = parameter.data * 2
 
 
-def leaves_alone(module, x):
-    pass
-
-
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-@pytest.mark.parametrize("change", [leaves_alone, writes_to_data, writes_in_place, replaces_data])
+@pytest.mark.parametrize("change", [writes_to_data, replaces_data])
 @pytest.mark.parametrize("model", [Checkpointed, CheckpointedReentrantly])
 def test_checkpointed_part_computes_gradients_from_what_it_reads_in_backward(load, model, change):
     def gradients(module):
@@ -294,18 +237,6 @@ def test_two_calls_in_a_row_can_both_be_differentiated_where_kernels_write_stati
     losses = [module(torch.randn(3, 4)).square().sum() for _ in range(2)]
     for loss in losses:
         loss.backward()
-
-
-def test_hooks_of_inputs_without_a_gradient_are_not_called(load):
-    def half(x, y):
-        return x * 2 + y.detach()
-
-    calls = []
-    x, y = leaf(3), leaf(3)
-    y.register_hook(calls.append)
-    load(half, leaf(3), leaf(3))(x, y).sum().backward()
-    assert calls == []
-    assert y.grad is None
 
 
 # --- views ------------------------------------------------------------------------------------------------

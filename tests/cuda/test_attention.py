@@ -153,16 +153,10 @@ def shared(tensors):
 CALLS = {
     "plain": (operands(), None, False),
     "causal": (operands(), None, True),
-    "wide": (operands(columns=9), None, True),
-    "odd_head": (operands(width=7), None, False),
     "truths": (operands(columns=9), boolean, False),
     "added": (operands(), added, False),
-    "added_in_sixteens": (operands(columns=16), added, False),
     "half": (operands(torch.float16), None, True),
-    "half_odd_head": (operands(torch.bfloat16, width=5), None, False),
     "half_masked": (operands(torch.bfloat16), added, False),
-    "half_wide": (operands(torch.float16, columns=7), None, True),
-    "shared_heads": (shared(operands(heads=4)), None, True),
     "half_shared_heads": (shared(operands(torch.float16, heads=4)), None, True),
     "rows_without_keys": (operands(), nothing_at_first, False),
 }

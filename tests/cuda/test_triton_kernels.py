@@ -25,29 +25,11 @@ def test_kernels_are_launched_in_both_directions():
     assert not any(op.startswith(NAMESPACE) for file in program.graphs for op in operators(program, file))
 
 
-def test_inference_program_launches_them_too():
-    assert {"scaling", "multiplying"} <= set(launched(lowered(OfTriton(), torch.randn(3, 4)), "forward.json"))
-
-
-def test_every_configuration_is_kept_with_its_grid():
-    program = lowered(OfTriton(), torch.randn(3, 4), dynamic_shapes=({0: BATCH},))
-    (kernel,) = (kernel for kernel in program.kernels if kernel.name.startswith("multiplying"))
-    assert [candidate.constants for candidate in kernel.candidates] == [{"BLOCK": 16}, {"BLOCK": 64}]
-    assert [candidate.options["num_warps"] for candidate in kernel.candidates] == [1, 4]
-    assert all("_launcher_s0" in repr(candidate.grid) for candidate in kernel.candidates)
-
-
 def test_grid_of_a_dynamic_size_is_an_argument_of_the_launch():
     program = lowered(OfTriton(), torch.randn(3, 4), dynamic_shapes=({0: BATCH},))
     (node,) = (node for node in launches(program) if node.op.startswith("kernel::scaling"))
     assert "floordiv" in repr(node.kwargs["_grid_0"])
     assert (node.kwargs["_grid_1"], node.kwargs["_grid_2"]) == (1, 1)
-
-
-def test_floats_are_passed_as_triton_passes_them():
-    program = lowered(OfTriton(), torch.randn(3, 4))
-    (kernel,) = (kernel for kernel in program.kernels if kernel.name.startswith("scaling"))
-    assert kernel.signature["factor"] == "fp32"
 
 
 def test_portable_graphs_call_the_operators(tmp_path):

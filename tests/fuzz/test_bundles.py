@@ -7,7 +7,7 @@ import pytest
 
 from tests.fuzz.bundles import RESULTS, SEED, Sources, cases, corpus, outcome
 
-CASES = 250
+CASES = 160
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,7 @@
 """What goldens are exported from: those of the current format, and those that golden calls call in eager mode.
 
-Each case is a function without arguments that returns a `Case`; its name is the name of the golden, its docstring
-says what it is there for. Other goldens of released formats are never written again.
+Each case is a function that is exported, or one without arguments that returns a `Case`; its name is the name of the
+golden, its docstring says what it is there for. Other goldens of released formats are never written again.
 """
 
 import collections
@@ -46,9 +46,21 @@ CASES: dict[str, Callable[[], Case]] = {}
 
 
 def case(function: Callable[[], Case]) -> Callable[[], Case]:
-    """Register a case."""
+    """Register what returns a case."""
     CASES[function.__name__] = function
     return function
+
+
+def call(
+    make_args: Callable[[], tuple[Any, ...]], *, kwargs: Callable[[], dict[str, Any]] = dict, **options: Any
+) -> Any:
+    """Register a function of tensors as a case, by what returns fresh arguments."""
+
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        CASES[function.__name__] = lambda: Case(function, make_args(), kwargs(), **options)
+        return function
+
+    return register
 
 
 class Built(nn.Module):
@@ -148,86 +160,62 @@ def rebound_buffer() -> Case:
 # --- outputs ----------------------------------------------------------------------------------------------
 
 
-@case
-def more_views_of_input() -> Case:
+@call(lambda: (ramp(4, 2),), programs=("infer",))
+def more_views_of_input(x: Tensor) -> tuple[Tensor, ...]:
     """Views of an input that change its dtype or cut it in several."""
-
-    def views(x: Tensor) -> tuple[Tensor, ...]:
-        first, second = x.split(2)
-        return torch.view_as_complex(x), x.view(torch.int32), first, second, *x.unbind(), x.view_as(x)
-
-    return Case(views, (ramp(4, 2),), programs=("infer",))
+    first, second = x.split(2)
+    return torch.view_as_complex(x), x.view(torch.int32), first, second, *x.unbind(), x.view_as(x)
 
 
-@case
-def view_under_no_grad() -> Case:
+@call(lambda: (needs_grad(2, 3),))
+def view_under_no_grad(x: Tensor) -> tuple[Tensor, Tensor]:
     """A view of an input that was made where gradients are off."""
-
-    def view(x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            y = x.view(-1)
-        return y, x * 2
-
-    return Case(view, (needs_grad(2, 3),))
+    with torch.no_grad():
+        y = x.view(-1)
+    return y, x * 2
 
 
-@case
-def view_under_no_grad_of_intermediate() -> Case:
+@call(lambda: (needs_grad(2, 3), needs_grad(2, 3)))
+def view_under_no_grad_of_intermediate(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     """A view that was made where gradients are off, of a value that the caller does not get."""
-
-    def view(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        product = x * y
-        with torch.no_grad():
-            hidden = product.view(-1)
-        return hidden, x * 3
-
-    return Case(view, (needs_grad(2, 3), needs_grad(2, 3)))
+    product = x * y
+    with torch.no_grad():
+        hidden = product.view(-1)
+    return hidden, x * 3
 
 
-@case
-def detached_item_of_input() -> Case:
+@call(lambda: (needs_grad(4), needs_grad(4)))
+def detached_item_of_input(x: Tensor, y: Tensor) -> Any:
     """One of several views of an input, detached."""
-    return Case(lambda x, y: (x.split(2)[0].detach(), x * y), (needs_grad(4), needs_grad(4)))
+    return (x.split(2)[0].detach(), x * y)
 
 
-@case
-def inputs_changed_under_no_grad() -> Case:
+@call(lambda: (needs_grad(3) * 1, needs_grad(3) * 1, needs_grad(3)))
+def inputs_changed_under_no_grad(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Inputs that are changed where gradients are off; no gradient comes to the one that is not returned."""
-
-    def change(x: Tensor, y: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            x.mul_(2)
-            y.mul_(3)
-        return x, (x.detach() + y.detach()).sum() * weight
-
-    return Case(change, (needs_grad(3) * 1, needs_grad(3) * 1, needs_grad(3)))
+    with torch.no_grad():
+        x.mul_(2)
+        y.mul_(3)
+    return x, (x.detach() + y.detach()).sum() * weight
 
 
-@case
-def strided_view_of_input() -> Case:
+@call(lambda: (needs_grad(6),))
+def strided_view_of_input(x: Tensor) -> Any:
     """A view of an input that has no recorded steps."""
-    return Case(lambda x: (x.as_strided((2, 2), (1, 2), 1), x * 2), (needs_grad(6),))
+    return (x.as_strided((2, 2), (1, 2), 1), x * 2)
 
 
-@case
-def python_that_reads_tensors() -> Case:
+@call(lambda: (torch.linspace(-1, 1, 6).reshape(2, 3), needs_grad(2, 3)))
+def python_that_reads_tensors(x: Tensor, y: Tensor) -> Tensor:
     """Python code that branches on strides, on what requires grad, and on whether gradients are enabled."""
-
-    def branches(x: Tensor, y: Tensor) -> Tensor:
-        return x * y if x.is_contiguous() and y.requires_grad and torch.is_grad_enabled() else x + y
-
-    return Case(branches, (torch.linspace(-1, 1, 6).reshape(2, 3), needs_grad(2, 3)))
+    return x * y if x.is_contiguous() and y.requires_grad and torch.is_grad_enabled() else x + y
 
 
-@case
-def view_of_output() -> Case:
+@call(lambda: (needs_grad(2, 3),))
+def view_of_output(x: Tensor) -> tuple[Tensor, Tensor]:
     """A view of another output."""
-
-    def views(x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x * 2
-        return y, y.view(-1)
-
-    return Case(views, (needs_grad(2, 3),))
+    y = x * 2
+    return y, y.view(-1)
 
 
 class _Flat(torch.autograd.Function):
@@ -240,10 +228,10 @@ class _Flat(torch.autograd.Function):
         return 3 * grad.view(2, 3)
 
 
-@case
-def custom_function_view() -> Case:
+@call(lambda: (needs_grad(2, 3),))
+def custom_function_view(x: Tensor) -> Any:
     """A view that a custom autograd function made."""
-    return Case(lambda x: _Flat.apply(x), (needs_grad(2, 3),))
+    return _Flat.apply(x)
 
 
 class _Sine(torch.autograd.Function):
@@ -259,10 +247,10 @@ class _Sine(torch.autograd.Function):
         return grad * x.cos() * ctx.twice
 
 
-@case
-def custom_autograd_function() -> Case:
+@call(lambda: (needs_grad(3),))
+def custom_autograd_function(x: Tensor) -> Any:
     """A backward of the user's own."""
-    return Case(lambda x: _Sine.apply(x), (needs_grad(3),))
+    return _Sine.apply(x)
 
 
 def _hooked(x: Tensor, w: Tensor) -> Tensor:
@@ -287,137 +275,93 @@ class _Strided(torch.autograd.Function):
         return grad * grad.stride(0)
 
 
-@case
-def custom_function_by_the_joint_graph() -> Case:
+@call(lambda: (needs_grad(3),))
+def custom_function_by_the_joint_graph(x: Tensor) -> Any:
     """A backward that no node holds: the forward graph is not differentiable."""
-    return Case(lambda x: _Strided.apply(x), (needs_grad(3),))
+    return _Strided.apply(x)
 
 
-@case
-def outputs_without_gradient() -> Case:
+@call(lambda: (needs_grad(3), non_leaf(3)))
+def outputs_without_gradient(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, None, int, Tensor]:
     """Outputs that are integers, detached or nothing, and an input whose gradient is never defined."""
-
-    def outputs(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, None, int, Tensor]:
-        return x * 2, x.argmax(), None, 7, y.detach() + 1
-
-    return Case(outputs, (needs_grad(3), non_leaf(3)))
+    return x * 2, x.argmax(), None, 7, y.detach() + 1
 
 
-@case
-def size_output() -> Case:
+@call(lambda: (needs_grad(4, 3),), dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2, max=9)}})
+def size_output(x: Tensor) -> Any:
     """An output that is a dynamic size."""
-    return Case(
-        lambda x: (x * 2, x.shape[0], x.shape[0] // 2),
-        (needs_grad(4, 3),),
-        dynamic_shapes={"x": {0: torch.export.Dim("batch", min=2, max=9)}},
-    )
+    return (x * 2, x.shape[0], x.shape[0] // 2)
 
 
-@case
-def dynamic_integer() -> Case:
+@call(lambda: (needs_grad(3, 2), 3), dynamic_shapes={"x": None, "n": torch.export.Dim.DYNAMIC})
+def dynamic_integer(x: Tensor, n: Any) -> Any:
     """An integer of the call, returned and saved for backward."""
-    return Case(
-        lambda x, n: (x * n, n, x[:, :1] - n),
-        (needs_grad(3, 2), 3),
-        dynamic_shapes={"x": None, "n": torch.export.Dim.DYNAMIC},
-    )
+    return (x * n, n, x[:, :1] - n)
 
 
 # --- mutations --------------------------------------------------------------------------------------------
 
 
-@case
-def input_data_mutated() -> Case:
+@call(lambda: (ramp(3), ramp(3), needs_grad(3), non_leaf(3)))
+def input_data_mutated(x: Tensor, y: Tensor, w: Tensor, z: Tensor) -> Tensor:
     """Inputs that are written to: twice, through `.data`, and, a leaf and another, where gradients are off."""
-
-    def write(x: Tensor, y: Tensor, w: Tensor, z: Tensor) -> Tensor:
-        x.mul_(2).add_(1)
-        y.data.add_(x)
-        with torch.no_grad():
-            w.mul_(3)
-            z.mul_(3)
-        return x * w + z
-
-    return Case(write, (ramp(3), ramp(3), needs_grad(3), non_leaf(3)))
+    x.mul_(2).add_(1)
+    y.data.add_(x)
+    with torch.no_grad():
+        w.mul_(3)
+        z.mul_(3)
+    return x * w + z
 
 
-@case
-def input_metadata_mutated() -> Case:
+@call(lambda: (ramp(2, 3),), programs=("infer",))
+def input_metadata_mutated(x: Tensor) -> Tensor:
     """An input that is transposed in place."""
-
-    def turn(x: Tensor) -> Tensor:
-        x.t_()
-        return x * 2
-
-    return Case(turn, (ramp(2, 3),), programs=("infer",))
+    x.t_()
+    return x * 2
 
 
-@case
-def leaf_transposed_under_no_grad() -> Case:
+@call(lambda: (needs_grad(2, 3), needs_grad(3)))
+def leaf_transposed_under_no_grad(x: Tensor, y: Tensor) -> Tensor:
     """A leaf that requires grad, and is transposed in place where gradients are off."""
-
-    def turn(x: Tensor, y: Tensor) -> Tensor:
-        with torch.no_grad():
-            x.t_()
-        return y * 3
-
-    return Case(turn, (needs_grad(2, 3), needs_grad(3)))
-
-
-@case
-def input_data_and_metadata_mutated() -> Case:
-    """An input that is transposed in place and written to."""
-
-    def turn(x: Tensor, w: Tensor) -> Tensor:
+    with torch.no_grad():
         x.t_()
-        x.mul_(2)
-        return w + x
-
-    return Case(turn, (ramp(2, 3), needs_grad(3, 2)))
+    return y * 3
 
 
-@case
-def input_storage_replaced() -> Case:
+@call(lambda: (ramp(2, 3), needs_grad(3, 2)))
+def input_data_and_metadata_mutated(x: Tensor, w: Tensor) -> Tensor:
+    """An input that is transposed in place and written to."""
+    x.t_()
+    x.mul_(2)
+    return w + x
+
+
+@call(lambda: (ramp(2, 3), ramp(2, 3) * 2), programs=("infer",))
+def input_storage_replaced(x: Tensor, y: Tensor) -> Tensor:
     """An input that gets another's storage."""
-
-    def replace(x: Tensor, y: Tensor) -> Tensor:
-        x.set_(y)
-        return x * 2
-
-    return Case(replace, (ramp(2, 3), ramp(2, 3) * 2), programs=("infer",))
+    x.set_(y)
+    return x * 2
 
 
-@case
-def input_data_replaced() -> Case:
+@call(lambda: (ramp(2, 3), ramp(2, 3) * 2), programs=("infer",))
+def input_data_replaced(x: Tensor, y: Tensor) -> Tensor:
     """An input whose `.data` is another's."""
-
-    def replace(x: Tensor, y: Tensor) -> Tensor:
-        x.data = y
-        return x * 2
-
-    return Case(replace, (ramp(2, 3), ramp(2, 3) * 2), programs=("infer",))
+    x.data = y
+    return x * 2
 
 
-@case
-def several_views_of_input() -> Case:
+@call(lambda: (needs_grad(4, 3),))
+def several_views_of_input(x: Tensor) -> tuple[Tensor, ...]:
     """Views of an input that one operator made, which nobody may change in place."""
-
-    def split(x: Tensor) -> tuple[Tensor, ...]:
-        return x.split(2)
-
-    return Case(split, (needs_grad(4, 3),))
+    return x.split(2)
 
 
-@case
-def view_of_mutated_input() -> Case:
+@call(lambda: (ramp(2, 3), needs_grad(6)))
+def view_of_mutated_input(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
     """A view of an input that is written to afterwards."""
-
-    def write(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-        y = x.view(-1)
-        x.mul_(2)
-        return y, y * w
-
-    return Case(write, (ramp(2, 3), needs_grad(6)))
+    y = x.view(-1)
+    x.mul_(2)
+    return y, y * w
 
 
 # --- calls ------------------------------------------------------------------------------------------------
@@ -452,14 +396,10 @@ class Result(collections.OrderedDict):  # type: ignore[type-arg]
                 self[field.name] = value
 
 
-@case
-def dict_read_by_key() -> Case:
+@call(lambda: ({"x": needs_grad(3), "scale": ramp(3)},), kwargs=lambda: {"shift": ramp(3), "by": 1 + ramp(3)})
+def dict_read_by_key(batch: dict[str, Tensor], **more: Tensor) -> Tensor:
     """A dict and keywords whose keys may come in any order."""
-
-    def call(batch: dict[str, Tensor], **more: Tensor) -> Tensor:
-        return batch["x"] * batch["scale"] + more["shift"] / more["by"]
-
-    return Case(call, ({"x": needs_grad(3), "scale": ramp(3)},), {"shift": ramp(3), "by": 1 + ramp(3)})
+    return batch["x"] * batch["scale"] + more["shift"] / more["by"]
 
 
 @case
@@ -505,15 +445,11 @@ class Items(list[Any]):
     """A list of a class of its own."""
 
 
-@case
-def numpy_arrays() -> Case:
+@call(lambda: (ramp(3).numpy(), ramp(3)), programs=("infer",))
+def numpy_arrays(x: Any, scale: Tensor) -> Any:
     """Arrays of NumPy, taken, changed and returned."""
-
-    def call(x: Any, scale: Tensor) -> Any:
-        x += 1
-        return x, (torch.from_numpy(x) * scale).numpy()
-
-    return Case(call, (ramp(3).numpy(), ramp(3)), programs=("infer",))
+    x += 1
+    return x, (torch.from_numpy(x) * scale).numpy()
 
 
 @case
@@ -548,23 +484,19 @@ def changed_containers() -> Case:
     return Case(call, (needs_grad(3), Items([ramp(3)]), table, Box(ramp(3), "note")))
 
 
-@case
-def nested_outputs() -> Case:
+@call(lambda: (ramp(2, 3),), programs=("infer",))
+def nested_outputs(x: Tensor) -> dict[str, Any]:
     """Every kind of container among the outputs."""
-
-    def call(x: Tensor) -> dict[str, Any]:
-        return {
-            "list": [x + 1, (x + 2,)],
-            "pair": Pair(x + 3, x + 4),
-            "box": Box(x + 5, "note"),
-            "max": torch.max(x, dim=0),
-            "ordered": collections.OrderedDict(first=x + 6),
-            "result": Result(hidden=(x + 7,)),
-            "size": x.shape,
-            "constants": (None, 2.5, "text", float("-inf"), complex(float("inf"), float("nan"))),
-        }
-
-    return Case(call, (ramp(2, 3),), programs=("infer",))
+    return {
+        "list": [x + 1, (x + 2,)],
+        "pair": Pair(x + 3, x + 4),
+        "box": Box(x + 5, "note"),
+        "max": torch.max(x, dim=0),
+        "ordered": collections.OrderedDict(first=x + 6),
+        "result": Result(hidden=(x + 7,)),
+        "size": x.shape,
+        "constants": (None, 2.5, "text", float("-inf"), complex(float("inf"), float("nan"))),
+    }
 
 
 @case
@@ -603,86 +535,64 @@ def dynamic_sizes() -> Case:
 # --- nodes ------------------------------------------------------------------------------------------------
 
 
-@case
-def passed_defaults() -> Case:
+@call(lambda: (ramp(3), ramp(3)), kwargs=lambda: {"steps": 2}, programs=("infer",))
+def passed_defaults(x: Tensor, scale: Tensor | None = None, *, steps: int = 4, bias: float = 1.0) -> Tensor:
     """Parameters with a default for which the example passes something else, and one that it leaves out."""
-
-    def call(x: Tensor, scale: Tensor | None = None, *, steps: int = 4, bias: float = 1.0) -> Tensor:
-        return x * scale * steps + bias if scale is not None else x
-
-    return Case(call, (ramp(3), ramp(3)), {"steps": 2}, programs=("infer",))
+    return x * scale * steps + bias if scale is not None else x
 
 
-@case
-def regions() -> Case:
+@call(lambda: (needs_grad(2, 2),))
+def regions(x: Tensor) -> tuple[Tensor, Tensor]:
     """Regions without gradients and of autocast, in the forward graph."""
-
-    def call(x: Tensor) -> tuple[Tensor, Tensor]:
-        with torch.no_grad():
-            scale = x.sum()
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            product = x @ x.t()
-        return product * scale, x * scale
-
-    return Case(call, (needs_grad(2, 2),))
+    with torch.no_grad():
+        scale = x.sum()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        product = x @ x.t()
+    return product * scale, x * scale
 
 
-@case
-def branches() -> Case:
+@call(lambda: (needs_grad(2, 2),))
+def branches(x: Tensor) -> Any:
     """A branch on data, with gradients."""
-    return Case(lambda x: torch.cond(x.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos(), (x,)), (needs_grad(2, 2),))
+    return torch.cond(x.sum() > 0, lambda x: x.sin() * 2, lambda x: x.cos(), (x,))
 
 
-@case
-def grad_mode_left_off() -> Case:
+@call(lambda: (needs_grad(3),))
+def grad_mode_left_off(x: Tensor) -> Tensor:
     """A call that leaves gradients switched off."""
-
-    def call(x: Tensor) -> Tensor:
-        y = x * 2
-        torch.set_grad_enabled(False)
-        return y
-
-    return Case(call, (needs_grad(3),))
+    y = x * 2
+    torch.set_grad_enabled(False)
+    return y
 
 
 TYPES = (Block, Recipe, Rounding, ScaledInt8, TwoTensor)
 """The classes that readers of the goldens are given."""
 
 
-@case
-def gradients_taken_inside() -> Case:
+@call(lambda: (needs_grad(2), needs_grad(2)))
+def gradients_taken_inside(x: Tensor, y: Tensor) -> Any:
     """A program that fixes which arguments are one tensor."""
-    return Case(
-        lambda x, y: torch.autograd.grad((x * y).sum(), [x, y], create_graph=True), (needs_grad(2), needs_grad(2))
-    )
+    return torch.autograd.grad((x * y).sum(), [x, y], create_graph=True)
 
 
-@case
-def backward_passes_that_repeat() -> Case:
+@call(lambda: (needs_grad(2), needs_grad(2)))
+def backward_passes_that_repeat(x: Tensor, y: Tensor) -> Any:
     """A program whose backward reads nothing of its forward."""
-    return Case(lambda x, y: x + y, (needs_grad(2), needs_grad(2)))
+    return x + y
 
 
-@case
-def results_that_rely_on_different_inputs() -> Case:
+@call(lambda: (needs_grad(2), needs_grad(2), needs_grad(2)))
+def results_that_rely_on_different_inputs(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
     """Backward passes that check what the caller may have changed: an input for one output, an output for another."""
-
-    def call(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        first = x * 2
-        return first, first * y + z * z
-
-    return Case(call, (needs_grad(2), needs_grad(2), needs_grad(2)))
+    first = x * 2
+    return first, first * y + z * z
 
 
-@case
-def captured_under_autocast() -> Case:
+@call(lambda: (needs_grad(3, 3),), autocast="bfloat16")
+def captured_under_autocast(x: Tensor) -> Tensor:
     """An export under autocast, of code that asks for dtypes."""
-
-    def call(x: Tensor) -> Tensor:
-        scores = x @ x
-        return torch.softmax(scores.float(), -1).to(scores.dtype)
-
-    return Case(call, (needs_grad(3, 3),), autocast="bfloat16")
+    scores = x @ x
+    return torch.softmax(scores.float(), -1).to(scores.dtype)
 
 
 @case
@@ -712,48 +622,32 @@ class Cancelling(nn.Module):
 # --- rules that only some calls show ----------------------------------------------------------------------
 
 
-@case
-def tables_of_branches() -> Case:
+@call(lambda: (needs_grad(2, 2),))
+def tables_of_branches(x: Tensor) -> Tensor:
     """A branch whose bodies have tables of their own, of other metadata and operators than the graph around them."""
-
-    def call(x: Tensor) -> Tensor:
-        return torch.cond(x.sum() > 0, lambda x: x.sin() * x[0], lambda x: x.cos().exp(), (x,)).relu()
-
-    return Case(call, (needs_grad(2, 2),))
+    return torch.cond(x.sum() > 0, lambda x: x.sin() * x[0], lambda x: x.cos().exp(), (x,)).relu()
 
 
-@case
-def rows_that_use_some_operands() -> Case:
+@call(lambda: (needs_grad(2), needs_grad(2)))
+def rows_that_use_some_operands(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
     """A scan and a map, whose results and operands all get gradients, and a carried value that begins without."""
-
-    def call(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
-        total, products = scan(lambda c, t: (c * x + y * 0, c * t), torch.ones(2), torch.ones(3, 2), dim=0)
-        rows, others = map_over(lambda t, x, y: (t * x, t + 1), torch.ones(3, 2), x, y)
-        return total.detach(), products, rows, others
-
-    return Case(call, (needs_grad(2), needs_grad(2)))
+    total, products = scan(lambda c, t: (c * x + y * 0, c * t), torch.ones(2), torch.ones(3, 2), dim=0)
+    rows, others = map_over(lambda t, x, y: (t * x, t + 1), torch.ones(3, 2), x, y)
+    return total.detach(), products, rows, others
 
 
-@case
-def loop_without_a_step() -> Case:
+@call(lambda: (needs_grad(2), needs_grad(2), needs_grad(2)))
+def loop_without_a_step(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     """A loop that ends at once, with the gradients of one step, and operands that it does not use."""
-
-    def call(x: Tensor, y: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        start = (torch.tensor(3), x, y)
-        return while_loop(lambda i, a, b: i < 3, lambda i, a, b: (i + 1, a * z, b.detach() + 0), start)
-
-    return Case(call, (needs_grad(2), needs_grad(2), needs_grad(2)))
+    start = (torch.tensor(3), x, y)
+    return while_loop(lambda i, a, b: i < 3, lambda i, a, b: (i + 1, a * z, b.detach() + 0), start)
 
 
-@case
-def view_of_returned_view() -> Case:
+@call(lambda: (non_leaf(2, 3),))
+def view_of_returned_view(x: Tensor) -> tuple[Tensor, ...]:
     """Views of an input, and of an intermediate, each with a view of it that is returned as well."""
-
-    def call(x: Tensor) -> tuple[Tensor, ...]:
-        flat, turned = x.view(-1), x.sin().t()
-        return flat, flat[1:4], turned, turned[0]
-
-    return Case(call, (non_leaf(2, 3),))
+    flat, turned = x.view(-1), x.sin().t()
+    return flat, flat[1:4], turned, turned[0]
 
 
 @case
@@ -762,31 +656,23 @@ def generated_arguments() -> Case:
     return Case(Built(lambda self, x: (x * self.w).sum(0), w=weight(4)), (ramp(1024, 4),), programs=("infer",))
 
 
-@case
-def code_that_reads_is_leaf() -> Case:
+@call(lambda: (needs_grad(3),))
+def code_that_reads_is_leaf(x: Tensor) -> Any:
     """A branch on whether an argument is a leaf."""
-    return Case(lambda x: x * (2 if x.is_leaf else 3), (needs_grad(3),))
+    return x * (2 if x.is_leaf else 3)
 
 
-@case
-def code_that_asks_for_gradients() -> Case:
+@call(lambda: (ramp(3), needs_grad(3)))
+def code_that_asks_for_gradients(x: Tensor, y: Tensor) -> Tensor:
     """A branch on whether an argument requires grad, and a re-entrant checkpoint of one that does not."""
-
-    def call(x: Tensor, y: Tensor) -> Tensor:
-        return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=True) * (y * 2 if y.requires_grad else y)
-
-    return Case(call, (ramp(3), needs_grad(3)))
+    return torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=True) * (y * 2 if y.requires_grad else y)
 
 
-@case
-def bodies_that_draw() -> Case:
+@call(lambda: (needs_grad(2, 2),))
+def bodies_that_draw(x: Tensor) -> tuple[Tensor, Tensor]:
     """A branch and a map that draw random numbers; backward draws others, and differentiates those."""
-
-    def call(x: Tensor) -> tuple[Tensor, Tensor]:
-        branch = torch.cond(x.sum() > 0, lambda x: x * torch.rand_like(x), lambda x: x.cos(), (x,))
-        return branch, map_over(lambda row: row * torch.rand_like(row), x)
-
-    return Case(call, (needs_grad(2, 2),))
+    branch = torch.cond(x.sum() > 0, lambda x: x * torch.rand_like(x), lambda x: x.cos(), (x,))
+    return branch, map_over(lambda row: row * torch.rand_like(row), x)
 
 
 class _Doubled(torch.autograd.Function):
@@ -806,10 +692,10 @@ class _Doubled(torch.autograd.Function):
         return None if x is None else x * 2 * saved.cos(), None if y is None else y * 3
 
 
-@case
-def custom_function_that_writes() -> Case:
+@call(lambda: (non_leaf(3), needs_grad(3)))
+def custom_function_that_writes(x: Tensor, y: Tensor) -> Any:
     """A custom function that writes to an operand, has an output without gradient, and takes undefined gradients."""
-    return Case(lambda x, y: _Doubled.apply(x, y), (non_leaf(3), needs_grad(3)))
+    return _Doubled.apply(x, y)
 
 
 @case
@@ -825,37 +711,29 @@ def checkpoint_that_reads_state() -> Case:
     return Case(Built(forward, scale=ramp(2)), (needs_grad(3, 2),))
 
 
-@case
-def parts_of_views_of_other_dtypes() -> Case:
+@call(lambda: (ramp(3, 2), torch.polar(ramp(3), ramp(3))), programs=("infer",))
+def parts_of_views_of_other_dtypes(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
     """Views of inputs in another dtype that have no recorded steps."""
-
-    def call(x: Tensor, z: Tensor) -> tuple[Tensor, ...]:
-        return torch.view_as_complex(x).unbind()[1], x.view(torch.int32).unbind()[1], torch.view_as_real(z).unbind(1)[1]
-
-    return Case(call, (ramp(3, 2), torch.polar(ramp(3), ramp(3))), programs=("infer",))
+    return torch.view_as_complex(x).unbind()[1], x.view(torch.int32).unbind()[1], torch.view_as_real(z).unbind(1)[1]
 
 
-@case
-def results_that_are_laid_out() -> Case:
+@call(lambda: (needs_grad(6), needs_grad(3)))
+def results_that_are_laid_out(x: Tensor, y: Tensor) -> Any:
     """Results whose gradients the graph takes in one layout: contiguous, and for a result that overlaps itself."""
-    return Case(lambda x, y: ((x * 2).view(2, 3), (x.sum() * y).sum().expand(2, 3)), (needs_grad(6), needs_grad(3)))
+    return ((x * 2).view(2, 3), (x.sum() * y).sum().expand(2, 3))
 
 
-@case
-def gradients_of_data_dependent_sizes() -> Case:
+@call(lambda: (needs_grad(4), needs_grad(4)))
+def gradients_of_data_dependent_sizes(x: Tensor, y: Tensor) -> Any:
     """Two results, one of a size that only the data knows."""
-    return Case(lambda x, y: (x[x > 0] * 2, x * y), (needs_grad(4), needs_grad(4)))
+    return (x[x > 0] * 2, x * y)
 
 
-@case
-def input_changed_with_gradients() -> Case:
+@call(lambda: (non_leaf(3), needs_grad(3)))
+def input_changed_with_gradients(x: Tensor, y: Tensor) -> Tensor:
     """An input that is changed where gradients are recorded."""
-
-    def call(x: Tensor, y: Tensor) -> Tensor:
-        x.mul_(y)
-        return x * 2
-
-    return Case(call, (non_leaf(3), needs_grad(3)))
+    x.mul_(y)
+    return x * 2
 
 
 @case
@@ -865,88 +743,64 @@ def sizes_that_may_be_zero() -> Case:
     return Case(lambda x: x * 2, (needs_grad(3, 2),), dynamic_shapes={"x": {0: rows}})
 
 
-@case
-def changes_that_undo_each_other() -> Case:
+@call(lambda: (ramp(2, 2), ramp(2, 2), needs_grad(2, 2)), programs=("train", "infer"))
+def changes_that_undo_each_other(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
     """Inputs whose versions rise by more than their changes: turned twice, and written to twice."""
-
-    def call(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
-        x.t_().t_()
-        y.mul_(2).add_(1)
-        return x * w + y
-
-    return Case(call, (ramp(2, 2), ramp(2, 2), needs_grad(2, 2)), programs=("train", "infer"))
+    x.t_().t_()
+    y.mul_(2).add_(1)
+    return x * w + y
 
 
-@case
-def parts_that_are_returned() -> Case:
+@call(lambda: (needs_grad(2, 3),))
+def parts_that_are_returned(x: Tensor) -> tuple[Tensor, Tensor]:
     """Results from parts of an input, whose gradients the graph puts together."""
-
-    def call(x: Tensor) -> tuple[Tensor, Tensor]:
-        first, second = x.unbind()
-        return first * 2, second.sin()
-
-    return Case(call, (needs_grad(2, 3),))
+    first, second = x.unbind()
+    return first * 2, second.sin()
 
 
-@case
-def lookup_in_regions() -> Case:
+@call(lambda: (needs_grad(3), torch.tensor([2, 0, 1])))
+def lookup_in_regions(x: Tensor, rows: Tensor) -> Tensor:
     """A call that fails for some arguments, within regions that change grad mode and autocast."""
-
-    def call(x: Tensor, rows: Tensor) -> Tensor:
-        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
-            picked = x[rows]
-        return x * picked.float()
-
-    return Case(call, (needs_grad(3), torch.tensor([2, 0, 1])))
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        picked = x[rows]
+    return x * picked.float()
 
 
-@case
-def view_that_comes_to_require_grad() -> Case:
+@call(lambda: (ramp(2, 2), needs_grad(2, 2)))
+def view_that_comes_to_require_grad(x: Tensor, w: Tensor) -> Any:
     """A view of an input without gradient that the call makes a leaf of its own."""
-    return Case(lambda x, w: (x.view(-1).requires_grad_(), x * w), (ramp(2, 2), needs_grad(2, 2)))
+    return (x.view(-1).requires_grad_(), x * w)
 
 
-@case
-def gradients_that_are_added() -> Case:
+@call(lambda: (needs_grad(3),))
+def gradients_that_are_added(x: Tensor) -> Any:
     """Two results of an input, the gradient of one of which has no memory of its own."""
-    return Case(lambda x: (x.sum(), x.sin()), (needs_grad(3),))
+    return (x.sum(), x.sin())
 
 
-@case
-def gradient_that_is_zero() -> Case:
+@call(lambda: (needs_grad(3), needs_grad(3)))
+def gradient_that_is_zero(x: Tensor, y: Tensor) -> Any:
     """An input whose gradient is zero, whatever the gradient of the result is."""
-    return Case(lambda x, y: x * 2 + y * 0, (needs_grad(3), needs_grad(3)))
+    return x * 2 + y * 0
 
 
-@case
-def list_beside_another() -> Case:
+@call(lambda: (ramp(3), [ramp(3)], [ramp(3) * 2]), programs=("infer",))
+def list_beside_another(x: Tensor, kept: list[Any], read: list[Any]) -> Tensor:
     """A list that the call changes, and one that it reads."""
-
-    def call(x: Tensor, kept: list[Any], read: list[Any]) -> Tensor:
-        kept.append(x * 2)
-        return x * read[0]
-
-    return Case(call, (ramp(3), [ramp(3)], [ramp(3) * 2]), programs=("infer",))
+    kept.append(x * 2)
+    return x * read[0]
 
 
-@case
-def views_on_the_way_to_others() -> Case:
+@call(lambda: (needs_grad(2, 3), needs_grad(2, 3)))
+def views_on_the_way_to_others(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     """A returned view of an input that others are made of: a detached part of it, and views of a product."""
-
-    def call(x: Tensor, w: Tensor) -> tuple[Tensor, ...]:
-        flat = x.view(-1)
-        product = flat * 2
-        return flat, flat.split(3)[0].detach(), product.view(-1), product.view(2, 3), x * w
-
-    return Case(call, (needs_grad(2, 3), needs_grad(2, 3)))
+    flat = x.view(-1)
+    product = flat * 2
+    return flat, flat.split(3)[0].detach(), product.view(-1), product.view(2, 3), x * w
 
 
-@case
-def view_that_turns_back() -> Case:
+@call(lambda: (non_leaf(2, 2),))
+def view_that_turns_back(x: Tensor) -> tuple[Tensor, ...]:
     """A returned view that is turned, and one of it that is turned again."""
-
-    def call(x: Tensor) -> tuple[Tensor, ...]:
-        turned = x.t()
-        return turned, turned.t(), x * 2
-
-    return Case(call, (non_leaf(2, 2),))
+    turned = x.t()
+    return turned, turned.t(), x * 2

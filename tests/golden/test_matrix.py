@@ -43,28 +43,6 @@ def test_goldens_keep_the_rows_and_reasons_of_other_versions():
     ]
 
 
-RESULTS = """
-<testsuites><testsuite>
-  <properties>
-    <property name="torch" value="2.14.1"/><property name="python" value="3.11.7"/>
-    <property name="numpy" value="2.4.6"/>
-  </properties>
-  {cases}
-</testsuite></testsuites>
-"""
-
-
-def test_last_result_of_a_test_counts(tmp_path):
-    first = '<testcase classname="a" name="b"><failure/></testcase><testcase classname="a" name="c"/>'
-    for name, found in (("first", first), ("again", '<testcase classname="a" name="b"/>')):
-        (tmp_path / name).write_text(RESULTS.format(cases=found), "utf-8")
-
-    (tests,) = matrix.tests_of([tmp_path / "first"]).values()
-    assert (tests.passed, tests.failed) == (1, ["a.b"])
-    (tests,) = matrix.tests_of([tmp_path / "first", tmp_path / "again"]).values()
-    assert (tests.modules, tests.passed, tests.failed) == ({"a"}, 2, [])
-
-
 def test_rows_of_other_versions_without_failures_stay():
     of = {python: ("2.13.0", python, "2.4.6") for python in ("3.11.7", "3.12.1", "3.13.0")}
     first = {of["3.11.7"]: matrix.Tests({"a"}, passed=2), of["3.12.1"]: matrix.Tests({"a"}, passed=1, failed=["a.b"])}

@@ -26,10 +26,6 @@ MALFORMED = {
         _outputs(_nested(DEEP), modules=json.dumps(["]" * 2 * DEEP])),
         "nested deeper than 64 levels",
     ),
-    "deep_behind_an_escaped_quote": (
-        _outputs(_nested(DEEP), modules=r'["\\\"' + "]" * 2 * DEEP + '"]'),
-        "nested deeper than 64 levels",
-    ),
 }
 
 

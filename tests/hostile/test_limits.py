@@ -10,7 +10,6 @@ import torch
 
 import aotexport_runtime
 from aotexport_runtime import BundleInvalid, CheckFailed, Limits
-from aotexport_runtime.execution.loops import counted
 from aotexport_runtime.schema.values import TensorMeta
 from tests.hostile.crafted import Crafted, schema_of
 
@@ -56,16 +55,6 @@ def test_integer_that_grows_from_subgraph_to_subgraph_is_refused(crafted: Crafte
     assert failure(crafted) == f"a graph expects {INTEGER}, and got one of 102 bits"
 
 
-def test_integer_that_grows_in_a_loop_is_refused(crafted: Crafted):
-    grown = [{"name": "t", "op": "python::mul", "args": ["s", "s"], "meta": SIZE}]
-    body(crafted, "body", {"s": SIZE}, grown, ["t"])
-    body(crafted, "true", {"s": SIZE}, [], [True])
-    crafted.node("forward", name="n", op="aten::sym_size.int", args=["linear", 1], meta=SIZE)
-    args = [{"kind": "subgraph", "name": "true"}, BODY, ["n"], []]
-    crafted.node("forward", op="higher_order::while_loop", args=args, meta={"kind": "sequence", "items": [SIZE]})
-    assert failure(crafted) == f"a graph expects {INTEGER}, and got one of 102 bits"
-
-
 def test_integer_of_data_that_says_to_be_a_float_is_refused(crafted: Crafted):
     # No rule infers the dtype of `bucketize`.
     crafted.node("forward", name="bounds", op="aten::ones.default", args=[[1]], meta=tensor(1))
@@ -78,12 +67,6 @@ def test_integer_of_data_that_says_to_be_a_float_is_refused(crafted: Crafted):
 def test_float_beyond_64_bits_makes_no_integer(crafted: Crafted):
     crafted.node("forward", op="python::floor", args=[1e300], meta=SIZE)
     assert failure(crafted) == "a number of the graph has more than 64 bits"
-
-
-def test_integer_rounded_to_a_negative_number_of_digits_takes_no_time(crafted: Crafted):
-    crafted.node("forward", op="python::round_digits", args=[5, -(10**9)], meta=SIZE)
-    module = aotexport_runtime.load(crafted.seal(), target="autograd")
-    assert module(torch.ones(3, 4))["best"].shape == (3,)
 
 
 def test_graph_of_an_unreasonable_number_of_nodes_is_refused(crafted: Crafted):
@@ -125,20 +108,6 @@ def test_bodies_that_call_bodies_end_after_a_number_of_operators(crafted: Crafte
     assert failure(crafted, calls=10_000) == expected
 
 
-def test_calls_are_counted_anew_in_each_call_of_a_program(crafted: Crafted):
-    body(crafted, "body", {"x": tensor(3, 3)}, [], ["x"])
-    more = [{"name": "c", "op": "aten::any.default", "args": ["x"], "meta": {**tensor(), "dtype": "bool"}}]
-    body(crafted, "true", {"x": tensor(3, 3)}, more, ["c"])
-    crafted.document("forward")["subgraphs"]["true"]["schemas"] = {"aten::any.default": schema_of("aten::any.default")}
-    crafted.node("forward", name="zeros", op="aten::zeros_like.default", args=["linear"], meta=tensor(3, 3))
-    several = {"kind": "sequence", "items": [tensor(3, 3)]}
-    args = [{"kind": "subgraph", "name": "true"}, BODY, ["zeros"], []]
-    crafted.node("forward", op="higher_order::while_loop", args=args, meta=several)
-    module = aotexport_runtime.load(crafted.seal(), target="autograd", limits=Limits(calls=3))
-    for _ in range(5):
-        module(torch.ones(3, 4))
-
-
 def test_loop_over_too_many_rows_does_not_begin(crafted: Crafted):
     crafted.node("forward", name="one", op="aten::ones.default", args=[[1]], meta=tensor(1))
     rows = {**tensor(1), "shape": [1 << 40], "stride": [0]}
@@ -177,12 +146,6 @@ def test_list_shorter_than_the_graph_says_is_refused(crafted: Crafted, op, args)
     assert failure(crafted) == f"operator `{op}` gives 2 results, and the graph has 3"
 
 
-@pytest.mark.parametrize(("rows", "chunks"), [(5, 4), (6, 3), (2, 3), (0, 3)])
-def test_parts_are_counted_as_they_are_made(rows, chunks):
-    count = len(torch.ones(rows).chunk(chunks))
-    assert len(counted("aten::chunk.default", torch.chunk, count)(torch.ones(rows), chunks)) == count
-
-
 def test_list_beyond_the_limit_is_refused(crafted: Crafted):
     crafted.node("forward", op="aten::unbind.int", args=["linear"], meta={"kind": "sequence", "items": [tensor(3)] * 9})
     expected = f"{WHERE}: 9 results of a node; at most 8 are read"
@@ -193,11 +156,8 @@ def test_list_beyond_the_limit_is_refused(crafted: Crafted):
 
 SIZED = [
     ("aten::zeros.default", [[1 << 20, 1 << 20]], 4 << 40),
-    ("aten::empty.memory_format", [[1 << 40]], 4 << 40),
-    ("aten::eye.default", [1 << 20], 4 << 40),
     ("aten::arange.default", [1 << 40], 4 << 40),
     ("aten::new_zeros.default", ["linear", [1 << 40]], 4 << 40),
-    ("aten::randint.default", [9, [1 << 40]], 4 << 40),
     ("aten::randint.low", [-(1 << 62), 1 << 62, [1 << 40]], 4 << 40),
 ]
 
@@ -207,11 +167,6 @@ def test_memory_of_literal_sizes_beyond_the_limit_is_refused(crafted: Crafted, o
     crafted.node("forward", op=op, args=args, meta=tensor())
     message = f"`{op}` takes the graph's memory to {nbytes} bytes; at most 1073741824 are given"
     assert crafted.refusal(Limits(allocation_nbytes=1 << 30)) == f"{WHERE}: {message}"
-
-
-def test_bounds_of_random_integers_are_no_sizes(crafted: Crafted):
-    crafted.node("forward", op="aten::randint.low", args=[-(1 << 62), 1 << 62, [1]], meta=tensor(1))
-    crafted.read(Limits(allocation_nbytes=4096))
 
 
 def test_memory_that_is_alive_at_once_counts_and_freed_memory_does_not(crafted: Crafted):
@@ -236,7 +191,6 @@ def test_files_beyond_the_limit_are_refused(crafted: Crafted):
 READ = """
 import resource, sys, time
 import aotexport_runtime
-aotexport_runtime.open_bundle
 import numpy, aotexport_runtime.bundle.read
 began, held = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 bundle = aotexport_runtime.open_bundle(sys.argv[1])
@@ -257,22 +211,12 @@ def test_small_file_that_uses_a_large_entry_of_a_table_often_is_refused(crafted:
     assert crafted.refusal(limits) == f"{WHERE}: {message}"
 
 
-LARGE = {
-    "lists": (b"[[[]]]", 80_000_000, "more than the 8388608 lists and objects that are read of a file"),
-    "text": (b'"abc"', 110_000_000, "more than the 16777216 values that are read of a file"),
-}
-
-
-@pytest.mark.parametrize(
-    ("item", "nbytes", "expected"),
-    [pytest.param(*LARGE["lists"], id="lists"), pytest.param(*LARGE["text"], id="text", marks=pytest.mark.slow)],
-)
-def test_100_mb_of_values_are_refused_in_little_memory(crafted: Crafted, item: bytes, nbytes: int, expected: str):
-    items = b",".join([item] * (nbytes // (len(item) + 1)))
+def test_100_mb_of_values_are_refused_in_little_memory(crafted: Crafted):
+    items = b",".join([b"[[[]]]"] * 11_000_000)
     crafted.write(WHERE, b'{"inputs": [], "nodes": [], "outputs": [' + items + b"]}")
     done = subprocess.run([sys.executable, "-c", READ, crafted.seal()], capture_output=True, text=True, check=True)
     message, figures = done.stdout.splitlines()
-    assert message == f"{WHERE}: {expected}"
+    assert message == f"{WHERE}: more than the 8388608 lists and objects that are read of a file"
     assert float(figures.split()[1]) <= 200_000  # kB
 
 

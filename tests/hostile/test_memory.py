@@ -118,10 +118,6 @@ def unsafe_view(n: Nodes, indices: torch.Tensor) -> torch.Tensor:
     return n.call("_unsafe_view.default", indices, [3])
 
 
-def unsafe_split(n: Nodes, indices: torch.Tensor) -> torch.Tensor:
-    return n.call("unsafe_split.Tensor", indices, 3)[0]
-
-
 def taken_storage(n: Nodes, indices: torch.Tensor) -> torch.Tensor:
     return n.call("set_.source_Tensor", n.call("full.default", [1], 0), indices, gives=torch.zeros(1).long())
 
@@ -153,29 +149,6 @@ def sizes_of_a_saved_tensor(n: Nodes) -> None:
     n.returned(normed)
 
 
-def bags_before_the_end(n: Nodes) -> None:
-    indices, offsets = n.call("full.default", [1000], 1), n.call("arange.default", 2)
-    args = [n.weight, indices, offsets, False, 0, False, None, True]
-    n.returned(n.call("_embedding_bag.default", *args)[0])
-
-
-def rows_in_no_group(n: Nodes) -> None:
-    rows = n.call("to.dtype", n.call("repeat.default", n.weight, [2, 4]), torch.bfloat16)
-    other = n.call("to.dtype", n.call("full.default", [1, 16, 16], 1.0), torch.bfloat16)
-    ends = n.call("to.dtype", n.call("full.default", [1], 2), torch.int32)
-    n.returned(n.call("_grouped_mm.default", rows, other, ends))
-
-
-def distances_of_no_rows(n: Nodes) -> None:
-    n.returned(n.call("_pdist_forward.default", n.call("slice.Tensor", n.weight, 0, 0, 0)))
-
-
-def fewer_scalars(n: Nodes) -> None:
-    own = n.call("clone.default", n.weight)
-    n.call("_foreach_mul_.ScalarList", [own], [], gives=())
-    n.returned(own)
-
-
 REFUSED = "CheckFailed: operator `aten::{}`: {}"
 CASES: dict[str, tuple[Callable[[Nodes], None], str]] = {
     "batch norm": (
@@ -183,23 +156,11 @@ CASES: dict[str, tuple[Callable[[Nodes], None], str]] = {
         REFUSED.format("max_pool2d_with_indices_backward.default", "`indices` must be from 0 to below 4"),
     ),
     "unsafe_view": (pooling(2, unsafe_view), "ran"),
-    "unsafe_split": (pooling(2, unsafe_split), "ran"),
     "set_": (pooling(2, taken_storage), "ran"),
     "set_data": (pooling(2, given_data), "ran"),
-    "of volumes": (pooling(3, unsafe_view), "ran"),
     "adaptive": (adaptive, "ran"),
     "targets": (targets, "ran"),
     "sizes": (sizes_of_a_saved_tensor, "RuntimeError: one of the variables needed for gradient computation"),
-    "bags": (
-        bags_before_the_end,
-        REFUSED.format("_embedding_bag.default", "with gradients the last of `offsets` must be the end"),
-    ),
-    "groups": (rows_in_no_group, REFUSED.format("_grouped_mm.default", "with gradients `offs` must end at 6")),
-    "rows": (distances_of_no_rows, REFUSED.format("_pdist_forward.default", "`self` must have rows")),
-    "scalars": (
-        fewer_scalars,
-        REFUSED.format("_foreach_mul_.ScalarList", "all lists must be of one length, and not empty"),
-    ),
 }
 
 

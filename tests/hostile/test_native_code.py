@@ -17,12 +17,6 @@ def test_kernels_without_trust_are_refused():
     assert str(caught.value) == "kernels are native code, which runs only with `trust='native'`"
 
 
-def test_kernels_of_a_bundle_without_any_are_refused(tiny):
-    with pytest.raises(NotSupported) as caught:
-        load(tiny, target="cuda", trust="native")
-    assert str(caught.value) == "the bundle has no kernels. Export it with `--target cuda`"
-
-
 def test_library_is_never_read_without_trust(crafted: Crafted, monkeypatch):
     folder, half = "targets/cpu-x86_64-v3", {"inputs": [], "results": []}
     program = {"program": "train", "partition": "default", "forward": {"file": "f.so", **half}}

@@ -1,7 +1,6 @@
 """What another process of the machine does to a bundle that is opened: locks, pipes, links, holes, names."""
 
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -12,7 +11,6 @@ import pytest
 
 from aotexport_runtime import BundleInvalid, load, open_bundle
 from aotexport_runtime.bundle import directory
-from aotexport_runtime.bundle.staging import staged
 from tests.hostile.crafted import Crafted
 
 WEIGHTS = "weights/model.safetensors"
@@ -22,17 +20,6 @@ WEIGHTS = "weights/model.safetensors"
 def bundle(tiny: Path, tmp_path: Path) -> Path:
     shutil.copytree(tiny, tmp_path / "m")
     return tmp_path / "m"
-
-
-@pytest.mark.parametrize("place", [".", ".."], ids=["bundle", "parent"])
-def test_directory_that_another_has_locked_is_read_and_written(bundle: Path, place: str) -> None:
-    descriptor = os.open(bundle / place, os.O_RDONLY)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    assert open_bundle(bundle).program_names
-    with staged(bundle, force=True) as stage:
-        shutil.copytree(bundle, stage, dirs_exist_ok=True)
-    assert open_bundle(bundle).program_names
-    os.close(descriptor)
 
 
 @pytest.mark.parametrize("path", ["bundle.json", "README.md", WEIGHTS])
@@ -60,14 +47,6 @@ def test_pipe_that_is_exchanged_in_while_files_are_opened_stops_nobody(bundle: P
     finally:
         stop.set()
         beside.join()
-
-
-@pytest.mark.parametrize("path", ["bundle.json", "README.md"])
-def test_device_in_the_place_of_a_file_is_refused(bundle: Path, path: str) -> None:
-    (bundle / path).unlink()
-    (bundle / path).symlink_to("/dev/zero")
-    with pytest.raises(BundleInvalid, match=r"leads outside|has no file"):
-        open_bundle(bundle)
 
 
 @pytest.mark.parametrize(("path", "said"), [("README.md", "leads outside the bundle"), ("weights", "missing")])
@@ -107,9 +86,3 @@ def test_holes_of_all_files_together_are_counted(tiny: Path, tmp_path: Path) -> 
         open_bundle(crafted.root, check_digests=False)
     said = "with it, files have more than 268435456 bytes of holes in the place of data"
     assert str(caught.value) == f"extra1.bin: {said}"
-
-
-def test_bundle_named_like_a_temporary_directory_stays_when_it_is_closed(bundle: Path) -> None:
-    named = bundle.rename(bundle.parent / ".m.export-abcdefgh")
-    open_bundle(named)
-    assert (named / "bundle.json").exists()

@@ -30,24 +30,6 @@ def test_custom_operator_that_is_no_operator_is_refused_at_load(crafted: Crafted
     )
 
 
-def test_operators_that_this_torch_lacks_are_all_refused_at_load(crafted: Crafted):
-    captured = "aten::linear(Tensor input, Tensor weight, Tensor? bias=None, Tensor? more=None) -> Tensor"
-    crafted.put("forward", "schemas/aten::linear.default", captured)
-    crafted.put("joint", "schemas/aten::mm.default", "aten::mm(Tensor self, Tensor mat2, float a=1.0) -> Tensor")
-    with pytest.raises(NotSupported) as caught:
-        load(crafted.seal(), target="autograd")
-    assert str(caught.value) == (
-        f"operator `aten::linear.default` has another signature in torch {torch.__version__}.\n"
-        f"  captured: {captured}\n"
-        "  here:     aten::linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor\n"
-        "Run the bundle with the torch it was exported with, or export it again\n"
-        f"operator `aten::mm.default` has another signature in torch {torch.__version__}.\n"
-        "  captured: aten::mm(Tensor self, Tensor mat2, float a=1.0) -> Tensor\n"
-        "  here:     aten::mm(Tensor self, Tensor mat2) -> Tensor\n"
-        "Run the bundle with the torch it was exported with, or export it again"
-    )
-
-
 def test_constant_that_spells_code_stays_a_string(crafted: Crafted, tmp_path):
     code = f"'); open({str(tmp_path / 'pwned')!r}, 'w'); ('"
     crafted.node(

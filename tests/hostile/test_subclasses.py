@@ -83,13 +83,6 @@ def test_context_that_does_not_fit_its_class_is_refused(crafted, path, value, me
     assert str(error.value) == f"{message} as at capture"
 
 
-def test_class_that_wraps_no_tensors_is_refused(crafted):
-    with pytest.raises(NotSupported) as error:
-        load(crafted.seal(), tensor_types={**{f"tests.scaled:{t.__name__}": t for t in TYPES}, NAME: dict})
-
-    assert str(error.value) == f"`{NAME}` is here no class that wraps tensors (`__tensor_unflatten__`)"
-
-
 def test_vector_with_parts_beyond_its_span_is_refused(crafted):
     path = crafted.root / FILES["vector"]
     record = json.loads(path.read_text())

@@ -35,17 +35,9 @@ def _add(crafted: Crafted, header: object, state: dict[str, object], data: bytes
 
 BROKEN = {
     "empty": (b"", "header too small"),
-    "truncated_header": (struct.pack("<Q", 100) + b"{", "invalid header length"),
-    "enormous_header": (struct.pack("<Q", 1 << 60), "header too large"),
-    "no_json": (struct.pack("<Q", 8) + b"nonsense", "invalid JSON in header: expected ident at line 1 column 2"),
     "overlapping": (
         _file({"a": PAIR, "b": {**PAIR, "data_offsets": [4, 12]}}, bytes(12)),
         "invalid offset for tensor `b`",
-    ),
-    "with_a_hole": (_file({"a": {**PAIR, "data_offsets": [8, 16]}}, bytes(16)), "invalid offset for tensor `a`"),
-    "past_the_end": (
-        _file({"a": {**PAIR, "shape": [200], "data_offsets": [0, 800]}}),
-        "incomplete metadata, file not fully covered",
     ),
     "shape_that_is_larger_than_its_data": (
         _file({"a": {**PAIR, "shape": [3]}}),
@@ -55,8 +47,6 @@ BROKEN = {
         _file({"a": {**PAIR, "shape": [1 << 62, 1 << 62]}}),
         "overflow computing buffer size from shape and/or element type",
     ),
-    "truncated_data": (_file({"a": PAIR}, bytes(4)), "incomplete metadata, file not fully covered"),
-    "trailing_data": (_file({"a": PAIR}, bytes(16)), "incomplete metadata, file not fully covered"),
 }
 
 
@@ -77,18 +67,7 @@ STATES = {
     "another_dtype": (PAIR, {**STATE, "dtype": "int32"}, "'pair' is float32, not int32"),
     "another_shape": (PAIR, {**STATE, "shape": [1, 2], "stride": [2, 1]}, "'pair' has shape [2], not [1, 2]"),
     "span_past_the_end": (PAIR, {**SPAN, "shape": [3]}, "state 'w' reaches past the end of 'pair'"),
-    "offset_past_the_end": (PAIR, {**SPAN, "offset": 1}, "state 'w' reaches past the end of 'pair'"),
     "stride_past_the_end": (PAIR, {**SPAN, "stride": [2]}, "state 'w' reaches past the end of 'pair'"),
-    "complex_of_integers": (
-        {"dtype": "I32", "shape": [1, 2], "data_offsets": [0, 8]},
-        {**STATE, "dtype": "complex64", "shape": [1]},
-        "'pair' is int32, not complex64",
-    ),
-    "complex_of_an_odd_shape": (
-        {"dtype": "F32", "shape": [1, 1, 1, 2], "data_offsets": [0, 8]},
-        {**STATE, "dtype": "complex64", "shape": [1]},
-        "'pair' has shape [1, 1, 1], not [1]",
-    ),
     "complex_of_no_pairs": (
         {"dtype": "F32", "shape": [2, 1], "data_offsets": [0, 8]},
         {**STATE, "dtype": "complex64"},

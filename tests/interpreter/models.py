@@ -36,18 +36,6 @@ def cnn() -> Model:
     return nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), block, *head), (torch.randn(2, 3, 16, 16),), {}
 
 
-def lstm() -> Model:
-    """An embedding and a recurrent layer over a few steps."""
-
-    model = module(
-        lambda self, tokens: self.head(self.lstm(self.embed(tokens))[0]),
-        embed=nn.Embedding(20, 8),
-        lstm=nn.LSTM(8, 8, batch_first=True),
-        head=nn.Linear(8, 20),
-    )
-    return model, (torch.randint(0, 20, (2, 3)),), {}
-
-
 def attention() -> Model:
     """Fused attention, causal."""
 
@@ -122,17 +110,6 @@ def subclass() -> Model:
     return model, (torch.randn(3, 4),), {}
 
 
-def gpt2() -> Model:
-    """A decoder of the `transformers` library, with its loss."""
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    config = GPT2Config(
-        n_layer=2, n_head=2, n_embd=16, vocab_size=64, n_positions=16, use_cache=False,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    return _with_loss(GPT2LMHeadModel(config)), (torch.randint(0, 64, (2, 8)),), {}
-
-
 def bert() -> Model:
     """An encoder of the `transformers` library, with padding."""
     from transformers import BertConfig, BertModel
@@ -145,21 +122,6 @@ def bert() -> Model:
     mask = torch.ones(2, 8, dtype=torch.int64)
     mask[1, 5:] = 0
     return model, (torch.randint(0, 64, (2, 8)), mask), {}
-
-
-def llama() -> Model:
-    """A decoder with rotary positions, grouped heads and root-mean-square norms."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, hidden_size=16, intermediate_size=32,
-        vocab_size=64, max_position_embeddings=16, use_cache=False,
-    )  # fmt: skip
-    return _with_loss(LlamaForCausalLM(config)), (torch.randint(0, 64, (2, 8)),), {}
-
-
-def _with_loss(model: nn.Module) -> nn.Module:
-    return module(lambda self, tokens: self.model(tokens, labels=tokens).loss, model=model)
 
 
 def scatter() -> Model:
@@ -206,6 +168,6 @@ SLOW = {
     each.__name__: each
     for each in (
         *(mlp, attention, bfloat16_extrema, masked_attention, half_attention, pools),
-        *(custom_operator, writing_operators, subclass, bert, cnn, scatter, lstm, gpt2, llama),
+        *(custom_operator, writing_operators, subclass, bert, cnn, scatter),
     )
 }

@@ -39,7 +39,6 @@ CALLS = 4
 
 EXCLUDED = {
     "write_to_a_global": "eager and the bundle would write to one tensor",
-    "transformer_with_a_causal_mask": "eager gives a causal mask that requires grad no gradient, and the bundle does",
 }
 """Cases whose calls differ, with the reason."""
 

@@ -13,7 +13,6 @@ import aotexport
 from aotexport.process.blocks import uninterrupted
 from tests.cases import CASES, all_cases
 from tests.snapshots import changes, snapshot
-from tests.sweeps import zoo
 
 # Torch's compiler front end, which some operators import, changes torch once.
 torch.compile(torch.sin, backend="eager")(torch.ones(1))
@@ -60,25 +59,6 @@ def test_export_of_a_case_changes_nothing(name, tmp_path):
         aotexport.export(target, args, kwargs, output=tmp_path / "b", **{"verify": False} | case.options)
 
     assert _changes(export, target, args, kwargs) == ({}, None)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", zoo.items())
-def test_export_of_a_model_of_the_zoo_changes_nothing(name, tmp_path):
-    for sample in zoo.items()[name]():
-
-        def export(sample=sample):
-            aotexport.export(
-                sample.function,
-                sample.args,
-                sample.kwargs,
-                output=tmp_path / "b",
-                verify=False,
-                force=True,
-                **sample.options,
-            )
-
-        assert _changes(export, sample.function, sample.args, sample.kwargs) == ({}, None)
 
 
 class _Log:

@@ -77,37 +77,6 @@ def test_replaced_bundle_that_cannot_be_removed_stays_beside_the_new_one(tmp_pat
     assert [(path / "bundle.json").read_text() for path in tmp_path.glob(".bundle.export-*")] == ["old"]
 
 
-def test_name_that_is_too_long_is_refused_by_its_reason(tmp_path: Path) -> None:
-    output = tmp_path / ("x" * 250)
-    with pytest.raises(OutputExists) as caught, staged(output, force=False):
-        pass
-    reason = "no directory can be made (File name too long)"
-    assert str(caught.value) == f"`{output}` would be in `{tmp_path}`, where {reason}; choose another place"
-    assert [*tmp_path.iterdir()] == []
-
-
-LIMITED = """
-import resource
-from pathlib import Path
-from aotexport_runtime.bundle.staging import staged
-from aotexport_runtime.errors import NotWritten, OutputExists
-
-resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-try:
-    with staged(Path("bundle"), force=False) as stage:
-        (stage / "weights").write_bytes(bytes(2000))
-except NotWritten as error:
-    print(error)
-"""
-
-
-def test_file_beyond_the_limit_of_the_system_is_one_error_and_nothing_is_left(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", LIMITED], cwd=tmp_path, stdout=subprocess.PIPE, text=True, check=True)
-    said = "cannot be written: File too large. Nothing was left behind; make room, or choose another place"
-    assert done.stdout.strip() == f"`{tmp_path / 'bundle'}` {said}"
-    assert [*tmp_path.iterdir()] == []
-
-
 def write_beside_another(output: Path) -> None:
     with staged(output, force=False) as late:
         with staged(output, force=False) as first:
