@@ -65,14 +65,6 @@ ELSEWHERE = "elsewhere the model goes another way, or fails"
             "shape",
         ),
         (
-            shortened,
-            (torch.randn(6),),
-            "size",
-            f"`x.shape[0]` is in [5:], and [0:] was declared: {ELSEWHERE}",
-            "`x.shape[0]` is in [5:]",
-            "shape",
-        ),
-        (
             lambda x: x[::2] + x[1::2],
             (torch.randn(6),),
             ({0: D("rows", min=2)},),
