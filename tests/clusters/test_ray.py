@@ -115,26 +115,6 @@ def test_ray_when_a_replica_is_killed_under_load_answers_every_request_right(app
     assert before[0] not in replicas()
 
 
-def test_ray_of_wrong_requests_says_what_is_wrong(application):
-    assert post("third", [[0.0] * 8]) == (404, {"error": "there is no model `third`"})
-    status, body = post("first", [[0.0] * 7])
-    assert status == 400
-    assert body == {"error": "`input`: expected the shape [-1, 8], got [1, 7]"}
-    request = {"inputs": [{"name": "input", "datatype": "INT64", "shape": [1, 8], "data": [1.9] * 8}]}
-    assert ask_http("infer", json.dumps(request).encode())[1]["error"] == "`input`: expected FP32, got INT64"
-
-
-def ask_http(path, body=None, headers=None):
-    """Return the status, the body and the headers of an answer about the model `first`."""
-    request = urllib.request.Request(f"http://127.0.0.1:{PORT}/v2/models/first/{path}".rstrip("/"), body, headers or {})
-    try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
-            status, found, head = answer.status, answer.read(), answer.headers
-    except urllib.error.HTTPError as error:
-        status, found, head = error.code, error.read(), error.headers
-    return status, json.loads(found) if head["content-type"] == "application/json" else found, head
-
-
 def test_config_of_a_cluster_is_one_that_ray_takes():
     import yaml
     from ray.serve.schema import ServeDeploySchema

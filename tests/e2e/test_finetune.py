@@ -159,9 +159,6 @@ def test_checkpoint_that_is_not_of_the_run_is_refused_in_one_line(bundle: Path, 
         checkpoint.unlink()
 
 
-LINE = {"step": 1, "loss": 0.5, "lr": 0.1, "examples_per_s": 3}
-
-
 def interrupt_after(history: Path, steps: int) -> None:
     while not history.is_file() or len(history.read_bytes().splitlines()) < steps:
         time.sleep(0.001)

@@ -1,48 +1,29 @@
-"""The import rules of the linter are live: every banned module is reported, with the reason to show."""
+"""The rules of the linter against imports are live."""
 
 import json
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
-RUNTIME = tomllib.loads((ROOT / "runtimes/python/ruff.toml").read_text())["lint"]["flake8-tidy-imports"]["banned-api"]
-EXPORTER = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["ruff"]["lint"]["flake8-tidy-imports"][
-    "banned-api"
-]
-
-LAYERS = {
-    "runtime": ("runtimes/python/aotexport_runtime/probe.py", RUNTIME),
-    "runtime's call chain": ("runtimes/python/aotexport_runtime/call/probe.py", RUNTIME),
-    "exporter": ("aotexport/probe.py", EXPORTER),
-}
+BANNED = ("aotexport", "torch._dynamo", "torch._functorch", "torch._inductor", "torch.export", "sympy", "triton")
 
 
-def reported(file: str, source: str) -> list[str]:
-    """Return the messages of the rule against banned modules for `source`, were it in `file`."""
+@pytest.mark.parametrize(
+    ("file", "banned"),
+    [
+        ("runtimes/python/aotexport_runtime/call/probe.py", BANNED),
+        ("aotexport/probe.py", ["torch._dynamo", "torch._functorch", "torch._inductor"]),
+        ("aotexport/torch_internals/probe.py", []),
+    ],
+)
+def test_import_of_a_banned_module_is_reported(file, banned):
     command = [sys.executable, "-m", "ruff", "check", "--quiet", "--output-format=json", "--select=TID251"]
-    process = subprocess.run(
-        [*command, "--stdin-filename", file, "-"], input=source, capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    return [diagnostic["message"] for diagnostic in json.loads(process.stdout)]
-
-
-@pytest.mark.parametrize(("file", "banned"), LAYERS.values(), ids=LAYERS)
-def test_import_of_a_banned_module_is_reported_with_its_reason(file, banned):
-    source = "".join(f"import {module}\n" for module in banned)
-    assert reported(file, source) == [f"`{module}` is banned: {rule['msg']}" for module, rule in banned.items()]
-
-
-def test_runtime_may_import_neither_the_exporter_nor_torchs_compilers_nor_model_code():
-    assert set(RUNTIME) >= {
-        *("aotexport", "torch._dynamo", "torch._functorch", "torch._inductor", "torch.export"),
-        *("sympy", "transformers", "triton"),
-    }
-
-
-def test_private_names_of_torch_have_one_package():
-    source = "".join(f"import {module}\n" for module in EXPORTER)
-    assert reported("aotexport/torch_internals/patches.py", source) == []
+    done = subprocess.run(
+        [*command, "--stdin-filename", file, "-"],
+        input="".join(f"import {module}\n" for module in BANNED),
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    reported = [each["message"].partition(" is banned")[0].strip("`") for each in json.loads(done.stdout)]
+    assert [module for module in BANNED if module in reported] == [module for module in BANNED if module in banned]

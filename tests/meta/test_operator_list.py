@@ -34,26 +34,6 @@ DANGEROUS = {
     "is a test": ["_test_warn_in_autograd.default", "_foobar.default"],
 }
 
-NEEDED = [
-    *(
-        "_unsafe_view.default",
-        "_unsafe_index.Tensor",
-        "_to_copy.default",
-        "empty_strided.default",
-        "as_strided.default",
-    ),
-    *("native_layer_norm_backward.default", "native_batch_norm_backward.default", "native_dropout_backward.default"),
-    *("embedding_dense_backward.default", "convolution_backward.default", "nll_loss_backward.default"),
-    *(
-        "_softmax_backward_data.default",
-        "_log_softmax_backward_data.default",
-        "max_pool2d_with_indices_backward.default",
-    ),
-    *("_scaled_dot_product_flash_attention_for_cpu.default", "_scaled_dot_product_efficient_attention.default"),
-    *("_assert_async.msg", "_assert_scalar.default", "sym_size.int", "sym_constrain_range_for_size.default"),
-    *("lift_fresh_copy.default", "linear.default", "scaled_dot_product_attention.default", "add.out"),
-]
-
 
 written_with = pytest.mark.skipif(
     not torch.__version__.startswith(f"{WRITTEN_WITH}."), reason=f"the list is that of torch {WRITTEN_WITH}"
@@ -73,10 +53,6 @@ def test_operator_set_of_a_release_is_as_released():
 @pytest.mark.parametrize("reason", DANGEROUS)
 def test_list_lacks_operators_of_every_dangerous_kind(reason):
     assert [name for name in DANGEROUS[reason] if name in allowed_aten_operators()] == []
-
-
-def test_list_has_what_captured_graphs_need():
-    assert [name for name in NEEDED if name not in allowed_aten_operators()] == []
 
 
 @written_with

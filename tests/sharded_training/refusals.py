@@ -10,8 +10,6 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import aotexport_runtime
@@ -23,17 +21,6 @@ from tests.sharded_training.ranks import adamw, sharded
 
 def program_called(path: Path, rank: int) -> None:
     sharded(aotexport_runtime.load(path).train(), "blocks").program("train")(batch(rank, 0))
-
-
-def rounded(path: Path, rank: int) -> None:
-    module = aotexport_runtime.load(path).train()
-    for unit in (*module.blocks, module):
-        fully_shard(
-            unit,
-            mesh=dist.device_mesh.init_device_mesh("cpu", (dist.get_world_size(),)),
-            mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16),
-        )
-    module(batch(rank, 0))
 
 
 def other(path: Path, rank: int) -> Path:
@@ -63,10 +50,6 @@ def other_checkpoint(path: Path, rank: int) -> None:
     on_ranks.TrainingState(second, adamw(second)).resume(path.parent / "checkpoints")
 
 
-def no_target(path: Path, rank: int) -> None:
-    adapters.add_lora(on_ranks.load(path), ["mixer"])
-
-
 def adapter_of(path: Path, rank: int) -> Path:
     """Return an adapter that rank 0 has trained on the bundle at `path`."""
     found = path.parent / f"adapter of {path.name}"
@@ -80,15 +63,6 @@ def adapter_of(path: Path, rank: int) -> Path:
 
 def adapter_of_another_base(path: Path, rank: int) -> None:
     adapters.load_adapter(on_ranks.load(path), adapter_of(other(path, rank), rank))
-
-
-def adapter_of_another_shape(path: Path, rank: int) -> None:
-    wide = adapter_of(path, rank)
-    if rank == 0:
-        file = wide / "adapter_model.safetensors"
-        save_file({key: torch.cat([t, t], 1) if "lora_A" in key else t for key, t in load_file(file).items()}, file)
-    dist.barrier()
-    adapters.load_adapter(on_ranks.load(path), wide)
 
 
 def late_adapter(path: Path, rank: int) -> None:
@@ -111,13 +85,10 @@ MISTAKES = {
     function.__name__: function
     for function in (
         program_called,
-        rounded,
         other_bundle,
         no_bundle,
         other_checkpoint,
-        no_target,
         adapter_of_another_base,
-        adapter_of_another_shape,
         late_adapter,
         rows_that_do_not_divide,
         layers_that_do_not_divide,

@@ -25,16 +25,6 @@ def bert() -> tuple[nn.Module, dict[str, Any]]:
     return model, {"input_ids": tokens(4, 8), "labels": torch.tensor([0, 1, 2, 0])}
 
 
-def roberta() -> tuple[nn.Module, dict[str, Any]]:
-    model = transformers.RobertaForSequenceClassification(transformers.RobertaConfig(**SIZES, **HEAD))
-    return model, {"input_ids": tokens(4, 8), "labels": torch.tensor([0, 1, 2, 0])}
-
-
-def tagger() -> tuple[nn.Module, dict[str, Any]]:
-    model = transformers.BertForTokenClassification(transformers.BertConfig(**SIZES, **HEAD))
-    return model, {"input_ids": tokens(4, 8), "labels": tokens(4, 8) % 3}
-
-
 def qwen2(*, tied: bool) -> tuple[nn.Module, dict[str, Any]]:
     config = transformers.Qwen2Config(num_key_value_heads=2, use_cache=False, tie_word_embeddings=tied, **SIZES)
     return transformers.Qwen2ForCausalLM(config), {"input_ids": tokens(4, 8), "labels": tokens(4, 8).clone()}

@@ -3,8 +3,6 @@
 import json
 import os
 import shutil
-import subprocess
-import sys
 import threading
 
 import pytest
@@ -183,24 +181,6 @@ def test_file_that_is_none_is_refused_and_stops_nobody(module, adapter, name, wh
     assert refused(module, adapter).startswith(f"`path`: no adapter can be read from {str(adapter)!r}: ")
 
 
-KILLED = """
-import os, sys
-from aotexport_runtime.adapters import files
-from aotexport_runtime import adapters, load
-module = load(sys.argv[1], matmul="torch")
-adapters.add_lora(module, ["inner"], r=3)
-left = int(sys.argv[3])
-def count(event, arguments):
-    global left
-    if event in ("os.rename", "os.remove", "os.link", "open") and sys.argv[2] in str(arguments):
-        left -= 1
-        if left == 0:
-            os._exit(9)
-sys.addaudithook(count)
-adapters.save_adapter(module, sys.argv[2], force=True)
-"""
-
-
 def test_adapter_is_replaced_in_one_step_and_other_files_stay(module, adapter):
     (adapter / "README.md").write_text("about")
     (adapter / "more").mkdir()
@@ -226,18 +206,3 @@ def test_adapter_is_replaced_in_one_step_and_other_files_stay(module, adapter):
     assert {path.name for path in adapter.iterdir()} == {WEIGHTS, CONFIG, "README.md", "more"}
     assert (adapter / "more/file").read_text() == "more"
     assert [path.name for path in adapter.parent.iterdir()] == ["adapter"]
-
-
-@pytest.mark.slow
-def test_writer_that_is_killed_leaves_the_old_adapter_or_the_new_one(bundle, adapter):
-    ranks = set()
-    for step in range(1, 40):
-        command = [sys.executable, "-c", KILLED, str(bundle), str(adapter), str(step)]
-        done = subprocess.run(command, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        other = aotexport_runtime.load(bundle, matmul="torch")
-        adapters.load_adapter(other, adapter)
-        ranks.add(next(p.shape[0] for name, p in other.named_parameters() if name.endswith(".A")))
-        if done.returncode != 9:
-            break
-    assert done.returncode == 0
-    assert 3 in ranks

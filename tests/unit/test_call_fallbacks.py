@@ -120,10 +120,6 @@ def counting(tmp_path):
     return aotexport_runtime.load(tmp_path / "b")
 
 
-class Other(torch.Tensor):
-    """Goes the general way of a call."""
-
-
 def test_refusal_of_a_size_is_told_once(counting):
     with pytest.raises(aotexport_runtime.CallInvalid, match=r"size 0: `batch` is 9, outside \[") as caught:
         counting(torch.ones(9, 2))

@@ -131,9 +131,6 @@ def test_dynamic_option_wins_over_the_files_dynamic_shapes(options: list[str], e
     assert spelled(merge_dynamic(source, options)) == {**NOTHING, "x": expected}
 
 
-def steps_of(x, steps, more): ...
-
-
 TENSORS = "x, batch['ids'], batch['parts'][0], batch[7], rest[0], named['extra']; its integers are batch['parts'][1]"
 
 

@@ -1,8 +1,5 @@
 """Records to canonical bytes and back: strict, lossless, the same bytes for the same record."""
 
-import math
-import struct
-
 import pytest
 
 from aotexport.write.files import min_reader
@@ -106,11 +103,3 @@ def test_table_does_not_take_an_integer_for_a_float_that_is_equal():
     )
 
     assert repr(decode_record(encode_record(graph), Graph, where="x")) == repr(graph)
-
-
-# --- floats -----------------------------------------------------------------------------------------------
-
-
-def bits(value: float) -> bytes:
-    """Return the bits of a float; all NaNs are one."""
-    return b"nan" if math.isnan(value) else struct.pack("<d", value)

@@ -55,26 +55,6 @@ def test_calls_are_repeated_as_long_as_they_change_something(model, depends, cal
     assert next(module.calls) == calls
 
 
-class Named(Storing):
-    def stored(self, x):
-        self.kind = "regression"
-        return self.linear(x)
-
-
-class Long(Storing):
-    def stored(self, x):
-        self.kind = "long" if x.shape[0] > 5 else "short"
-        return self.linear(x)
-
-
-class Failing(Storing):
-    def stored(self, x):
-        self.kind, self.memory = "regression", (self.memory or 0) + 1
-        if len(x) < 5:
-            raise ValueError("too short")
-        return self.linear(x) * (self.memory < 3)
-
-
 def test_shorter_call_keeps_the_order_of_axes_and_is_none_for_shared_memory():
     rows, x = torch.export.Dim("rows", max=64), torch.randn(3, 9, requires_grad=True)
     call = example_call(lambda x, y: x + y, (x.detach().t().requires_grad_(), torch.ones(9, 3)), None, ({0: rows},) * 2)

@@ -8,7 +8,7 @@ import torch
 
 from aotexport.errors import AttemptFailed, ExportFailed, InternalError
 from aotexport.model import refusals
-from aotexport.model.refusals import attempt, bugs_reported
+from aotexport.model.refusals import attempt
 from aotexport_runtime import NotSupported
 
 
@@ -53,20 +53,6 @@ def test_error_out_of_our_own_code_is_an_internal_error(text):
     assert cause.__traceback__ is not None
 
 
-@pytest.mark.parametrize("text", BUGS.values(), ids=BUGS)
-def test_bug_that_torch_or_the_model_raises_another_error_for_is_an_internal_error(text):
-    stand_in = ours(text)
-
-    def model():
-        try:
-            stand_in()
-        except Exception as error:
-            raise RuntimeError("compilation failed") from error
-
-    with pytest.raises(InternalError):
-        stage(model)
-
-
 @pytest.mark.parametrize("text", BUGS_OF_THE_STAGE.values(), ids=BUGS_OF_THE_STAGE)
 def test_error_where_the_model_calls_our_code_is_a_refusal(text):
     stand_in = ours(text)
@@ -98,17 +84,6 @@ def test_errors_of_the_exporter_pass_and_those_of_a_bundle_in_the_model_are_refu
     assert raised.value.error is raised.value
     with pytest.raises(AttemptFailed), attempt("forward graph"):
         raise NotSupported("of a bundle that the model calls")
-
-
-def test_errors_that_reach_the_caller_are_internal_but_for_those_of_the_models_code():
-    with pytest.raises(InternalError):
-        stage(ours("def run():\n    return torch.ones(2) + torch.ones(3)"), bugs_reported(lambda: "write"))
-
-    def progress():
-        raise KeyError("of the caller")
-
-    with pytest.raises(KeyError):
-        stage(progress, bugs_reported(lambda: "write"))
 
 
 def test_internal_error_says_stage_line_versions_and_what_to_do():

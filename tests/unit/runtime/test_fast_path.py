@@ -1,7 +1,6 @@
 """The fast path of a call: which calls it serves, and which it turns away."""
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,7 +10,6 @@ import aotexport
 from aotexport_runtime import load
 
 TURNED_AWAY = object()
-GOLDEN = Path(__file__).parents[2] / "golden" / "v1.0"
 
 
 class Scaled(nn.Module):
@@ -48,14 +46,6 @@ def test_calls_like_the_captured_one_are_served(bundle):
         expected = torch.nn.functional.linear(x(), module.linear.weight, module.linear.bias) * 2
         torch.testing.assert_close(call((x(),), {}), expected)
         torch.testing.assert_close(call((), {"x": x()}), expected)
-
-
-def by_name(*, x):
-    return x * 2
-
-
-def by_position(x, /):
-    return x * 2
 
 
 @pytest.mark.parametrize(

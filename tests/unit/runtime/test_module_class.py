@@ -29,15 +29,6 @@ def open_ended(*args, **kwargs):
     return args[0] + kwargs["shift"]
 
 
-class Open(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(3))
-
-    def forward(self, *args, **kwargs):
-        return open_ended(*args, **kwargs) * self.weight
-
-
 class WithAttributes(nn.Module):
     main_input_name = "pixels"
 

@@ -74,40 +74,24 @@ def test_a_step_is_written_in_place_by_its_forward_graph_or_a_library():
 
 
 @pytest.mark.parametrize(
-    ("options", "engines", "why_not"),
+    ("target", "options", "engines", "reason"),
     [
+        (LEVEL, {"failed": {LEVEL: "no such file"}}, ("portable", "autograd"), "no such file"),
+        (LEVEL, {"compiled": False}, ("portable", "autograd"), "it has none of this program"),
+        (LEVEL, {"compiled": False, "refusals": ("it draws numbers",)}, ("portable", "autograd"), "it draws numbers"),
+        ("cuda", {}, ("cuda", "portable", "autograd"), None),
         (
-            {"changed": "`head` was replaced"},
-            ("autograd",),
-            {LEVEL: "`head` was replaced", "portable": "`head` was replaced"},
-        ),
-        ({"failed": {LEVEL: "no such file"}}, ("portable", "autograd"), {LEVEL: "no such file"}),
-    ],
-)
-def test_libraries_serve_unless_a_rule_says_why_not(options, engines, why_not):
-    choice = chosen(SMALL, LARGE, engines=(LEVEL,), prefers_onednn=lambda _: True, **options)
-    assert (choice.engines, choice.why_not) == (engines, why_not)
-
-
-@pytest.mark.parametrize(
-    ("options", "engines", "why_not"),
-    [
-        ({}, ("cuda", "portable", "autograd"), {}),
-        (
+            "cuda",
             {"request": Request(memory_budget=0.5)},
             ("portable", "autograd"),
-            {"cuda": "they save more for backward than the memory budget"},
+            "they save more for backward than the memory budget",
         ),
-        (
-            {"request": Request(target="portable")},
-            ("portable", "autograd"),
-            {"cuda": "target `portable` was asked for"},
-        ),
+        ("cuda", {"request": Request(target="portable")}, ("portable", "autograd"), "target `portable` was asked for"),
     ],
 )
-def test_kernels_serve_unless_a_rule_says_why_not(options, engines, why_not):
-    choice = chosen(SMALL, LARGE, engines=("cuda",), prefers_onednn=lambda _: True, **options)
-    assert (choice.engines, choice.why_not) == (engines, why_not)
+def test_native_code_serves_a_program_unless_a_rule_says_why_not(target, options, engines, reason):
+    choice = chosen(SMALL, LARGE, engines=(target,), prefers_onednn=lambda _: True, **options)
+    assert (choice.engines, choice.why_not) == (engines, {target: reason} if reason else {})
 
 
 @pytest.mark.parametrize(("device", "serves"), [("cpu", False), ("cuda", True), (None, True)])
@@ -116,15 +100,6 @@ def test_fused_attention_of_gpus_runs_on_processors_by_the_forward_graph(device,
     choice = chosen(SMALL, functional, Request(target="portable"), device=device)
     reason = "it has the fused attention of GPUs, and the bundle is on cpu"
     assert choice.why_not == ({} if serves else {"portable": reason})
-
-
-@pytest.mark.parametrize(
-    ("refusals", "reason"),
-    [((), "it has none of this program"), (("it draws random numbers",), "it draws random numbers")],
-)
-def test_program_without_a_library_runs_by_others(refusals, reason):
-    choice = chosen(SMALL, LARGE, engines=(LEVEL,), compiled=False, refusals=refusals, prefers_onednn=lambda _: True)
-    assert (choice.engines, choice.why_not) == (("portable", "autograd"), {LEVEL: reason})
 
 
 # --- native code of a bundle ------------------------------------------------------------------------------
@@ -146,7 +121,6 @@ def targets_of(request, *, kernels=True, programs=("infer",), device=None, unfit
 @pytest.mark.parametrize(
     ("options", "engines", "why_not"),
     [
-        ({"request": NATIVE}, ("cuda", HIGHER), {LEVEL: f"{HIGHER} was chosen"}),
         (
             {"request": NATIVE, "kernels": False, "unfit": {HIGHER: "this processor has no AVX-512"}},
             (LEVEL,),
@@ -164,18 +138,12 @@ def targets_of(request, *, kernels=True, programs=("infer",), device=None, unfit
             },
         ),
         (
-            {"request": Request(target="portable", trust="native")},
-            (),
-            dict.fromkeys(("cuda", HIGHER, LEVEL), "target `portable` was asked for"),
-        ),
-        (
             {"request": NATIVE, "device": "cuda"},
             ("cuda",),
             dict.fromkeys((HIGHER, LEVEL), "it is for processors, and was loaded to cuda"),
         ),
-        ({"request": NATIVE, "programs": ()}, ("cuda",), dict.fromkeys((HIGHER, LEVEL), "it has none of the programs")),
     ],
-    ids=["highest", "unfit", "untrusted", "other", "device", "empty"],
+    ids=["unfit", "untrusted", "device"],
 )
 def test_native_code_runs_unless_a_rule_says_why_not(options, engines, why_not):
     choice = targets_of(**options)

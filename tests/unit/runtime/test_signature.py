@@ -59,7 +59,6 @@ def flatten(parameters: list[Parameter], args: tuple[Any, ...], kwargs: dict[str
     return leaves, violations
 
 
-MORE = [parameter("more", mapping(a=leaf(0), b=leaf(1), any_order=True), "var_keyword")]
 BY_KEY = [parameter("x", mapping(a=leaf(0), b=leaf(1), any_order=True))]
 PLAIN = [parameter("x", leaf(0)), parameter("y", leaf(1))]
 DEFAULT = [parameter("x", leaf(0)), parameter("scale", constant(2.0), optional=True)]
