@@ -141,6 +141,30 @@ def test_health_and_index_are_told_by_grpc(operated):
         assert found[0].reason.startswith("version 3: the bundle disagrees with eager execution")
 
 
+def test_service_is_described_by_grpc_where_its_package_is_installed(operated):
+    database = pytest.importorskip("grpc_reflection.v1alpha.proto_reflection_descriptor_database")
+    with grpc.insecure_channel(operated[1].grpc) as channel:
+        found = database.ProtoReflectionDescriptorDatabase(channel)
+        assert "inference.GRPCInferenceService" in found.get_services()
+        methods = found.FindFileContainingSymbol("inference.GRPCInferenceService").service[0].method
+        assert "ModelInfer" in [method.name for method in methods]
+
+
+def test_version_has_its_own_longest_time_and_priority(operated):
+    model, server = operated
+    own = {"max_latency_ms": 600_000, "request_timeout_s": 0.2, "priority": 7, "threads": 1}
+    (model / "2.options.json").write_text(json.dumps(own))
+    body = {"inputs": [{"name": "input", "datatype": "FP32", "shape": [1, 8], "data": [0.0] * 8}]}
+    path = "/v2/models/digits/versions/{}/infer"
+    wait_for(lambda: server.ask(path.format(2), body)[:2] == (504, {"error": _LATE}), server)
+    assert server.ask(path.format(1), body)[0] == 200
+    stats = Path(f"/proc/{server.workers()[0]}/task").glob("*/stat")
+    assert "7" in [stat.read_text().rpartition(")")[2].split()[16] for stat in stats]
+
+
+_LATE = "the request was not answered within 200 ms"
+
+
 def test_dashboard_and_alerts_ask_for_metrics_that_there_are():
     yaml = pytest.importorskip("yaml", reason="needs PyYAML, which KServe brings")
     suffixes = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}

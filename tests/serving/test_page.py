@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import struct
 import subprocess
 import sys
 
@@ -126,12 +127,54 @@ def test_images_are_drawn(page):
     choose(page, "blurred")
     assert "too many to edit here" in page.get_by_role("group", name="picture").inner_text()
     run(page)
+    expect_drawn(page, torch.linspace(0, 1, 6000).reshape(1, 3, 40, 50) ** 2)
+
+
+def expect_drawn(page, x):
     got = page.get_by_role("img", name=re.compile("^Picture of output")).evaluate(
         "canvas => [...canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data]"
     )
-    expected = Blurred()(torch.linspace(0, 1, 6000).reshape(1, 3, 40, 50) ** 2)[0].permute(1, 2, 0).numpy()
+    expected = Blurred()(x)[0].permute(1, 2, 0).numpy()
     expected = (expected - expected.min()) / (expected.max() - expected.min()) * 255
     np.testing.assert_allclose(np.reshape(got, (40, 50, 4))[..., :3], expected, atol=1)
+
+
+def test_picture_of_the_user_is_sent(page):
+    choose(page, "blurred")
+    colours = np.random.default_rng(0).integers(0, 256, (40, 50, 3), np.uint8)
+    rows = np.pad(colours[..., ::-1].reshape(40, 150), ((0, 0), (0, 2))).tobytes()
+    bitmap = struct.pack("<2sIIIIiiHHIIiiII", b"BM", 54, 0, 54, 40, 50, -40, 1, 24, 0, len(rows), 0, 0, 0, 0) + rows
+    page.get_by_text("Send a picture").click()
+    page.get_by_label("Value of white in picture").fill("2")
+    for name, content in (("words.txt", b"words"), ("picture.bmp", bitmap)):
+        upload = page.get_by_label("Picture for picture")
+        upload.set_input_files({"name": name, "mimeType": "image/bmp", "buffer": content})
+        if name == "words.txt":
+            alert = page.get_by_role("alert").filter(has_text="words.txt is no picture that the browser reads.")
+            playwright.expect(alert).to_be_visible()
+    playwright.expect(page.get_by_role("img", name=re.compile("^Picture of picture"))).to_have_attribute(
+        "title", re.compile("from 0 .* to 2 ")
+    )
+    run(page)
+    expect_drawn(page, torch.from_numpy(colours).permute(2, 0, 1)[None] / 255 * 2)
+
+
+def test_models_have_addresses(page):
+    choose(page, "kinds")
+    page.reload()
+    playwright.expect(page.get_by_role("heading", level=2)).to_have_text("kinds")
+    page.goto(f"{page.url.partition('#')[0]}#digits")
+    playwright.expect(page.get_by_role("heading", level=2)).to_have_text("digits")
+
+
+def test_nan_is_shown_and_not_the_greatest(page):
+    choose(page, "digits")
+    playwright.expect(page.get_by_role("group", name="input")).to_contain_text("recorded from -1 to 1")
+    page.get_by_label("Shape of input").fill("2, 8")
+    page.get_by_label("Values of input").fill("nan" + " 0" * 15)
+    run(page)
+    assert np.isnan(table(page, "output")).tolist() == [[True] * 3, [False] * 3]
+    assert page.locator("td.greatest").count() == 1
 
 
 def test_page_is_used_by_keyboard_alone(page):

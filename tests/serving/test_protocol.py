@@ -16,6 +16,7 @@ import torch
 import tritonclient.grpc as triton_grpc
 import tritonclient.http as triton_http
 
+from tests.serving.server import wait_for
 from tests.unit.serving.conftest import Pair, digits_model
 
 CLIENTS = {"http": triton_http, "grpc": triton_grpc}
@@ -176,8 +177,34 @@ def test_calls_of_many_clients_are_joined_and_each_has_its_own_answer(server):
 
     asyncio.run(main())
     text = server.ask("/metrics")[1].decode()
-    joined = [
-        line for line in text.splitlines() if line.startswith('aotexport_batch_size_bucket{le="1.0",model="digits"}')
-    ]
-    count = [line for line in text.splitlines() if line.startswith('aotexport_batch_size_count{model="digits"}')]
-    assert float(joined[0].split()[1]) < float(count[0].split()[1])
+    labels = 'model="digits",version="1"'
+    alone, batches = (
+        next(float(line.split()[1]) for line in text.splitlines() if line.startswith(f"aotexport_batch_size_{name}"))
+        for name in (f'bucket{{le="1.0",{labels}}}', f"count{{{labels}}}")
+    )
+    assert alone < batches
+
+
+def test_config_and_statistics_are_triton_s(server):
+    with triton_http.InferenceServerClient(server.http) as client:
+        config = client.get_model_config("digits", "1")
+        assert (config["name"], config["max_batch_size"]) == ("digits", 32)
+        assert config["input"] == [{"name": "input", "data_type": "TYPE_FP32", "dims": [8]}]
+        assert client.get_model_config("words")["output"][0]["dims"] == [4]
+        before, rows = client.get_inference_statistics("digits")["model_stats"][0], 5
+        ask_digits = [triton_http.InferInput("input", (rows, 8), "FP32").set_data_from_numpy(np.ones((rows, 8), "f"))]
+        client.infer("digits", ask_digits)
+        with pytest.raises(Exception, match="expected the shape"):
+            client.infer("digits", [triton_http.InferInput("input", (8,), "FP32").set_data_from_numpy(np.ones(8, "f"))])
+        (after,) = wait_for(
+            lambda: (seen := client.get_inference_statistics("digits")["model_stats"]) != [before] and seen
+        )
+        grown = {name: after[name] - before[name] for name in ("inference_count", "execution_count")}
+        assert grown == {"inference_count": rows, "execution_count": 1}
+        for kind in ("success", "fail", "queue", "compute_infer"):
+            assert after["inference_stats"][kind]["count"] - before["inference_stats"][kind]["count"] == 1
+        assert 0 < after["inference_stats"]["compute_infer"]["ns"] < after["inference_stats"]["success"]["ns"]
+        every = client.get_inference_statistics()["model_stats"]
+        assert [each["name"] for each in every] == ["digits", "kinds", "pair", "words"]
+        with pytest.raises(Exception, match="there is no model `none`"):
+            client.get_inference_statistics("none")

@@ -3,6 +3,7 @@
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import CancelledError, ThreadPoolExecutor
@@ -14,6 +15,7 @@ import torch
 from aotexport_runtime.errors import DeadlinePassed, NotSupported, Overloaded
 from aotexport_runtime.serving import batcher
 from aotexport_runtime.serving.batcher import Batcher, Pace, Waiting
+from aotexport_runtime.serving.options import ServableOptions
 from aotexport_runtime.serving.program import ServedProgram
 from aotexport_runtime.serving.servable import Servable
 from tests.unit.serving.conftest import digits_model
@@ -120,12 +122,15 @@ def test_calls_of_many_threads_each_have_their_own_answer(exported):
     servable.close()
 
 
+FEW = ServableOptions(max_batch_size=4, max_waiting=5)
+
+
 class Gate:
     """Runs batches once it is opened; tells which."""
 
     def __init__(self):
         self.batches, self.entered, self.opened = [], threading.Event(), threading.Event()
-        self.batcher = Batcher(self.run, max_batch_size=4, max_latency_s=0, max_waiting=5)
+        self.batcher = Batcher(self.run, FEW)
 
     def run(self, calls):
         self.batches.append(list(calls))
@@ -133,8 +138,9 @@ class Gate:
         self.opened.wait()
         return calls
 
-    def submit(self, call, key="a", size=1, deadline=math.inf):
-        future = self.batcher.submit(Waiting(call=call, key=key, size=size, deadline=deadline))
+    def submit(self, call, key="a", size=1, deadline=math.inf, length=1):
+        waiting = Waiting(call=call, key=key, size=size, deadline=deadline, length=length)
+        future = self.batcher.submit(waiting)
         if len(self.batches) == 0:
             self.entered.wait()
         return future
@@ -180,6 +186,16 @@ def test_calls_are_joined_as_far_as_it_gains_and_half_of_their_time(gate, second
         gate.submit(call, deadline=time.monotonic() + time_s)
     gate.finish()
     assert gate.batches[1:] == batches
+
+
+def test_calls_of_near_lengths_are_joined_and_padding_has_to_gain(gate):
+    for size, each_s in {1: 1, 2: 0.9, 4: 0.8}.items():
+        gate.batcher.pace.note("a", size, each_s * size * 100, 100)
+    gate.submit("first", key=None)
+    for length in (60, 100, 62, 99, 61):
+        gate.submit(length, length=length)
+    gate.finish()
+    assert gate.batches[1:] == [[60, 61, 62], [100, 99]]
 
 
 def test_pace_follows_the_batches_that_run():
@@ -231,12 +247,7 @@ def test_call_past_its_deadline_is_not_run(gate):
 def test_functions_and_batches_run_in_one_thread_which_ends_when_nothing_comes(monkeypatch):
     monkeypatch.setattr(batcher, "_IDLE_S", 0.05)
     ran = []
-    idle = Batcher(
-        lambda calls: [ran.append(threading.current_thread()) for _ in calls],
-        max_batch_size=4,
-        max_latency_s=0,
-        max_waiting=5,
-    )
+    idle = Batcher(lambda calls: [ran.append(threading.current_thread()) for _ in calls], FEW)
     ran.append(idle.apply(threading.current_thread))
     idle.submit(Waiting(call=1)).result()
     assert ran[0] is ran[1] is not threading.current_thread()
@@ -250,8 +261,21 @@ def test_functions_and_batches_run_in_one_thread_which_ends_when_nothing_comes(m
         idle.apply(threading.current_thread)
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere a thread has no priority of its own")
+def test_threads_and_priority_are_those_of_each_servable(exported, monkeypatch):
+    monkeypatch.setattr(batcher, "_IDLE_S", 0.05)
+    servables = {own: Servable(exported("digits"), threads=own[0], priority=own[1]) for own in ((1, 3), (2, 0))}
+    for own, servable in servables.items():
+        servable.batcher.apply(threading.current_thread).join(10)  # the next call begins another
+        found = servable.batcher.apply(lambda: (torch.get_num_threads(), os.getpriority(os.PRIO_PROCESS, 0)))
+        assert found == own
+        servable.close()
+    assert os.getpriority(os.PRIO_PROCESS, 0) == 0
+    torch.set_num_threads(torch.get_num_threads())  # of threads that other tests begin
+
+
 def test_fork_of_a_process_has_a_thread_of_its_own():
-    forked = Batcher(lambda calls: calls, max_batch_size=4, max_latency_s=0, max_waiting=5)
+    forked = Batcher(lambda calls: calls, FEW)
     assert forked.apply(os.getpid) == os.getpid()
     child = os.fork()
     if child == 0:

@@ -249,10 +249,12 @@ def test_options_beside_a_version_are_its_own_and_loaded_anew_when_they_change(r
         ("{", "`1.options.json` holds no options: Input data was truncated"),
         (
             '{"trust": "native"}',
-            "`1.options.json`: there is no option `trust`; there are engine, max_batch_size, pad, max_latency_ms, "
-            "max_waiting, max_tokens, weight",
+            "`1.options.json`: there is no option `trust`; there are engine, threads, priority, max_batch_size, pad, "
+            "max_latency_ms, max_waiting, max_tokens, weight, request_timeout_s",
         ),
         ('{"weight": -1}', "`1.options.json`: `weight` is a number from 0 on, got -1"),
+        ('{"request_timeout_s": 0}', "`1.options.json`: `request_timeout_s` is a number from 0.001 on, got 0"),
+        ('{"priority": 1.5}', "`priority`: expected an integer, got float"),
         ('{"max_batch_size": "8"}', "`max_batch_size`: expected an integer, got str"),
     ],
 )

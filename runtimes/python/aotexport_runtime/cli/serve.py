@@ -59,11 +59,12 @@ def serve(context: click.Context, **given: Any) -> None:
 def triton_config(bundle: Path, name: str | None, max_batch_size: int) -> None:
     """Print the config.pbtxt of BUNDLE for Triton's Python backend."""
     check_torch("Triton's configuration")
-    from aotexport_runtime.server.triton_config import triton_config as config
+    from aotexport_runtime.server.messages import Signature
+    from aotexport_runtime.server.triton_config import config_text, model_config
     from aotexport_runtime.serving.servable import Servable
 
     servable = Servable(str(bundle), max_batch_size=max_batch_size)
     servable.warm_up()
-    name = name or bundle.resolve().name
-    axes = servable.batch_axes
-    click.echo(config(name, servable.inputs, servable.outputs, axes, max_batch_size=max_batch_size), nl=False)
+    signature = Signature.of(servable.inputs, servable.outputs)
+    config = model_config(name or bundle.resolve().name, signature, servable.batch_axes, max_batch_size, "python")
+    click.echo(config_text(config), nl=False)

@@ -17,10 +17,12 @@ ADAPTERS = ".adapters"
 """What the directory of a bundle's adapters is named after the bundle's own: `1.adapters/NAME/`."""
 OPTIONS = ".options.json"
 """What the file with a bundle's own options is named after its directory: `1.options.json`."""
-OWN = ("engine", "max_batch_size", "pad", "max_latency_ms", "max_waiting", "max_tokens")
+OWN = ("engine", "threads", "priority", "max_batch_size", "pad", "max_latency_ms", "max_waiting", "max_tokens")
 """The options that a bundle may have of its own: see `ServableOptions`."""
 WEIGHT = "weight"
-"""Beside them, its share of the requests that name no version, where several are served."""
+LEAST = {WEIGHT: 0, "request_timeout_s": 0.001}
+"""Beside them, with the least of each: its share of the requests that name no version, where several are served; and
+the longest time of a request, within that of the server."""
 _ADAPTER = "adapter_config.json"
 
 Fingerprint = tuple[tuple[str, int, int, int], ...]
@@ -31,13 +33,14 @@ Fingerprint = tuple[tuple[str, int, int, int], ...]
 class Candidate:
     """A bundle that a model could be served from; a model without versions has version `1`.
 
-    `files` tells it, its adapters and options from what was there before; `weight`: see `WEIGHT`.
+    `files` tells it, its adapters and options from what was there before; `weight`, `request_timeout_s`: see `LEAST`.
     """
 
     version: str
     path: Path
     files: Fingerprint
     weight: float = 0
+    request_timeout_s: float = math.inf
 
     @property
     def nbytes(self) -> int:
@@ -88,19 +91,13 @@ def _is_version(name: str) -> bool:
 def _candidate(version: str, path: Path) -> Candidate:
     beside = path.with_name(path.name + ADAPTERS)
     added = [(f"{ADAPTERS}/{name}", nbytes, when, inode) for name, nbytes, when, inode in _files(beside)]
-    own, weight = _own(path)
-    added += [(f"{OPTIONS} {own}", 0, 0, 0)] if own else []
-    return Candidate(version=version, path=path, files=tuple(sorted([*_files(path), *added])), weight=weight)
-
-
-def _own(path: Path) -> tuple[str, float]:
-    """Return what tells the options of a bundle from others, and its weight, which changes without another load."""
     try:
-        found = options_beside(path)
+        own = options_beside(path)
+        told, server = {key: own[key] for key in own if key != WEIGHT}, {key: own[key] for key in LEAST if key in own}
     except ArgumentInvalid as error:  # told when the bundle is tried
-        return str(error), 0
-    weight = found.pop(WEIGHT, 0)
-    return str(found or ""), weight
+        told, server = str(error), {}
+    added += [(f"{OPTIONS} {told}", 0, 0, 0)] if told else []  # a weight changes without another load
+    return Candidate(version=version, path=path, files=tuple(sorted([*_files(path), *added])), **server)
 
 
 def adapters_beside(path: Path) -> dict[str, Path]:
@@ -113,10 +110,10 @@ def adapters_beside(path: Path) -> dict[str, Path]:
 
 
 def options_beside(path: Path) -> dict[str, Any]:
-    """Return the options of the bundle at `path` alone, by name, and its weight: those of `<path>.options.json`.
+    """Return the options of the bundle at `path` alone, by name: those of `<path>.options.json`.
 
     Raises:
-        ArgumentInvalid: the file is malformed, or has others than `OWN` and `WEIGHT`.
+        ArgumentInvalid: the file is malformed, or has others than `OWN` and those of `LEAST`.
     """
     file = path.with_name(path.name + OPTIONS)
     if not file.exists():
@@ -125,12 +122,13 @@ def options_beside(path: Path) -> dict[str, Any]:
         found = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ArgumentInvalid(f"`{file.name}` holds no options: {error}") from None
-    names = (*OWN, WEIGHT)
+    names = (*OWN, *LEAST)
     if unknown := sorted(found.keys() - set(names)):
         raise ArgumentInvalid(f"`{file.name}`: there is no option `{unknown[0][:100]}`; there are {', '.join(names)}")
-    weight = found.get(WEIGHT, 0)
-    if type(weight) not in (int, float) or not 0 <= weight < math.inf:
-        raise ArgumentInvalid(f"`{file.name}`: `{WEIGHT}` is a number from 0 on, got {weight!r:.100}")
+    for name, least in LEAST.items():
+        value = found.get(name, least)
+        if type(value) not in (int, float) or not least <= value < math.inf:
+            raise ArgumentInvalid(f"`{file.name}`: `{name}` is a number from {least} on, got {value!r:.100}")
     return found
 
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
+import sys
 import threading
 import time
 from collections import deque
@@ -16,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from aotexport_runtime.errors import DeadlinePassed, NotSupported, Overloaded, attempt
+from aotexport_runtime.serving.options import ServableOptions
 
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 """Runs one or more calls as one; returns the result of each."""
@@ -36,14 +39,18 @@ class Answer(Future[Any]):
     """The future result of a call, with what it took; cancelled while the call waits, it is not run.
 
     Attributes:
-        waited_s: from its coming to the beginning of its batch, in seconds; 0 before.
+        began: when its batch began, by `time.monotonic`; 0 before.
+        waited_s: from its coming until then, in seconds; 0 before.
         ran_s: how long its batch ran, in seconds; 0 before its end.
         batch_size: of all calls that ran as one; 0 before.
+        is_first: whether it is the first of them.
     """
 
+    began: float = 0.0
     waited_s: float = 0.0
     ran_s: float = 0.0
     batch_size: int = 0
+    is_first: bool = True
 
 
 @dataclass(eq=False, kw_only=True)
@@ -55,6 +62,7 @@ class Waiting:
         function: what is called in place of `Run`.
         key: calls of one key may be joined; None: this one may not.
         size: of its batch.
+        length: to which calls of one batch are padded, at least; 1: they are not.
         deadline: when it is given up, by `time.monotonic` as `since`, when it came.
     """
 
@@ -62,6 +70,7 @@ class Waiting:
     function: Callable[[], Any] | None = None
     key: Hashable | None = None
     size: int = 1
+    length: int = 1
     deadline: float = math.inf
     since: float = field(default_factory=time.monotonic)
     result: Answer = field(default_factory=Answer)
@@ -70,7 +79,7 @@ class Waiting:
 class Pace:
     """How long batches take, by key and size: as `warm_up` has measured, and every batch since.
 
-    Sizes are rounded up to powers of two.
+    Sizes are rounded up to powers of two; of a size, time grows with the length after padding.
     """
 
     def __init__(self) -> None:
@@ -78,9 +87,9 @@ class Pace:
         self._rates: dict[Hashable, dict[int, float]] = {}
         self._batches = 0
 
-    def note(self, key: Hashable, size: int, seconds: float) -> None:
+    def note(self, key: Hashable, size: int, seconds: float, length: int = 1) -> None:
         """Take account of a batch."""
-        rates, rounded, rate = self._rates.pop(key, {}), _rounded(size), seconds / max(size, 1)
+        rates, rounded, rate = self._rates.pop(key, {}), _rounded(size), seconds / max(size * length, 1)
         rates[rounded] = rate if rounded not in rates else 0.8 * rates[rounded] + 0.2 * rate
         self._rates[key] = rates
         self._batches += 1
@@ -97,11 +106,17 @@ class Pace:
             return math.inf
         return size if self._batches % _TRIAL else 2 * size
 
-    def seconds(self, key: Hashable, size: int) -> float:
+    def seconds(self, key: Hashable, size: int, length: int = 1) -> float:
         """Return how long a batch takes; of a size or key that is not known, by the slowest row that is."""
         known = [self._rates[key]] if key in self._rates else [*self._rates.values()]
         slowest = max((rate for rates in known for rate in rates.values()), default=0.0)
-        return size * self._rates.get(key, {}).get(_rounded(size), slowest)
+        return size * length * self._rates.get(key, {}).get(_rounded(size), slowest)
+
+    def gains(self, key: Hashable, one: tuple[int, int], other: tuple[int, int]) -> bool:
+        """Return whether two batches, each a size and a length, gain by joining what padding costs, if it is known."""
+        size, length = one[0] + other[0], max(one[1], other[1])
+        is_known = one[1] != other[1] and _rounded(size) in self._rates.get(key, {})
+        return not is_known or self.seconds(key, size, length) <= self.seconds(key, *one) + self.seconds(key, *other)
 
 
 def _rounded(size: int) -> int:
@@ -111,7 +126,8 @@ def _rounded(size: int) -> int:
 class Batcher:
     """A bounded queue of calls, and the thread that runs them.
 
-    Calls are joined as far as that gains throughput, and the batch takes no more than half the time of any.
+    Calls are joined as far as that gains throughput, padding included, and the batch takes no more than half the time
+    of any.
 
     Attributes:
         pace: how long batches take.
@@ -122,13 +138,13 @@ class Batcher:
 
     running_since: float | None = None
 
-    def __init__(self, run: Run, *, max_batch_size: int, max_latency_s: float, max_waiting: int) -> None:
-        """Make an empty queue for calls that `run` runs; the first call starts the thread. See `ServableOptions`."""
+    def __init__(self, run: Run, options: ServableOptions) -> None:
+        """Make an empty queue for calls that `run` runs; the first call starts the thread."""
         self._run = run
+        self._options = options
         self.pace = Pace()
-        self.max_batch_size = max_batch_size
-        self._max_latency_s = max_latency_s
-        self.max_waiting = max_waiting
+        self.max_batch_size = options.max_batch_size
+        self.max_waiting = options.max_waiting
         self._waiting: deque[Waiting] = deque()
         self._changed = threading.Condition()
         self._closed = False
@@ -173,13 +189,23 @@ class Batcher:
         if thread is not None:
             thread.join()
 
+    def begin(self) -> None:
+        """Give the thread that calls it the priority and the threads of an operator that the servable has."""
+        if self._options.priority and sys.platform == "linux":
+            os.nice(self._options.priority)
+        # Threads begin with as many as another servable has set last.
+        if self._options.threads is not None and (torch := sys.modules.get("torch")):
+            torch.set_num_threads(self._options.threads)
+
     def _work(self) -> None:
         """Answer batch after batch, until none comes."""
+        self.begin()
         while batch := self._next():
             self.running_since = time.monotonic()
             answer(self._run, wanted := [each for each in batch if _is_wanted(each)])
             if wanted and wanted[0].key is not None and (took_s := wanted[0].result.ran_s):
-                self.pace.note(wanted[0].key, wanted[0].result.batch_size, took_s)
+                longest = max(each.length for each in wanted)
+                self.pace.note(wanted[0].key, wanted[0].result.batch_size, took_s, longest)
             self.running_since = None
 
     def _next(self) -> list[Waiting]:
@@ -194,26 +220,28 @@ class Batcher:
                 size = sum(each.size for each in self._waiting if each.key == first.key)
                 return self._closed or first.key is None or size >= self._most(first)
 
-            self._changed.wait_for(is_enough, max(first.since + self._max_latency_s - time.monotonic(), 0))
+            until = first.since + self._options.max_latency_ms / 1e3
+            self._changed.wait_for(is_enough, max(until - time.monotonic(), 0))
             return self._take()
 
     def _most(self, first: Waiting) -> float:
         return min(self.max_batch_size, self.pace.most(first.key))
 
     def _take(self) -> list[Waiting]:
-        """Remove the first call from the queue, and those behind it that it is to be joined with."""
+        """Remove the first call from the queue, and those that it is to be joined with: the nearest in length."""
         first = self._waiting.popleft()
-        taken, left, size, most = [first], deque[Waiting](), first.size, self._most(first)
+        key, taken, size, longest, most = first.key, [first], first.size, first.length, self._most(first)
         time_s = first.deadline - first.since
-        for each in self._waiting:
-            joined, both_s = size + each.size, min(time_s, each.deadline - each.since)
-            is_alike = first.key is not None and each.key == first.key
-            if is_alike and joined <= most and 2 * self.pace.seconds(first.key, joined) <= both_s:
+        alike = [each for each in self._waiting if key is not None and each.key == key]
+        for each in sorted(alike, key=lambda each: abs(each.length - first.length)):
+            joined, length = size + each.size, max(longest, each.length)
+            both_s = min(time_s, each.deadline - each.since)
+            gains = joined <= most and self.pace.gains(key, (size, longest), (each.size, each.length))
+            if gains and 2 * self.pace.seconds(key, joined, length) <= both_s:
                 taken.append(each)
-                size, time_s = joined, both_s
-            else:
-                left.append(each)
-        self._waiting = left
+                size, longest, time_s = joined, length, both_s
+        left = set(self._waiting).difference(taken)
+        self._waiting = deque(each for each in self._waiting if each in left)
         return taken
 
 
@@ -234,7 +262,8 @@ def answer(run: Run, batch: Sequence[Waiting]) -> None:
         return
     began, size = time.monotonic(), sum(each.size for each in batch)
     for each in batch:
-        each.result.waited_s, each.result.batch_size = began - each.since, size
+        each.result.began, each.result.waited_s = began, began - each.since
+        each.result.batch_size, each.result.is_first = size, each is batch[0]
     function = batch[0].function
     results = attempt(lambda: run([each.call for each in batch]) if function is None else [function()])
     if isinstance(results, Exception):

@@ -94,12 +94,12 @@ class Generator:
         self._most_waiting = options.max_waiting
         self._waiting: deque[Generation] = deque()
         self._batches: list[SequenceBatch] = []
-        self._reader = ThreadPoolExecutor(1, "aotexport prompts")
         self._reading: tuple[list[Generation], Future[Read | Exception]] | None = None
         self._changed = threading.Condition()
         self._is_running = self._is_closed = False
         self._without_gradients = without_gradients(map(bundle.program, METHODS))
-        self.batcher = Batcher(_none, max_batch_size=1, max_latency_s=0, max_waiting=options.max_waiting)
+        self.batcher = Batcher(_none, replace(options, max_batch_size=1, max_latency_ms=0))
+        self._reader = ThreadPoolExecutor(1, "aotexport prompts", self.batcher.begin)
         self._module: Any = self.batcher.apply(lambda: load_served(bundle, self._target, options))
         self._device, self._vocabulary = self._module.device, len(self._module.get_input_embeddings().weight)
 

@@ -130,10 +130,11 @@ def is_rare(dtype: str) -> bool:
     return dtype == "bfloat16" or dtype.startswith("float8")
 
 
-def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: Iterable[Any]) -> tuple[Hashable, int] | None:
-    """Return what calls of one batch share, and the size of the batch; None: the call does not fit by itself.
+def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: Iterable[Any]) -> tuple[Hashable, int, int] | None:
+    """Return what calls of one batch share, the size of the batch, and the length that is padded, 1 where none is.
 
-    Lengths that are padded are alike up to the next power of two: half of a batch at most is padding.
+    Lengths are alike up to the next power of two: half of a batch at most is padding. None: the call does not fit by
+    itself.
     """
     kinds: list[Any] = []
     sizes, lengths = set[int](), set[int]()
@@ -152,7 +153,7 @@ def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: Iterable[Any
         kinds.append((type(value), str(getattr(value, "device", "")), *shape[:axis], *shape[axis + 1 :]))
     if len(sizes) != 1 or len(lengths) > 1 or 0 in lengths or not axes.least <= min(sizes):
         return None
-    return tuple(kinds), min(sizes)
+    return tuple(kinds), min(sizes), max(lengths, default=1)
 
 
 def served(programs: Iterable[Program]) -> list[Program]:

@@ -221,7 +221,7 @@ def paces(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, mos
 
     Their calls are the first rows of a recorded one.
     """
-    one, end = _variations(values, axes)[0], time.monotonic() + 2
+    one, end = _variations(values, dataclasses.replace(axes, padded=None))[0], time.monotonic() + 2
     size = least = one[0].shape[axes.inputs[0]]
     while 0 < size <= min(most, axes.most or most):
         calls = [one] * (size // least)

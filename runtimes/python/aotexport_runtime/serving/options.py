@@ -19,8 +19,8 @@ class ServableOptions:
     Attributes:
         engine: target of `load`; `onnx` and `openvino` need no torch; None: `auto`.
         device: where models run, see `load`.
-        threads: threads of an operator, of the whole process (of `onnx` and `openvino`, of this servable); None: as
-            torch or the runtime chooses.
+        threads: threads of an operator; None: as torch or the runtime chooses.
+        priority: of its threads beside other models', as `nice` has it on Linux: 0 (first) to 19.
         max_batch_size: greatest joined batch; 1: none is joined.
         pad: name of a dynamic size, such as the length of a text: calls of up to twice the length are joined, with
             zeros after the shorter; where recorded calls that are padded so get what each gets alone.
@@ -39,6 +39,7 @@ class ServableOptions:
     engine: str | None = None
     device: str = "cpu"
     threads: int | None = None
+    priority: int = 0
     max_batch_size: int = 32
     pad: str | None = None
     max_latency_ms: float = 0.0
@@ -52,6 +53,7 @@ class ServableOptions:
 
     LEAST: ClassVar[dict[str, float]] = {
         "threads": 1,
+        "priority": 0,
         "max_batch_size": 1,
         "max_latency_ms": 0.0,
         "max_waiting": 1,

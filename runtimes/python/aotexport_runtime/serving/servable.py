@@ -65,12 +65,7 @@ class Servable:
         self._batches: dict[int, BatchAxes | None] = {}
         self._not_joined: dict[int, str] = {}
         self._pad = options.pad
-        self.batcher = Batcher(
-            self._run,
-            max_batch_size=options.max_batch_size,
-            max_latency_s=options.max_latency_ms / 1e3,
-            max_waiting=options.max_waiting,
-        )
+        self.batcher = Batcher(self._run, options)
         self._program: AnyProgram | None = self.batcher.apply(lambda: _loaded(self._bundle, options))
         self.inputs = self._program.interface.inputs
         self.outputs = self._program.interface.outputs
@@ -158,21 +153,21 @@ class Servable:
             call waited and ran.
         """
         values, choice = self._values(inputs, adapter)
-        key, size = self._key(values, choice, adapter)
+        key, size, length = self._key(values, choice, adapter)
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
         call = (inputs, values, adapter, choice)
-        return self.batcher.submit(Waiting(call=call, key=key, size=size, deadline=deadline))
+        return self.batcher.submit(Waiting(call=call, key=key, size=size, length=length, deadline=deadline))
 
     def close(self) -> None:
         """Answer the calls that wait, and let go of the module; later calls are refused."""
         self.batcher.close()
         self._program = None
 
-    def _key(self, values: Values, choice: int, adapter: str | None) -> tuple[Hashable, int]:
-        """Return what calls of one batch share, None: it is joined with none; and the size of the batch."""
+    def _key(self, values: Values, choice: int, adapter: str | None) -> tuple[Hashable, int, int]:
+        """Return what calls of one batch share, None: it is joined with none; its size, and the length to pad."""
         axes = self._batches.get(choice)
         joinable = None if axes is None else join_key(self.inputs, axes, values)
-        return ((adapter, choice, joinable[0]), joinable[1]) if joinable else (None, 1)
+        return ((adapter, choice, joinable[0]), *joinable[1:]) if joinable else (None, 1, 1)
 
     def _prove(self, program: AnyProgram) -> None:
         with program.applying(None):
@@ -192,8 +187,9 @@ class Servable:
                     pairs = zip(self.inputs, recorded[0], strict=True)
                     values = [value if is_rare(spec.dtype) else _as_array(value) for spec, value in pairs]
                     with contextlib.suppress(*REFUSALS):
+                        key, _, length = self._key(values, choice, None)
                         for size, seconds in paces(program, values, axes, choice, most):
-                            self.batcher.pace.note(self._key(values, choice, None)[0], size, seconds)
+                            self.batcher.pace.note(key, size, seconds, length)
 
     def _run(self, calls: Sequence[tuple[Mapping[str, Any], Values, str | None, int]]) -> list[dict[str, Any]]:
         """Return the outputs of calls of one adapter and one choice of strings."""

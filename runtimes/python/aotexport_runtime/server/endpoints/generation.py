@@ -19,7 +19,7 @@ from starlette.responses import Response
 
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.endpoints.connections import cancel_when_gone, read_body
-from aotexport_runtime.server.endpoints.plane import Asked, BundlePlane, trace_of
+from aotexport_runtime.server.endpoints.plane import Asked, BundlePlane
 from aotexport_runtime.server.openai import Answering, Chat, Completion, Scored, Written, described_error, read_asked
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal
@@ -103,8 +103,8 @@ class _Reply(Response):
         task: Any = asyncio.current_task()
         watching: asyncio.Task[None] | None = None
         headers = self._request.headers
-        asked = Asked(model="", protocol="openai", id=headers.get("x-request-id", ""))
-        asked.trace = trace_of(headers.get("traceparent"))
+        identity, parent = headers.get("x-request-id", ""), headers.get("traceparent", "")
+        asked = Asked(model="", protocol="openai", id=identity, traceparent=parent)
         try:
             async with self._plane.accounted(asked):
                 with self._plane.holding() as hold:
@@ -178,6 +178,7 @@ class Texts:
         try:
             async with self._limit():
                 asked.served, generator = await self._plane.submit(asked.model, "", self._submit)
+            self._wait_s = min(self._wait_s, asked.served.bundle.request_timeout_s)
             async for piece in self._pieces(generator):
                 if self.tokens == 1:
                     metrics.FIRST.labels(asked.model).observe(time.monotonic() - asked.began)
@@ -286,7 +287,7 @@ class Texts:
         """Return how long the texts waited and were generated."""
         took = Answer()
         first = min(self.generations, key=lambda each: each.began)
-        took.waited_s = first.began - first.since
+        took.began, took.waited_s = first.began, first.began - first.since
         took.ran_s = time.monotonic() - first.began
         took.batch_size = max(each.company for each in self.generations)
         return took

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import hmac
 import logging
+import os
 import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
@@ -22,11 +23,13 @@ from kserve.protocol.dataplane import DataPlane
 import aotexport_runtime
 from aotexport_runtime.errors import NotSupported, Overloaded
 from aotexport_runtime.server.endpoints import metrics
+from aotexport_runtime.server.endpoints.spans import note_spans, provider_of
 from aotexport_runtime.server.marks import Marks
 from aotexport_runtime.server.messages import Request, Signature
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal, refusal_of
 from aotexport_runtime.server.repository import Repository, Served
+from aotexport_runtime.server.triton_config import model_config
 from aotexport_runtime.serving.batcher import Answer
 from aotexport_runtime.serving.servable import Servable
 
@@ -36,6 +39,7 @@ Reply = TypeVar("Reply")
 Hold = Callable[[int], None]
 """Takes account of bytes of a request; `Refusal`: all requests hold too many."""
 
+_EXTENSIONS = ["model_repository", "binary_tensor_data", "model_configuration", "statistics"]
 ENDING = "the server is ending; ask another"
 _WRITTEN_AT_ONCE_NBYTES = 1 << 18
 """Outputs that are larger are written in a thread, while the event loop serves others."""
@@ -49,7 +53,7 @@ class Asked:
     protocol: str
     began: float = field(default_factory=time.monotonic)
     id: str = ""
-    trace: str = ""
+    traceparent: str = ""
     served: Served | None = None
     answer: Answer | None = None
 
@@ -67,12 +71,13 @@ class BundlePlane(DataPlane):
         self._running: set[asyncio.Task[Any]] = set()
         self._is_ending = self._is_over = False
         self._held_nbytes = 0
+        self.spans = provider_of(dict(os.environ))
         self._server_name = "aotexport"
         self._server_version = aotexport_runtime.__version__
 
     def metadata(self) -> dict[str, Any]:
         """Return name, version and extensions of the server."""
-        return super().metadata() | {"extensions": ["model_repository", "binary_tensor_data"]}
+        return super().metadata() | {"extensions": _EXTENSIONS}
 
     @property
     def unready(self) -> str:
@@ -137,6 +142,21 @@ class BundlePlane(DataPlane):
             **signature.described(),
         }
 
+    async def model_config(self, model_name: str, version: str = "") -> dict[str, Any]:
+        """Return the config of a model as Triton's clients read it."""
+        served = await self.loaded(model_name, version)
+        servable = served.servable
+        most = servable.batcher.max_batch_size
+        return model_config(model_name, served.signature, servable.batch_axes, most, "aotexport")
+
+    def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+        """Return what was counted of a model, or of all, by version; `Refusal`: there is no such model or version."""
+        if name:
+            self.repository.current(name, version)
+        models = [self.repository.model(name)] if name else [*self.repository.models.values()]
+        pairs = [(m.name, bundle.version) for m in models for bundle in m.chosen if version in ("", bundle.version)]
+        return {"model_stats": metrics.statistics(pairs)}
+
     async def model_ready(self, model_name: str, disable_predictor_health_check: bool = False) -> bool:
         return self.repository.model(model_name).state == "READY"
 
@@ -149,12 +169,12 @@ class BundlePlane(DataPlane):
             for bundle in m.chosen or m.candidates[:1]
         ]
 
-    def check_admin(self, authorization: str | None, *, is_own_port: bool = False) -> None:
+    def check_admin(self, authorization: str, *, is_own_port: bool = False) -> None:
         """Refuse to load and unload (`Refusal`) elsewhere than at a port for it, and without the token."""
         if self._options.admin_port is not None and not is_own_port:
             raise Refusal("models are loaded and unloaded at the port of `--admin-port`", "forbidden")
         token = self._options.admin_token()
-        if token and not hmac.compare_digest((authorization or "").encode(), f"Bearer {token}".encode()):
+        if token and not hmac.compare_digest(authorization.encode(), f"Bearer {token}".encode()):
             raise Refusal("loading and unloading needs the token of `--admin-token-file`", "unauthorized")
 
     async def load(self, model_name: str) -> dict[str, Any]:
@@ -176,7 +196,7 @@ class BundlePlane(DataPlane):
         version: str,
         read: Callable[[Signature, Hold], Awaitable[Request]],
         write: Callable[[Request, Served, Answer], Reply],
-        traceparent: str | None = None,
+        traceparent: str = "",
     ) -> Reply:
         """Return the reply to a request, which `read` reads by the signature of the model, and `write` writes.
 
@@ -185,7 +205,7 @@ class BundlePlane(DataPlane):
         Raises:
             Refusal: the request is not answered; says why.
         """
-        async with self.accounted(Asked(model=model, protocol=protocol, trace=trace_of(traceparent))) as asked:
+        async with self.accounted(Asked(model=model, protocol=protocol, traceparent=traceparent)) as asked:
             with self.holding() as hold:
                 return await self._reply(asked, version, lambda signature: read(signature, hold), write)
 
@@ -227,11 +247,10 @@ class BundlePlane(DataPlane):
             async with asyncio.timeout(wait_s) as limit:
                 asked.served = served = await self.loaded(asked.model, version)
                 _tensors_of(served, asked.model)
-                signature = served.signature
                 limit.reschedule(None)  # `read` has a limit of its own
-                request = await read(signature)
+                request = await read(served.signature)
                 asked.id = request.id
-                wait_s = min(request.timeout_s or wait_s, wait_s)
+                wait_s = min(request.timeout_s or wait_s, wait_s, served.bundle.request_timeout_s)
                 limit.reschedule(begins + wait_s)
                 # Not by `DataPlane.infer`: it measures each request once more, for a tenth of a millisecond.
                 deadline = asked.began + wait_s
@@ -285,13 +304,17 @@ class BundlePlane(DataPlane):
         fields |= {"protocol": asked.protocol, "outcome": outcome, "version": version, "ms": round(seconds * 1e3, 3)}
         if answer is not None:
             metrics.SECONDS.labels(model, version).observe(seconds)
-            metrics.QUEUE.labels(model).observe(answer.waited_s)
-            metrics.COMPUTE.labels(model).observe(answer.ran_s)
-            metrics.BATCH.labels(model).observe(answer.batch_size)
+            metrics.QUEUE.labels(model, version).observe(answer.waited_s)
+            metrics.COMPUTE.labels(model, version).observe(answer.ran_s)
+            if answer.is_first:
+                metrics.BATCH.labels(model, version).observe(answer.batch_size)
             took_ms = {"queue_ms": round(answer.waited_s * 1e3, 3), "compute_ms": round(answer.ran_s * 1e3, 3)}
             fields |= took_ms | {"batch": answer.batch_size}
-        if asked.trace:
-            fields["trace_id"] = asked.trace
+        trace = _trace_of(asked.traceparent)
+        if self.spans is not None:
+            trace = note_spans(self.spans, asked, outcome, text, seconds)
+        if trace:
+            fields["trace_id"] = trace
         if text:
             fields["error"] = text[:500]
         if self._options.access_log == "on":
@@ -316,9 +339,9 @@ async def _result_of(answer: Answer) -> Any:
     return answer.result()
 
 
-def trace_of(traceparent: str | None) -> str:
+def _trace_of(traceparent: str) -> str:
     """Return the id of the trace that a request belongs to, by the header of W3C; empty: it names none."""
-    found = re.fullmatch(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", traceparent or "")
+    found = re.fullmatch(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", traceparent)
     return found[1] if found else ""
 
 

@@ -97,6 +97,9 @@ class RestServer(RESTServer):
             ("POST", f"{version}/infer", self.infer),
             ("GET", f"{model}/ready", self.model_ready),
             ("GET", f"{version}/ready", self.model_ready),
+            ("GET", "/v2/models/stats", self.statistics),
+            *(("GET", f"{place}/stats", self.statistics) for place in (model, version)),
+            *(("GET", f"{place}/config", self.model_config) for place in (model, version)),
             ("GET", model, self.version_metadata),
             ("GET", version, self.version_metadata),
             ("GET", "/v2/models", self.models),
@@ -137,7 +140,7 @@ class RestServer(RESTServer):
 
     async def change(self, request: Request) -> Response:
         """Load the versions of a model, or let it go."""
-        self._plane.check_admin(request.headers.get("authorization"), is_own_port=self._is_admin)
+        self._plane.check_admin(request.headers.get("authorization", ""), is_own_port=self._is_admin)
         change = self._plane.load if request.url.path.endswith("/load") else self._plane.unload
         return _json(await change(request.path_params["model"]))
 
@@ -145,6 +148,16 @@ class RestServer(RESTServer):
         """Return the inputs and outputs of a model."""
         path = request.path_params
         return _json(await self._plane.model_metadata(path["model"], path.get("version", "")))
+
+    async def model_config(self, request: Request) -> Response:
+        """Return the config of a model."""
+        path = request.path_params
+        return _json(await self._plane.model_config(path["model"], path.get("version", "")))
+
+    async def statistics(self, request: Request) -> Response:
+        """Return what was counted of a model, or of all."""
+        path = request.path_params
+        return _json(self._plane.statistics(path.get("model", ""), path.get("version", "")))
 
     async def live(self, request: Request) -> Response:
         """Answer."""
@@ -191,7 +204,7 @@ class RestServer(RESTServer):
             return Response(body, media_type="application/octet-stream", headers=headers)
 
         try:
-            return await self._plane.answer("http", model, version, read, write, request.headers.get("traceparent"))
+            return await self._plane.answer("http", model, version, read, write, request.headers.get("traceparent", ""))
         except asyncio.CancelledError:
             if watching is None or not watching.done():
                 raise

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import uuid
 from typing import Any
 
@@ -76,12 +77,12 @@ class Service(InferenceServicer):
         def write(asked: Request, served: Served, answer: Answer) -> Any:
             return write_grpc(asked, request.model_name, served, answer.result())
 
-        trace = _header(context, "traceparent")
-        return await self._data_plane.answer("grpc", request.model_name, request.model_version, read, write, trace)
+        parent = _header(context, "traceparent")
+        return await self._data_plane.answer("grpc", request.model_name, request.model_version, read, write, parent)
 
 
 def _header(context: Any, name: str) -> Any:
-    return dict(context.invocation_metadata() or ()).get(name)
+    return dict(context.invocation_metadata() or ()).get(name, "")
 
 
 def _named(message: Any) -> Any:
@@ -195,6 +196,11 @@ async def start_grpc(plane: BundlePlane, options: ServeOptions, port: int) -> ai
     own = Service(plane, plane)
     service.add_GRPCInferenceServiceServicer_to_server(own, server)
     server.add_generic_rpc_handlers(MoreMethods(plane, options, own.ModelInfer).handlers())
+    if importlib.util.find_spec("grpc_reflection") is not None:
+        from grpc_reflection.v1alpha import reflection
+
+        names = [each.full_name for each in pb.DESCRIPTOR.services_by_name.values()]
+        reflection.enable_server_reflection([*names, reflection.SERVICE_NAME], server)
     address = f"{options.host}:{port}"
     if options.tls_cert and options.tls_key:
         pair = (options.tls_key.read_bytes(), options.tls_cert.read_bytes())

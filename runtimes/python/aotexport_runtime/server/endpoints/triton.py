@@ -17,7 +17,7 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 
 from aotexport_runtime.server.endpoints.generation import Texts, names_of_texts
-from aotexport_runtime.server.endpoints.plane import Asked, BundlePlane, refusal_of_kserve, trace_of
+from aotexport_runtime.server.endpoints.plane import Asked, BundlePlane, refusal_of_kserve
 from aotexport_runtime.server.openai import Completion
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal
@@ -104,8 +104,8 @@ class MoreMethods:
 
     async def _pieces(self, request: Any, context: Any) -> AsyncGenerator[Any]:
         """Yield the pieces of a text; the parameter `triton_final_response` marks the last."""
-        trace = trace_of(dict(context.invocation_metadata() or ()).get("traceparent"))
-        asked = Asked(model=request.model_name, protocol="grpc", id=request.id, trace=trace)
+        parent = dict(context.invocation_metadata() or ()).get("traceparent", "")
+        asked = Asked(model=request.model_name, protocol="grpc", id=request.id, traceparent=parent)
         async with self._plane.accounted(asked):
             texts = Texts(self._plane, self._options, asked, _completion(request))
             async with contextlib.aclosing(texts.pieces()) as pieces:

@@ -21,7 +21,7 @@ import uvloop
 
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.schema.manifest import TRANSFORMERS
-from aotexport_runtime.server.bundles import WEIGHT, adapters_beside, options_beside
+from aotexport_runtime.server.bundles import OWN, adapters_beside, options_beside
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.endpoints.plane import BundlePlane
 from aotexport_runtime.server.endpoints.rest import RestServer
@@ -92,6 +92,8 @@ async def _serve(
     ended.set()
     again.set()
     await asyncio.to_thread(repository.close)
+    if plane.spans is not None:
+        await asyncio.to_thread(plane.spans.shutdown)
     log.info("worker has drained")
 
 
@@ -103,8 +105,8 @@ def _end_at_once() -> None:
 def make_servable(path: Path, options: ServeOptions) -> AnyServable:
     """Return the servable of a bundle, and of the adapters beside it; of a language model, its generator."""
     own = {each.name: getattr(options, each.name) for each in dataclasses.fields(ServableOptions)}
-    own |= {"adapters": adapters_beside(path), **options_beside(path)}
-    own.pop(WEIGHT, None)
+    own |= {name: value for name, value in options_beside(path).items() if name in OWN}
+    own["adapters"] = adapters_beside(path)
     if TRANSFORMERS not in open_bundle(path, limits=options.limits).manifest.extensions:
         return Servable(path, **own)
     check_torch("a model that generates")

@@ -4,7 +4,7 @@ import { Latency } from "./latency.js";
 import { showTexts, stopTexts } from "./generate.js";
 import { curl, python } from "./snippets.js";
 import { field, make, output, signature } from "./show.js";
-import { request, tensorsOf, zeros } from "./tensors.js";
+import { range, request, tensorsOf, zeros } from "./tensors.js";
 
 const LOOK_MS = 2000;
 const at = (id) => document.getElementById(id);
@@ -29,7 +29,7 @@ async function look() {
     models = found;
     if (changed) showModels();
     at("unreachable").textContent = models.length ? "" : "The repository holds no model.";
-    if (!chosen && models.length) await choose(keyOf(models.find(isReady) || models[0]));
+    if (!chosen && models.length) await choose(addressed() || keyOf(models.find(isReady) || models[0]));
     if (chosen?.latency) await showLatency(chosen.latency);
   } catch (error) {
     at("unreachable").textContent = `The server does not answer: ${error.message}`;
@@ -43,6 +43,10 @@ const isReady = (model) => model.state === "READY";
 function keyOf({ name, version }) {
   return models.filter((model) => model.name === name).length > 1 ? { name, version } : { name, version: "" };
 }
+
+/** Return the address of a model on the page. */
+const address = ({ name, version }) => `#${encodeURIComponent(name)}${version ? `/${version}` : ""}`;
+const addressed = () => models.map(keyOf).find((key) => address(key) === location.hash);
 
 const isChosen = (model) => model.name === chosen?.name && keyOf(model).version === chosen.version;
 
@@ -75,6 +79,7 @@ function showAbout() {
 async function choose(key) {
   stopTexts();
   chosen = { ...key };
+  history.replaceState(null, "", address(key));
   const { name } = key;
   showModels();
   ["call", "texts", "result", "latency", "code"].forEach((id) => { at(id).hidden = true; });
@@ -111,8 +116,16 @@ async function fill() {
   if (own !== chosen) return;
   at("filled").textContent = recorded
     ? "Filled in from a call that was recorded at export." : "The bundle holds no recorded call: zeros are filled in.";
-  own.fields = own.inputs.map((spec, index) => (
-    field(spec, recorded?.find(({ name }) => name === spec.name) || zeros(spec), index)));
+  own.fields = own.inputs.map((spec, index) => {
+    const tensor = recorded?.find(({ name }) => name === spec.name);
+    spec.range = tensor && !["BOOL", "BYTES"].includes(spec.datatype) && tensor.values.length ? range(tensor) : null;
+    return field(spec, tensor || zeros(spec), index, (made) => {
+      own.fields[index].element.replaceWith(made.element);
+      own.fields[index] = made;
+      made.element.querySelector("summary").focus();
+      showCode();
+    });
+  });
   at("inputs").replaceChildren(...own.fields.map(({ element }) => element));
   showCode();
 }
@@ -181,4 +194,5 @@ at("call").addEventListener("input", showCode);
 at("refill").addEventListener("click", fill);
 document.querySelectorAll("[data-copies]").forEach((button) => button.addEventListener("click", copy));
 json("v2").then(({ name, version }) => { at("server").textContent = `${name} ${version}`; }).catch(() => {});
+addEventListener("hashchange", () => addressed() && choose(addressed()));
 look();

@@ -1,6 +1,6 @@
 // Tensors on the page: a form for inputs, a table or a picture for outputs.
 
-import { count, element, parsed, textOf } from "./tensors.js";
+import { count, element, fromNumber, isFloat, parsed, range, textOf, zeros } from "./tensors.js";
 
 const MOST_EDITED = 4096, MOST_ROWS = 50, MOST_COLUMNS = 24, LEAST_SIDE = 8;
 
@@ -14,9 +14,15 @@ export function make(tag, attributes = {}, ...children) {
 
 export const signature = (shape) => `[${shape.map((size) => (size < 0 ? "any" : size)).join(", ")}]`;
 
-/** Return the fields of an input, a function that reads the tensor from them, and one that says beside them what is wrong. */
-export function field(spec, tensor, index) {
-  const parts = [make("legend", {}, spec.name), make("p", { class: "meta" }, `${spec.datatype}${signature(spec.shape)}`)];
+/**
+ * Return the fields of an input, a function that reads the tensor from them, and one that says beside them what is wrong.
+ * `replace` takes the fields that stand in their place when a picture is chosen.
+ */
+export function field(spec, tensor, index, replace) {
+  const seen = spec.range ? `, recorded from ${short(spec.range[0])} to ${short(spec.range[1])}` : "";
+  const about = make("p", { class: "meta" }, `${spec.datatype}${signature(spec.shape)}${seen}`);
+  const take = (made) => replace(field(spec, made, index, replace));
+  const parts = [make("legend", {}, spec.name), about, ...upload(spec, tensor, index, take)];
   const drawn = picture(tensor);
   if (tensor.values.length > MOST_EDITED) {
     const text = `${tensor.values.length} values of shape ${signature(tensor.shape)}: too many to edit here, sent as they are.`;
@@ -40,6 +46,44 @@ export function field(spec, tensor, index) {
   return { element: make("fieldset", {}, ...parts), read, fail, name: spec.name };
 }
 
+/** Return fields that put a picture in the place of those of a tensor, if it has any: scaled to their size. */
+function upload(spec, tensor, index, take) {
+  const found = image(tensor);
+  if (!found) return [];
+  const ends = [["black", 0], ["white", tensor.datatype === "UINT8" ? 255 : 1]].map(([name, value]) => {
+    const number = make("input", { id: `${name}-${index}`, type: "number", step: "any", value });
+    return [make("label", { for: number.id }, `Value of ${name} in ${spec.name}`), number];
+  });
+  const file = make("input", { id: `file-${index}`, type: "file", accept: "image/*" });
+  const wrong = make("p", { role: "alert" });
+  file.addEventListener("change", async () => {
+    try {
+      take(pixels(spec, tensor, found, await createImageBitmap(file.files[0]), ...ends.map(([, number]) => Number(number.value))));
+    } catch {
+      wrong.textContent = `${file.files[0].name} is no picture that the browser reads.`;
+    }
+  });
+  const label = make("label", { for: file.id }, `Picture for ${spec.name}`);
+  return [make("details", {}, make("summary", {}, "Send a picture"), ...ends.flat(), label, file, wrong)];
+}
+
+/** Return a tensor of one picture, in each place that its shape has at least. */
+function pixels(spec, { datatype, shape }, { channels, height, width, step, plane }, bitmap, black, white) {
+  const context = make("canvas", { width, height }).getContext("2d");
+  context.drawImage(bitmap, 0, 0, width, height);
+  const { data } = context.getImageData(0, 0, width, height), size = channels * height * width;
+  const places = spec.shape.slice(0, -3).map((least) => Math.max(least, 1));
+  const made = zeros({ name: spec.name, datatype, shape: [...places, ...shape.slice(-3)] }), values = new Float64Array(size);
+  for (let pixel = 0; pixel < width * height; pixel++) {
+    const [red, green, blue] = data.subarray(4 * pixel, 4 * pixel + 3);
+    const colours = channels === 3 ? [red, green, blue] : [0.299 * red + 0.587 * green + 0.114 * blue];
+    colours.forEach((value, channel) => { values[pixel * step + channel * plane] = black + ((white - black) * value) / 255; });
+  }
+  const exact = made.values.constructor.from(values, (value) => fromNumber(datatype, value));
+  for (let place = 0; place < count(places); place++) made.values.set(exact, place * size);
+  return made;
+}
+
 /** Return an output as a table or, where it looks like an image, as a picture and a table. */
 export function output(tensor) {
   const title = make("h4", {}, tensor.name), drawn = picture(tensor);
@@ -55,8 +99,8 @@ function table(tensor) {
   const body = make("tbody");
   for (let row = 0; row < Math.min(rows, MOST_ROWS); row++) {
     const cells = Array.from({ length: columns }, (_, column) => element(tensor, row * width + column));
-    const greatest = width > 1 && width <= MOST_COLUMNS && typeof cells[0] !== "boolean"
-      ? cells.reduce((best, value, column) => (value > cells[best] ? column : best), 0) : -1;
+    const greatest = width > 1 && width <= MOST_COLUMNS && isFloat(tensor.datatype)
+      ? cells.reduce((best, value, column) => (value > (cells[best] ?? -Infinity) ? column : best), -1) : -1;
     const line = make("tr", {}, make("th", { scope: "row" }, place(row, tensor.shape.slice(0, -1))));
     cells.forEach((value, column) => line.append(
       column === greatest ? make("td", { class: "greatest" }, short(value)) : make("td", {}, short(value))));
@@ -96,12 +140,7 @@ function picture(tensor) {
   const found = image(tensor);
   if (!found || count(tensor.shape) === 0) return null;
   const { channels, height, width, step, plane } = found, size = channels * height * width;
-  let least = Infinity, most = -Infinity;
-  for (let index = 0; index < size; index++) {
-    const value = Number(element(tensor, index));
-    if (value < least) least = value;
-    if (value > most) most = value;
-  }
+  const [least, most] = range(tensor, size);
   const label = `Picture of ${tensor.name}, from ${short(least)} (black) to ${short(most)} (white)`;
   const canvas = make("canvas", { width, height, role: "img", "aria-label": label, title: label });
   const pixels = new ImageData(width, height), scale = 255 / (most - least || 1);

@@ -3,11 +3,11 @@
 const ARRAYS = {
   BOOL: Uint8Array, INT8: Int8Array, INT16: Int16Array, INT32: Int32Array, INT64: BigInt64Array,
   UINT8: Uint8Array, UINT16: Uint16Array, UINT32: Uint32Array, UINT64: BigUint64Array,
-  FP16: Uint16Array, BF16: Uint16Array, FP32: Float32Array, FP64: Float64Array,
+  FP16: Float16Array, BF16: Uint16Array, FP32: Float32Array, FP64: Float64Array,
 };
 
 export const withoutJson = (tensor) => tensor.datatype === "FP16" || tensor.datatype === "BF16";
-const isFloat = (datatype) => datatype.startsWith("FP") || datatype === "BF16";
+export const isFloat = (datatype) => datatype.startsWith("FP") || datatype === "BF16";
 
 export const count = (shape) => shape.reduce((product, size) => product * size, 1);
 
@@ -22,9 +22,19 @@ export function zeros({ name, datatype, shape }) {
 export function element({ datatype, values }, index) {
   const value = values[index];
   return datatype === "BOOL" ? value !== 0
-    : datatype === "FP16" ? fromHalf(value)
     : datatype === "BF16" ? fromBrain(value)
     : value;
+}
+
+/** Return the least and the greatest of the first elements. */
+export function range(tensor, end = tensor.values.length) {
+  let least = Infinity, most = -Infinity;
+  for (let index = 0; index < end; index++) {
+    const value = Number(element(tensor, index));
+    if (value < least) least = value;
+    if (value > most) most = value;
+  }
+  return [least, most];
 }
 
 /** Return the tensor that a text and a shape say; throw an error that says what is wrong. */
@@ -47,7 +57,7 @@ function toValue(name, datatype, word) {
   } else if (isFloat(datatype)) {
     const number = /^nan$/i.test(word) ? NaN : Number(word.replace(/inf(inity)?$/i, "Infinity"));
     if (!Number.isNaN(number) || /^nan$/i.test(word)) {
-      return datatype === "FP16" ? toHalf(number) : datatype === "BF16" ? toBrain(number) : number;
+      return fromNumber(datatype, number);
     }
   } else if (/^[+-]?\d+$/.test(word)) {
     const whole = BigInt(word), bits = Number(datatype.match(/\d+$/)[0]);
@@ -56,6 +66,10 @@ function toValue(name, datatype, word) {
   }
   throw new Error(`${name}: ${word} is no value of ${datatype}`);
 }
+
+/** Return a number as its array holds it. */
+export const fromNumber = (datatype, number) => (
+  datatype === "BF16" ? toBrain(number) : datatype === "UINT8" ? Math.round(number) : number);
 
 /** Return the elements as text, a line for each row of the last axis. */
 export function textOf(tensor) {
@@ -104,25 +118,6 @@ export async function tensorsOf(response, part) {
     const values = datatype === "BYTES" ? [new TextDecoder().decode(own.slice(4))] : new ARRAYS[datatype](own);
     return { name, datatype, shape, values };
   });
-}
-
-function fromHalf(bits) {
-  const sign = bits >> 15 ? -1 : 1, exponent = (bits >> 10) & 31, fraction = (bits & 1023) / 1024;
-  if (exponent === 31) return fraction ? NaN : sign * Infinity;
-  return sign * (exponent ? 2 ** (exponent - 15) * (1 + fraction) : 2 ** -14 * fraction);
-}
-
-function toHalf(number) {
-  if (Number.isNaN(number)) return 0x7e00;
-  const sign = Object.is(Math.sign(number), -0) || number < 0 ? 0x8000 : 0, size = Math.abs(number);
-  if (size >= 65520) return sign | 0x7c00;
-  const exponent = Math.max(Math.floor(Math.log2(size)), -14);
-  return sign | (nearestEven(size / 2 ** (exponent - 10)) + ((exponent + 14) << 10));
-}
-
-function nearestEven(number) {
-  const below = Math.floor(number), rest = number - below;
-  return below + (rest > 0.5 || (rest === 0.5 && below % 2 === 1) ? 1 : 0);
 }
 
 const single = new Float32Array(1), bitsOfSingle = new Uint32Array(single.buffer);
