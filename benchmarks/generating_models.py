@@ -20,6 +20,14 @@ def _llama() -> nn.Module:
     return _sharpened(LlamaForCausalLM, LlamaConfig(**sizes, num_key_value_heads=4, vocab_size=_VOCABULARY))
 
 
+def _qwen3() -> nn.Module:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    sizes = {"hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 6, "num_attention_heads": 8}
+    heads = {"num_key_value_heads": 4, "head_dim": 32}
+    return _sharpened(Qwen3ForCausalLM, Qwen3Config(**sizes, **heads, vocab_size=_VOCABULARY))
+
+
 def _gpt2() -> nn.Module:
     from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -31,7 +39,7 @@ def _t5() -> nn.Module:
     from transformers import T5Config, T5ForConditionalGeneration
 
     sizes = {"d_model": 256, "d_kv": 32, "d_ff": 512, "num_layers": 4, "num_heads": 8}
-    return _sharpened(T5ForConditionalGeneration, T5Config(**sizes, vocab_size=_VOCABULARY))
+    return _sharpened(T5ForConditionalGeneration, T5Config(**sizes, vocab_size=_VOCABULARY, decoder_start_token_id=0))
 
 
 def _sharpened(kind: Any, config: Any) -> nn.Module:
@@ -68,6 +76,7 @@ _SIZES = "6 layers of 256, a prompt of 32 tokens"
 GENERATING = (
     Model("llama", f"Llama, {_SIZES}", _llama, _prompt, _fingerprint, ("generate",)),
     Model("llama, batch 8", f"Llama, {_SIZES}, 8 of them", _llama, _prompts, _fingerprint, ("generate",)),
+    Model("qwen3", f"Qwen3, {_SIZES}", _qwen3, _prompt, _fingerprint, ("generate",)),
     Model("gpt2 generates", f"GPT-2, {_SIZES}", _gpt2, _prompt, _fingerprint, ("generate",)),
     Model("t5", "T5, 4 and 4 layers of 256, 32 tokens to read", _t5, _prompt, _fingerprint, ("generate",)),
 )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 from aotexport_runtime.execution.codegen import Environment, compile_graph
-from aotexport_runtime.rewrite.decoding import decoding
+from aotexport_runtime.rewrite.decoding import decoding, slot_of
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import TensorMeta
 
@@ -70,13 +72,70 @@ def test_step_writes_into_a_slot_and_computes_the_same(mask):
     found = decoding(graph, {"cache": 1})
     grown = torch.zeros(1, 2, 2 * LENGTH, 8)[:, :, :LENGTH]
     grown[:, :, :-1] = given["cache"]
-    (got,) = run(graph, found.nodes, {**given, "keys": grown}, [found.scores])
+    (got,) = run(graph, found.nodes, {**given, "keys": grown, slot_of("keys"): grown[:, :, -1:]}, [found.scores])
     torch.testing.assert_close(got, expected)
     assert torch.equal(grown, keys)
     gone = {"aten::cat.default", "aten::expand.default", "aten::contiguous.default", "aten::rsqrt.default"}
     assert not gone & {each.op for each in found.nodes}
     assert found.grown == {"cache": "keys"}
-    assert len(found.nodes) == (9 if mask == "bool" else 6)
+    assert len(found.nodes) == (8 if mask == "bool" else 5)
+
+
+def layer():
+    """A step of one row per sequence: a projection whose halves are turned, its caches, and a layer with GELU."""
+    row, split, turned, half, longer = tensor(2, 1, 8), tensor(2, 1, 2, 4), tensor(2, 2, 1, 4), tensor(2, 2, 1, 2), 3
+    grown, end = tensor(2, 2, longer, 4), (1 << 63) - 1
+    nodes = [
+        node("projected", "linear.default", "x", "weight", meta=row),
+        node("kept", "dropout.default", "projected", 0.1, False, meta=row),
+        node("split", "view.default", "kept", [2, 1, 2, 4], meta=split),
+        node("heads", "transpose.int", "split", 1, 2, meta=turned),
+        node("plain", "mul.Tensor", "heads", "cosine", meta=turned),
+        node("first", "slice.Tensor", "heads", 3, 0, 2, meta=half),
+        node("second", "slice.Tensor", "heads", 3, 2, end, meta=half),
+        node("negative", "neg.default", "second", meta=half),
+        node("swapped", "cat.default", ["negative", "first"], -1, meta=turned),
+        node("added", "mul.Tensor", "swapped", "sine", meta=turned),
+        node("rotated", "add.Tensor", "plain", "added", meta=turned),
+        node("keys", "cat.default", ["cache", "rotated"], -2, meta=grown),
+        node("sums", "sum.dim_IntList", "keys", [2], True, meta=turned),
+        node("back", "transpose.int", "sums", 1, 2, meta=split),
+        node("gathered", "contiguous.default", "back", meta=split),
+        node("joined", "reshape.default", "gathered", [2, 1, 8], meta=row),
+        node("wide", "linear.default", "joined", "weight", "bias", meta=row),
+        node("half", "mul.Tensor", "wide", 0.5, meta=row),
+        node("cube", "pow.Tensor_Scalar", "wide", 3.0, meta=row),
+        node("small", "mul.Tensor", "cube", 0.044715, meta=row),
+        node("sum", "add.Tensor", "wide", "small", meta=row),
+        node("scaled", "mul.Tensor", "sum", math.sqrt(2 / math.pi), meta=row),
+        node("tanh", "tanh.default", "scaled", meta=row),
+        node("above", "add.Tensor", "tanh", 1.0, meta=row),
+        node("gelu", "mul.Tensor", "half", "above", meta=row),
+        node("residual", "add.Tensor", "x", "gelu", meta=row),
+        node("last", "slice.Tensor", "residual", 1, -1, end, meta=row),
+        node("scores", "select.int", "last", 1, -1, meta=tensor(2, 8)),
+    ]
+    named = {"x": row, "weight": tensor(8, 8), "bias": tensor(8), "cosine": tensor(2, 1, 1, 4)}
+    named |= {"sine": tensor(2, 1, 1, 4), "cache": tensor(2, 2, longer - 1, 4)}
+    inputs = tuple(GraphInput(name=name, meta=meta) for name, meta in named.items())
+    return Graph(inputs=inputs, nodes=tuple(nodes), outputs=["scores", "keys"])
+
+
+def test_rows_of_sequences_are_matrices_and_known_forms_are_one_operator():
+    torch.manual_seed(0)
+    graph = layer()
+    given = {each.name: torch.randn(each.meta.shape) for each in graph.inputs}
+    expected, keys = run(graph, graph.nodes, given, graph.outputs)
+    found = decoding(graph, {"cache": 1})
+    grown = torch.cat([given["cache"], torch.zeros(2, 2, 1, 4)], 2)
+    more = {"keys": grown, slot_of("keys"): grown[:, :, -1:], found.turned["weight"]: given["weight"].t()}
+    (got,) = run(graph, found.nodes, {**given, **more}, [found.scores])
+    torch.testing.assert_close(got, expected)
+    torch.testing.assert_close(grown, keys)
+    assert [each.op.removeprefix("aten::").partition(".")[0] for each in found.nodes] == [
+        *("reshape", "mm", "reshape", "mul", "slice", "neg", "slice", "cat", "roll", "addcmul"),
+        *("copy_", "sum", "reshape", "addmm", "gelu", "add"),
+    ]
 
 
 def test_cache_that_grows_along_another_axis_is_left_to_the_graph():

@@ -110,16 +110,16 @@ def check_operators(graphs: Iterable[Graph], namespaces: frozenset[str]) -> None
 _DIRECT = frozenset(
     f"aten::{name}"
     for name in (
-        *("abs.default", "add.Tensor", "add_.Tensor", "addmm.default", "amax.default", "argmax.default"),
-        *("baddbmm.default", "batch_norm.default", "bmm.default", "cat.default", "chunk.default", "clamp.default"),
-        *("clone.default", "conv1d.default", "conv2d.default", "cos.default"),
+        *("abs.default", "add.Tensor", "add_.Tensor", "addcmul.default", "addmm.default", "amax.default"),
+        *("argmax.default", "baddbmm.default", "batch_norm.default", "bmm.default", "cat.default", "chunk.default"),
+        *("clamp.default", "clone.default", "conv1d.default", "conv2d.default", "copy_.default", "cos.default"),
         *("detach.default", "div.Tensor", "div_.Tensor", "dropout.default", "eq.Scalar"),
         *("eq.Tensor", "exp.default", "expand.default", "flatten.using_ints", "gather.default", "gelu.default"),
         *("index_select.default", "layer_norm.default", "linear.default", "log.default", "log_softmax.int"),
         *("masked_fill.Scalar", "matmul.default", "max.dim", "max_pool2d.default", "maximum.default"),
         *("mean.default", "mean.dim", "minimum.default", "mm.default", "mul.Tensor", "mul_.Tensor"),
         *("native_layer_norm.default", "neg.default", "permute.default", "pow.Tensor_Scalar", "relu.default"),
-        *("relu_.default", "reshape.default", "rsqrt.default"),
+        *("relu_.default", "reshape.default", "rms_norm.default", "roll.default", "rsqrt.default"),
         *("select.int", "sigmoid.default", "sin.default", "softmax.int", "sqrt.default", "squeeze.dim"),
         *("stack.default", "sub.Tensor", "sum.default", "sum.dim_IntList", "t.default", "tanh.default"),
         *("tanh_.default", "transpose.int", "unbind.int", "unsqueeze.default", "view.default", "where.self"),

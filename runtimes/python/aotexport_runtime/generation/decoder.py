@@ -17,7 +17,7 @@ from aotexport_runtime.engines.candidates import AUTOGRAD, PORTABLE
 from aotexport_runtime.engines.forward.engine import ForwardEngine
 from aotexport_runtime.execution.codegen import Function, compile_graph
 from aotexport_runtime.guards.signature import Bound
-from aotexport_runtime.rewrite.decoding import decoding
+from aotexport_runtime.rewrite.decoding import decoding, slot_of
 from aotexport_runtime.rewrite.names import names_in, operands
 from aotexport_runtime.schema.values import TensorMeta
 
@@ -50,15 +50,17 @@ class _Step:
         run: computes the scores from the graph's inputs and the caches with a free place.
         past: symbol of the length of the caches.
         most: the greatest such length; None: there is none.
-        grows: indices of the inputs that are caches which grow.
+        grows: indices of the inputs that are caches which grow, those of a shape together.
         read: those of them whose own tensor is read too.
+        turned: indices of the inputs of which the step takes the transpose too.
     """
 
     run: Function
     past: str
     most: int | None
-    grows: tuple[int, ...]
+    grows: tuple[tuple[int, ...], ...]
     read: frozenset[int]
+    turned: tuple[int, ...]
 
 
 class _Steps:
@@ -67,23 +69,29 @@ class _Steps:
     def __init__(self, step: _Step, bound: Bound, places: Sequence[int], most: int) -> None:
         self._step, self._inputs, self._symbols, self._places = step, bound.inputs, bound.symbols, places
         self._length = bound.symbols[step.past]
-        self._buffers: list[tuple[int, torch.Tensor]] = []
-        for index in step.grows:
-            before = bound.inputs[index]
-            buffer = before.new_empty((*before.shape[:2], self._length + most, before.shape[3]))
-            buffer[:, :, : self._length].copy_(before)
-            self._buffers.append((index, buffer))
-            bound.inputs[index] = None
+        self._turned = [bound.inputs[index].t() for index in step.turned]
+        self._buffers: list[torch.Tensor] = []
+        for indices in step.grows:
+            befores = [bound.inputs[index] for index in indices]
+            shape = befores[0].shape
+            buffer = befores[0].new_empty((len(indices), *shape[:2], self._length + most, shape[3]))
+            for index, before, place in zip(indices, befores, buffer[:, :, :, : self._length], strict=True):
+                place.copy_(before)
+                bound.inputs[index] = None
+            self._buffers.append(buffer)
 
     def advance(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return the scores after `tokens`, (batch, 1), whose keys and values take the next place."""
         inputs, length = [*self._inputs], self._length
         for place, value in zip(self._places, (tokens, mask), strict=True):
             inputs[place] = value
-        for index, buffer in self._buffers:
-            if index in self._step.read:
-                inputs[index] = buffer.narrow(2, 0, length)
-            inputs.append(buffer.narrow(2, 0, length + 1))
+        for indices, buffer in zip(self._step.grows, self._buffers, strict=True):
+            if not self._step.read.isdisjoint(indices):
+                for index, before in zip(indices, buffer.narrow(3, 0, length).unbind(), strict=True):
+                    inputs[index] = before
+            inputs += buffer.narrow(3, 0, length + 1).unbind()
+            inputs += buffer.narrow(3, length, 1).unbind()
+        inputs += self._turned
         (scores,) = self._step.run(inputs, {**self._symbols, self._step.past: length})
         self._length += 1
         return scores
@@ -134,14 +142,21 @@ def _compiled(plan: Plan, bound: Bound, cache: Sequence[torch.Tensor]) -> _Step 
     found = decoding(graph, {names[index]: 1 + order for order, index in enumerate(indices)})
     if found is None:
         return None
-    grows = tuple(index for index in indices if names[index] in found.grown)
-    shapes = [meta.shape for index in grows if isinstance(meta := graph.inputs[index].meta, TensorMeta)]
-    past = {shape[2] for shape in shapes}
+    alike: dict[Any, list[int]] = {}
+    for index in indices:
+        if names[index] in found.grown and isinstance(meta := graph.inputs[index].meta, TensorMeta):
+            alike.setdefault(meta.shape, []).append(index)
+    past = {shape[2] for shape in alike}
     symbol = past.pop() if len(past) == 1 else None
     if not isinstance(symbol, str):
         return None
     used = {*names_in([found.scores]), *(name for node in found.nodes for name in operands(node))}
-    taken, label = [*names, *(found.grown[names[index]] for index in grows)], f"{program.name} steps"
+    taken, label, grows = [*names], f"{program.name} steps", tuple(map(tuple, alike.values()))
+    for group in grows:
+        longer = [found.grown[names[index]] for index in group]
+        taken += [*longer, *map(slot_of, longer)]
+    taken += found.turned.values()
     run = compile_graph(graph, found.nodes, taken, [found.scores], engine.environment, label=label)
     most = next((each.max for each in program.dimensions if each.symbol == symbol), None)
-    return _Step(run, symbol, most, grows, frozenset(index for index in grows if names[index] in used))
+    read = frozenset(index for index in indices if names[index] in used)
+    return _Step(run, symbol, most, grows, read, tuple(map(names.index, found.turned)))

@@ -1,28 +1,40 @@
 """Rewrites the forward graph of a decoding step: keys and values go into slots of tensors that are there. No torch.
 
-The caller passes each cache with a free last place. What the graph computes is the same, to rounding: calls without
-effect go, norms by root mean square are one operator, groups of query heads are rows of the one key head that they
-share.
+The caller passes each cache with a free last place, and that place. What the graph computes is the same, to rounding:
+calls without effect go, norms, rotations and GELU are few operators, groups of query heads are rows of the one key head
+that they share, and a row per sequence is a matrix.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, cast
 
 from msgspec.structs import replace
 
-from aotexport_runtime.rewrite.names import impure_nodes, names_in, operands, renamed, returned_operand, writes_in_place
+from aotexport_runtime.rewrite.names import (
+    impure_nodes,
+    names_in,
+    operands,
+    rename,
+    renamed,
+    returned_operand,
+    writes_in_place,
+)
 from aotexport_runtime.rewrite.partition import ancestors
+from aotexport_runtime.rewrite.patterns import RESHAPE, Fused, shape_of
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.values import Argument, DType, DTypeArgument, FloatArgument, TensorMeta, ValueMeta
+from aotexport_runtime.schema.values import Argument, TensorMeta, ValueMeta
 
-_END = (1 << 63) - 1
-_ATTENTION = "aten::scaled_dot_product_attention.default"
-_RESHAPE = "aten::reshape.default"
-_COPY = "aten::contiguous.default"
+_IN_PART = ("aten::contiguous.default", "aten::dropout.default", "aten::slice.Tensor")
+"""Operators that return the values of their operand, if all have a place and none is dropped."""
+_BY_ROW = tuple(f"aten::{name}.default" for name in ("layer_norm", "linear", "rms_norm"))
+_BY_ELEMENT = (
+    *(f"aten::{name}.default" for name in ("gelu", "neg", "relu", "sigmoid", "silu", "tanh")),
+    *("aten::add.Tensor", "aten::mul.Tensor", "aten::pow.Tensor_Scalar", "aten::sub.Tensor"),
+)
 _BY_STRIDES = ("aten::as_strided", "aten::view.dtype", "aten::view_as")
 """Operators whose results depend on the layout of their operand."""
 
@@ -34,12 +46,15 @@ class Decoding:
     Attributes:
         nodes: what computes the scores and fills the slots.
         scores: the scores of the next token.
-        grown: name of the cache with a free last place, by name of the graph's input that is the cache without.
+        grown: name of the cache with a free last place, by name of the graph's input that is the cache without; the
+            place has the name that `slot_of` gives.
+        turned: name of the transpose of a weight, by name of the graph's input that is the weight.
     """
 
     nodes: list[Node]
     scores: Argument
     grown: Mapping[str, str]
+    turned: Mapping[str, str]
 
 
 def decoding(graph: Graph, caches: Mapping[str, int]) -> Decoding | None:
@@ -61,23 +76,29 @@ def decoding(graph: Graph, caches: Mapping[str, int]) -> Decoding | None:
     own = {node.name for node in graph.nodes if writes_in_place(node.op) and not _is_of_a_copy(node, graph, by_name)}
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     nodes = list(graph.nodes) if own else _without_effect(graph, metas)
-    slots = {node.name: _slot(node) for node in nodes if node.name in grown.values()}
-    nodes = [each for node in nodes for each in slots.get(node.name, [node])]
-    if not own:
-        nodes = _Fused(nodes, metas).nodes
+    nodes = [_filled(node) if node.name in grown.values() else node for node in nodes]
     # Values of caches have other strides than in the trace.
-    nodes = [replace(node, op=_RESHAPE) if node.op == "aten::view.default" else node for node in nodes]
-    also = {*impure_nodes(graph), *own, *(node.name for node in nodes if node.op.startswith("submodule::"))}
-    also |= {*(each[1].name for each in slots.values())}
-    needed, _ = ancestors(nodes, graph.outputs[:1], {value.name for value in graph.inputs} | {*slots}, also)
-    return Decoding(needed, graph.outputs[0], grown)
+    nodes = [replace(node, op=RESHAPE) if node.op == "aten::view.default" else node for node in nodes]
+    scores, turned = graph.outputs[0], dict[str, str]()
+    if not own:
+        rows = _Rows(Fused(nodes, metas).nodes, metas, {value.name for value in graph.inputs})
+        nodes, scores, turned = rows.nodes, rename(scores, rows.same), rows.turned
+    given = {*(value.name for value in graph.inputs), *turned.values(), *grown.values(), *map(slot_of, grown.values())}
+    also = {*impure_nodes(graph), *own, *(f"{name}:filled" for name in grown.values())}
+    also |= {node.name for node in nodes if node.op.startswith("submodule::")}
+    needed, _ = ancestors(nodes, [scores], given, also)
+    return Decoding(needed, scores, grown, turned)
 
 
-def _slot(node: Node) -> list[Node]:
+def slot_of(cache: str) -> str:
+    """Return the name of the last place of a cache."""
+    return f"{cache}:slot"
+
+
+def _filled(node: Node) -> Node:
     """Return what fills the last place of a cache, in the place of the node that appends one to a shorter cache."""
-    slot, items = f"{node.name}:slot", cast("list[Argument]", node.args[0])
-    view = replace(node, name=slot, op="aten::slice.Tensor", args=[node.name, 2, -1, _END], kwargs={})
-    return [view, replace(node, name=f"{slot}:filled", op="aten::copy_.default", args=[slot, items[1]], kwargs={})]
+    args: list[Argument] = [slot_of(node.name), cast("list[Argument]", node.args[0])[1]]
+    return replace(node, name=f"{node.name}:filled", op="aten::copy_.default", args=args, kwargs={})
 
 
 def _appends(node: Node, cache: str) -> bool:
@@ -99,15 +120,19 @@ def _is_of_a_copy(node: Node, graph: Graph, by_name: Mapping[str, Node]) -> bool
 
 
 def _without_effect(graph: Graph, metas: Mapping[str, ValueMeta]) -> list[Node]:
-    """Return the nodes without those that return an operand as it is."""
+    """Return the nodes without those that return an operand as it is, or what another node does."""
     same, by_name, returned = dict[str, str](), dict[str, Node](), set(names_in(graph.outputs))
-    nodes: list[Node] = []
+    axes, nodes = dict[str, str](), list[Node]()
     for original in graph.nodes:
         node = renamed(original, same)
         source = returned_operand(node, by_name.get, metas)
-        if source is None and node.op in (_COPY, "aten::slice.Tensor") and isinstance(node.args[0], str):
-            is_whole = node.op == _COPY or node.args[2:] == [0, _END]
-            source = node.args[0] if is_whole and metas[node.args[0]] == node.meta else None
+        operand = node.args[0] if node.args else None
+        if node.op == "aten::unsqueeze.default":
+            known = axes.setdefault(str(node.args), node.name)
+            source = known if known != node.name else None
+        elif isinstance(operand, str) and node.op in _IN_PART:
+            is_whole = shape_of(metas, operand) == shape_of(metas, node.name) and node.args[2:3] != [True]
+            source = operand if is_whole else None
         if source is not None and node.name not in returned and not writes_in_place(node.op):
             same[node.name] = source
             continue
@@ -116,108 +141,87 @@ def _without_effect(graph: Graph, metas: Mapping[str, ValueMeta]) -> list[Node]:
     return nodes
 
 
-class _Fused:
-    """The nodes with norms and attention in fewer operators."""
+class _Rows:
+    """The nodes over matrices, (sequences, width), in the place of values of a row per sequence, (sequences, 1, width).
 
-    def __init__(self, nodes: list[Node], metas: Mapping[str, ValueMeta]) -> None:
-        self._metas, self._by_name = metas, {node.name: node for node in nodes}
-        self._masks: dict[str, str] = {}
-        self._uses = Counter(name for node in nodes for name in operands(node))
-        self.nodes = [each for node in nodes for each in self._replaced(node)]
+    Changes of shape that follow each other are one. `same`: values that others are; `turned`: transposes, by weight.
+    """
+
+    def __init__(self, nodes: list[Node], metas: Mapping[str, ValueMeta], inputs: Set[str]) -> None:
+        self._inputs, self.turned = inputs, dict[str, str]()
+        self._metas, self._matrices, self._shapes = metas, dict[str, str](), dict[str, list[int]]()
+        self._sources, self.same = dict[str, str](), dict[str, Argument]()
+        self.nodes = [each for node in nodes for each in self._replaced(renamed(node, self.same))]
 
     def _replaced(self, node: Node) -> Iterator[Node]:
-        if node.op == _ATTENTION:
-            yield from self._attention(node)
-            return
-        made = self._norm(node) or node
-        self._by_name[node.name] = made
-        yield made
+        name, shape = node.name, self._shape(node.name)
+        first = node.args[0] if node.args and isinstance(node.args[0], str) else ""
+        if first and shape and self._keeps_order(node, first):
+            source = self._sources[name] = self._sources.get(first, first)
+            if _is_row(shape):
+                yield from self._reshaped(node, source, shape)
+            elif self._shape(source) == shape:
+                self.same[name] = source
+            else:
+                yield replace(node, op=RESHAPE, args=[source, [*shape]], kwargs={})
+        elif node.op == "aten::select.int" and first in self._matrices and node.args[1:] in ([1, -1], [1, 0]):
+            self.same[name] = self._matrices[first]
+        elif _is_row(shape) and (rows := self._rows(node)):
+            for each in rows:
+                if each not in self._matrices:
+                    yield from self._reshaped(replace(node, name=each), each, self._shape(each))
+            matrices = {each: self._matrices[each] for each in rows}
+            yield from self._matrix(renamed(node, matrices), shape)
+        else:
+            yield node
 
-    def _made(self, name: Any, op: str) -> Node | None:
-        """Return the node that makes a value by the operator `op`; None: another does."""
-        node = self._by_name.get(name) if isinstance(name, str) else None
-        return node if node is not None and node.op.removeprefix("aten::") == op and not node.kwargs else None
+    def _shape(self, name: Any) -> list[int]:
+        """Return the sizes of a value, -1 for one that is dynamic; none: it has several such."""
+        known = [size if isinstance(size, int) else -1 for size in shape_of(self._metas, name)]
+        return self._shapes.get(name, known if known.count(-1) < 2 else [])
 
-    def _shape(self, name: Any) -> tuple[Any, ...]:
-        meta = self._metas.get(name) if isinstance(name, str) else None
-        return meta.shape if isinstance(meta, TensorMeta) else ()
+    def _keeps_order(self, node: Node, first: str) -> bool:
+        """Return whether the elements of a result follow each other as those of its first operand."""
+        shape, axes = self._shape(first), cast("list[int]", node.args[1:])
+        return node.op == RESHAPE or (
+            node.op == "aten::transpose.int" and bool(shape) and 1 in (shape[axis] for axis in axes)
+        )
 
-    def _norm(self, node: Node) -> Node | None:
-        """Return a product as a norm by root mean square, or as one with a weight; None: it is neither."""
-        if node.op != "aten::mul.Tensor" or node.kwargs:
-            return None
-        for source, factor in (node.args, node.args[::-1]):
-            found = self._weighted(node, source, factor) or self._bare(node, source, factor)
-            if found is not None:
-                return found
-        return None
+    def _rows(self, node: Node) -> list[str]:
+        """Return the operands of which each row makes one of the result; none: another node."""
+        taken = operands(node)
+        if node.op in _BY_ROW:
+            return taken[:1] if _is_row(self._shape(taken[0])) else []
+        rows = [each for each in taken if _is_row(self._shape(each))]
+        others = [shape_of(self._metas, each) for each in taken if each not in rows]
+        is_known = node.op in _BY_ELEMENT and not node.kwargs.keys() - {"approximate"}
+        return rows if is_known and all(len(each) < 2 for each in others) and self._matrices.keys() & rows else []
 
-    def _weighted(self, node: Node, weight: Any, factor: Any) -> Node | None:
-        norm = self._made(factor, "rms_norm.default")
-        if norm is None or norm.args[2] is not None or self._uses[norm.name] > 1:
-            return None
-        if [*self._shape(weight)] != norm.args[1] or self._dtype(weight) != self._dtype(norm.name):
-            return None
-        return replace(norm, name=node.name, args=[*norm.args[:2], weight, norm.args[3]], meta=node.meta)
+    def _reshaped(self, node: Node, source: str, shape: list[int]) -> Iterator[Node]:
+        """Yield the matrix of a value with the elements of `source`."""
+        matrix = [shape[0], shape[2]]
+        if self._shape(source) == matrix:
+            self._matrices[node.name] = source
+            yield replace(node, op=RESHAPE, args=[source, [*shape]], kwargs={})
+        else:
+            yield from self._matrix(replace(node, op=RESHAPE, args=[source, [*matrix]], kwargs={}), shape)
 
-    def _bare(self, node: Node, source: Any, factor: Any) -> Node | None:
-        inverse = self._made(factor, "rsqrt.default")
-        shifted = inverse and self._made(inverse.args[0], "add.Tensor")
-        mean = shifted and self._made(shifted.args[0], "mean.dim")
-        square = mean and self._made(mean.args[0], "pow.Tensor_Scalar")
-        if not (shifted and mean and square) or square.args != [source, 2] or mean.args[1:] != [[-1], True]:
-            return None
-        width, kinds = self._shape(source)[-1:], {self._dtype(source), self._dtype(node.name)}
-        if kinds != {"float32"} or not isinstance(shifted.args[1], float) or not isinstance(width[0], int):
-            return None
-        return replace(node, op="aten::rms_norm.default", args=[source, [width[0]], None, shifted.args[1]])
+    def _matrix(self, node: Node, shape: list[int]) -> Iterator[Node]:
+        """Yield a node that computes the matrix of a value, and the value of it, for those that want it."""
+        matrix = self._matrices[node.name] = self._sources[node.name] = f"{node.name}:rows"
+        self._shapes[matrix] = [shape[0], shape[2]]
+        yield replace(self._product(node), name=matrix)
+        yield replace(node, op=RESHAPE, args=[matrix, [*shape]], kwargs={})
 
-    def _dtype(self, name: Any) -> DType | None:
-        meta = self._metas.get(name) if isinstance(name, str) else None
-        return meta.dtype if isinstance(meta, TensorMeta) else None
+    def _product(self, node: Node) -> Node:
+        """Return a linear layer as the product with the transpose of its weight, which is made once."""
+        weight: Any = node.args[1] if len(node.args) > 1 else None
+        if node.op != "aten::linear.default" or weight not in self._inputs:
+            return node
+        factors: list[Argument] = [node.args[0], self.turned.setdefault(weight, f"{weight}:turned")]
+        bias = [each for each in node.args[2:] if each is not None]
+        return replace(node, op=f"aten::{'addmm' if bias else 'mm'}.default", args=[*bias, *factors])
 
-    def _attention(self, node: Node) -> Iterator[Node]:
-        """Yield attention with a mask of numbers, which all layers share, over heads that are not repeated."""
-        query, keys, values, *rest = node.args
-        number = self._dtype(query)
-        if rest and isinstance(rest[0], str) and self._dtype(rest[0]) == "bool" and number is not None:
-            yield from self._mask(rest[0], node, number)
-            rest = [self._masks[rest[0]], *rest[1:]]
-        shape, mask = self._shape(query), node.args[3] if rest else None
-        heads, shared = self._unrepeated(keys), self._unrepeated(values)
-        plain = not any(rest[1:]) and not {*node.kwargs} - {"scale"} and len(shape) == 4 and shape[2] == 1
-        if heads is None or shared is None or not plain or (mask is not None and self._shape(mask)[1:2] != (1,)):
-            yield replace(node, args=[query, keys, values, *rest])
-            return
-        count = self._shape(heads)[1]
-        rows, many, one = f"{node.name}:rows", f"{node.name}:groups", [-1, shape[1], 1, shape[3]]
-        yield replace(node, name=rows, op=_RESHAPE, args=[query, [-1, count, shape[1] // count, shape[3]]], kwargs={})
-        yield replace(node, name=many, args=[rows, heads, shared, *rest])
-        yield replace(node, op=_RESHAPE, args=[many, one], kwargs={})
 
-    def _mask(self, mask: str, node: Node, dtype: DType) -> Iterator[Node]:
-        """Yield, once, the nodes that make numbers of a mask: 0 where it holds, else minus infinity."""
-        if mask in self._masks:
-            return
-        zeros, hidden, self._masks[mask] = (f"{mask}:{part}" for part in ("zeros", "hidden", "numbers"))
-        made, meta = replace(node, kwargs={}), self._metas[mask]
-        assert isinstance(meta, TensorMeta)
-        numbers = replace(meta, dtype=dtype)
-        yield replace(made, name=hidden, op="aten::logical_not.default", args=[mask], meta=meta)
-        kind: dict[str, Argument] = {"dtype": DTypeArgument(value=dtype)}
-        yield replace(made, name=zeros, op="aten::zeros_like.default", args=[mask], kwargs=kind, meta=numbers)
-        args: list[Argument] = [zeros, hidden, FloatArgument(value="-inf")]
-        yield replace(made, name=self._masks[mask], op="aten::masked_fill.Scalar", args=args, meta=numbers)
-
-    def _unrepeated(self, name: Any) -> str | None:
-        """Return the keys or values of which each head was repeated; None: they were not."""
-        whole = self._made(name, "reshape.default")
-        spread = whole and self._made(whole.args[0], "expand.default")
-        several = spread and self._made(spread.args[0], "unsqueeze.default")
-        if not whole or not several or several.args[1:] != [2] or not isinstance(several.args[0], str):
-            return None
-        before, between, after = map(self._shape, (several.args[0], whole.args[0], whole.name))
-        if len(before) != 4 or len(after) != 4 or not isinstance(before[1], int) or not isinstance(after[1], int):
-            return None
-        is_repeat = between == (*before[:2], after[1] // before[1], *before[2:]) and before[2:] == after[2:]
-        return several.args[0] if is_repeat else None
+def _is_row(shape: list[int]) -> bool:
+    return len(shape) == 3 and shape[1] == 1
