@@ -12,6 +12,7 @@ CUBE = torch.linspace(-1, 1, 16).reshape(1, 4, 2, 2)
 KERNELS = torch.ones(2, 4, 1, 1)
 
 ARGUMENTS = {
+    "addcmul.default": (X, X, Y),
     "addmm.default": (ROW, X, Y),
     "argmax.default": (X, 1, True),
     "baddbmm.default": (X[None], X[None], Y[None]),
@@ -41,6 +42,8 @@ ARGUMENTS = {
     "permute.default": (X, [1, 0]),
     "pow.Tensor_Scalar": (X, 2),
     "reshape.default": (X, [9]),
+    "rms_norm.default": (X, [3], ROW, 1e-5),
+    "roll.default": (X, [1], [-1]),
     "scaled_dot_product_attention.default": (CUBE, CUBE, CUBE, None, 0.0, True),
     "select.int": (X, 1, -1),
     "softmax.int": (X, 1, torch.float64),
