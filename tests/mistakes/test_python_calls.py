@@ -19,10 +19,6 @@ from tests.mistakes.told import check_raises
 LINEAR = nn.Linear(4, 2)
 X = torch.ones(3, 4)
 BATCH = torch.export.Dim("batch")
-EXAMPLE = (
-    "an example call must be a tuple of positional arguments, a dict of keyword arguments, or an `aotexport.Example`, got "
-    "Tensor"
-)
 
 
 def named(name: str) -> nn.Module:
@@ -60,24 +56,13 @@ EXPORTS = {
         ModelFileInvalid,
         "what to export must be a module or a function of tensors, got NoneType",
     ),
-    "class_for_model": (
-        export(nn.Linear),
-        ModelFileInvalid,
-        "what to export must be a module or a function of tensors, got the class `Linear`: pass an instance",
-    ),
     "name_with_a_wide_space": (export(named("a\xa0b")), ExportFailed, unstorable(r"'a\xa0b'")),
     "name_of_safetensors": (export(named("__metadata__")), ExportFailed, unstorable("'__metadata__'")),
-    "list_for_kwargs": (
-        export(LINEAR, (), [X]),
-        ArgumentInvalid,
-        "`kwargs`: expected a dict of keyword arguments, got list",
-    ),
     "too_many_arguments": (
         export(LINEAR, (X, X)),
         ModelFileInvalid,
         "the example inputs do not fit `Linear(input: torch.Tensor) -> torch.Tensor`: too many positional arguments",
     ),
-    "programs_are_empty": (export(programs=[]), ModelFileInvalid, "no programs were asked for"),
     "method_is_missing": (
         export(programs=Program("encode", method="encode")),
         ModelFileInvalid,
@@ -88,16 +73,10 @@ EXPORTS = {
         ModelFileInvalid,
         "program `test`: no mode 'test'; there are train and eval",
     ),
-    "example_of_a_program": (export(programs=Program("own", example=X)), ModelFileInvalid, EXAMPLE),
     "dynamic_of_another_argument": (
         export(dynamic_shapes={"x": {0: BATCH}}),
         ModelFileInvalid,
         "dynamic_shapes names `x`; the parameters are input",
-    ),
-    "dynamic_dimension_is_a_name": (
-        export(dynamic_shapes={"input": {0: "batch"}}),
-        ModelFileInvalid,
-        "dynamic_shapes: axis 0 of `input` needs a dimension, `torch.export.Dim(\"name\")`, got 'batch'",
     ),
     "dynamic_dimension_is_another_size": (
         export(dynamic_shapes={"input": {0: 9}}),
@@ -119,11 +98,6 @@ LOADS = {
         BundleInvalid,
         "`weights.pt` is a file, and a bundle is a directory",
     ),
-    "folder": (
-        lambda: aotexport_runtime.load("data"),
-        BundleInvalid,
-        "`data` is no bundle: it has no file `bundle.json`",
-    ),
     "target_is_unknown": (
         load(target="gpu"),
         NotSupported,
@@ -140,20 +114,10 @@ LOADS = {
         "the bundle has no ONNX models; add them with `aotexport onnx`, or load another target",
     ),
     "trust_is_true": (load(trust=True), NotSupported, "no trust tier `True`; there are data, native and Signed(...)"),
-    "budget_is_a_percentage": (
-        load(memory_budget=50),
-        NotSupported,
-        "no memory budget 50; it is a part of what is saved otherwise, from 0 to 1",
-    ),
     "matmul_backend_is_unknown": (
         load(matmul="mkl"),
         NotSupported,
         "no `mkl` matmul backend; there are fastest, onednn, torch",
-    ),
-    "class_for_classes": (
-        load(tensor_types=nn.Linear),
-        ArgumentInvalid,
-        "`tensor_types`: expected a list of classes, got type",
     ),
     "program_is_unknown": (
         lambda: aotexport_runtime.load("bundle").program("eval"),

@@ -28,11 +28,8 @@ JSON = {
     "no_json": (b"{", "the body is no inference request: Input data was truncated"),
     "no_inputs": ({}, "the body is no inference request: Object missing required field `inputs`"),
     "missing": ({"inputs": []}, "the call does not fit program `infer`: - `input`: missing"),
-    "unknown": ({"inputs": [tensor(name="x")]}, "`x`: no such input; there are `input`"),
     "twice": ({"inputs": [tensor(), tensor()]}, "`input` is given twice"),
-    "axes": ({"inputs": [tensor(shape=[8])]}, "`input`: expected the shape [-1, 8], got [8]"),
     "negative": ({"inputs": [tensor(shape=[-1, 8])]}, "`input`: no tensor has the shape [-1, 8]"),
-    "count": ({"inputs": [tensor(data=[0] * 7)]}, "`input`: FP32[1, 8] takes 8 numbers, and there are 7"),
     "ragged": ({"inputs": [tensor(data=[[0], [0, 1]])]}, "`input`: the lists of its data differ in length"),
     "beyond_the_range": (
         {"inputs": [tensor(shape=[65, 8], data=[0] * 520)]},
@@ -158,11 +155,9 @@ def test_value_that_the_model_refuses_is_the_clients_error(server):
 PATHS = {
     "model": ("GET", "/v2/models/none", 404, "there is no model `none`"),
     "model_infer": ("POST", "/v2/models/none/infer", 404, "there is no model `none`"),
-    "version": ("GET", "/v2/models/digits/versions/7", 404, "model `digits` has no version `7` that is served; 1 is"),
     "version_infer": (
         "POST", "/v2/models/digits/versions/7/infer", 404, "model `digits` has no version `7` that is served; 1 is",
     ),
-    "load": ("POST", "/v2/repository/models/none/load", 404, "there is no model `none`"),
     "route": ("GET", "/v2/nothing", 404, "no route GET /v2/nothing"),
 }  # fmt: skip
 
@@ -192,7 +187,6 @@ GRPC = {
         "`input`: expected the shape [-1, 8], got [1, 7]",
     ),
     "size": ("digits", "input", (65, 8), "StatusCode.INVALID_ARGUMENT", None),
-    "large": ("digits", "input", (10_000, 8), "StatusCode.RESOURCE_EXHAUSTED", None),
 }
 
 

@@ -70,16 +70,12 @@ DEPENDENT = {
         "matmul.default",
         "has the rows of its operands on different axes",
     ),
-    "covariance": (lambda m, x: x[:, 0] @ (x[:, 0].T @ x[:, 1]), "matmul.default", "computes along axis 1 of `self`"),
-    "sorted": (lambda m, x: x.sort(0)[0], "sort.default", "computes along axis 0"),
     "normalised_by_size": (lambda m, x: x / x.shape[0], "div.Tensor", "computes with the size of the batch"),
     "table_by_row": (
         lambda m, x: m.table.gather(1, (x[:, 0] > 0).long()),
         "gather.default",
         "takes elements by the number of the row",
     ),
-    "running_mean": (lambda m, x: x.cumsum(0), "cumsum.default", "computes along axis 0"),
-    "rolled_over_all": (lambda m, x: x + x.roll(1), "roll.default", "computes along axis 0"),
     "shifted": (lambda m, x: torch.cat([x[1:], x[:1]]), "slice.Tensor", "computes along axis 0"),
     "rows_of_a_mask": (lambda m, x: x[x[:, 0, 0] > 0], "index.Tensor", "along axis 0 of `self`, which has the rows"),
     "chosen_rows": (lambda m, x: x + x[[0, 0]].sum(0), "index.Tensor", "along axis 0 of `self`, which has the rows"),
@@ -92,11 +88,6 @@ DEPENDENT = {
         lambda m, x: x + m.table[: x.shape[0]][:, None],
         "slice.Tensor",
         "has as many elements as there are rows",
-    ),
-    "table_by_number": (
-        lambda m, x: x + m.table[torch.arange(x.shape[0])][:, None],
-        "index.Tensor",
-        "takes elements by the number of the row",
     ),
     "merged_and_normalised": (
         lambda m, x: x.reshape(-1, WIDTH).softmax(0).view_as(x),
@@ -186,11 +177,8 @@ INDEPENDENT = {
     "experts": experts,
     "gathered": lambda m, x: x.gather(1, (x > 0).long()).cumsum(1).flip(1).roll(1, 1),
     "einsum": lambda m, x: torch.einsum("bld,bmd->blm", x, x).softmax(-1),
-    "normalised": lambda m, x: functional.normalize(x, dim=-1) * x.norm(dim=(1, 2), keepdim=True).rsqrt(),
     "statistics_of_rows": lambda m, x: (x - x.mean((1, 2), keepdim=True)) / (x.std((1, 2), keepdim=True) + 1),
-    "other_axis": lambda m, x: m.linear(x.transpose(0, 1)).softmax(0).transpose(0, 1),
     "whole_slice": lambda m, x: x[: x.shape[0], ..., None, :].squeeze(2)[:, -1],
-    "where": lambda m, x: torch.where(x > 0, x, torch.tensor(-1.0)).masked_fill(x > 1, 2).type_as(m.table),
     "spectrum": lambda m, x: torch.fft.rfft(x, dim=1).abs(),
 }
 
