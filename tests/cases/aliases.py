@@ -12,7 +12,7 @@ def views_of_the_input(x):
     return x.view(-1), x.t(), x[0], x.unsqueeze(0), x.narrow(1, 1, 2)
 
 
-@case(lambda: (leaf(6, 4),))
+@slow_case(lambda: (leaf(6, 4),))
 def several_views_at_once(x):
     return x.split(2), x.unbind(1)[0], x.chunk(3)[1]
 
@@ -107,8 +107,3 @@ def parameter_returned(self, x):
 def buffer_returned(self, x):
     self.mean.add_(x.mean(0))
     return x * self.weight, self.mean
-
-
-@slow_case(lambda: (torch.randn(3, 4, dtype=torch.complex64),))
-def conjugate_views(x):
-    return x.conj(), x.mH, x.conj().imag

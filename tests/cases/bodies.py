@@ -7,7 +7,6 @@ from torch._higher_order_ops.map import map as map_over
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.autograd import forward_ad
-from torch.export import Dim
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.utils.checkpoint import checkpoint
 
@@ -43,15 +42,6 @@ def checkpointed(x, w):
     return checkpoint(lambda x: (x @ w).sin().exp(), x, use_reentrant=False) * 2
 
 
-@slow_case(lambda: (leaf(3, 4),))
-def nested_autocast(x):
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = x @ x.t()
-        with torch.autocast("cpu", enabled=False):
-            z = x @ x.t()
-    return y.float().sum() + z.sum()
-
-
 @slow_case(lambda: (leaf(3, 4), leaf(4, 4)))
 def autocast_within_a_branch(x, w):
     def narrow(x):
@@ -59,13 +49,6 @@ def autocast_within_a_branch(x, w):
             return x @ w
 
     return torch.cond(x.sum() > 0, narrow, lambda x: (x @ w).bfloat16(), (x,))
-
-
-@slow_case(lambda: (leaf(5, 4), leaf(4)))
-def vmapped_beside_grad_modes(x, w):
-    with torch.no_grad():
-        scale = torch.vmap(lambda row: row.abs().max())(x)
-    return torch.vmap(lambda row: (row * w).sum())(x) / scale
 
 
 def wave(x):
@@ -77,12 +60,7 @@ def hessian_inside(x):
     return torch.func.hessian(lambda x: wave(x).sum())(x)
 
 
-@slow_case(lambda: (leaf(3, 4), leaf(4, 3)), dynamic_shapes=({0: Dim("n", min=2)}, {1: Dim("n", min=2)}))
-def tangents_laid_out_otherwise(x, t):
-    return torch.func.jvp(wave, (x,), (t.t(),)), torch.vmap(lambda x: torch.func.jvp(wave, (x,), (x[:1].expand(4),)))(x)
-
-
-@case(lambda: (torch.randn(3, 4), leaf(3, 4)))
+@slow_case(lambda: (torch.randn(3, 4), leaf(3, 4)))
 def linearized(x, t):
     y, tangents_of = torch.func.linearize(wave, x)
     return y, tangents_of(t) * tangents_of(t + 1)
@@ -118,22 +96,6 @@ def dual_numbers(x, t):
         result = forward_ad.unpack_dual(WithRuleForward.apply(dual) * scale)
         none = forward_ad.unpack_dual(x * 2).tangent
     return result, none
-
-
-@slow_case(lambda: (torch.randn(3, 4),))
-class CompiledRegions(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-        self.register_buffer("calls", torch.zeros(()))
-
-    @torch.compiler.nested_compile_region
-    def layer(self, x):
-        self.calls.add_(1)
-        return self.linear(x).relu()
-
-    def forward(self, x):
-        return self.layer(self.layer(x))
 
 
 @case(lambda: (torch.randint(-5, 5, (3, 4), dtype=torch.int8), torch.randint(-5, 5, (4, 3), dtype=torch.int8)))

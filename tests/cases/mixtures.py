@@ -28,20 +28,6 @@ class AttentionWithCacheOfDynamicLength(nn.Module):
         return functional.dropout(scores.softmax(-1), 0.2, self.training) @ x, self.cache[:, :length]
 
 
-@slow_case(
-    lambda: (leaf(3, 4),),
-    members=lambda: {"weight": nn.Parameter(torch.randn(4, 4)), "left": functional.normalize(torch.randn(4), dim=0)},
-)
-def power_iteration(self, x):
-    """A buffer that is written without gradients, and read with and without them."""
-    if self.training:
-        with torch.no_grad():
-            right = functional.normalize(self.weight.t() @ self.left, dim=0)
-            self.left.copy_(functional.normalize(self.weight @ right, dim=0))
-    right = functional.normalize(self.weight.t() @ self.left, dim=0).detach()
-    return x @ (self.weight / (self.left.clone() @ self.weight @ right))
-
-
 @case(lambda: (leaf(4, 3),), dynamic_shapes=({0: ROWS},), forward_only="registers hooks")
 def view_written_after_its_base_has_a_hook(x):
     doubled = x * 2
@@ -50,7 +36,7 @@ def view_written_after_its_base_has_a_hook(x):
     return doubled.sum(0)
 
 
-@case(lambda: (leaf(3, 4),), forward_only="the model recomputes checkpointed parts")
+@slow_case(lambda: (leaf(3, 4),), forward_only="the model recomputes checkpointed parts")
 class CountedCheckpointWithDropout(nn.Module):
     def __init__(self):
         super().__init__()
@@ -63,7 +49,7 @@ class CountedCheckpointWithDropout(nn.Module):
         return hidden * self.calls, torch.rand(2)
 
 
-@case(lambda: (leaf(1, 4),))
+@slow_case(lambda: (leaf(1, 4),))
 class RingOfStates(nn.Module):
     """A cache at a position that the data tell, and one that the call replaces."""
 

@@ -49,7 +49,7 @@ def frozen_part(self, x):
     return self.head(self.frozen(x).relu())
 
 
-@case(lambda: (torch.randn(2, 4),))
+@slow_case(lambda: (torch.randn(2, 4),))
 class ConstantsOfEveryKind(nn.Module):
     def __init__(self):
         super().__init__()
@@ -76,18 +76,6 @@ class ConstantInSeveralModules(nn.Sequential):
     def __init__(self):
         factors = torch.randn(4)
         super().__init__(Weighing(factors), nn.Linear(4, 4), Weighing(factors))
-
-
-@slow_case(lambda: (torch.randn(3, 2, 4),))
-class Recurrent(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.lstm = nn.LSTM(4, 5, 2, bidirectional=True)
-        self.gru = nn.GRU(10, 3)
-
-    def forward(self, x):
-        y, (h, c) = self.lstm(x)
-        return self.gru(y)[0], h, c
 
 
 @case(lambda: (torch.randn(3, 2, 8),))

@@ -29,13 +29,6 @@ def data_through_a_detached_alias(x):
     return x * 3
 
 
-@slow_case(lambda: (torch.randn(4, 4),))
-def data_through_a_view(x):
-    x[0].add_(1)
-    x.view(-1)[5:7].zero_()
-    return x.sum(0)
-
-
 @case(lambda: (torch.randn(3, 4),))
 def metadata_by_as_strided(x):
     x.as_strided_((2, 3), (4, 1))
@@ -54,13 +47,6 @@ def data_and_metadata(x):
     x.t_()
     x.mul_(2)
     return x + 1
-
-
-@slow_case(lambda: (torch.randn(3, 4), leaf(3, 4)), forward_only="modified by an inplace operation")
-def metadata_beside_a_gradient(x, w):
-    y = x * w
-    x.t_()
-    return y.sum(0)
 
 
 @case(lambda: (torch.randn(4, 4), leaf(4, 4)))
@@ -121,7 +107,7 @@ class ParameterDataAssigned(nn.Module):
         return x * self.weight
 
 
-@case(
+@slow_case(
     lambda: (leaf(2, 3),),
     members=lambda: {"last": torch.zeros(3), "before": torch.zeros(2, 3), "weight": nn.Parameter(torch.randn(3))},
 )
@@ -137,25 +123,12 @@ def data_assigned_from_another_input(x, y):
     return x * 2
 
 
-@slow_case(lambda: (non_leaf(3, 4),), forward_only="calls `detach_` on an input")
-def input_detached_in_place(x):
-    x.detach_()
-    return x * 2
-
-
-@slow_case(lambda: (torch.randn(3, 4, 5),), forward_only=DISAGREES, verify="fast")
-def normalised_channels_that_are_last_written_through_a_view(x):
-    y = nn.functional.batch_norm(x.mT, None, None, training=True)
-    y.reshape(-1).add_(1)
-    return y
-
-
-@case(lambda: (torch.randn(3, 4, 5),))
+@slow_case(lambda: (torch.randn(3, 4, 5),))
 def normalised_channels_that_are_last(x):
     return nn.functional.batch_norm(x.mT, None, None, training=True)
 
 
-@case(lambda: (torch.randn(3, 4, 6),), forward_only=DISAGREES, verify="fast")
+@slow_case(lambda: (torch.randn(3, 4, 6),), forward_only=DISAGREES, verify="fast")
 def pooled_channels_that_are_last(x):
     return nn.functional.max_pool1d(x.mT, 2), x.transpose(0, 1) // torch.tensor(0.3)
 
@@ -209,7 +182,7 @@ def many_tensors_changed_at_once(x, y):
     return scaled * y
 
 
-@case(lambda: (torch.randn(2, 4),), members=lambda: {"layer": nn.Linear(4, 3), "momentum": torch.zeros(3, 4)})
+@slow_case(lambda: (torch.randn(2, 4),), members=lambda: {"layer": nn.Linear(4, 3), "momentum": torch.zeros(3, 4)})
 def own_optimizer(self, x):
     """Takes a step with momentum of its own weight, by operators on lists."""
     weight = self.layer.weight

@@ -58,7 +58,7 @@ def _(x, others, bias, sizes, mode="sum", scale=1.5, dtype=None, flag=False):
     return torch.empty_like(x, dtype=dtype or x.dtype), x.new_empty(tuple(sizes))
 
 
-@case(
+@slow_case(
     lambda: (torch.randn(3, 4), torch.randn(3, 4)),
     dynamic_shapes=({0: torch.export.Dim("n")},) * 2,
     keep_operators=[NAMESPACE],
@@ -107,7 +107,7 @@ def operator_that_writes_to_an_input(x, y):
     return x * 2
 
 
-@case(
+@slow_case(
     lambda: (torch.randn(3, 4), torch.randn(4)),
     dynamic_shapes=({0: torch.export.Dim("n")}, None),
     keep_operators=[NAMESPACE],

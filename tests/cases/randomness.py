@@ -35,7 +35,7 @@ def feature_and_alpha_dropout(x):
     return nn.functional.dropout1d(x, 0.4), nn.functional.alpha_dropout(x, 0.4), nn.functional.rrelu(x, training=True)
 
 
-@case(lambda: (torch.randn(3, 2, 4),), programs=("train",), forward_only="the dropout between recurrent layers")
+@slow_case(lambda: (torch.randn(3, 2, 4),), programs=("train",), forward_only="the dropout between recurrent layers")
 class DropoutWithinRecurrentNetworks(nn.Module):
     def __init__(self):
         super().__init__()

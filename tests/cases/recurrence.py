@@ -5,7 +5,7 @@ from torch import nn
 from torch.export import Dim
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from tests.cases import case, slow_case
+from tests.cases import slow_case
 
 BATCH = Dim("batch", min=2, max=8)
 LENGTH = Dim("length", min=4, max=12)
@@ -45,7 +45,7 @@ def packed_sequences(self, x, lengths, state):
     return padded + x.sum(2, keepdim=True), pad_packed_sequence(inner)[0].mean(0), longest, hidden + 1, last
 
 
-@case(
+@slow_case(
     lambda: (torch.randn(4, 3, 2), torch.tensor([4, 2, 2])), forward_only=WHOLE, members=lambda: {"rnn": nn.RNN(2, 3)}
 )
 def packed_sequences_of_a_fixed_batch(self, x, lengths):

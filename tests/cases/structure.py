@@ -23,11 +23,6 @@ class Record:
     extra: Any = None
 
 
-@slow_case(lambda: (leaf(3), [torch.randn(3), {"a": torch.randn(3), "b": (torch.randn(3), 3, "s", None)}]))
-def nested_containers(x, rest):
-    return {"sum": x + rest[0], "list": [rest[1]["a"] * 2, (rest[1]["b"][0],)], "nothing": None, "five": 5}
-
-
 @slow_case(lambda: (Pair(leaf(3), 2.0),))
 def named_tuple(pair):
     return Pair(pair.first * pair.second, (pair.first + 1, "label"))

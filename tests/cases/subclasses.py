@@ -40,7 +40,7 @@ def subclass_itself_and_its_views(x):
     return x, x.t(), x.view(12), (x * 2)[1:]
 
 
-@case(lambda: (two(3, 4), two(3, 4)))
+@slow_case(lambda: (two(3, 4), two(3, 4)))
 def parts_of_a_subclass(x, y):
     return x.a * 2 + y.b, (x + y).a
 
@@ -76,7 +76,7 @@ class ScaledInt8Weight(nn.Module):
         return self.head(self.linear(x).relu())
 
 
-@case(lambda: (torch.randn(3, 4, requires_grad=True),))
+@slow_case(lambda: (torch.randn(3, 4, requires_grad=True),))
 class FastInt8Weight(nn.Module):
     def __init__(self):
         super().__init__()

@@ -106,8 +106,3 @@ def test_array_of_a_tensor_that_requires_grad_is_refused_as_in_eager(tmp_path):
     aotexport.export(lambda x: x.numpy(), (torch.ones(3),), output=tmp_path / "bundle", verify=False)
     with pytest.raises(RuntimeError, match="Can't call numpy\\(\\) on Tensor that requires grad"):
         aotexport_runtime.load(tmp_path / "bundle")(torch.ones(3, requires_grad=True))
-
-
-def test_export_leaves_tensors_no_sequences_to_c(tmp_path):
-    aotexport.export(lambda x, rows: x[rows], (torch.ones(3), np.array([0, 2])), output=tmp_path / "b", verify=False)
-    assert torch.equal(torch.tensor([torch.tensor(1.0), torch.tensor(2.0)]), torch.tensor([1.0, 2.0]))

@@ -188,30 +188,3 @@ def test_backward_from_some_outputs_of_sizes_that_only_the_data_know_equals_eage
         sum(outputs[index].square().sum() for index in used).backward()
         gradients.append(x.grad)
     torch.testing.assert_close(gradients[1], gradients[0])
-
-
-class FirstAlone(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, y):
-        return x + y
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * 3, None
-
-
-BOTH = (torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True))
-
-
-@pytest.mark.parametrize("target", ["portable", "autograd"])
-@pytest.mark.parametrize("grads", [(True, True), (False, True)])
-def test_results_require_grad_as_in_eager_where_a_function_gives_an_input_none(bundle_of, target, grads):
-    def outcome(function):
-        x, y = (torch.ones(2, requires_grad=grad) for grad in grads)
-        result = function(x, y)
-        assert result.requires_grad
-        result.sum().backward()
-        return [x.grad, y.grad]
-
-    loaded = aotexport_runtime.load(bundle_of(FirstAlone.apply, *BOTH), target=target)
-    assert str(outcome(loaded)) == str(outcome(FirstAlone.apply))

@@ -91,17 +91,6 @@ def test_function_bound_where_no_trace_sees_it_is_refused_or_has_its_own_backwar
     torch.testing.assert_close(found[0], found[1])
 
 
-@pytest.mark.parametrize("target", TARGETS)
-def test_function_whose_saved_input_is_changed_raises_as_eager_does(load, target):
-    module = load(cases.Once.apply, (torch.randn(3, requires_grad=True) * 1,), target)
-    for function in (module, cases.Once.apply):
-        x = torch.randn(3, requires_grad=True) * 1
-        result = function(x)
-        x.mul_(2)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            result.sum().backward()
-
-
 @pytest.mark.parametrize("target", ["autograd"])
 def test_function_to_be_differentiated_once_raises_as_eager_does(load, target):
     def once(x):
@@ -142,25 +131,6 @@ def test_undefined_gradient_that_a_function_hands_on_is_zeros_where_it_asks_for_
         assert [None if g is None else g.tolist() for g in found[0]] == [
             None if g is None else g.tolist() for g in found[1]
         ]
-
-
-class Flipped(torch.autograd.Function):
-    """Reads how its gradient lies in memory."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * grad.stride(0)
-
-
-def test_function_that_reads_strides_of_gradients_keeps_its_backward_in_the_joint_graph(tmp_path):
-    args = (torch.randn(3, 4, requires_grad=True),)
-    report = aotexport.export(Flipped.apply, args, output=tmp_path / "bundle", verify=False)
-    assert not aotexport_runtime.open_bundle(tmp_path / "bundle").program("train").forward.differentiable
-    assert "its backward reads the strides of a gradient" in str(report.notes[0])
 
 
 class LooksAtGradients(torch.autograd.Function):

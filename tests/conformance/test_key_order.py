@@ -107,13 +107,6 @@ def test_dict_whose_order_the_model_reads_is_taken_in_that_alone(function, tmp_p
             bundle(batch(order))
 
 
-def test_keywords_whose_order_the_model_reads_are_taken_in_that_alone(tmp_path):
-    bundle = loaded(lambda **batch: torch.stack(list(batch.values())), tmp_path / "bundle", **batch())
-    for order in ORDERS:
-        with pytest.raises(CallInvalid, match="keyword arguments a, b, c: expected in this order, as at capture"):
-            bundle(**batch(order))
-
-
 def test_changed_dict_keeps_its_order_beside_one_that_is_read_by_key(tmp_path):
     def model(batch, cache):
         cache["seen"] = by_key(batch) + cache["seen"]

@@ -473,7 +473,10 @@ ALONE = ("branches", "scan", "custom")
 
 @pytest.mark.parametrize(
     "names",
-    [*([name] for name in ALONE), [name for name in KINDS if name not in ALONE]],
+    [
+        *(pytest.param([name], marks=[pytest.mark.slow] * (name != "scan")) for name in ALONE),
+        [name for name in KINDS if name not in ALONE],
+    ],
 )
 @pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 def test_programs_of_every_kind_equal_eager_in_onnx_runtime(tmp_path, names):

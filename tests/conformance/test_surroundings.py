@@ -25,14 +25,6 @@ def test_argument_that_was_the_modules_own_must_be_it_again(load):
         module(x, torch.rand(3))
 
 
-def test_parameter_of_another_rank_is_computed_with(load):
-    model = linear()
-    loaded, x = load(model, torch.randn(4, 3)), torch.randn(4, 3)
-    for module in (loaded, model):
-        module.get_parameter("2.bias").data = torch.arange(8.0).reshape(4, 2)
-    assert torch.equal(loaded(x), model(x))
-
-
 def test_export_and_save_leave_the_random_state(tmp_path, load):
     net = nn.Sequential(nn.Linear(4, 4), nn.Dropout())
     state = torch.get_rng_state()

@@ -1,7 +1,6 @@
 """Exports from other places than the main thread of a script, and to other paths."""
 
 import asyncio
-import os
 import threading
 
 import torch
@@ -39,7 +38,3 @@ def test_export_in_an_event_loop_as_notebooks_have_it_equals_eager(tmp_path):
 
     asyncio.run(cell())
     assert (tmp_path / "bundle" / "bundle.json").exists()
-
-
-def test_export_below_a_directory_whose_name_is_not_utf8_equals_eager(tmp_path):
-    exported(tmp_path / os.fsdecode(b"bad\xff") / "bundle")

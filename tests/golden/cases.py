@@ -253,16 +253,12 @@ def custom_autograd_function(x: Tensor) -> Any:
     return _Sine.apply(x)
 
 
-def _hooked(x: Tensor, w: Tensor) -> Tensor:
+@call(lambda: (needs_grad(3), ramp(3)))
+def tensor_hook(x: Tensor, w: Tensor) -> Tensor:
+    """A hook of the model's own, which takes a tensor of the graph."""
     hidden = x * 2
     hidden.register_hook(lambda grad: grad * w)
     return hidden.sin()
-
-
-@case
-def tensor_hook() -> Case:
-    """A hook of the model's own, which takes a tensor of the graph."""
-    return Case(_hooked, (needs_grad(3), ramp(3)))
 
 
 class _Strided(torch.autograd.Function):
@@ -736,11 +732,10 @@ def input_changed_with_gradients(x: Tensor, y: Tensor) -> Tensor:
     return x * 2
 
 
-@case
-def sizes_that_may_be_zero() -> Case:
+@call(lambda: (needs_grad(3, 2),), dynamic_shapes={"x": {0: torch.export.Dim("rows", min=0, max=64)}})
+def sizes_that_may_be_zero(x: Tensor) -> Tensor:
     """A size that may be 0, and is the double of another less one."""
-    rows = torch.export.Dim("rows", min=0, max=64)
-    return Case(lambda x: x * 2, (needs_grad(3, 2),), dynamic_shapes={"x": {0: rows}})
+    return x * 2
 
 
 @call(lambda: (ramp(2, 2), ramp(2, 2), needs_grad(2, 2)), programs=("train", "infer"))
