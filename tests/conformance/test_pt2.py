@@ -84,19 +84,6 @@ def test_file_loads_with_torch_alone(bundle, tmp_path):
     assert shown.stdout.split("\n")[:2] == ["torch.Size([3, 2])", "[]"]
 
 
-def test_tuned_weights_are_in_the_file_and_the_module_stays_as_it_is(bundle, tmp_path):
-    module = load(bundle).train()
-    module.encoder[1].eval()
-    engines = str(module.explain())
-    with torch.no_grad():
-        module.scale.fill_(3)
-    exported = aotexport.convert(module, tmp_path / "tuned.pt2")
-    assert torch.equal(exported.state_dict["scale"], torch.full((2,), 3.0))
-    assert module.training
-    assert not module.encoder[1].training
-    assert str(module.explain()) == engines
-
-
 def branching(x):
     return x + 1 if x.sum() > 0 else x
 

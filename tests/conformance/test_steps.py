@@ -206,12 +206,8 @@ def test_what_a_step_does_not_follow_is_refused(tmp_path):
     adapters.delete_adapter(module, "default")
     for name, parameter in module.named_parameters():
         parameter.requires_grad_(not name.startswith("frozen"))
-    with pytest.raises(CallInvalid, match="expected shape"):
-        stepper(batch[0][:, :3], batch[1])
     with pytest.raises(CallInvalid, match="autocast: expected none"), torch.autocast("cpu"):
         stepper(*batch)
-    with pytest.raises(ArgumentInvalid, match="1 groups of parameters, got 2"):
-        module.stepper(lr=[0.1, 0.2])
     state = stepper.state_dict()
     state["state"][0]["step"] += 1
     with pytest.raises(NotSupported, match="different numbers of steps"):
@@ -228,8 +224,6 @@ def test_what_a_step_does_not_follow_is_refused(tmp_path):
         ("sgd:momentum", "no optimizer with options"),
         ("sgd:betas=(0.9, 0.9)", "SGD takes no `betas`"),
         ("sgd:momentum=0.9,dampening=0.5", "`dampening` counts from the second step"),
-        ("adam:lr=-1", "Invalid learning rate"),
-        ("nowhere.here:Lion", "importing `nowhere.here` failed"),
         (f"{__name__}:Model", "no optimizer `.*:Model`"),
     ],
 )
@@ -435,12 +429,9 @@ def test_state_of_parameters_that_the_bundle_does_not_store_is_refused(stepping)
     ("place", "value", "message"),
     [
         ("updates", ["layer.weight", "nothing"], "its groups do not have the parameters"),
-        ("updates", [], "its groups do not have the parameters"),
         ("optimizer", 3, "is malformed"),
-        ("groups", [], "its groups do not have the parameters"),
         ("parameters", ["layer.weight", "layer.bias", "nothing"], "names `nothing`, which is no parameter"),
         ("options", {"lr": "1"}, "is malformed"),
-        ("options", {}, "a group has no `lr`"),
         ("accumulate", True, "does not fit the state that its program takes"),
     ],
 )
