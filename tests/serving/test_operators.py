@@ -179,5 +179,8 @@ def test_dashboard_and_alerts_ask_for_metrics_that_there_are():
     panels = json.loads((folder / "dashboard.json").read_text())["panels"]
     rules = yaml.safe_load((folder / "alerts.yaml").read_text())["groups"][0]["rules"]
     asked = [target["expr"] for panel in panels for target in panel["targets"]] + [rule["expr"] for rule in rules]
-    assert len(asked) > 12
+    service = yaml.safe_load((folder.parent / "kserve/digits.yaml").read_text())
+    (scaling,) = service["spec"]["predictor"]["autoScaling"]["metrics"]
+    asked.append(scaling["external"]["metric"]["query"])
+    assert len(asked) > 13
     assert {name for expression in asked for name in re.findall(r"aotexport_\w+", expression)} <= names
