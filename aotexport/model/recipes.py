@@ -20,7 +20,7 @@ from aotexport.model.programs import Example, ModelSource, Program
 from aotexport.model.source import load_target
 from aotexport_runtime.generation.language_model import Description, LanguageModel
 from aotexport_runtime.module.bundle_module import BundleModule
-from aotexport_runtime.schema.manifest import TOKENIZER, TOKENIZER_FILES, TRANSFORMERS
+from aotexport_runtime.schema.manifest import CLASSES, TOKENIZER, TOKENIZER_FILES, TRANSFORMERS
 
 _PACKED = "causal-lm-packed"
 RECIPES = ("causal-lm", _PACKED, "seq2seq")
@@ -153,21 +153,23 @@ def _check(name: str, model: nn.Module) -> None:
         )
 
 
-def extensions_of(module: nn.Module | None, methods: Collection[str]) -> dict[str, Any]:
+def extensions_of(module: Any, methods: Collection[str]) -> dict[str, Any]:
     """Return the extensions of a bundle with programs of these methods: those of a loaded one, or the recipe's."""
     if isinstance(module, BundleModule):
         found = module.bundle.manifest.extensions
         own = {"config": module.config.to_dict()} if isinstance(module, LanguageModel) else {}
         return {**found, TRANSFORMERS: {**found[TRANSFORMERS], **own}} if own else found
     if "prefill" not in methods or not hasattr(module, "generation_config"):
+        names = getattr(getattr(module, "config", None), "id2label", None)
+        if isinstance(names, dict) and any(name != f"LABEL_{index}" for index, name in names.items()):
+            return {CLASSES: [str(names[index]) for index in sorted(names)]}
         return {}
-    model: Any = module
-    paths = {id(child): path for path, child in model.named_modules()}
+    paths = {id(child): path for path, child in module.named_modules()}
     description = Description(
-        config=_plain(model.config),
-        generation_config=_plain(model.generation_config),
-        input_embeddings=paths[id(model.get_input_embeddings())],
-        output_embeddings=paths[id(model.get_output_embeddings())],
+        config=_plain(module.config),
+        generation_config=_plain(module.generation_config),
+        input_embeddings=paths[id(module.get_input_embeddings())],
+        output_embeddings=paths[id(module.get_output_embeddings())],
     )
     return {TRANSFORMERS: msgspec.to_builtins(description)}
 

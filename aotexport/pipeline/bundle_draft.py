@@ -94,10 +94,9 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
     write_programs(programs, directory)
     write_targets(programs, draft.target_files, directory)
     write_readme(directory, name, programs)
-    extensions = extensions_of(module, {program.record.method for program in programs})
-    extensions = {name: value for name, value in extensions.items() if name != OPTIMIZER}
-    if (optimizer := next((each.optimizer for each in programs if each.optimizer is not None), None)) is not None:
-        extensions[OPTIMIZER] = optimizer
+    optimizer = next((each.optimizer for each in programs if each.optimizer is not None), None)
+    extensions = extensions_of(module, {program.record.method for program in programs}) | {OPTIMIZER: optimizer}
+    extensions = {name: value for name, value in extensions.items() if value is not None}
     if TRANSFORMERS in extensions:
         write_tokenizer(module, directory)
     version = format_version(FORMAT_VERSION)

@@ -83,6 +83,9 @@ def test_form_is_filled_from_the_recorded_call_and_its_answer_is_eagers(page):
     run(page)
     x = torch.linspace(-1, 1, 40).reshape(5, 8)
     np.testing.assert_allclose(table(page, "output"), eager(x), rtol=1e-4, atol=1e-5)
+    names = np.array(["low", "<b>mid</b>", "high"])[eager(x).argmax(1)]
+    for row, name in enumerate(names):
+        playwright.expect(page.get_by_text(f"[{row}]: {name} ")).to_be_visible()
 
 
 WRONG = {

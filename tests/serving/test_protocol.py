@@ -66,9 +66,11 @@ def test_metadata_is_exact(server):
 
 
 def test_page_and_log_say_whether_requests_are_joined(server):
-    assert server.ask("/ui/models/digits/joining")[:2] == (200, {"along": "batch", "not_joined": ""})
+    digits = server.ask("/ui/models/digits/about")[1]
+    assert digits.pop("axes")["name"] == "batch"
+    assert digits == {"not_joined": "", "classes": ["low", "<b>mid</b>", "high"]}
     reason = "no dynamic size stands once in every input and output, and nowhere else"
-    assert server.ask("/ui/models/pair/joining")[:2] == (200, {"along": None, "not_joined": reason})
+    assert server.ask("/ui/models/pair/about")[1] == {"axes": None, "not_joined": reason, "classes": []}
     assert server.lines("model is served", model="digits", joined_along="batch")
     assert server.lines("model is served", model="pair", joined_along=None, not_joined=reason)
 

@@ -1,5 +1,7 @@
 """Bundles of small models that servables are made of, exported once; not to be written to."""
 
+import types
+
 import pytest
 import torch
 from torch import nn
@@ -11,9 +13,11 @@ BATCH, LENGTH = Dim("batch", min=1, max=64), Dim("length", min=2, max=32)
 
 
 def digits_model() -> nn.Module:
-    """Return a small classifier, always with the same weights."""
+    """Return a small classifier, always with the same weights, with names for its classes as transformers has them."""
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)).eval()
+    model.config = types.SimpleNamespace(id2label={0: "low", 2: "high", 1: "<b>mid</b>"})
+    return model
 
 
 class Pair(nn.Module):

@@ -16,6 +16,8 @@ ProgramName = Annotated[bounded.PlainName, bounded.NameOf("Manifest.programs.nam
 
 TRANSFORMERS = "x-aotexport-transformers"
 """Extension of language models: what libraries ask of a model of transformers; see `generation.language_model`."""
+CLASSES = "x-aotexport-classes"
+"""Extension of classifiers: the names of their classes by the model's config, in the order of its scores."""
 STEP = "step"
 """Name of the program of a whole training step, and its method, in bundles with the extension `OPTIMIZER`."""
 OPTIMIZER = "x-aotexport-step"

@@ -17,6 +17,7 @@ from aotexport_runtime.bundle.read import Bundle, open_bundle
 from aotexport_runtime.commands.results import check_results
 from aotexport_runtime.engines.candidates import MODEL_ENGINES, ONNX
 from aotexport_runtime.errors import CallInvalid, NotSupported
+from aotexport_runtime.schema.manifest import CLASSES
 from aotexport_runtime.serving.batcher import Answer, Batcher, Waiting
 from aotexport_runtime.serving.interface import BatchAxes, TensorSpec, TextSpec, is_rare, join_key
 from aotexport_runtime.serving.joining import REFUSALS, AnyProgram, Values, batch_of, paces, run_together
@@ -40,6 +41,7 @@ class Servable:
         inputs: one entry per input.
         outputs: one entry per output.
         texts: one entry per string of the signature, which calls may name as they do inputs.
+        classes: names of the classes that a classifier scores, if the bundle has them.
         batcher: the queue of calls.
     """
 
@@ -70,6 +72,7 @@ class Servable:
         self.inputs = self._program.interface.inputs
         self.outputs = self._program.interface.outputs
         self.texts = self._program.interface.texts
+        self.classes: Any = self._bundle.manifest.extensions.get(CLASSES, ())
 
     @property
     def waiting(self) -> int:

@@ -246,7 +246,7 @@ class BundlePlane(DataPlane):
         try:
             async with asyncio.timeout(wait_s) as limit:
                 asked.served = served = await self.loaded(asked.model, version)
-                _tensors_of(served, asked.model)
+                tensors_of(served, asked.model)
                 limit.reschedule(None)  # `read` has a limit of its own
                 request = await read(served.signature)
                 asked.id = request.id
@@ -257,7 +257,7 @@ class BundlePlane(DataPlane):
 
                 async def submit(served: Served) -> Answer:
                     left_s = deadline - time.monotonic()
-                    servable = _tensors_of(served, asked.model)
+                    servable = tensors_of(served, asked.model)
                     return servable.submit(request.inputs, timeout_s=left_s, adapter=request.adapter)
 
                 served, answer = await self.submit(asked.model, version, submit, served)
@@ -345,7 +345,7 @@ def _trace_of(traceparent: str) -> str:
     return found[1] if found else ""
 
 
-def _tensors_of(served: Served, model: str) -> Servable:
+def tensors_of(served: Served, model: str) -> Servable:
     """Return a servable that takes and returns tensors; refuse one that generates text."""
     if isinstance(served.servable, Servable):
         return served.servable

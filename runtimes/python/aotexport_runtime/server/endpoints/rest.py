@@ -20,7 +20,7 @@ from starlette.routing import Route, Router
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.endpoints.connections import Connection, Door, Endpoint, cancel_when_gone, read_body
 from aotexport_runtime.server.endpoints.generation import generation_routes
-from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold
+from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold, tensors_of
 from aotexport_runtime.server.messages import Request as InferRequest
 from aotexport_runtime.server.messages import Signature, read_request, write_answer, write_call
 from aotexport_runtime.server.options import ServeOptions
@@ -110,7 +110,7 @@ class RestServer(RESTServer):
         pages = [
             ("GET", "/ui", self.file),
             ("GET", "/ui/models/{model}/recorded", self.recorded),
-            ("GET", "/ui/models/{model}/joining", self.joining),
+            ("GET", "/ui/models/{model}/about", self.about),
             ("GET", "/ui/{name}", self.file),
         ]
         return common if self._is_admin else [*routes, *common, *(pages if self._options.ui else ())]
@@ -232,11 +232,11 @@ class RestServer(RESTServer):
         body, json_nbytes = write_call(inputs, served.signature)
         return Response(body, media_type="application/octet-stream", headers={JSON_NBYTES: str(json_nbytes)})
 
-    async def joining(self, request: Request) -> Response:
-        """Return the name of the size along which requests of a model are joined, or why they are not."""
-        servable = (await self._plane.loaded(request.path_params["model"])).servable
-        axes = servable.batch_axes
-        return _json({"along": axes and axes.name, "not_joined": servable.not_joined})
+    async def about(self, request: Request) -> Response:
+        """Return along which size requests of a model are joined, or why they are not, and the names of its classes."""
+        model = request.path_params["model"]
+        servable = tensors_of(await self._plane.loaded(model), model)
+        return _json({"axes": servable.batch_axes, "not_joined": servable.not_joined, "classes": servable.classes})
 
 
 def _json_nbytes(request: Request) -> int | None:

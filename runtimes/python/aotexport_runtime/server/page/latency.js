@@ -1,6 +1,6 @@
 // Latency of a model in the last minutes, from the histograms that the server counts for Prometheus.
 
-const MINUTES = 5, LEFT = 60, RIGHT = 632, TOP = 10, BOTTOM = 170;
+const MINUTES = 5, LEFT = 60, TOP = 10, BOTTOM = 170, NARROW = 480;
 const SVG = "http://www.w3.org/2000/svg";
 
 /** What was seen of one model since it was chosen. */
@@ -30,15 +30,17 @@ export class Latency {
 
   /** Draw into an SVG, and say the same in words. */
   show(svg, words, now) {
+    const width = svg.clientWidth || 640, right = width - 8;
+    svg.setAttribute("viewBox", `0 0 ${width} 200`);
     const most = Math.max(1, ...this.#points.map((point) => point.p99)) * 1.15;
-    const x = (at) => RIGHT - ((now - at) / (MINUTES * 60e3)) * (RIGHT - LEFT);
+    const x = (at) => right - ((now - at) / (MINUTES * 60e3)) * (right - LEFT);
     const y = (value) => BOTTOM - (value / most) * (BOTTOM - TOP);
     svg.replaceChildren();
     for (const value of ticks(most)) {
-      draw(svg, "line", { class: "grid", x1: LEFT, x2: RIGHT, y1: y(value), y2: y(value) });
+      draw(svg, "line", { class: "grid", x1: LEFT, x2: right, y1: y(value), y2: y(value) });
       draw(svg, "text", { x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, `${value} ms`);
     }
-    for (let minute = 0; minute <= MINUTES; minute++) {
+    for (let minute = 0; minute <= MINUTES; minute += width < NARROW ? MINUTES : 1) {
       const text = minute ? `${minute} min ago` : "now";
       const anchor = minute === 0 ? "end" : minute === MINUTES ? "start" : "middle";
       draw(svg, "text", { x: x(now - minute * 60e3), y: BOTTOM + 18, "text-anchor": anchor }, text);

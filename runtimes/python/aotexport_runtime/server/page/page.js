@@ -98,10 +98,11 @@ async function choose(key) {
     await showTexts(name);
     return;
   }
-  const { along, not_joined: why } = await json(`ui/models/${encodeURIComponent(name)}/joining`);
+  const { axes, not_joined: why, classes } = await json(`ui/models/${encodeURIComponent(name)}/about`);
   if (own !== chosen) return;
-  at("joining").textContent = along ? `Requests are joined along ${along}.` : `Requests are not joined: ${why}.`;
-  Object.assign(chosen, { inputs: metadata.inputs, outputs: metadata.outputs, latency: new Latency(name) });
+  at("joining").textContent = axes
+    ? `Requests are joined along ${axes.name}, of ${axes.least} to ${axes.most ?? "any number of"} rows.` : `Requests are not joined: ${why}.`;
+  Object.assign(chosen, { inputs: metadata.inputs, outputs: metadata.outputs, latency: new Latency(name), classes });
   await fill();
   if (own !== chosen) return;
   ["call", "latency", "code"].forEach((id) => { at(id).hidden = false; });
@@ -156,7 +157,7 @@ async function run(event) {
     const outputs = await tensorsOf(response, "outputs");
     const took = performance.now() - began;
     if (own !== chosen) return;
-    at("outputs").replaceChildren(...outputs.map(output));
+    at("outputs").replaceChildren(...outputs.map((tensor) => output(tensor, own.classes)));
     at("result").hidden = false;
     at("took").textContent = `Answered in ${took.toFixed(1)} ms: ` +
       outputs.map(({ name, datatype, shape }) => `${name} ${datatype}${signature(shape)}`).join(", ");

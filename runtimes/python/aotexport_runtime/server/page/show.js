@@ -2,7 +2,7 @@
 
 import { count, element, fromNumber, isFloat, parsed, range, textOf, zeros } from "./tensors.js";
 
-const MOST_EDITED = 4096, MOST_ROWS = 50, MOST_COLUMNS = 24, LEAST_SIDE = 8;
+const MOST_EDITED = 4096, MOST_ROWS = 50, MOST_COLUMNS = 24, LEAST_SIDE = 8, MOST_BEST = 5;
 
 /** Make an element with attributes, and children that are elements or text. */
 export function make(tag, attributes = {}, ...children) {
@@ -50,26 +50,28 @@ export function field(spec, tensor, index, replace) {
 function upload(spec, tensor, index, take) {
   const found = image(tensor);
   if (!found) return [];
-  const ends = [["black", 0], ["white", tensor.datatype === "UINT8" ? 255 : 1]].map(([name, value]) => {
-    const number = make("input", { id: `${name}-${index}`, type: "number", step: "any", value });
+  const ends = spec.ends ||= { black: 0, white: tensor.datatype === "UINT8" ? 255 : 1 };
+  const numbers = Object.keys(ends).flatMap((name) => {
+    const number = make("input", { id: `${name}-${index}`, type: "number", step: "any", value: ends[name] });
+    number.addEventListener("input", () => { ends[name] = Number(number.value); });
     return [make("label", { for: number.id }, `Value of ${name} in ${spec.name}`), number];
   });
   const file = make("input", { id: `file-${index}`, type: "file", accept: "image/*" });
   const wrong = make("p", { role: "alert" });
   file.addEventListener("change", async () => {
     try {
-      take(pixels(spec, tensor, found, await createImageBitmap(file.files[0]), ...ends.map(([, number]) => Number(number.value))));
+      take(pixels(spec, tensor, found, await createImageBitmap(file.files[0])));
     } catch {
       wrong.textContent = `${file.files[0].name} is no picture that the browser reads.`;
     }
   });
   const label = make("label", { for: file.id }, `Picture for ${spec.name}`);
-  return [make("details", {}, make("summary", {}, "Send a picture"), ...ends.flat(), label, file, wrong)];
+  return [make("details", {}, make("summary", {}, "Send a picture"), ...numbers, label, file, wrong)];
 }
 
 /** Return a tensor of one picture, in each place that its shape has at least. */
-function pixels(spec, { datatype, shape }, { channels, height, width, step, plane }, bitmap, black, white) {
-  const context = make("canvas", { width, height }).getContext("2d");
+function pixels(spec, { datatype, shape }, { channels, height, width, step, plane }, bitmap) {
+  const { black, white } = spec.ends, context = make("canvas", { width, height }).getContext("2d");
   context.drawImage(bitmap, 0, 0, width, height);
   const { data } = context.getImageData(0, 0, width, height), size = channels * height * width;
   const places = spec.shape.slice(0, -3).map((least) => Math.max(least, 1));
@@ -84,11 +86,23 @@ function pixels(spec, { datatype, shape }, { channels, height, width, step, plan
   return made;
 }
 
-/** Return an output as a table or, where it looks like an image, as a picture and a table. */
-export function output(tensor) {
+/** Return an output as a table; before it a picture where it looks like one, the best classes where it scores them. */
+export function output(tensor, classes) {
   const title = make("h4", {}, tensor.name), drawn = picture(tensor);
   const about = make("p", { class: "meta" }, `${tensor.datatype}${signature(tensor.shape)}`);
-  return make("div", { class: "output" }, title, about, ...(drawn ? [drawn] : []), table(tensor));
+  return make("div", { class: "output" }, title, about, ...(drawn ? [drawn] : []), ...best(tensor, classes), table(tensor));
+}
+
+/** Return a line for each of the first rows of scores: the names of the classes that have the most. */
+function best(tensor, classes) {
+  const width = tensor.shape.at(-1);
+  if (width !== classes.length || !isFloat(tensor.datatype)) return [];
+  return Array.from({ length: Math.min(tensor.values.length / width, MOST_BEST) }, (_, row) => {
+    const scores = classes.map((name, column) => ({ name, score: element(tensor, row * width + column) }));
+    const found = scores.filter(({ score }) => !Number.isNaN(score)).sort((one, other) => other.score - one.score);
+    const names = found.slice(0, MOST_BEST).map(({ name, score }) => `${name} ${short(score)}`).join(", ");
+    return make("p", {}, `${place(row, tensor.shape.slice(0, -1))}: ${names}`);
+  });
 }
 
 function table(tensor) {
