@@ -36,11 +36,6 @@ def gpt2() -> tuple[nn.Module, dict[str, Any]]:
     return model, {"input_ids": tokens(4, 12), "labels": tokens(4, 12).clone()}
 
 
-def llama() -> tuple[nn.Module, dict[str, Any]]:
-    config = transformers.LlamaConfig(num_key_value_heads=2, max_position_embeddings=32, use_cache=False, **SIZES)
-    return transformers.LlamaForCausalLM(config), {"input_ids": tokens(4, 12), "labels": tokens(4, 12).clone()}
-
-
 def t5() -> tuple[nn.Module, dict[str, Any]]:
     sizes = {"num_layers": 2, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "vocab_size": 64}
     config = transformers.T5Config(decoder_start_token_id=0, use_cache=False, **sizes)
@@ -81,7 +76,6 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 SLOW: dict[str, tuple[Any, dict[str, Any]]] = {
     "GPT-2": (gpt2, {"target_modules": "all-linear", "fan_in_fan_out": True, "lora_dropout": 0.1}),
     "ViT": (vit, {"target_modules": ["projection", "q_proj", "fc1", "classifier"], "lora_dropout": 0.1}),
-    "Llama": (llama, {"target_modules": ["q_proj", "v_proj", "down_proj"], "lora_dropout": 0.1}),
     "T5": (t5, {"target_modules": "all-linear", "lora_dropout": 0.1}),
     "BERT, classes": (bert, {**SEQUENCES, **QUERIES}),
     "Qwen2, both ends": (lambda: qwen2(tied=False), {**WORDS, "target_modules": ["embed_tokens", "lm_head"]}),

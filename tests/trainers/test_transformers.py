@@ -131,25 +131,6 @@ def trained_on_words(model: Any, directory: Path, resume: Path | None = None, **
 
 
 @pytest.mark.slow
-def test_tied_weights_are_saved_once_by_a_hook_of_torch_and_loaded(tmp_path):
-    path = export_language_model(tied(), tmp_path / "bundle")
-    model = tied()
-    model.accepts_loss_kwargs = False
-    expected = trained_on_words(model, tmp_path / "model", save_steps=2)
-
-    def save_once(module, state, prefix, metadata):
-        del state["lm_head.weight"]
-
-    for resume in (None, tmp_path / "run" / "checkpoint-2", tmp_path / "model" / "checkpoint-2"):
-        module = load(path)
-        module.register_state_dict_post_hook(save_once)
-        trainer = trained_on_words(module, tmp_path / "run", resume, save_steps=2)
-        assert_same_history(trainer, expected)
-        assert trainer.get_decay_parameter_names(module) == expected.get_decay_parameter_names(model)
-        assert trainer.model.lm_head.weight is trainer.model.transformer.wte.weight
-
-
-@pytest.mark.slow
 def test_number_of_items_that_the_example_passed_is_passed_by_the_trainer(tmp_path):
     path = export_language_model(tied(), tmp_path / "bundle", num_items_in_batch=torch.tensor(7.0))
     options = {"gradient_accumulation_steps": 2, "save_strategy": "no"}

@@ -10,7 +10,6 @@ from aotexport_runtime.errors import BundleInvalid, BundleTooNew
 from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.codec import decode_record
 from aotexport_runtime.schema.manifest import Manifest
-from aotexport_runtime.schema.program import Rebind
 from aotexport_runtime.schema.versions import Envelope, check_readable, parse_version
 
 
@@ -100,14 +99,6 @@ def test_version_that_is_none_is_refused(text):
 )
 def test_min_reader_of_a_newer_field_is_the_format_that_brought_it(field, value):
     assert min_reader([decode_record(manifest(**{field: value}), Manifest, where="x")]) == (1, 1)
-
-
-def test_min_reader_is_the_newest_format_among_the_fields_used(monkeypatch):
-    used = {"ProgramEntry.targets": (1, 4), "Manifest.name": (1, 2), "ProgramEntry.variant_of": (2, 0)}
-    monkeypatch.setattr("aotexport.write.files.FEATURES", used)
-    document = manifest(programs=[{"name": "infer"}, {"name": "train", "targets": ["portable", "cuda"]}])
-
-    assert min_reader([decode_record(document, Manifest, where="x"), Rebind(name="x", output_index=0)]) == (1, 4)
 
 
 def test_features_are_the_newer_fields_of_the_lock():

@@ -267,16 +267,6 @@ def test_pt2_file_is_a_source_of_one_mode_with_its_example_and_sizes(tmp_path, t
     )
 
 
-def test_pt2_file_without_example_inputs_asks_for_a_model_file(tmp_path):
-    path = saved(tmp_path / "m.pt2", Dropping(), example_inputs=False)
-    with pytest.raises(ModelFileInvalid) as caught:
-        load_source(str(path))
-    assert str(caught.value) == (
-        f"`{path}` has no example inputs. Export a model file that has them:\n\n"
-        f'    model = torch.export.load("{path}").module()\n    example_inputs = (torch.randn(2, 8),)'
-    )
-
-
 class Touching:
     """A pickle of it makes a file when it is read."""
 

@@ -1,14 +1,9 @@
 """Functions of detectors for any number of boxes, beside loops over the boxes."""
 
-import sys
-import types
-
 import pytest
 import torch
 from torch.nn import functional
 
-import aotexport
-import aotexport_runtime
 from aotexport.capture.effects.detection import batched_nms, heatmaps_to_keypoints, paste_masks_in_image
 
 # Torchvision calls it.
@@ -136,31 +131,3 @@ def example(count):
 def test_keypoints_are_those_of_a_loop():
     maps, boxes, _ = example(8)
     torch.testing.assert_close(heatmaps_to_keypoints(maps, boxes), best_places(maps, boxes))
-
-
-ROUNDED = """
-import math
-
-def rounded(image):
-    height = int(math.ceil(float(image.shape[0]) / 8.0) * 8.0)
-    batch = image.new_full([height, 2], 0)
-    batch[: image.shape[0]].copy_(image)
-    return batch
-"""
-
-
-@pytest.mark.parametrize("threshold", [None, 0])
-def test_sizes_that_torchvision_rounds_by_int_and_float_serve_images_of_any_size(threshold, monkeypatch, tmp_path):
-    transform = types.ModuleType("torchvision.models.detection.transform")
-    exec(ROUNDED, vars(transform))
-    monkeypatch.setitem(sys.modules, transform.__name__, transform)
-
-    def detector(image):
-        batch = transform.rounded(image)
-        return batch * 2 if threshold is not None and batch.sum() > threshold else batch
-
-    shapes = ({0: torch.export.Dim("height", min=2, max=64)},)
-    aotexport.export(detector, (torch.ones(6, 2),), output=tmp_path / "bundle", dynamic_shapes=shapes, verify=False)
-    loaded = aotexport_runtime.load(tmp_path / "bundle")
-    for height in (6, 8, 31):
-        assert torch.equal(loaded(torch.ones(height, 2)), detector(torch.ones(height, 2)))

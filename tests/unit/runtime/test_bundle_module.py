@@ -88,15 +88,6 @@ def only(tiny, tmp_path, program: str):
     return load(crafted.seal())
 
 
-def test_modes_that_are_restored_one_by_one_are_the_modes_of_the_whole(loaded):
-    """As trainers do after an evaluation: the outermost module first."""
-    modes = {module: module.training for module in nn.ModuleList([loaded]).modules()}
-    loaded.eval()
-    for module, mode in modes.items():
-        module.training = mode
-    assert all(module.training for module in loaded.modules())
-
-
 @pytest.mark.parametrize(
     ("program", "train", "message"),
     [
@@ -124,19 +115,6 @@ def test_mode_without_a_program_is_refused_with_the_way_out(tiny, tmp_path, batc
 # --- copies and hooks -------------------------------------------------------------------------------------
 
 
-def test_deep_copy_is_independent(loaded, batch):
-    loaded.linear.bias.requires_grad_(False)
-    loaded.eval()
-    twin = copy.deepcopy(loaded)
-    before = loaded(batch)["best"].clone()
-    with torch.no_grad():
-        twin.linear.weight.zero_()
-    assert torch.equal(loaded(batch)["best"], before)
-    assert not twin.training
-    assert [p.requires_grad for p in twin.parameters()] == [True, False]
-    assert twin.linear.weight.data_ptr() != loaded.linear.weight.data_ptr()
-
-
 @pytest.mark.parametrize("dump", [pickle.dumps, copy.copy, lambda module: torch.save(module, io.BytesIO())])
 def test_pickling_is_refused_with_the_way_out(loaded, dump):
     with pytest.raises(NotSupported) as caught:
@@ -145,16 +123,6 @@ def test_pickling_is_refused_with_the_way_out(loaded, dump):
         "a loaded bundle is not pickled: save it with `aotexport_runtime.save(module, path)`, "
         "or its weights alone with `module.state_dict()`"
     )
-
-
-def test_hooks_of_modules_and_parameters_are_called_in_order(loaded, batch):
-    seen: list[str] = []
-    loaded.register_forward_pre_hook(lambda module, args: seen.append("before"))
-    loaded.register_forward_hook(lambda module, args, output: seen.append("after"))
-    loaded.linear.bias.register_hook(lambda gradient: seen.append("gradient"))
-    loaded.linear.bias.register_post_accumulate_grad_hook(lambda parameter: seen.append("accumulated"))
-    loaded(batch)["best"].sum().backward()
-    assert seen == ["before", "after", "gradient", "accumulated"]
 
 
 # --- names that equal ours --------------------------------------------------------------------------------

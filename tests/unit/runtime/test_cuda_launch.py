@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aotexport_runtime import NotSupported
-from aotexport_runtime.engines.cuda.choice import architectures_for, choose
+from aotexport_runtime.engines.cuda.choice import architectures_for
 from aotexport_runtime.engines.cuda.launch import Driver, Launcher, grid_of, pack_number
 from aotexport_runtime.schema.targets import Kernel, KernelBinary, KernelCandidate, NumberParameter, PointerParameter
 
@@ -39,18 +39,8 @@ def kernel(*parameters, name="k", candidates=None, grid=("n", 1, 1), grid_argume
     return Kernel(name=name, parameters=parameters, grid_arguments=grid_arguments, candidates=candidates)
 
 
-def candidate(*binaries, warps=4):
-    return KernelCandidate(num_warps=warps, num_stages=1, grid=(1, 1, 1), binaries=binaries)
-
-
 def binary(architecture, shared_nbytes=0):
     return KernelBinary(architecture=architecture, offset=0, nbytes=1, sha256="0" * 64, shared_nbytes=shared_nbytes)
-
-
-def test_candidate_that_needs_more_shared_memory_than_there_is_is_passed_over():
-    big, small = candidate(binary("sm_90", 200_000)), candidate(binary("sm_90", 1000), warps=8)
-    chosen = choose([kernel(candidates=(big, small))], ["sm_90"], (9, 0), 100_000)
-    assert chosen == ("sm_90", {"k": [(small, small.binaries[0])]})
 
 
 # --- packing ----------------------------------------------------------------------------------------------
@@ -185,14 +175,6 @@ def test_context_of_another_device_is_replaced_by_that_of_the_device():
     names = [name for name, _ in library.calls]
     assert names == ["cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cuCtxGetCurrent", "cuCtxSetCurrent"]
     assert library.calls[-1][1] == [0x30]
-
-
-def test_scratch_memory_is_aligned(tensor):
-    library = RecordingLibrary()
-    launcher(library, scratch=256)(x=tensor, n=2, scale=0.0)
-    address = library.calls[-1][1][1][-2]
-    assert address > 0
-    assert address % 128 == 0
 
 
 @pytest.mark.parametrize(

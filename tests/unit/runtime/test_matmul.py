@@ -146,21 +146,6 @@ def test_sizes_are_measured_for_all_up_to_the_next_power_of_two(decisions):
     assert decisions == [f"mm <={n}x128@rows 128x256@rows" for n in (64, 128, 128, 256)]
 
 
-def test_measured_matmul_is_the_same_for_the_whole_process(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(onednn, "_known", {})
-    monkeypatch.setattr(onednn, "_left_s", 0.3)
-    calls = []
-
-    results = {onednn.faster_by_onednn("mm", lambda: calls.append(1), lambda: calls.append(2)) for _ in range(3)}
-    before = len(calls)
-    onednn.faster_by_onednn("mm", lambda: calls.append(1), lambda: calls.append(2))
-
-    assert len(results) == 1
-    assert before
-    assert len(calls) == before
-
-
 def test_kept_results_are_read_again_beside_those_of_others(tmp_path):
     one, other = Measurements(tmp_path, ["2.13", 2]), Measurements(tmp_path, ["2.13", 2])
     one.add("a", True)
