@@ -23,6 +23,7 @@ from aotexport_runtime.execution.matmul.sizes import Mode
 from aotexport_runtime.execution.source import Origin, define, origin_of
 from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, draws, last_uses
 from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
+from aotexport_runtime.rewrite.updates import UPDATE
 from aotexport_runtime.schema.graph import Graph, Node, Subclass
 from aotexport_runtime.schema.limits import DEFAULT, Limits
 from aotexport_runtime.schema.trees import PythonValue
@@ -334,6 +335,10 @@ def _own_function(op: str) -> Callable[..., Any] | None:
         from aotexport_runtime.values import meshes
 
         return meshes.to_local if op == "distributed::to_local" else meshes.redistribute
+    if op == UPDATE:
+        from aotexport_runtime.execution.updates import adam
+
+        return adam
     return {ASSUMED_SHAPE: checks.check_shape, "subclass::inner": inner_tensor}.get(op)
 
 

@@ -9,10 +9,11 @@ from typing import Any
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
 from aotexport_runtime.execution.matmul.sizes import Mode, is_worth_choosing, matmuls_of
-from aotexport_runtime.rewrite.names import LAYER, operands
+from aotexport_runtime.rewrite.names import LAYER, operands, writes_in_place
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.rewrite.reuse import possible_views, reusing
 from aotexport_runtime.rewrite.simplify import simplified
+from aotexport_runtime.rewrite.updates import UPDATE
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import ValueMeta
 from aotexport_runtime.validate.types import result_dtypes
@@ -59,7 +60,9 @@ def rewritten(graph: Graph, subgraph: Subgraph, *, visible: int | None = None, i
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     metas.update((node.name, node.meta) for node in subgraph.nodes)
     proven = of_proven_dtype([value.name for value in graph.inputs], [*graph.nodes, *subgraph.nodes], metas)
-    subgraph = simplified(subgraph, metas, proven)
+    # A sum with zeros has memory of its own, in which a write to its operand is not seen.
+    writes = any(writes_in_place(node.op) or node.op == UPDATE for node in subgraph.nodes)
+    subgraph = simplified(subgraph, metas, set() if writes else proven)
     if not in_place:
         return subgraph
     return reusing(subgraph, proven, visible=len(subgraph.outputs) if visible is None else visible)

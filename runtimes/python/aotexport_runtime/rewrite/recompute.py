@@ -8,13 +8,17 @@ from __future__ import annotations
 import dataclasses
 import heapq
 import math
-from collections.abc import Mapping, Set
+from collections.abc import Mapping, Sequence, Set
 
-from aotexport_runtime.rewrite.names import operands
+from msgspec.structs import replace
+
+from aotexport_runtime.rewrite.names import operands, renamed, writes_in_place
 from aotexport_runtime.rewrite.partition import VIEWS, PartitionedGraph, Subgraph
+from aotexport_runtime.rewrite.reuse import IN_PLACE
+from aotexport_runtime.rewrite.updates import UPDATE
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import FunctionalGraph, Partition
-from aotexport_runtime.schema.values import NothingMeta, SequenceMeta, TensorMeta, ValueMeta
+from aotexport_runtime.schema.values import Argument, NothingMeta, SequenceMeta, TensorMeta, ValueMeta
 from aotexport_runtime.validate.arguments import descendants
 from aotexport_runtime.values import dtypes, sizes
 
@@ -149,3 +153,51 @@ def computed_late(partitioned: PartitionedGraph) -> PartitionedGraph:
         nodes += [*sorted(found, key=lambda taken: places[taken.name]), node]
     nodes += waiting.values()
     return dataclasses.replace(partitioned, backward=Subgraph(subgraph.inputs, nodes, subgraph.outputs))
+
+
+_CHEAP = frozenset((*IN_PLACE, "aten::pow.Tensor_Scalar", "aten::native_layer_norm.default"))
+"""Operators whose time is that of reading and writing memory."""
+
+
+def computed_again(nodes: Sequence[Node], loss: str) -> list[Node]:
+    """Return the nodes of a step with cheap values of forward, which ends at `loss`, computed again in backward.
+
+    They are those whose operands backward reads later anyway: memory goes down, and what is read is near.
+    """
+    by_name = {node.name: node for node in nodes}
+    end = next((index for index, node in enumerate(nodes, 1) if node.name == loss), len(nodes))
+    bases, read, written = dict[str, str](), dict[str, list[int]](), dict[str, int]()
+    for index, node in enumerate(nodes):
+        taken = [bases.get(name, name) for name in operands(node)]
+        if index < end:
+            is_view = node.op in VIEWS or node.op == "python::getitem"
+            bases[node.name] = taken[0] if is_view and taken else node.name
+        else:
+            for name in taken:
+                read.setdefault(name, []).append(index)
+        if writes_in_place(node.op) or node.op == UPDATE:
+            for name in taken:
+                written.setdefault(name, index)
+
+    def is_cheap(name: str) -> bool:
+        first = read[name][0]
+        taken = [bases.get(each, each) for each in operands(by_name[name])]
+        return by_name[name].op in _CHEAP and all(
+            read.get(each, [0])[-1] >= first and written.get(each, len(nodes)) > first for each in taken
+        )
+
+    cheap = {name for name in read.keys() & by_name.keys() if bases.get(name) == name and is_cheap(name)}
+    made, names = list(nodes[:end]), dict[str, Argument]()
+
+    def add(name: str) -> None:
+        if bases.get(name) in cheap and name not in names:
+            for each in operands(by_name[name]):
+                add(each)
+            names[name] = f"{name}:again"
+            made.append(replace(renamed(by_name[name], names), name=f"{name}:again"))
+
+    for node in nodes[end:]:
+        for name in operands(node):
+            add(name)
+        made.append(renamed(node, names))
+    return made

@@ -15,7 +15,9 @@ from aotexport_runtime.engines.runs import WHOLE, Engines
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution import transforms
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
+from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.graph import Graph
+from aotexport_runtime.schema.manifest import STEP
 from aotexport_runtime.schema.program import Program
 
 if TYPE_CHECKING:
@@ -77,6 +79,13 @@ class ForwardEngine(Engine):
             self._restored = restored_on_error
         names = [graph_input.name for graph_input in graph.inputs]
         label = f"{self._program.name} forward graph"
+        if self._program.name == STEP:
+            from aotexport_runtime.execution.functional_graph import compile_functional
+            from aotexport_runtime.rewrite.recompute import computed_again
+            from aotexport_runtime.rewrite.updates import with_fused_updates
+
+            nodes = computed_again(with_fused_updates(graph), str(graph.outputs[0]))
+            return compile_functional(graph, Subgraph(names, nodes, graph.outputs), environment, label=label)
         return compile_graph(graph, graph.nodes, names, graph.outputs, environment, label=label)
 
     def _way_out(self, because: str) -> str:
