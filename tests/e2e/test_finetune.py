@@ -30,6 +30,7 @@ from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
 import aotexport
 import aotexport_runtime
 from aotexport.cli import app
+from aotexport_runtime.finetune.history import History
 from tests.forked import run_script
 
 
@@ -105,6 +106,8 @@ CHECKPOINTS: dict[str, tuple[Any, str]] = {
         lambda path: _with(path, "settings", lambda _: 1),
         "is no checkpoint of this command: Expected `object`",
     ),
+    "step as text": (lambda path: _with(path, "step", lambda _: "x"), "Expected `int`, got `str` - at `$.step`"),
+    "step before": (lambda path: _with(path, "step", lambda _: -(10**9)), "Expected `int` >= 0 - at `$.step`"),
     "step behind": (lambda path: _with(path, "step", lambda _: 10**9), "it is at step 1000000000 of 102. Begin anew"),
     "broadcast": (
         lambda path: _with(path, "model.4.weight", lambda w: w[:1, :1]),
@@ -147,6 +150,23 @@ def test_checkpoint_that_is_not_of_the_run_is_refused_in_one_line(bundle: Path, 
         assert done.stderr.startswith("error: --resume: "), name
         assert message in done.stderr, name
         checkpoint.unlink()
+
+
+@pytest.mark.parametrize(
+    "line", ["[" * 100_000, "[1]", '{"step": "a", "loss": 1, "lr": 1}', f'{{"step": 1, "lr": 1, "loss": {"9" * 5000}}}']
+)
+def test_line_of_a_history_that_is_none_ends_it(tmp_path: Path, line: str) -> None:
+    kept = '{"step": 1, "loss": 0.5, "lr": 0.1, "examples_per_s": 3}\n'
+    (tmp_path / "history.jsonl").write_text(f"{kept}{line}\n{kept}")
+    History(tmp_path, steps=5, tensorboard=False).close()
+    assert (tmp_path / "history.jsonl").read_text() == kept
+
+
+def test_link_in_the_place_of_a_history_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "history.jsonl").symlink_to("mine")
+    History(tmp_path, steps=5, tensorboard=False).close()
+    assert (tmp_path / "mine").read_text() == "mine"
 
 
 def interrupted(run: Path, steps: int, *arguments: Any) -> None:

@@ -207,15 +207,21 @@ def larger(manifest, files):
     files["bundle/" + manifest["files"][0]["path"]] += bytes(100)
 
 
+def other(manifest, files):
+    name = "bundle/" + manifest["files"][0]["path"]
+    files[name] = bytes(len(files[name]))
+
+
 @pytest.mark.parametrize(
     ("edit", "check"),
     [
         (edited(climbing), "file-path/FileEntry.path"),
         (edited(larger), "file-differs/size"),
+        (edited(other), "file-differs/digest"),
         (lambda files: files.pop("bundle/README.md"), "file-missing/file"),
         (lambda files: files.pop("bundle/bundle.json"), "bundle-missing/manifest"),
     ],
-    ids=["climbs", "larger", "missing", "no bundle"],
+    ids=["climbs", "larger", "other bytes", "missing", "no bundle"],
 )
 def test_a_hostile_repository_leaves_the_bundle_that_was_there(hub, tmp_path, edit, check):
     aotexport_runtime.push(BUNDLE, ADDRESS)
