@@ -96,11 +96,6 @@ def the_same_tensor_twice_and_mutated(x, y):
     return x + y
 
 
-@slow_case(lambda: (torch.randn(2, 3),), members=lambda: {"weight": nn.Parameter(torch.randn(4, 3))})
-def parameter_returned(self, x):
-    return x @ self.weight.t(), self.weight, self.weight[0]
-
-
 @slow_case(
     lambda: (torch.randn(2, 3),), members=lambda: {"mean": torch.zeros(3), "weight": nn.Parameter(torch.randn(3))}
 )

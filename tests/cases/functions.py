@@ -347,11 +347,6 @@ class LeavingOut(torch.autograd.Function):
         return x_grad, w_grad, b_grad
 
 
-@slow_case(lambda: (leaf(3, 4), leaf(4), leaf(4)))
-def function_that_leaves_out_what_is_not_needed(x, w, b):
-    return LeavingOut.apply(x, w, b)
-
-
 class Accumulating(torch.autograd.Function):
     """Adds its gradient to a tensor."""
 

@@ -5,18 +5,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from tests.cases import case, slow_case
-from tests.cases.mutations import leaf, non_leaf
+from tests.cases.mutations import leaf
 
 HOOKS = "registers hooks"
-
-
-@slow_case(lambda: (leaf(3, 4), leaf(4)), forward_only=HOOKS)
-def hook_that_scales(x, w):
-    hidden = x * 2
-    mask = (x > 0).detach()
-    hidden.register_hook(lambda grad: grad * mask * 3 - w * grad)
-    hidden.register_hook(lambda grad: -grad / 2)
-    return hidden.sin() * w, hidden, x * 3
 
 
 @slow_case(lambda: (leaf(3, 4), leaf(4)), forward_only=HOOKS)
@@ -25,15 +16,6 @@ def hook_that_clips(x, w):
     hidden.register_hook(lambda grad: (grad * 3 + w).clamp(-2, 2))
     hidden.register_hook(lambda grad: torch.where(grad > 1, grad, grad * 5))
     return hidden.sin() * w, hidden, x * 3
-
-
-@slow_case(lambda: (non_leaf(3, 4),), forward_only=HOOKS)
-def hook_on_an_input_and_its_view(x):
-    x.register_hook(lambda grad: grad * 3)
-    rows = x.view(-1)
-    rows.register_hook(lambda grad: grad / 2)
-    rows.mul_(2)
-    return rows
 
 
 @case(lambda: (torch.randn(3, 4),), forward_only=HOOKS)

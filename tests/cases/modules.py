@@ -62,22 +62,6 @@ class ConstantsOfEveryKind(nn.Module):
         return x * self.weight + self.plain + self.listed[1] + self.hidden + CLOSED_OVER + torch.tensor([1.0, 2, 3, 4])
 
 
-class Weighing(nn.Module):
-    def __init__(self, factors):
-        super().__init__()
-        self.factors = factors
-
-    def forward(self, x):
-        return x * self.factors
-
-
-@slow_case(lambda: (torch.randn(2, 4),))
-class ConstantInSeveralModules(nn.Sequential):
-    def __init__(self):
-        factors = torch.randn(4)
-        super().__init__(Weighing(factors), nn.Linear(4, 4), Weighing(factors))
-
-
 @case(lambda: (torch.randn(3, 2, 8),))
 class EncoderLayer(nn.TransformerEncoderLayer):
     def __init__(self):

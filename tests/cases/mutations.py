@@ -62,38 +62,12 @@ def metadata_there_and_back(x, w):
     return x * w
 
 
-@slow_case(lambda: (torch.randn(2, 3),))
-class BufferInPlace(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("count", torch.zeros(()))
-        self.register_buffer("seen", torch.zeros(3), persistent=False)
-        self.weight = nn.Parameter(torch.randn(3))
-
-    def forward(self, x):
-        self.count += 1
-        self.seen.add_(x.mean(0))
-        return x * self.weight + self.seen
-
-
 @slow_case(
     lambda: (torch.randn(2, 3),), members=lambda: {"mean": torch.zeros(3), "weight": nn.Parameter(torch.randn(3))}
 )
 def buffer_replaced(self, x):
     self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
     return (x - self.mean) * self.weight
-
-
-@slow_case(lambda: (torch.randn(2, 3),))
-class TensorAttributeReplaced(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.total = torch.zeros(3)
-        self.weight = nn.Parameter(torch.randn(3))
-
-    def forward(self, x):
-        self.total = self.total + x.sum(0)
-        return self.total * self.weight
 
 
 @case(lambda: (torch.randn(2, 3),), forward_only="set_ on a graph input")

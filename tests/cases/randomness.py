@@ -54,8 +54,3 @@ def draws_into_other_layouts(x):
     dropped = nn.functional.alpha_dropout(turned, 0.4), nn.functional.alpha_dropout(x[:, ::2], 0.4)
     slopes = nn.functional.rrelu(turned, training=True), nn.functional.rrelu(x[:, ::2])
     return *noise, *dropped, *slopes, torch._standard_gamma(turned.exp())
-
-
-@slow_case(lambda: (leaf(4, 6),))
-def draws_by_chances_into_another_layout(x):
-    return x.t() * torch.empty_like(x.t()).bernoulli_(x.detach().t().sigmoid())

@@ -32,20 +32,6 @@ class RecurrenceOfAnyLength(nn.Module):
 
 
 @slow_case(
-    lambda: (torch.randn(3, 4, 2), torch.tensor([2, 4, 1]), torch.randn(2, 3, 3)),
-    dynamic_shapes=({0: BATCH, 1: LENGTH}, {0: BATCH}, {1: BATCH}),
-    forward_only=WHOLE,
-    members=lambda: {"linear": nn.Linear(2, 2), "lstm": nn.LSTM(2, 3, bidirectional=True), "gru": nn.GRU(6, 3, 2)},
-)
-def packed_sequences(self, x, lengths, state):
-    packed = pack_padded_sequence(self.linear(x), lengths, batch_first=True, enforce_sorted=False)
-    inner, (hidden, _) = self.lstm(packed)
-    outer, last = self.gru(inner, state)
-    padded, longest = pad_packed_sequence(outer, batch_first=True, total_length=x.shape[1])
-    return padded + x.sum(2, keepdim=True), pad_packed_sequence(inner)[0].mean(0), longest, hidden + 1, last
-
-
-@slow_case(
     lambda: (torch.randn(4, 3, 2), torch.tensor([4, 2, 2])), forward_only=WHOLE, members=lambda: {"rnn": nn.RNN(2, 3)}
 )
 def packed_sequences_of_a_fixed_batch(self, x, lengths):

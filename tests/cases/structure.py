@@ -23,16 +23,6 @@ class Record:
     extra: Any = None
 
 
-@slow_case(lambda: (Pair(leaf(3), 2.0),))
-def named_tuple(pair):
-    return Pair(pair.first * pair.second, (pair.first + 1, "label"))
-
-
-@slow_case(lambda: (Record(leaf(3), {"k": torch.randn(3)}),))
-def dataclass_record(record):
-    return Record(record.loss * record.extra["k"], None)
-
-
 class Scaling(enum.Enum):
     TWICE = "twice"
     NEVER = None
@@ -91,11 +81,6 @@ def numbers_and_bytes_as_keys(x, table, boxes):
     table[2.5] = x * 2
     boxes.append(x)
     return boxes.largest() * table[0.5], {0.25: table[b"ab"] + x, b"c": 1}, Corner((x, Boxes([table[1.0, b""] * x])))
-
-
-@slow_case(lambda: (leaf(3, 4),))
-def return_types(x):
-    return torch.max(x, 1), torch.linalg.qr(x)
 
 
 @case(lambda: (leaf(3, 3),))

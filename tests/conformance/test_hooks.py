@@ -101,12 +101,6 @@ class HookedOnItsParameter(nn.Linear):
         return super().forward(x)
 
 
-def transforming(x):
-    hidden = torch.vmap(torch.sin)(x)
-    hidden.register_hook(lambda grad: grad * 2)
-    return hidden
-
-
 def retaining(x):
     hidden = x * 2
     hidden.retain_grad()
@@ -126,11 +120,6 @@ REFUSED = {
         HookedOnItsParameter(4, 4),
         "the model registers a hook on its own `weight` in the call, and every call would add one. Register it on the "
         "loaded module's parameter",
-    ),
-    "transform": (
-        transforming,
-        "the model calls `Tensor.register_hook`, which a bundle cannot hold beside function transforms. Register hooks "
-        "on the loaded bundle's parameters, inputs or outputs instead",
     ),
     "retained": (
         retaining,

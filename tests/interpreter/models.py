@@ -76,14 +76,6 @@ def of_triton() -> Model:
     return OfTriton(), (torch.randn(5, 4),), {"dynamic_shapes": ({0: batch},)}
 
 
-def custom_operator() -> Model:
-    """An operator of the user's between kernels, with a gradient of its own."""
-    from tests.cases.operators import cubed
-
-    model = module(lambda self, x: cubed(self.linear(x).relu()).sigmoid().t(), linear=nn.Linear(4, 6))
-    return model, (torch.randn(5, 4),), {}
-
-
 def writing_operators() -> Model:
     """Operators of the user's that write: to a buffer, to views and lists, and in a backward."""
     from tests.cases.operators import add_all_, operator_that_writes_in_a_backward, scale_
@@ -168,6 +160,6 @@ SLOW = {
     each.__name__: each
     for each in (
         *(mlp, attention, bfloat16_extrema, masked_attention, half_attention, pools),
-        *(custom_operator, writing_operators, subclass, bert, cnn, scatter),
+        *(writing_operators, subclass, bert, cnn, scatter),
     )
 }
