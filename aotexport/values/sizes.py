@@ -78,7 +78,7 @@ def encode_expression(expression: Any) -> Any:
     if isinstance(expression, sympy.Symbol):
         return expression.name
     if expression in (sympy.true, sympy.false):
-        return int(expression is sympy.true or expression == sympy.true)
+        return int(bool(expression))
     name = type(expression).__name__
     args: Any = expression.args
     if name in _SWAPPED:

@@ -12,7 +12,6 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport.lower.targets import own_level
-from aotexport_runtime import NotSupported
 from aotexport_runtime.cli.app import main
 from tests.hostile.crafted import Crafted
 
@@ -103,14 +102,6 @@ def test_passes_that_ran_are_told_with_the_reason_for_a_slower_engine(net, caplo
     ]
 
 
-@has_level
-def test_frozen_parameters_are_the_reason_for_the_graph(net):
-    module = aotexport_runtime.load(net, target="cpu", trust="native").train()
-    module.get_parameter("linear.bias").requires_grad_(False)
-    module(torch.ones(8, 4))[0].backward()
-    assert runs(module) == [("forward", "portable", "not every gradient is wanted"), ("backward", "portable", "")]
-
-
 def test_text_has_a_few_lines_per_program(tiny):
     module = aotexport_runtime.load(tiny, target="portable")
     module.train()(torch.ones(5, 4))["best"].sum().backward()
@@ -128,20 +119,6 @@ def test_text_has_a_few_lines_per_program(tiny):
 # --- targets that were asked for --------------------------------------------------------------------------
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-
-
-@no_gpu
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "target `cuda` cannot run: no device `cuda` here: "),
-        ({"device": "cpu"}, "kernels run on NVIDIA GPUs, and the bundle is on cpu"),
-    ],
-)
-def test_kernels_without_a_gpu_are_refused_at_load(options, message):
-    with pytest.raises(NotSupported) as caught:
-        aotexport_runtime.load(KERNELS, target="cuda", trust="native", **options)
-    assert str(caught.value).startswith(message)
 
 
 @no_gpu

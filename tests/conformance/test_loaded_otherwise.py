@@ -133,14 +133,8 @@ class Names(nn.Module):
     def forward(self, x):
         return self.linear(x)
 
-    def to_its_dtype(self, x):
-        return self.linear(x).to(x.dtype)
-
     def limit(self, x):
         return self.linear(x).masked_fill(x > 0, torch.finfo(x.dtype).min)
-
-    def constant(self, x):
-        return self.linear(x) * torch.tensor(0.1, dtype=x.dtype)
 
     def attribute(self, x):
         return self.linear(x) * self.factors
@@ -155,9 +149,7 @@ LINES = {name: Names.__dict__[name].__code__.co_firstlineno + 1 for name in Name
 @pytest.mark.parametrize(
     ("method", "what"),
     [
-        ("to_its_dtype", "names float32 in `aten::to.dtype`"),
         ("limit", "has -3.4028234663852886e+38, a limit of float32, in `aten::masked_fill.Scalar`"),
-        ("constant", "reads the float32 tensor `constant.1` in `aten::lift_fresh_copy.default`"),
         ("attribute", "reads the float32 tensor `factors` in `aten::mul.Tensor`"),
         ("inside", "names float32 in `aten::to.dtype`"),
     ],

@@ -223,7 +223,7 @@ def branch_changed_in_place(x, w):
     ("function", "with_grad"),
     [
         (partly_detached_scan, (False, True)),
-        (partly_detached_loop, (True, False)),
+        pytest.param(partly_detached_loop, (True, False), marks=pytest.mark.slow),
         (branch_changed_in_place, (True, True)),
     ],
 )
