@@ -6,7 +6,7 @@ import contextlib
 from dataclasses import replace
 from typing import Any
 
-from aotexport.capture.passes.contract import draft_of
+from aotexport.capture.passes.draft import draft_of
 from aotexport.capture.passes.launches import launched_kernels, launches_traced
 from aotexport.capture.passes.order import run_passes
 from aotexport.capture.trace.declared_sizes import larger_tensors

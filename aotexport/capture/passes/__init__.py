@@ -1,7 +1,7 @@
 """Graph to graph: a `Draft` of a traced forward graph goes through the passes of `order.py`.
 
-A pass is a function from draft to draft, decorated with the facts that it requires and guarantees (`contract.py`). A
-new one gets a place in `order.py` and a case in `tests/cases`. Passes know nothing of how the graph was traced.
+A pass is a function from draft to draft; a new one gets a place in `order.py` and a case in `tests/cases`. Passes know
+nothing of how the graph was traced.
 
 What a pass keeps, beside the values:
 

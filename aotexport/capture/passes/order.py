@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from aotexport.capture.passes.contract import Draft, ordered
+from aotexport.capture.passes.draft import Draft
 from aotexport.capture.passes.refusals import (
     refuse_computed_state,
     refuse_history_by_views,
@@ -31,7 +31,7 @@ from aotexport.capture.trace.forward_capture import Binding
 from aotexport.torch_internals.names import HigherOrderOperator, OpOverload
 from aotexport_runtime.errors import ArgumentInvalid
 
-PASSES = ordered(
+PASSES = (
     lift_subgraph_constants,
     lift_constants,
     refuse_hooks_on_state,
@@ -40,20 +40,20 @@ PASSES = ordered(
     insert_data_checks,
     eliminate_dead_code,
     drop_unused_state,
-    refuse_computed_state,
-    refuse_history_by_views,
-    refuse_nested_draws,
-    fix_gradients_of_loops,
 )
+"""Constants are lifted out of subgraphs first, so that all tensors are inputs from then on; data checks use nodes that
+would be dead code, and state is unused once that is gone."""
+
+PASSES_OF_GRADIENTS = (refuse_computed_state, refuse_history_by_views, refuse_nested_draws, fix_gradients_of_loops)
+"""Those of programs that record gradients, after the others."""
 
 
 def run_passes(draft: Draft) -> Draft:
     """Return a traced draft after all passes of its program, whose graph can run, or refuse it."""
     dump_draft(0, "traced", draft)
-    for number, each in enumerate(PASSES, 1):
-        if draft.grad or not each.only_grad:
-            draft = each.run(draft)
-            dump_draft(number, each.name, draft)
+    for number, each in enumerate((*PASSES, *PASSES_OF_GRADIENTS) if draft.grad else PASSES, 1):
+        draft = each(draft)
+        dump_draft(number, each.__name__, draft)
     draft.graph.recompile()
     return draft
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from aotexport.capture.effects.hooks import apply_hook
-from aotexport.capture.passes.contract import Draft, Fact, graph_pass
+from aotexport.capture.passes.draft import Draft
 from aotexport.capture.passes.rewrites import differentiable_operators, draws, is_operator, operator_name, subgraphs_of
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import source_of
@@ -18,7 +18,6 @@ from aotexport.torch_internals.names import OpOverload, statically_known_true
 from aotexport_runtime.values.subclasses import is_wrapper
 
 
-@graph_pass(requires=[Fact.TENSORS_ARE_INPUTS])
 def refuse_hooks_on_state(draft: Draft) -> Draft:
     """Refuse hooks on state."""
     graph = draft.graph.graph
@@ -33,7 +32,6 @@ def refuse_hooks_on_state(draft: Draft) -> Draft:
     return draft
 
 
-@graph_pass(requires=[Fact.TENSORS_ARE_INPUTS])
 def refuse_resized_memory(draft: Draft) -> Draft:
     """Refuse to resize the memory of state, unless it has none yet."""
     placeholders = draft.graph.graph.find_nodes(op="placeholder")
@@ -72,7 +70,6 @@ def _extent(tensor: torch.Tensor) -> Any:
     return last * tensor.element_size()
 
 
-@graph_pass(requires=[Fact.STATE_USED], only_grad=True)
 def refuse_computed_state(draft: Draft) -> Draft:
     """Refuse state computed before the call, through which eager's gradients flow on to its sources."""
     for binding in draft.bindings:
@@ -85,7 +82,6 @@ def refuse_computed_state(draft: Draft) -> Draft:
     return draft
 
 
-@graph_pass(requires=[Fact.STATE_USED], only_grad=True)
 def refuse_history_by_views(draft: Draft) -> Draft:
     """Refuse to write values that require grad to a tensor of the state if another used one shares its memory."""
     used = [binding.entry for binding in draft.bindings if binding.entry is not None]
@@ -108,7 +104,6 @@ def _base(tensor: torch.Tensor) -> torch.Tensor:
 _DRAWN_ANEW = ("cond", "while_loop", "map_impl")
 
 
-@graph_pass(requires=[Fact.TENSORS_ARE_INPUTS, Fact.CODE_USED], only_grad=True)
 def refuse_nested_draws(draft: Draft) -> Draft:
     """Refuse gradients through draws of a branch or loop inside of another: torch decides their order in backward."""
     for node in differentiable_operators(draft.graph, draft.inputs):

@@ -12,7 +12,7 @@ import torch
 
 from aotexport.capture.effects.distributed import FromLocal
 from aotexport.capture.effects.grad_mode import make_relative
-from aotexport.capture.passes.contract import Draft, Fact, graph_pass
+from aotexport.capture.passes.draft import Draft
 from aotexport.capture.trace.forward_capture import Binding
 from aotexport.errors import ExportFailed
 from aotexport.model.state import State
@@ -24,7 +24,6 @@ from aotexport_runtime.values import meshes
 from aotexport_runtime.values.subclasses import inner_tensor
 
 
-@graph_pass(guarantees=[Fact.SUBGRAPHS_CLOSED])
 def lift_subgraph_constants(draft: Draft) -> Draft:
     """Turn tensors that subgraphs close over into operands of their operators; the main graph closes over them then.
 
@@ -77,7 +76,6 @@ def _attribute(
     return node
 
 
-@graph_pass(requires=[Fact.SUBGRAPHS_CLOSED], guarantees=[Fact.TENSORS_ARE_INPUTS])
 def lift_constants(draft: Draft) -> Draft:
     """Turn tensors that the graph closes over into placeholders, one per tensor; one for equal ones that it copies."""
     module, state = draft.graph, State(list(draft.state))
@@ -111,14 +109,12 @@ def _new_placeholder(graph: torch.fx.GraphModule, name: str, value: Any) -> torc
     return placeholder
 
 
-@graph_pass(guarantees=[Fact.GRAD_MODES_RELATIVE])
 def make_grad_modes_relative(draft: Draft) -> Draft:
     """Let every marked switch restore the caller's mode, see `grad_mode`."""
     make_relative(draft.graph.graph)
     return draft
 
 
-@graph_pass(guarantees=[Fact.NUMBERS_CHECKED])
 def insert_data_checks(draft: Draft) -> Draft:
     """Insert checks of the trace's assumptions about data-dependent numbers into the graph."""
     environment = draft.fakes.mode.shape_env
@@ -127,7 +123,6 @@ def insert_data_checks(draft: Draft) -> Draft:
     return draft
 
 
-@graph_pass(requires=[Fact.NUMBERS_CHECKED], guarantees=[Fact.CODE_USED])
 def eliminate_dead_code(draft: Draft) -> Draft:
     """Erase nodes without users and effects; data checks must be in the graph already, to use their numbers."""
     draft.graph.graph.eliminate_dead_code(is_impure_node=_has_effect)
@@ -149,7 +144,6 @@ def _has_effect(node: torch.fx.Node) -> bool:
     return not pure or any(word in schema.name for word in composite_random)
 
 
-@graph_pass(requires=[Fact.TENSORS_ARE_INPUTS, Fact.CODE_USED], guarantees=[Fact.STATE_USED])
 def drop_unused_state(draft: Draft) -> Draft:
     """Erase placeholders without users, except arguments, and state of which the code asks whether it requires grad."""
     used: list[int] = []
@@ -166,7 +160,6 @@ def drop_unused_state(draft: Draft) -> Draft:
     )
 
 
-@graph_pass(requires=[Fact.TENSORS_ARE_INPUTS, Fact.CODE_USED], only_grad=True)
 def fix_gradients_of_loops(draft: Draft) -> Draft:
     """Fix the facts beside values that gradients through a `while_loop` depend on in torch; see `Program.fixed`.
 
