@@ -356,6 +356,7 @@ class Repository:
         model.served = dict(sorted(({**model.served, **served}).items(), key=lambda each: -int(each[0])))
         fields = {"model": model.name, "version": bundle.version, "seconds": round(time.monotonic() - began, 3)}
         fields |= {"joined_along": servable.batch_axes and servable.batch_axes.name, "not_joined": servable.not_joined}
+        fields |= {"engine": servable.engine}
         log.info("model is served", extra={"fields": fields})
         self._watcher(model.name, bundle.version, "loaded")
         if old is not None:

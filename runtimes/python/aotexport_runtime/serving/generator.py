@@ -55,7 +55,7 @@ class Generator:
     """
 
     inputs = outputs = texts = ()
-    batch_axes = None
+    batch_axes = engine = None
 
     @keywords_of(ServableOptions)
     def __init__(self, path: str | os.PathLike[str], options: ServableOptions) -> None:

@@ -63,6 +63,11 @@ class AnyProgram:
         """Recorded calls of the program and its variants."""
         return [entry for entry in self.bundle.manifest.testvectors if entry.program in self.variants]
 
+    @property
+    def engine(self) -> str:
+        """What serves its calls first."""
+        return self.target
+
     def run(self, values: Values, choice: int = 0) -> list[Any]:
         """Return a tensor, array or number per output of the interface.
 

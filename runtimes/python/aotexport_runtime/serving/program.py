@@ -59,6 +59,10 @@ class ServedProgram(AnyProgram):
         self._device = torch.device(options.device)
         self._without_gradients = without_gradients(self.programs)
 
+    @property
+    def engine(self) -> str:
+        return self.module.explain_program(self.name).engines[0]
+
     def run(self, values: Values, choice: int = 0) -> list[Any]:
         tensors = [value if isinstance(value, int) else self._tensor(value) for value in values]
         with self._without_gradients():

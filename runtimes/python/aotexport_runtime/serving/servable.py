@@ -41,6 +41,7 @@ class Servable:
         inputs: one entry per input.
         outputs: one entry per output.
         texts: one entry per string of the signature, which calls may name as they do inputs.
+        engine: what serves its calls, by the names of `load`; empty before `warm_up`.
         classes: names of the classes that a classifier scores, if the bundle has them.
         batcher: the queue of calls.
     """
@@ -48,6 +49,7 @@ class Servable:
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     texts: tuple[TextSpec, ...]
+    engine = ""
 
     @keywords_of(ServableOptions)
     def __init__(self, path: str | os.PathLike[str], options: ServableOptions) -> None:
@@ -176,6 +178,7 @@ class Servable:
         with program.applying(None):
             again = [*program.run_recorded()]
             check_results(result for _, result in again)
+            self.engine = program.engine
             recorded = [values for values, _ in again]
             if not recorded:
                 root = self._bundle.root

@@ -16,10 +16,10 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from aotexport_runtime.server.endpoints.plane import Hold, refusal_of_kserve
+from aotexport_runtime.server.endpoints.plane import Hold
 from aotexport_runtime.server.openai import described_error
 from aotexport_runtime.server.options import ServeOptions
-from aotexport_runtime.server.refusals import CODES, Refusal
+from aotexport_runtime.server.refusals import CODES, Refusal, refusal_of
 
 _OWN = re.compile(r"(localhost|[\d.]+|\[[\da-f:.]+\])?(:\d+)?", re.IGNORECASE)
 _HEAD_NBYTES = 1 << 16
@@ -106,7 +106,7 @@ class Endpoint:
             response = await self._answer(Request(scope, receive, send))
             await response(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - answered to the client
-            await refused(refusal_of_kserve(error), scope["path"])(scope, receive, send)
+            await refused(refusal_of(error), scope["path"])(scope, receive, send)
 
 
 def _name(host: str) -> str:

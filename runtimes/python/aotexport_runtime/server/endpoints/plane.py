@@ -16,10 +16,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import kserve
-import kserve.errors
-from kserve.protocol.dataplane import DataPlane
-
 import aotexport_runtime
 from aotexport_runtime.errors import NotSupported, Overloaded
 from aotexport_runtime.server.endpoints import metrics
@@ -58,13 +54,10 @@ class Asked:
     answer: Answer | None = None
 
 
-class BundlePlane(DataPlane):
-    """KServe's data plane, and its extension for repositories: index, load and unload for every worker."""
+class BundlePlane:
+    """What KServe calls a data plane, with its extension for repositories: index, load and unload for every worker."""
 
     def __init__(self, repository: Repository, options: ServeOptions, marks: Marks) -> None:
-        registry = kserve.ModelRepository()
-        registry.models = repository.models
-        super().__init__(registry)
         self.repository = repository
         self._options = options
         self._marks = marks
@@ -72,12 +65,18 @@ class BundlePlane(DataPlane):
         self._is_ending = self._is_over = False
         self._held_nbytes = 0
         self.spans = provider_of(dict(os.environ))
-        self._server_name = "aotexport"
-        self._server_version = aotexport_runtime.__version__
 
     def metadata(self) -> dict[str, Any]:
         """Return name, version and extensions of the server."""
-        return super().metadata() | {"extensions": _EXTENSIONS}
+        return {"name": "aotexport", "version": aotexport_runtime.__version__, "extensions": _EXTENSIONS}
+
+    async def live(self) -> dict[str, str]:
+        """Return that the process answers."""
+        return {"status": "alive"}
+
+    def models(self) -> dict[str, Any]:
+        """Return the names of the models."""
+        return {"models": [*self.repository.models]}
 
     @property
     def unready(self) -> str:
@@ -127,6 +126,7 @@ class BundlePlane(DataPlane):
         return served
 
     async def model_metadata(self, model_name: str, version: str = "") -> dict[str, Any]:
+        """Return the inputs and outputs of a model."""
         model = self.repository.model(model_name)
         if not model.chosen:
             await self.loaded(model_name, version)
@@ -149,15 +149,16 @@ class BundlePlane(DataPlane):
         most = servable.batcher.max_batch_size
         return model_config(model_name, served.signature, servable.batch_axes, most, "aotexport")
 
-    def statistics(self, name: str = "", version: str = "") -> dict[str, Any]:
+    def statistics(self, model_name: str = "", version: str = "") -> dict[str, Any]:
         """Return what was counted of a model, or of all, by version; `Refusal`: there is no such model or version."""
-        if name:
-            self.repository.current(name, version)
-        models = [self.repository.model(name)] if name else [*self.repository.models.values()]
+        if model_name:
+            self.repository.current(model_name, version)
+        models = [self.repository.model(model_name)] if model_name else [*self.repository.models.values()]
         pairs = [(m.name, bundle.version) for m in models for bundle in m.chosen if version in ("", bundle.version)]
         return {"model_stats": metrics.statistics(pairs)}
 
-    async def model_ready(self, model_name: str, disable_predictor_health_check: bool = False) -> bool:
+    async def model_ready(self, model_name: str) -> bool:
+        """Return whether a model is served."""
         return self.repository.model(model_name).state == "READY"
 
     async def index(self, filter_ready: bool | None = False) -> list[dict[str, str]]:
@@ -350,12 +351,3 @@ def tensors_of(served: Served, model: str) -> Servable:
     if isinstance(served.servable, Servable):
         return served.servable
     raise Refusal(f"model `{model}` generates text; ask POST /v1/completions")
-
-
-def refusal_of_kserve(error: Exception) -> Refusal:
-    """Return what a client is told of an error of KServe's routes."""
-    if isinstance(error, kserve.errors.ModelNotFound):
-        return Refusal(str(error), "not_found")
-    if isinstance(error, kserve.errors.ModelNotReady | kserve.errors.ServerNotReady | kserve.errors.ServerNotLive):
-        return Refusal(str(error), "unavailable")
-    return Refusal(str(error)) if isinstance(error, kserve.errors.InvalidInput) else refusal_of(error)

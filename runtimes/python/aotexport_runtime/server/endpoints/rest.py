@@ -7,7 +7,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import socket
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -84,12 +86,14 @@ class RestServer(RESTServer):
 
     def _routes(self) -> list[tuple[str, str, Any]]:
         """Return method, path and endpoint of each route; at a port of administration, without those of clients."""
-        model, version = "/v2/models/{model}", "/v2/models/{model}/versions/{version}"
+        model, version = "/v2/models/{model_name}", "/v2/models/{model_name}/versions/{version}"
+        plane = self._plane
+        of_models = {"/stats": plane.statistics, "/config": plane.model_config, "": plane.model_metadata}
         common = [
             ("GET", "/metrics", self.metrics),
             ("POST", "/v2/repository/index", self.index),
             *(("POST", f"/v2/repository/models/{{model}}/{change}", self.change) for change in ("load", "unload")),
-            ("GET", "/v2/health/live", self.live),
+            ("GET", "/v2/health/live", told(lambda: {"live": True})),
             ("GET", "/v2/health/ready", self.ready),
         ]
         routes = [
@@ -97,14 +101,11 @@ class RestServer(RESTServer):
             ("POST", f"{version}/infer", self.infer),
             ("GET", f"{model}/ready", self.model_ready),
             ("GET", f"{version}/ready", self.model_ready),
-            ("GET", "/v2/models/stats", self.statistics),
-            *(("GET", f"{place}/stats", self.statistics) for place in (model, version)),
-            *(("GET", f"{place}/config", self.model_config) for place in (model, version)),
-            ("GET", model, self.version_metadata),
-            ("GET", version, self.version_metadata),
-            ("GET", "/v2/models", self.models),
-            ("GET", "/v2", self.metadata),
-            ("GET", "/", self.live),
+            ("GET", "/v2/models/stats", told(plane.statistics)),
+            *(("GET", place + end, told(tell)) for end, tell in of_models.items() for place in (model, version)),
+            ("GET", "/v2/models", told(plane.models)),
+            ("GET", "/v2", told(plane.metadata)),
+            ("GET", "/", told(lambda: {"live": True})),
             *generation_routes(self._plane, self._options),
         ]
         pages = [
@@ -114,14 +115,6 @@ class RestServer(RESTServer):
             ("GET", "/ui/{name}", self.file),
         ]
         return common if self._is_admin else [*routes, *common, *(pages if self._options.ui else ())]
-
-    async def metadata(self, request: Request) -> Response:
-        """Return name, version and extensions of the server."""
-        return _json(self._plane.metadata())
-
-    async def models(self, request: Request) -> Response:
-        """Return the names of the models."""
-        return _json({"models": [*self._plane.repository.models]})
 
     async def metrics(self, request: Request) -> Response:
         """Return the metrics of every worker."""
@@ -144,25 +137,6 @@ class RestServer(RESTServer):
         change = self._plane.load if request.url.path.endswith("/load") else self._plane.unload
         return _json(await change(request.path_params["model"]))
 
-    async def version_metadata(self, request: Request) -> Response:
-        """Return the inputs and outputs of a model."""
-        path = request.path_params
-        return _json(await self._plane.model_metadata(path["model"], path.get("version", "")))
-
-    async def model_config(self, request: Request) -> Response:
-        """Return the config of a model."""
-        path = request.path_params
-        return _json(await self._plane.model_config(path["model"], path.get("version", "")))
-
-    async def statistics(self, request: Request) -> Response:
-        """Return what was counted of a model, or of all."""
-        path = request.path_params
-        return _json(self._plane.statistics(path.get("model", ""), path.get("version", "")))
-
-    async def live(self, request: Request) -> Response:
-        """Answer."""
-        return _json({"live": True})
-
     async def ready(self, request: Request) -> Response:
         """Return whether what was promised is served; the refusal says why not."""
         if reason := self._plane.unready:
@@ -171,7 +145,7 @@ class RestServer(RESTServer):
 
     async def model_ready(self, request: Request) -> Response:
         """Return whether a model, or a version of it, is served; the refusal says why not."""
-        name, version = request.path_params["model"], request.path_params.get("version", "")
+        name, version = request.path_params["model_name"], request.path_params.get("version", "")
         self._plane.repository.current(name, version)
         if not await self._plane.model_ready(name):
             raise Refusal(f"model `{name}` is being loaded", "unavailable")
@@ -180,7 +154,7 @@ class RestServer(RESTServer):
     async def infer(self, request: Request) -> Response:
         """Answer an inference request."""
         path = request.path_params
-        model, version = path["model"], path.get("version", "")
+        model, version = path["model_name"], path.get("version", "")
         task: Any = asyncio.current_task()
         watching: asyncio.Task[None] | None = None
         later: asyncio.TimerHandle | None = None
@@ -237,6 +211,16 @@ class RestServer(RESTServer):
         model = request.path_params["model"]
         servable = tensors_of(await self._plane.loaded(model), model)
         return _json({"axes": servable.batch_axes, "not_joined": servable.not_joined, "classes": servable.classes})
+
+
+def told(tell: Callable[..., Any]) -> Callable[[Request], Awaitable[Response]]:
+    """Return the endpoint that answers with what a function tells of what a path names."""
+
+    async def answer(request: Request) -> Response:
+        found = tell(**request.path_params)
+        return _json(await found if inspect.isawaitable(found) else found)
+
+    return answer
 
 
 def _json_nbytes(request: Request) -> int | None:

@@ -17,7 +17,7 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 from kserve.protocol.grpc import grpc_predict_v2_pb2_grpc as service
 from kserve.protocol.grpc.servicer import InferenceServicer
 
-from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold, refusal_of_kserve
+from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold
 from aotexport_runtime.server.endpoints.triton import MoreMethods
 from aotexport_runtime.server.messages import (
     OfInput,
@@ -29,7 +29,7 @@ from aotexport_runtime.server.messages import (
     check_outputs,
 )
 from aotexport_runtime.server.options import ServeOptions
-from aotexport_runtime.server.refusals import CODES, Refusal
+from aotexport_runtime.server.refusals import CODES, Refusal, refusal_of
 from aotexport_runtime.server.repository import Served
 from aotexport_runtime.server.tensors import Array, from_bytes, from_numbers, to_bytes
 from aotexport_runtime.serving.batcher import Answer
@@ -172,7 +172,7 @@ class Codes(aio.ServerInterceptor):
             except DecodeError:  # gRPC itself has no code for it
                 refusal = Refusal("the bytes are no message of the method")
             except Exception as error:  # noqa: BLE001 - answered to the client
-                refusal = refusal_of_kserve(error)
+                refusal = refusal_of(error)
             await context.abort(getattr(grpc.StatusCode, CODES[refusal.kind][1]), str(refusal))
 
         return grpc.unary_unary_rpc_method_handler(answer_or_abort, response_serializer=handler.response_serializer)

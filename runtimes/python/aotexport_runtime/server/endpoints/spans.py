@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import importlib.metadata
-import importlib.util
 import logging
 import time
 from typing import TYPE_CHECKING, Any
@@ -27,8 +26,8 @@ def provider_of(environment: dict[str, str]) -> Any:
     if name == "otlp":
         name = "otlp_proto_grpc" if environment.get(_PROTOCOL) == "grpc" else "otlp_proto_http"
     found = [*importlib.metadata.entry_points(group="opentelemetry_traces_exporter", name=name)]
-    if importlib.util.find_spec("opentelemetry.sdk") is None or not found:
-        log.error(f"no spans are sent: pip install opentelemetry-sdk, and the package of its exporter `{name}`")
+    if not found:
+        log.error(f"no spans are sent: no package with the exporter `{name}` of OpenTelemetry is installed")
         return None
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor

@@ -17,10 +17,10 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 
 from aotexport_runtime.server.endpoints.generation import Texts, names_of_texts
-from aotexport_runtime.server.endpoints.plane import Asked, BundlePlane, refusal_of_kserve
+from aotexport_runtime.server.endpoints.plane import Asked, BundlePlane
 from aotexport_runtime.server.openai import Completion
 from aotexport_runtime.server.options import ServeOptions
-from aotexport_runtime.server.refusals import Refusal
+from aotexport_runtime.server.refusals import Refusal, refusal_of
 from aotexport_runtime.server.tensors import from_bytes
 
 _SERVICE = "inference.GRPCInferenceService"
@@ -99,7 +99,7 @@ class MoreMethods:
             answers.put_nowait(_field(1, b"the bytes are no message of the method"))
         except Exception as error:  # noqa: BLE001 - answered to the client
             answer = pb.ModelInferResponse(id=request.id, model_name=request.model_name).SerializeToString()
-            answers.put_nowait(_field(1, str(refusal_of_kserve(error)).encode()) + _field(2, answer))
+            answers.put_nowait(_field(1, str(refusal_of(error)).encode()) + _field(2, answer))
         answers.put_nowait(None)
 
     async def _pieces(self, request: Any, context: Any) -> AsyncGenerator[Any]:
