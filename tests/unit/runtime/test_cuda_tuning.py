@@ -82,15 +82,6 @@ def test_copies_have_values_strides_and_sharing_of_the_originals():
     assert torch.equal(memory, before + 1)
 
 
-@pytest.mark.parametrize(("elements", "can_measure"), [(0, True), (3, False)], ids=["no blocks", "not now"])
-def test_first_candidate_runs_where_nothing_can_be_timed(elements, can_measure, tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "may_measure", lambda: can_measure)
-    first, second, x = Adding(1, 5.0), Adding(2, 3.0), torch.zeros(elements)
-    TunedKernel([first, second], kept(tmp_path))(x=x, y=x)
-    assert (len(first.launches), len(second.launches)) == (1, 0)
-    assert not any(tmp_path.iterdir())
-
-
 def test_next_process_runs_the_winner_without_timing(tmp_path):
     TunedKernel([Adding(1, 5.0), Adding(2, 3.0)], kept(tmp_path))(x=torch.zeros(1), y=torch.zeros(1))
     slow, fast = Adding(1, 5.0), Adding(2, 3.0)
