@@ -29,12 +29,6 @@ def data_through_a_detached_alias(x):
     return x * 3
 
 
-@case(lambda: (torch.randn(3, 4),))
-def metadata_by_as_strided(x):
-    x.as_strided_((2, 3), (4, 1))
-    return x * 2
-
-
 @case(lambda: (torch.randn(2, 3),), members=lambda: {"weight": nn.Parameter(torch.randn(3, 3))})
 def metadata_of_a_parameter(self, x):
     with torch.no_grad():

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 import aotexport
 import aotexport_runtime
@@ -270,3 +271,11 @@ def test_gradient_that_divides_by_a_size_less_one_is_that_of_eager(load):
             for point in [x.clone().requires_grad_()]
         )
         torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+def test_dynamic_sizes_of_a_tensor_subclass_are_refused_by_name(load):
+    x = TwoTensor(torch.ones(3), torch.ones(3))
+    with pytest.raises(
+        aotexport.ExportFailed, match="`x` is a `TwoTensor`, and the sizes of tensor subclasses are fixed"
+    ):
+        load(named_by_size, x, dynamic_shapes=({0: torch.export.Dim("rows")},))

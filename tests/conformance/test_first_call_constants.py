@@ -276,3 +276,25 @@ def test_attribute_that_cannot_be_saved_is_refused_by_name(tmp_path, value, mess
     with pytest.raises(aotexport_runtime.NotSupported) as caught:
         aotexport_runtime.save(loaded, tmp_path / "saved")
     assert str(caught.value).startswith(message)
+
+
+class Scaled:
+    """An object that no argument can be."""
+
+    def __init__(self):
+        self.scale, self.function = None, lambda value: value
+
+
+class SmoothingInAnObject(Stateful):
+    def __init__(self):
+        super().__init__()
+        self.kept = Scaled()
+
+    def forward(self, x):
+        self.kept.scale = x.mean() if self.kept.scale is None else (self.kept.scale + x.mean()) / 2
+        return x + self.kept.scale
+
+
+def test_read_attribute_that_no_argument_can_be_is_refused(tmp_path):
+    with pytest.raises(ExportFailed, match="the call stores what later calls read in `kept` of the model"):
+        aotexport.export(SmoothingInAnObject(), (torch.ones(3),), output=tmp_path / "bundle", programs=("infer",))

@@ -149,3 +149,27 @@ def test_backward_that_no_graph_holds_is_refused_by_the_name_of_its_function(tmp
     with pytest.raises(aotexport.ExportFailed, match="the backward of the custom autograd function `LooksAtGradients`"):
         aotexport.export(model, (torch.ones(2, 3),), output=tmp_path / "bundle", verify=False)
     aotexport.export(model, (torch.ones(2, 3),), output=tmp_path / "bundle", programs=("infer",))
+
+
+class Endless(torch.autograd.Function):
+    """Its backward applies itself."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, y = ctx.saved_tensors
+        return Endless.apply(grad, y), Endless.apply(grad, x)
+
+
+def test_derivative_beyond_what_was_traced_is_refused(load):
+    module = load(Endless.apply, (torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)), "autograd")
+    x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
+    value = module(x, y)
+    for _ in range(2):
+        (value,) = torch.autograd.grad((value**2).sum(), x, create_graph=True)
+    with pytest.raises(aotexport_runtime.NotSupported, match="of too high an order"):
+        torch.autograd.grad((value**2).sum(), x, create_graph=True)

@@ -118,3 +118,10 @@ def test_changed_dict_keeps_its_order_beside_one_that_is_read_by_key(tmp_path):
     assert torch.equal(cache["seen"], own["seen"])
     with pytest.raises(CallInvalid, match=r"`cache`: expected a dict with keys \['seen', 'count'\] in this order"):
         bundle(batch("cba"), {"count": 1, "seen": torch.ones(3)})
+
+
+def test_keywords_whose_order_the_model_reads_are_taken_in_that_alone(tmp_path):
+    bundle = loaded(lambda **batch: torch.stack(list(batch.values())), tmp_path / "bundle", **batch())
+    for order in ORDERS:
+        with pytest.raises(CallInvalid, match="keyword arguments a, b, c: expected in this order, as at capture"):
+            bundle(**batch(order))

@@ -74,3 +74,11 @@ def test_input_that_is_computed_from_again_must_not_have_changed(bundle):
 
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
+
+
+@pytest.mark.parametrize("budget", [-0.1, 1.5])
+def test_budget_that_is_no_part_is_refused(bundle, budget):
+    with pytest.raises(aotexport_runtime.NotSupported) as caught:
+        aotexport_runtime.load(bundle, memory_budget=budget)
+
+    assert str(caught.value) == (f"no memory budget {budget}; it is a part of what is saved otherwise, from 0 to 1")

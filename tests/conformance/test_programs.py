@@ -184,8 +184,9 @@ def test_bundle_of_methods_alone_refuses_to_be_called(coder, tmp_path):
     [
         ([Program("a/b")], "program name 'a/b': use letters, digits, `_`, `.` and `-`, at most 64, a letter"),
         (["infer", Program("infer", grad=True)], "two programs are called `infer`"),
+        ([], "no programs were asked for"),
     ],
-    ids=["name", "twice"],
+    ids=["name", "twice", "none"],
 )
 def test_wrong_programs_are_refused_by_name(coder, tmp_path, programs, message):
     with pytest.raises(aotexport.ModelFileInvalid, match=message.replace("(", "\\(")):

@@ -205,3 +205,18 @@ def test_table_of_a_submodule_grows_from_call_to_call(load):
     loaded.inner.table, model.inner.table = torch.ones(2, 3), torch.ones(2, 3)
     for _ in range(2):
         assert torch.equal(loaded(x), model(x))
+
+
+def test_tensor_of_the_whole_module_is_not_replaced_by_one_of_another_shape(tmp_path):
+    model, x = Model(lambda self, x: x / self.table.shape[0] + self.table.mean()), torch.randn(4, 3)
+    aotexport.export(model, (x,), output=tmp_path / "bundle", programs=["infer"], verify=False)
+    loaded = aotexport_runtime.load(tmp_path / "bundle").eval()
+    before, loaded.table = loaded.table, torch.ones(5, 3)
+    with pytest.raises(AotExportError) as raised:
+        loaded(x)
+    assert str(raised.value) == (
+        "`table` is float32[5, 3] now, and program `infer` was captured with float32[2, 3]. Put one of that dtype and "
+        "shape in its place, replace the whole submodule that reads it, or change the model and export it again"
+    )
+    loaded.table = before
+    assert torch.equal(loaded(x), model(x))

@@ -303,3 +303,15 @@ def test_frozen_weight_of_a_class_that_is_thawed_gets_eagers_gradient(tmp_path):
         gradients.append(model.get_parameter("linear.weight").grad)
     for found in gradients[1:]:
         torch.testing.assert_close(found, gradients[0])
+
+
+def test_output_of_a_class_that_only_the_code_makes_is_refused(tmp_path):
+    def named(x):
+        return {"a": (x * 2).as_subclass(Named)}
+
+    with pytest.raises(aotexport.ExportFailed) as caught:
+        aotexport.export(named, (torch.randn(3),), output=tmp_path / "bundle", verify=False)
+    assert str(caught.value) == (
+        "output['a'] is a `Named`, a class of tensors that a bundle cannot hold. Return a plain tensor "
+        "(`as_subclass(torch.Tensor)`)"
+    )

@@ -4,13 +4,12 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from torch.library import triton_op, wrap_triton
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 import aotexport
 import aotexport_runtime
 from aotexport.lower.cuda import compile as compilation
-from tests.cases.triton_kernels import NAMESPACE, Launching, scaling
+from tests.cases.triton_kernels import Launching, scaling
 from tests.cuda.lowered import launches, lowered
 
 BATCH = torch.export.Dim("batch", min=2, max=64)
@@ -151,9 +150,6 @@ def hooked(source, target, count, BLOCK: tl.constexpr):  # noqa: N803
     tl.store(target + index, tl.load(source + index, mask=index < count), mask=index < count)
 
 
-hooked_after = triton.autotune([triton.Config({"BLOCK": 16})], [], post_hook=lambda *args: None)(hooked.fn)
-
-
 def _refused(kernel):
     def call(x):
         result = torch.empty_like(x)
@@ -161,16 +157,6 @@ def _refused(kernel):
         return result
 
     return call
-
-
-@triton_op(f"{NAMESPACE}::with_hook", mutates_args={})
-def with_hook(x: torch.Tensor) -> torch.Tensor:
-    result = torch.empty_like(x)
-    wrap_triton(hooked)[(1,)](x, result, x.numel())
-    return result
-
-
-with_hook.register_kernel("cpu")(lambda x: x.clone())
 
 
 def described(x):
@@ -186,15 +172,13 @@ HOOK = "pre_hook and post_hook are not supported in triton.Autotune or triton.Co
     ("function", "reason"),
     [
         (_refused(hooked), f"in call: the Triton kernel `hooked`: {HOOK}"),
-        (_refused(hooked_after), f"in call: the Triton kernel `hooked`: {HOOK}"),
-        (lambda x: with_hook(x), f"in with_hook: RuntimeError: {HOOK}"),
         (
             described,
             "in described: the Triton kernel `hooked` takes a tensor descriptor, which a bundle cannot hold. Pass the "
             "tensor and its sizes, and make pointers in the kernel",
         ),
     ],
-    ids=["pre_hook", "post_hook", "hook_in_operator", "descriptor"],
+    ids=["hook", "descriptor"],
 )
 def test_kernel_that_cannot_be_compiled_along_is_refused_by_name(function, reason, tmp_path):
     with pytest.raises(aotexport.ExportFailed) as caught:

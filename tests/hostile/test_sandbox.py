@@ -137,3 +137,16 @@ def test_kernel_without_filters_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
         "the kernel has no filters of seccomp (Invalid argument); run the process in a container without network "
         "instead"
     )
+
+
+def test_kernel_without_landlock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(*arguments: object) -> int:
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(sandbox, "call", lacks)
+    with pytest.raises(NotSupported) as caught:
+        sandbox.enter()
+    assert str(caught.value) == (
+        "the kernel has no Landlock (Function not implemented): it needs Linux 5.13, with `landlock` among its "
+        "security modules (`lsm=`); run the process in a container without network instead"
+    )

@@ -1,7 +1,6 @@
 """An export leaves the caller's model, arguments and random generators as they were, however it ends."""
 
 import itertools
-import random
 import signal
 import warnings
 
@@ -178,30 +177,3 @@ def test_interrupt_that_comes_while_something_is_put_back_is_raised_after_it():
     with pytest.raises(KeyboardInterrupt):
         put_back()
     assert done == ["put back"]
-
-
-@pytest.mark.parametrize(
-    ("function", "expected"),
-    [
-        (lambda m, x: m.linear(x) * random.random(), aotexport.ExportFailed),
-        (lambda m, x: m.linear(x.view(7)), aotexport.ExportFailed),
-        (lambda m, x: torch.manual_seed(0), aotexport.ExportFailed),
-    ],
-    ids=["generator of Python", "wrong example", "refused"],
-)
-def test_failed_export_changes_nothing(function, expected, tmp_path):
-    model, x = Everything(), torch.randn(3, 4)
-
-    class Failing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = model
-
-        def forward(self, x):
-            self.inner(x)
-            return function(self.inner, x)
-
-    failing = Failing()
-    changed, error = _changes(lambda: aotexport.export(failing, (x,), output=tmp_path / "b"), failing, x)
-    assert changed == {}
-    assert isinstance(error, expected)
