@@ -218,7 +218,7 @@ def load_module(bundle: Bundle, options: LoadOptions) -> BundleModule:
     # Of a `CastBundle`: its own.
     load_state = getattr(bundle, "load_state", functools.partial(load_tensors, bundle, bundle.manifest.state))
     tensors = load_state(environment.form, mapped=options.mapped)
-    keep_freed_memory()
+    keep_freed_memory(sparing=any(entry.dtype == "int8" for entry in bundle.manifest.state))
     module = BundleModule(
         bundle, tensors, environment=environment, request=request, targets=targets, taps=[*options.taps]
     )
@@ -325,20 +325,26 @@ def _listed(names: list[str]) -> str:
 KEPT_NBYTES = 256 << 20
 """Most freed memory that glibc keeps; after a call, no more than the call has used."""
 
-_THRESHOLDS = {-3: 32 << 20, -1: KEPT_NBYTES}
-"""Parameters of `mallopt`: from which size on blocks are always mapped (the most that glibc accepts), and what is kept;
+_THRESHOLDS = {False: (32 << 20, KEPT_NBYTES), True: (256 << 10, 1 << 20)}
+"""From which size on blocks are always mapped (at first the most that glibc accepts), and what is kept, by `sparing`;
 setting one alone would leave the other at a start value that is far too low."""
+
+_PARAMETERS = (-3, -1)
+"""Those of `mallopt` for them."""
 
 _OWN_CHOICES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 """Environment variables by which a user configures the allocator."""
 
 
-def keep_freed_memory() -> None:
-    """Let glibc reuse the memory that calls free, instead of giving it back, unless the user configured it."""
+def keep_freed_memory(*, sparing: bool = False) -> None:
+    """Let glibc reuse the memory that calls free, instead of giving it back, unless the user configured it.
+
+    `sparing`: calls compute weights of integers, and large blocks between what lives would cost more than is saved.
+    """
     if sys.platform != "linux" or any(name in os.environ for name in _OWN_CHOICES):
         return
     # Other C libraries of Linux have no such function.
     mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        for parameter, value in _THRESHOLDS.items():
+        for parameter, value in zip(_PARAMETERS, _THRESHOLDS[sparing], strict=True):
             mallopt(parameter, value)
