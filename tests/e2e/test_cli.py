@@ -391,11 +391,6 @@ def test_diff_as_json_gives_the_largest_difference_of_weights(run: Run, bundle: 
     ]
 
 
-def test_diff_of_a_bundle_with_itself_exits_with_0(run: Run, bundle: Path) -> None:
-    result = run("diff", bundle, bundle, "--json")
-    assert (result.exit_code, json.loads(result.stdout)) == (0, {"differ": False, "changes": []})
-
-
 # --- help -------------------------------------------------------------------------------------------------
 
 

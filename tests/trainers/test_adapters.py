@@ -186,16 +186,6 @@ def test_copy_has_adapters_of_its_own(module):
     assert not torch.equal(result(twin), before)
 
 
-def test_layer_called_by_itself_applies_its_adapter(module):
-    with_ours(module)
-    trained(module, 2)
-    x = torch.randn(3, 8)
-    module.eval()
-    plain = nn.functional.linear(x, module.inner.weight, module.inner.bias)
-    factors = module.inner.lora.default
-    assert torch.allclose(module.inner(x), plain + x @ factors.A.T @ factors.B.T * 8)
-
-
 # --- what is refused --------------------------------------------------------------------------------------
 
 

@@ -128,10 +128,6 @@ def test_check_of_a_stale_lock_lists_the_changes():
     ]
 
 
-def test_check_of_a_missing_lock_says_how_to_write_it():
-    assert check(None, None, PLAIN) == ["there is no schemas/v1/lock.json; run `python schemas/tools/lock.py --write`"]
-
-
 def test_check_of_a_change_after_the_release_asks_for_a_higher_version():
     assert check(MORE, PLAIN, MORE) == [
         "format 1.0 is released, and the records changed:",

@@ -80,11 +80,3 @@ def test_tensor_that_does_not_fit_is_told(where, change, message):
     with pytest.raises(ModelFileInvalid) as caught:
         give_weights(load_source("model.py").target, (where / "w").relative_to(where))
     assert message in str(caught.value)
-
-
-def test_directory_without_tensors_is_told(where):
-    (where / "nothing").mkdir()
-    done = CliRunner().invoke(app, ["model.py", "-o", "out", "--weights", "nothing"])
-    assert done.exit_code == 2
-    assert done.stderr.splitlines()[-1] == "error: `nothing` has no safetensors files with tensors"
-    assert not (where / "out").exists()

@@ -71,8 +71,3 @@ def test_attributes_are_kept_where_that_is_asked_for(ran):
     model, *_ = ran(keeps_attributes=True)
     assert (model.calls, model.modes, model.training) == (1, False, True)
     assert torch.equal(model.seen, torch.zeros(2))
-
-
-def test_tensors_outside_of_the_state_are_put_back_only_where_that_is_asked_for(ran):
-    ran()
-    assert torch.equal(OUTSIDE, torch.ones(2))

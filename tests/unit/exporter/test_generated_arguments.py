@@ -82,8 +82,6 @@ SHOWN = {
         lambda x: torch.where(x.abs().sum(1) > 0, x.sum(1), 1.0),
         torch.cat([NORMAL[:63], torch.zeros(1, 128)]),
     ),
-    "ends of zeros": (lambda x: torch.where(x == 0, 1.0, x), torch.cat([NORMAL[:, :100], torch.zeros(64, 28)], 1)),
-    "positive columns": (lambda x: x[:, 64:].log(), torch.cat([NORMAL[:, :64], NORMAL[:, 64:].exp()], 1)),
     "an order": (lambda x: (x[:, :-1] - x[:, 1:]).exp(), NORMAL.abs().cumsum(1)),
 }
 """Programs and arguments, by what the arguments show and made ones do not."""

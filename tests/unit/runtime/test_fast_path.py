@@ -95,14 +95,6 @@ def test_state_that_is_gone_or_laid_out_otherwise_is_turned_away(bundle):
     assert train((x(),), {}) is TURNED_AWAY
 
 
-def test_sizes_of_a_dynamic_program_are_served_in_their_range(tmp_path):
-    shapes = ({0: torch.export.Dim("rows", min=2, max=9)},)
-    aotexport.export(Scaled(), (torch.randn(3, 4),), output=tmp_path / "net", dynamic_shapes=shapes, verify=False)
-    train = only_fast(load(tmp_path / "net", target="portable"), "train")
-    served = [rows for rows in range(12) if train((x(rows),), {}) is not TURNED_AWAY]
-    assert served == list(range(2, 10))
-
-
 def test_gradients_reach_tensors_that_transforms_left_behind(tmp_path):
     aotexport.export(Scaled(), (x().requires_grad_(),), output=tmp_path / "net", verify=False)
     module, given = load(tmp_path / "net", target="portable").train(), x().requires_grad_()

@@ -146,16 +146,6 @@ def test_sizes_are_measured_for_all_up_to_the_next_power_of_two(decisions):
     assert decisions == [f"mm <={n}x128@rows 128x256@rows" for n in (64, 128, 128, 256)]
 
 
-def test_kept_results_are_read_again_beside_those_of_others(tmp_path):
-    one, other = Measurements(tmp_path, ["2.13", 2]), Measurements(tmp_path, ["2.13", 2])
-    one.add("a", True)
-    other.add("b", False)
-
-    assert one.read() == {"a": True, "b": False}
-    assert Measurements(tmp_path, ["2.13", 1]).read() == {}
-    assert Measurements(tmp_path, ["2.14", 2]).read() == {}
-
-
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"found": 3}', "\x00"])
 def test_kept_file_that_is_broken_is_done_without(text, tmp_path):
     cache = Measurements(tmp_path, ["2.13", 2])
