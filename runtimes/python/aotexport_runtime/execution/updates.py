@@ -47,7 +47,8 @@ def adam(
 def _is_fusible(parameter: torch.Tensor, grad: torch.Tensor, mean: torch.Tensor, square: torch.Tensor) -> bool:
     """Return whether the operator, which reads memory by the parameter's number of elements, may have tensors."""
     return (
-        parameter.device.type == grad.device.type == mean.device.type == square.device.type == "cpu"
+        type(grad) is torch.Tensor
+        and parameter.device.type == grad.device.type == mean.device.type == square.device.type == "cpu"
         and parameter.dtype is grad.dtype is mean.dtype is square.dtype
         and parameter.dtype in (torch.float32, torch.float64)
         and parameter.shape == grad.shape == mean.shape == square.shape
