@@ -21,6 +21,7 @@ from aotexport.write.files import custom_operators
 from aotexport_runtime.errors import first_line
 from aotexport_runtime.rewrite.names import impure_nodes
 from aotexport_runtime.rewrite.partition import Subgraph, partition_graph, views_recomputed, with_tangents
+from aotexport_runtime.rewrite.recompute import computed_again
 from aotexport_runtime.schema.codec import encode_record
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.program import FunctionalGraph, SizeInput, Tangent
@@ -113,7 +114,7 @@ def _lower(
     written = _written(program)
     pieces = [
         Piece(graph, subgraph, record, sizes, namespaces, written)
-        for subgraph in _subgraphs(graph, functional, undefined)
+        for subgraph in _subgraphs(graph, functional, undefined, steps=program.optimizer is not None)
     ]
     names = ("forward", "backward")
     # Every trace assumes that dynamic sizes are neither 0 nor 1.
@@ -172,11 +173,15 @@ def _beside_the_loss(tangents: Sequence[Tangent]) -> tuple[int, ...]:
     return tuple(index for index in range(len(tangents)) if index != losses[0]) if losses else ()
 
 
-def _subgraphs(graph: Graph, functional: FunctionalGraph, undefined: Sequence[int]) -> list[Subgraph]:
-    """Return the forward and backward for a call in which every gradient is wanted, or the whole inference graph."""
+def _subgraphs(graph: Graph, functional: FunctionalGraph, undefined: Sequence[int], *, steps: bool) -> list[Subgraph]:
+    """Return the forward and backward for a call in which every gradient is wanted, or the whole inference graph.
+
+    `steps`: whether it is a training step, whose loss comes after the new values.
+    """
     gradients = functional.gradients
     if gradients is None:
-        return [Subgraph([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)]
+        nodes = computed_again(graph.nodes, str(graph.outputs[len(functional.mutations)])) if steps else graph.nodes
+        return [Subgraph([value.name for value in graph.inputs], list(nodes), graph.outputs)]
     needed = [index is not None for index in gradients.of_inputs]
     partitioned = partition_graph(graph, functional, gradients.partitions[-1], needed, impure_nodes(graph))
     defined = [index not in undefined for index in range(len(gradients.tangents))]
