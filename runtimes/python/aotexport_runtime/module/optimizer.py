@@ -64,7 +64,9 @@ class Optimizer(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
         if len(rates) != len(own):
             raise ArgumentInvalid(f"`lr`: the optimizer has {len(own)} groups of parameters, got {len(rates)} rates")
         if max_norm not in (None, math.inf) and not self.clip:
-            raise NotSupported("the program does not clip gradients: export the step with `clip=True`")
+            raise NotSupported(
+                "the program does not clip gradients: give no `max_norm` (`--clip 0`), or export it with `clip=True`"
+            )
         return rates, math.inf if max_norm is None else max_norm
 
 
