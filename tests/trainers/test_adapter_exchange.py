@@ -36,13 +36,6 @@ def gpt2() -> tuple[nn.Module, dict[str, Any]]:
     return model, {"input_ids": tokens(4, 12), "labels": tokens(4, 12).clone()}
 
 
-def t5() -> tuple[nn.Module, dict[str, Any]]:
-    sizes = {"num_layers": 2, "d_model": 32, "d_kv": 8, "d_ff": 48, "num_heads": 4, "vocab_size": 64}
-    config = transformers.T5Config(decoder_start_token_id=0, use_cache=False, **sizes)
-    model = transformers.T5ForConditionalGeneration(config)
-    return model, {"input_ids": tokens(4, 12), "labels": tokens(4, 7)}
-
-
 def vit() -> tuple[nn.Module, dict[str, Any]]:
     sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
     model = transformers.ViTForImageClassification(
@@ -76,9 +69,7 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
 SLOW: dict[str, tuple[Any, dict[str, Any]]] = {
     "GPT-2": (gpt2, {"target_modules": "all-linear", "fan_in_fan_out": True, "lora_dropout": 0.1}),
     "ViT": (vit, {"target_modules": ["projection", "q_proj", "fc1", "classifier"], "lora_dropout": 0.1}),
-    "T5": (t5, {"target_modules": "all-linear", "lora_dropout": 0.1}),
     "BERT, classes": (bert, {**SEQUENCES, **QUERIES}),
-    "Qwen2, both ends": (lambda: qwen2(tied=False), {**WORDS, "target_modules": ["embed_tokens", "lm_head"]}),
 }
 
 

@@ -7,15 +7,12 @@ import pytest
 import torch
 from transformers import (
     EvalPrediction,
-    GPT2Config,
-    GPT2LMHeadModel,
     Trainer,
     TrainingArguments,
 )
 
-import aotexport
 from aotexport_runtime import load
-from tests.trainers.digits import LENGTH, WORDS, Text, digits, make_reader
+from tests.trainers.digits import Text, make_reader
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 
@@ -93,48 +90,3 @@ def test_trainer_accumulates_gradients_in_bfloat16_as_with_a_model_that_does_not
     model.accepts_loss_kwargs = False
     expected = trained(model, tmp_path / "model", **options)
     assert_same_history(trained(load(reader), tmp_path / "bundle", **options), expected)
-
-
-# --- language models --------------------------------------------------------------------------------------
-
-
-class Words(Text):
-    """Text whose next words are to be told; of every second row the last half is padding."""
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        words = super().__getitem__(index)["input_ids"]
-        padded = torch.where(torch.arange(LENGTH) < LENGTH // 2, words, -100)
-        return {"input_ids": words, "labels": padded if index % 2 else words}
-
-
-def tied() -> GPT2LMHeadModel:
-    """Return a language model whose last layer is its first."""
-    torch.manual_seed(0)
-    words = {"vocab_size": WORDS, "n_positions": LENGTH, "bos_token_id": 0, "eos_token_id": 0}
-    return GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=1, use_cache=False, **words))
-
-
-def export_language_model(model: Any, path: Path, **more: Any) -> Path:
-    batch = torch.export.Dim("batch", min=1, max=64)
-    words = digits()[0][:8]
-    example = {"input_ids": words, "labels": words.clone(), **more}
-    shapes = {"input_ids": {0: batch}, "labels": {0: batch}}
-    aotexport.export(model, (), example, output=path, dynamic_shapes=shapes, programs=("train",), verify=False)
-    return path
-
-
-def trained_on_words(model: Any, directory: Path, resume: Path | None = None, **options: Any) -> Trainer:
-    trainer = trainer_of(model, directory, **options)
-    trainer.train_dataset = Words(0, 64)
-    trainer.train(resume_from_checkpoint=resume)
-    return trainer
-
-
-@pytest.mark.slow
-def test_number_of_items_that_the_example_passed_is_passed_by_the_trainer(tmp_path):
-    path = export_language_model(tied(), tmp_path / "bundle", num_items_in_batch=torch.tensor(7.0))
-    options = {"gradient_accumulation_steps": 2, "save_strategy": "no"}
-    expected = trained_on_words(tied(), tmp_path / "model", **options)
-    module = load(path)
-    module.accepts_loss_kwargs = True
-    assert_same_history(trained_on_words(module, tmp_path / "run", **options), expected)

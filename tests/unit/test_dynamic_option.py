@@ -152,17 +152,6 @@ def test_dynamic_option_that_does_not_fit_the_example_is_refused(options: list[s
 # --- meaning ----------------------------------------------------------------------------------------------
 
 
-def apart(x, y):
-    return x.sin(), y.sin()
-
-
-def exported(path: Path, *options: str, y: int = 3) -> Any:
-    source = source_of(apart, torch.zeros(6, 3), torch.zeros(y, 3))
-    shapes = merge_dynamic(source, options)
-    aotexport.export(apart, source.example.args, output=path, dynamic_shapes=shapes, verify=False)
-    return aotexport_runtime.load(path)
-
-
 def repeated(x, steps, more):
     return x * steps + more
 

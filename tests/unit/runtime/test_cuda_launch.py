@@ -147,14 +147,6 @@ def tensor():
     return torch.ones(8)
 
 
-def test_grid_follows_the_arguments_of_each_launch(tensor):
-    library = RecordingLibrary()
-    launch = launcher(library)
-    for n in (1, 1, 4, 1):
-        launch(x=tensor, n=n, scale=0.0)
-    assert [seen[0][1] for name, seen in library.calls if name == "cuLaunchKernel"] == [1, 1, 4, 1]
-
-
 def test_launches_of_many_threads_pass_their_own_parameters(tensor):
     library = RecordingLibrary()
     launch = launcher(library)
@@ -164,17 +156,6 @@ def test_launches_of_many_threads_pass_their_own_parameters(tensor):
     assert sorted(numbers[1] for numbers, _ in launches) == list(range(1, 200))
     for numbers, values in launches:
         assert values == [tensor.data_ptr(), numbers[1], pack_number("fp64", float(numbers[1])), 0, 0]
-
-
-def test_context_of_another_device_is_replaced_by_that_of_the_device():
-    library = RecordingLibrary()
-    driver = Driver(library, lambda _: b"code")
-    driver.enter(1)
-    library.context = 0x40
-    driver.enter(1)
-    names = [name for name, _ in library.calls]
-    assert names == ["cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cuCtxGetCurrent", "cuCtxSetCurrent"]
-    assert library.calls[-1][1] == [0x30]
 
 
 @pytest.mark.parametrize(
