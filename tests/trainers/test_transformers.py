@@ -5,11 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import (
-    EvalPrediction,
-    Trainer,
-    TrainingArguments,
-)
+from transformers import EvalPrediction, Trainer, TrainingArguments
 
 from aotexport_runtime import load
 from tests.trainers.digits import Text, make_reader

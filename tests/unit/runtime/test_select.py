@@ -6,13 +6,7 @@ from typing import Any
 import pytest
 
 from aotexport_runtime.engines.candidates import Request
-from aotexport_runtime.engines.select import (
-    Choice,
-    largest_matmul,
-    select_engine,
-    select_targets,
-    sizes_of,
-)
+from aotexport_runtime.engines.select import Choice, largest_matmul, select_engine, select_targets, sizes_of
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import TensorMeta
 
