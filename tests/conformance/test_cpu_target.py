@@ -18,6 +18,7 @@ from aotexport_runtime import BundleInvalid, NotSupported
 from aotexport_runtime.commands.results import rounding
 from aotexport_runtime.commands.self_test import run_vectors
 from aotexport_runtime.engines.cpu.engine import Libraries
+from aotexport_runtime.execution.matmul import onednn
 from aotexport_runtime.module.describe import describe
 from tests.cases import all_cases
 from tests.interpreter.models import bfloat16_extrema, pools
@@ -247,6 +248,31 @@ def test_operators_that_the_compiler_gets_wrong_have_libraries_that_agree(tmp_pa
 
     assert [entry.targets for entry in report.manifest.programs] == [("portable", f"cpu-{OWN.name}")]
     assert {c.agrees for c in report.comparisons if c.target == f"cpu-{OWN.name}"} == {True}
+
+
+@pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
+def test_library_runs_with_the_matmuls_that_it_chose_and_no_others(tmp_path):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(128, 160), nn.Dropout(), nn.Linear(160, 128, bias=False)), torch.randn(128, 128)
+    path = tmp_path / "layers"
+    aotexport.export(model, (x,), output=path, targets=("portable", "cpu"), verify=False, programs=("train",))
+
+    def results(module):
+        torch.manual_seed(1)
+        module.zero_grad()
+        module(x).square().mean().backward()
+        return [*(parameter.grad.clone() for parameter in module.parameters()), torch.rand(1)]
+
+    module = aotexport_runtime.load(path, target="cpu", trust="native", matmul="onednn").train()
+    first, later, expected = results(module), results(module), results(model)
+    torch.testing.assert_close(later, first, rtol=0, atol=0)
+    torch.testing.assert_close(first, expected, rtol=1e-5, atol=1e-6)
+    # The choice is the library's, and so there is one for the process.
+    other = aotexport_runtime.load(path, trust="native", matmul="torch").train()
+    torch.testing.assert_close(results(other), expected, rtol=1e-5, atol=1e-6)
+    asked = aotexport_runtime.load(path, target="cpu", trust="native", matmul="torch").train()
+    with pytest.raises(aotexport_runtime.NotSupported, match="loaded with matmul=`onednn`; for matmul=`torch`"):
+        asked(x)
 
 
 @pytest.mark.slow
