@@ -160,7 +160,8 @@ def extensions_of(module: Any, methods: Collection[str]) -> dict[str, Any]:
         own = {"config": module.config.to_dict()} if isinstance(module, LanguageModel) else {}
         return {**found, TRANSFORMERS: {**found[TRANSFORMERS], **own}} if own else found
     if "prefill" not in methods or not hasattr(module, "generation_config"):
-        names = getattr(getattr(module, "config", None), "id2label", None)
+        # Attributes alone: code of other modules may do anything for a name.
+        names = inspect.getattr_static(inspect.getattr_static(module, "config", None), "id2label", None)
         if isinstance(names, dict) and any(name != f"LABEL_{index}" for index, name in names.items()):
             return {CLASSES: [str(names[index]) for index in sorted(names)]}
         return {}
