@@ -1,10 +1,10 @@
-"""Values that a decoding step computes by many small operators, by fewer: the same numbers, to rounding. No torch."""
+"""Values that many small operators compute, by fewer: the same numbers, to rounding. No torch."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from msgspec.structs import replace
 
@@ -29,7 +29,7 @@ _BARE = (
     *("mul.Tensor", "x"),
     ("rsqrt.default", ("add.Tensor", ("mean.dim", ("pow.Tensor_Scalar", "x", 2), [-1], True), "eps")),
 )
-"""A norm by root mean square. A pattern is an operator and its arguments; a string stands for any one."""
+"""A norm by root mean square: a pattern, see `matches`."""
 _WEIGHTED = ("mul.Tensor", "weight", ("rms_norm.default", "x", "sizes", None, "eps"))
 _TURNED = [("neg.default", ("slice.Tensor", "x", "axis", "half", END)), ("slice.Tensor", "x", "axis", 0, "half")]
 _ROTATED = ("add.Tensor", "before", ("mul.Tensor", ("cat.default", _TURNED, -1), "sine"))
@@ -42,6 +42,37 @@ def shape_of(metas: Mapping[str, ValueMeta], name: Any) -> tuple[Any, ...]:
     """Return the sizes of a tensor; other values have none."""
     meta = metas.get(name) if isinstance(name, str) else None
     return meta.shape if isinstance(meta, TensorMeta) else ()
+
+
+def matches(pattern: Any, value: Any, by_name: Mapping[str, Node], found: dict[str, Any]) -> bool:
+    """Return whether a value is made as a pattern says; `found` gets what its strings stand for.
+
+    A pattern is an operator, its arguments and, as a dict, keyword arguments; a string stands for any one.
+    """
+    if isinstance(pattern, str):
+        return found.setdefault(pattern, value) == value
+    if isinstance(pattern, list):
+        return isinstance(value, list) and _all_match(cast("list[Any]", pattern), value, by_name, found)
+    if not isinstance(pattern, tuple):
+        return pattern == value
+    op, *expected = cast("tuple[Any, ...]", pattern)
+    node = value if isinstance(value, Node) else by_name.get(value) if isinstance(value, str) else None
+    named = expected.pop() if expected and isinstance(expected[-1], dict) else {}
+    if node is None or node.op != f"aten::{op}" or node.kwargs.keys() != named.keys():
+        return False
+    for args in (node.args, node.args[::-1])[: 1 + (node.op in _COMMUTATIVE)]:
+        given = [*args, *(node.kwargs[name] for name in named)]
+        if _all_match([*expected, *named.values()], given, by_name, trial := dict(found)):
+            found.update(trial)
+            return True
+    return False
+
+
+def _all_match(
+    patterns: Sequence[Any], values: Sequence[Any], by_name: Mapping[str, Node], found: dict[str, Any]
+) -> bool:
+    pairs = zip(patterns, values, strict=False)
+    return len(patterns) == len(values) and all(matches(*pair, by_name, found) for pair in pairs)
 
 
 class Fused:
@@ -74,30 +105,9 @@ class Fused:
         if node.op in _COMMUTATIVE and self._dtype(node.name) == "float32":
             for pattern, make in makers:
                 found: dict[str, Any] = {}
-                if self._matches(pattern, node, found) and (made := make(node, **found)):
+                if matches(pattern, node, self._by_name, found) and (made := make(node, **found)):
                     return made
         return [node]
-
-    def _matches(self, pattern: Any, value: Any, found: dict[str, Any]) -> bool:
-        """Return whether a value is made as a pattern says; `found` gets what its strings stand for."""
-        if isinstance(pattern, str):
-            return found.setdefault(pattern, value) == value
-        if isinstance(pattern, list):
-            return isinstance(value, list) and self._all_match(pattern, value, found)
-        if not isinstance(pattern, tuple):
-            return pattern == value
-        node = value if isinstance(value, Node) else self._made(value, pattern[0])
-        if node is None or node.op != f"aten::{pattern[0]}" or node.kwargs:
-            return False
-        for args in (node.args, node.args[::-1])[: 1 + (node.op in _COMMUTATIVE)]:
-            if self._all_match(pattern[1:], args, trial := dict(found)):
-                found.update(trial)
-                return True
-        return False
-
-    def _all_match(self, patterns: Sequence[Any], values: Sequence[Any], found: dict[str, Any]) -> bool:
-        pairs = zip(patterns, values, strict=False)
-        return len(patterns) == len(values) and all(self._matches(*pair, found) for pair in pairs)
 
     def _made(self, name: Any, op: str) -> Node | None:
         """Return the node that makes a value by the operator `op`; None: another does."""
