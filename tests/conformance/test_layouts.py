@@ -6,9 +6,17 @@ from pathlib import Path
 import numpy
 import pytest
 import torch
+from torch.export import Dim
 
 from aotexport_runtime import CallInvalid
 from tests.conformance.models import leaf
+
+
+def test_example_that_is_a_slice_has_dynamic_sizes(load):
+    function, sizes = lambda x: x.sum(2) * 2, {0: Dim("rows", min=1), 2: Dim("length", min=1)}
+    module = load(function, torch.randn(2, 1, 6, 4)[:, :, 1:], dynamic_shapes=(sizes,), target="auto")
+    for x in (torch.randn(3, 1, 6, 4)[:, :, 1:], torch.randn(1, 1, 7, 4), torch.randn(3, 1, 9, 8)[:, :, 1:6, ::2]):
+        assert torch.equal(module(x), function(x))
 
 
 def contiguous_and_written(x):

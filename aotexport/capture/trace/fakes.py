@@ -140,7 +140,7 @@ def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = 
             made = make_fake_inputs(_Arguments(), tuple(larger or call.tensors), {}, dynamic_shapes)
             mode, arguments, *_ = made
             constrain(declared, arguments)
-            _fix_offsets(arguments)
+            _fix_layouts(arguments)
     except ExportFailed as refusal:
         raise ModelFileInvalid(
             f"dynamic_shapes do not fit the example inputs: {first_line(refusal.error)}"
@@ -150,14 +150,22 @@ def fake_inputs(call: ExampleCall, state: State, larger: Sequence[Any] | None = 
     return fakes
 
 
-def _fix_offsets(fakes: Sequence[Any]) -> None:
-    """Fix where arguments begin in their memory to the example's numbers: torch makes them symbols beside hints.
+def _fix_layouts(fakes: Sequence[Any]) -> None:
+    """Fix offsets, and strides that are of no sizes, to the example's: torch makes them symbols beside hints.
 
     No argument of a call says such a symbol; guards compare the numbers where a graph depends on them.
     """
     for fake in fakes:
         if isinstance(fake, torch.Tensor) and not is_wrapper(fake):
             int(fake.storage_offset())
+            known = {symbol for size in fake.shape if isinstance(size, torch.SymInt) for symbol in _symbols(size)}
+            for step in fake.stride():
+                if isinstance(step, torch.SymInt) and not known.issuperset(_symbols(step)):
+                    int(step)
+
+
+def _symbols(size: torch.SymInt) -> set[Any]:
+    return size.node.expr.free_symbols
 
 
 def _twin(fake: torch.Tensor) -> torch.Tensor:
