@@ -19,6 +19,15 @@ def test_example_that_is_a_slice_has_dynamic_sizes(load):
         assert torch.equal(module(x), function(x))
 
 
+def test_size_that_equals_a_stride_of_another_input_stays_dynamic(load):
+    sizes = ({0: Dim("rows", min=1)}, {0: Dim("others", min=1)})
+    x = torch.randn(2, 6, 5)[:, 1:]
+    module = load(lambda x, y: x.sum() + y, x, torch.randn(x.stride(0)), dynamic_shapes=sizes, target="auto")
+    for rows, others in ((3, 30), (2, 7), (4, 1)):
+        x, y = torch.randn(rows, 6, 5)[:, 1:], torch.randn(others)
+        assert torch.equal(module(x, y), x.sum() + y)
+
+
 def contiguous_and_written(x):
     y = x.contiguous()
     y.mul_(3)

@@ -368,16 +368,20 @@ class Counting(nn.Module):
 
     def step(self, x):
         self.seen.add_(x.sum(0))
-        return self.layer(x) * self.seen
+        return self.layer(x).exp() * 3 * self.seen
 
 
 def test_a_method_of_the_module_may_be_named_step(tmp_path):
     torch.manual_seed(0)
     model, x = Counting().eval(), torch.ones(3, 2)
-    own = aotexport.Program("step", method="step", example=(x,))
+    own = aotexport.Program("step", grad=True, method="step", example=(x,))
     aotexport.export(model, (x,), output=tmp_path / "own", programs=("infer", own), verify=False)
-    module = load(tmp_path / "own").eval()
-    assert torch.equal(module.step(x), model.step(x))
+    module = load(tmp_path / "own", target="autograd").eval()
+    results = module.step(x), model.step(x)
+    assert torch.equal(*results)
+    for result in results:
+        result.sum().backward()
+    assert torch.equal(module.layer.weight.grad, model.layer.weight.grad)
     assert torch.equal(module.seen, model.seen)
     with pytest.raises(NotSupported, match="has no whole training step"):
         module.stepper()

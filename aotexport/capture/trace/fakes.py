@@ -155,17 +155,17 @@ def _fix_layouts(fakes: Sequence[Any]) -> None:
 
     No argument of a call says such a symbol; guards compare the numbers where a graph depends on them.
     """
-    for fake in fakes:
-        if isinstance(fake, torch.Tensor) and not is_wrapper(fake):
-            int(fake.storage_offset())
-            known = {symbol for size in fake.shape if isinstance(size, torch.SymInt) for symbol in _symbols(size)}
-            for step in fake.stride():
-                if isinstance(step, torch.SymInt) and not known.issuperset(_symbols(step)):
-                    int(step)
+    tensors = [fake for fake in fakes if isinstance(fake, torch.Tensor) and not is_wrapper(fake)]
+    known = {symbol for fake in tensors for size in fake.shape for symbol in _symbols(size)}
+    for fake in tensors:
+        int(fake.storage_offset())
+        for step in fake.stride():
+            if not known.issuperset(_symbols(step)):
+                int(step)
 
 
-def _symbols(size: torch.SymInt) -> set[Any]:
-    return size.node.expr.free_symbols
+def _symbols(size: int | torch.SymInt) -> set[Any]:
+    return size.node.expr.free_symbols if isinstance(size, torch.SymInt) else set()
 
 
 def _twin(fake: torch.Tensor) -> torch.Tensor:

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 from aotexport_runtime.execution import updates
 from aotexport_runtime.rewrite.recompute import computed_again
-from aotexport_runtime.schema.graph import Node
+from aotexport_runtime.rewrite.updates import UPDATE, with_fused_updates
+from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import TensorMeta
 
 
@@ -48,6 +50,11 @@ def _node(name, op, *args):
         ([_node("one", "mm.default", "v", "x"), _node("two", "gelu_backward.default", "one", "h")], True),
         ([_node("one", "mm.default", "v", "x"), _node("two", "neg.default", "one")], False),
         ([_node("one", "add_.Tensor", "h", 1), _node("two", "mm.default", "v", "h")], False),
+        (
+            [_node("w", "t.default", "h"), _node("one", "add_.Tensor", "w", 1), _node("two", "mm.default", "v", "h")],
+            False,
+        ),
+        ([_node("one", "add_.Tensor", "g", 1), _node("two", "mm.default", "v", "h")], False),
     ],
 )
 def test_values_are_computed_again_of_what_backward_reads_later(backward, again):
@@ -58,5 +65,24 @@ def test_values_are_computed_again_of_what_backward_reads_later(backward, again)
     ]
     made = computed_again([*forward, loss := _node("loss", "sum.default", "v"), *backward], "loss")
     names = [node.name for node in made]
-    assert names == ["h", "g", "v", loss.name, *["g:again", "v:again"] * again, "one", "two"]
-    assert made[-2].args[0] == ("v:again" if again else backward[0].args[0])
+    assert names == ["h", "g", "v", loss.name, *["g:again", "v:again"] * again, *(node.name for node in backward)]
+    assert made[-2].args[0] == ("v:again" if again else backward[-2].args[0])
+
+
+def test_an_update_of_which_a_number_is_read_between_stays_as_it_is():
+    update = [
+        _node("decayed", "mul_.Tensor", "p", "kept"),
+        _node("mean", "lerp_.Scalar", "m", "g", 0.1),
+        _node("scaled", "mul_.Tensor", "v", 0.99),
+        replace(_node("square", "addcmul_.default", "scaled", "g", "g"), kwargs={"value": 1 - 0.99}),
+        _node("root", "sqrt.default", "square"),
+        _node("over", "div_.Tensor", "root", "divisor"),
+        _node("plus", "add_.Tensor", "over", "addend"),
+        _node("updated", "addcdiv_.default", "decayed", "mean", "plus"),
+    ]
+    for read, count in (("rate", 2), ("p", 9), ("m", 9)):
+        number = replace(_node("number", "sum.default", read), meta=TensorMeta(shape=(), stride=(), dtype="float32"))
+        made = with_fused_updates(Graph(inputs=[], nodes=[update[0], number, *update[1:]], outputs=["number"]))
+        assert len(made) == count
+    (_, fused) = with_fused_updates(Graph(inputs=[], nodes=[_node("x", "neg.default", "g"), *update], outputs=[]))
+    assert (fused.op, fused.args) == (UPDATE, ["p", "g", "m", "v", 0.1, 0.99, "kept", "divisor", "addend"])

@@ -60,9 +60,8 @@ def rewritten(graph: Graph, subgraph: Subgraph, *, visible: int | None = None, i
     metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     metas.update((node.name, node.meta) for node in subgraph.nodes)
     proven = of_proven_dtype([value.name for value in graph.inputs], [*graph.nodes, *subgraph.nodes], metas)
-    # A sum with zeros has memory of its own, in which a write to its operand is not seen.
     writes = any(writes_in_place(node.op) or node.op == UPDATE for node in subgraph.nodes)
-    subgraph = simplified(subgraph, metas, set() if writes else proven)
+    subgraph = simplified(subgraph, metas, proven, writes=writes)
     if not in_place:
         return subgraph
     return reusing(subgraph, proven, visible=len(subgraph.outputs) if visible is None else visible)

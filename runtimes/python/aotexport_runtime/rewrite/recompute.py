@@ -166,17 +166,17 @@ def computed_again(nodes: Sequence[Node], loss: str) -> list[Node]:
     """
     by_name = {node.name: node for node in nodes}
     end = next((index for index, node in enumerate(nodes, 1) if node.name == loss), len(nodes))
-    bases, read, written = dict[str, str](), dict[str, list[int]](), dict[str, int]()
+    forward, bases = {node.name for node in nodes[:end]}, dict[str, str]()
+    read, written = dict[str, list[int]](), dict[str, int]()
     for index, node in enumerate(nodes):
         taken = [bases.get(name, name) for name in operands(node)]
-        if index < end:
-            is_view = node.op in VIEWS or node.op == "python::getitem"
-            bases[node.name] = taken[0] if is_view and taken else node.name
-        else:
-            for name in taken:
+        writes = writes_in_place(node.op) or node.op == UPDATE
+        is_alias = writes or node.op in VIEWS or node.op == "python::getitem"
+        bases[node.name] = taken[0] if is_alias and taken else node.name
+        for name in taken:
+            if index >= end:
                 read.setdefault(name, []).append(index)
-        if writes_in_place(node.op) or node.op == UPDATE:
-            for name in taken:
+            if writes:
                 written.setdefault(name, index)
 
     def is_cheap(name: str) -> bool:
@@ -186,11 +186,11 @@ def computed_again(nodes: Sequence[Node], loss: str) -> list[Node]:
             read.get(each, [0])[-1] >= first and written.get(each, len(nodes)) > first for each in taken
         )
 
-    cheap = {name for name in read.keys() & by_name.keys() if bases.get(name) == name and is_cheap(name)}
+    cheap = {name for name in read.keys() & forward - written.keys() if bases[name] == name and is_cheap(name)}
     made, names = list(nodes[:end]), dict[str, Argument]()
 
     def add(name: str) -> None:
-        if bases.get(name) in cheap and name not in names:
+        if name in forward and bases[name] in cheap and name not in names:
             for each in operands(by_name[name]):
                 add(each)
             names[name] = f"{name}:again"

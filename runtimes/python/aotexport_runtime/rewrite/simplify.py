@@ -24,10 +24,13 @@ ASSUMED_SHAPE = "assumed::shape"
 """Operator of nodes that raise unless a tensor has these sizes (-1: any)."""
 
 
-def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta], proven: Set[str]) -> Subgraph:
-    """Return `subgraph` without the calls that change nothing; `metas`: of its inputs; for `proven` see `reusing`."""
+def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta], proven: Set[str], *, writes: bool = False) -> Subgraph:
+    """Return `subgraph` without the calls that change nothing; `metas`: of its inputs; for `proven` see `reusing`.
+
+    `writes`: whether nodes write in place; then views stay views, and sums with zeros have memory of their own.
+    """
     returned = set(names_in(subgraph.outputs))
-    state = _State(dict(metas), proven)
+    state = _State(dict(metas), set() if writes else proven)
     for node in subgraph.nodes:
         node = renamed(node, state.alias) if state.alias else node
         same = state.equal_value(node)
@@ -46,8 +49,8 @@ def simplified(subgraph: Subgraph, metas: dict[str, ValueMeta], proven: Set[str]
     droppable = {*_IDENTITIES, *_INVOLUTIONS, *_RESHAPES, _ZEROS}
     kept = {node.name for node in nodes if node.op not in droppable}
     needed, _ = ancestors(nodes, outputs, set(), kept)
-    # Nothing writes through a view, and kernels may choose other strides than traced.
-    views = ("aten::view.default", "aten::_unsafe_view.default")
+    # Where nothing writes through a view, kernels may choose other strides than traced.
+    views = () if writes else ("aten::view.default", "aten::_unsafe_view.default")
     made = [replace(node, op="aten::reshape.default") if node.op in views else node for node in needed]
     return Subgraph(subgraph.inputs, made, outputs)
 

@@ -38,10 +38,11 @@ def with_fused_updates(graph: Graph) -> list[Node]:
         if not matches(_DECAYED, found["decayed"], by_name, found):
             found |= {"parameter": found["decayed"], "kept": 1.0}
         leaves = {value for name, value in found.items() if isinstance(value, str) and name != "decayed"}
+        state = {found[name] for name in ("parameter", "mean", "square")}
         chain = [*_above(node, by_name, leaves)]
         between = graph.nodes[min(places[each.name] for each in chain) : places[node.name]]
         is_alone = not uses[node.name] and all(uses[each.name] == 1 for each in chain[1:])
-        if is_alone and all(_is_number(each) for each in between if each not in chain):
+        if is_alone and all(_is_number(each, state) for each in between if each not in chain):
             names = ("parameter", "grad", "mean", "square", "weight", "beta", "kept", "divisor", "addend")
             made[node.name] = replace(node, op=UPDATE, args=[found[name] for name in names])
             gone.update(each.name for each in chain[1:])
@@ -56,5 +57,7 @@ def _above(node: Node, by_name: Mapping[str, Node], leaves: set[str]) -> Iterato
             yield from _above(by_name[name], by_name, leaves)
 
 
-def _is_number(node: Node) -> bool:
-    return getattr(node.meta, "shape", None) == () and not writes_in_place(node.op)
+def _is_number(node: Node, state: set[Any]) -> bool:
+    """Return whether a node computes a number, and of no `state`."""
+    is_number = getattr(node.meta, "shape", None) == () and not writes_in_place(node.op)
+    return is_number and state.isdisjoint(operands(node))

@@ -17,7 +17,7 @@ from aotexport_runtime.execution import transforms
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.graph import Graph
-from aotexport_runtime.schema.manifest import STEP
+from aotexport_runtime.schema.manifest import OPTIMIZER, STEP
 from aotexport_runtime.schema.program import Program
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class ForwardEngine(Engine):
             self._restored = restored_on_error
         names = [graph_input.name for graph_input in graph.inputs]
         label = f"{self._program.name} forward graph"
-        if self._program.name == STEP:
+        if self._program.name == STEP and OPTIMIZER in self._bundle.manifest.extensions:
             from aotexport_runtime.execution.functional_graph import compile_functional
             from aotexport_runtime.rewrite.recompute import computed_again
             from aotexport_runtime.rewrite.updates import with_fused_updates
