@@ -131,7 +131,8 @@ def _without_effect(graph: Graph, metas: Mapping[str, ValueMeta]) -> list[Node]:
             known = axes.setdefault(str(node.args), node.name)
             source = known if known != node.name else None
         elif isinstance(operand, str) and node.op in _IN_PART:
-            is_whole = shape_of(metas, operand) == shape_of(metas, node.name) and node.args[2:3] != [True]
+            is_dropped = True in (*node.args[2:3], node.kwargs.get("train"))
+            is_whole = shape_of(metas, operand) == shape_of(metas, node.name) and not is_dropped
             source = operand if is_whole else None
         if source is not None and node.name not in returned and not writes_in_place(node.op):
             same[node.name] = source

@@ -133,9 +133,11 @@ class Fused:
     def _rotation(self, node: Node, before: str, sine: str, x: str, axis: Any, half: Any) -> list[Node]:
         """Return a sum with the product of a sine, and of halves that changed places, the first one its sign too."""
         shape, signed, rolled = self._shape(x), f"{sine}:signed", f"{node.name}:rolled"
-        if shape[-1:] != (2 * half,) or self._shape(sine)[-1:] != shape[-1:] or axis not in (-1, len(shape) - 1):
+        if not isinstance(half, int) or shape[-1:] != (2 * half,) or axis not in (-1, len(shape) - 1):
             return []
-        if self._shape(before) != shape or {*map(self._dtype, (before, sine, x))} != {"float32"}:
+        if self._shape(sine)[-1:] != shape[-1:] or self._shape(before) != shape:
+            return []
+        if {*map(self._dtype, (before, sine, x))} != {"float32"}:
             return []
 
         def made(name: str, op: str, *args: Any) -> Node:
