@@ -12,7 +12,7 @@ from aotexport_runtime.rewrite.names import names_in, operands, writes_in_place
 from aotexport_runtime.rewrite.patterns import matches
 from aotexport_runtime.schema.graph import Graph, Node
 
-UPDATE = "optimizer::adam"
+UPDATE = "aotexport::adam"
 """Operator that updates a parameter; its arguments are those of `execution.updates.adam`."""
 
 _SQUARE = ("addcmul_.default", ("mul_.Tensor", "square", "beta"), "grad", "grad", {"value": "rest"})
