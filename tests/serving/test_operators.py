@@ -142,7 +142,9 @@ def test_health_and_index_are_told_by_grpc(operated):
 
 
 def test_service_is_described_by_grpc_where_its_package_is_installed(operated):
-    database = pytest.importorskip("grpc_reflection.v1alpha.proto_reflection_descriptor_database")
+    database = pytest.importorskip(
+        "grpc_reflection.v1alpha.proto_reflection_descriptor_database", reason="needs grpcio-reflection"
+    )
     with grpc.insecure_channel(operated[1].grpc) as channel:
         found = database.ProtoReflectionDescriptorDatabase(channel)
         assert "inference.GRPCInferenceService" in found.get_services()

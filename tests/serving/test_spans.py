@@ -11,7 +11,9 @@ from tests.serving.server import serving, wait_for
 from tests.serving.test_workers import BODY
 
 pytest.importorskip("opentelemetry.sdk", reason="needs the extra `serve`")
-traces = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+traces = pytest.importorskip(
+    "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="needs the extra `serve`"
+)
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from torch import nn
 import aotexport
 from aotexport_runtime import adapters, load
 
-peft = pytest.importorskip("peft")
-transformers = pytest.importorskip("transformers")
+peft = pytest.importorskip("peft", reason="needs the extra `trainers`")
+transformers = pytest.importorskip("transformers", reason="needs the extra `examples`")
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
