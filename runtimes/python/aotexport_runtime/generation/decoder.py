@@ -72,11 +72,11 @@ class _Steps:
         self._turned = [bound.inputs[index].t() for index in step.turned]
         self._buffers: list[torch.Tensor] = []
         for indices in step.grows:
-            befores = [bound.inputs[index] for index in indices]
-            shape = befores[0].shape
-            buffer = befores[0].new_empty((len(indices), *shape[:2], self._length + most, shape[3]))
-            for index, before, place in zip(indices, befores, buffer[:, :, :, : self._length], strict=True):
-                place.copy_(before)
+            caches = [bound.inputs[index] for index in indices]
+            shape = caches[0].shape
+            buffer = caches[0].new_empty((len(indices), *shape[:2], self._length + most, shape[3]))
+            for index, cache, place in zip(indices, caches, buffer[:, :, :, : self._length], strict=True):
+                place.copy_(cache)
                 bound.inputs[index] = None
             self._buffers.append(buffer)
 
