@@ -61,6 +61,20 @@ class Recurrent(nn.Module):
         return self.gru(self.first(steps))[0]
 
 
+class Peak(nn.Module):
+    """Takes the greatest of a sequence, which zeros after it are not while one is positive."""
+
+    def forward(self, x):
+        return x.amax(1)
+
+
+class Masked(nn.Module):
+    """Weighs what a mask shows; where it shows nothing, all alike."""
+
+    def forward(self, x, mask):
+        return (x.masked_fill(mask == 0, torch.finfo(x.dtype).min).softmax(1) * x).sum(1)
+
+
 class Kinds(nn.Module):
     """Takes and returns the dtypes that servers have to take care of, and takes a string."""
 
@@ -144,6 +158,12 @@ MODELS = {
         ({0: LENGTH, 1: BATCH},),
     ),
     "words": (Words, (torch.arange(12).reshape(4, 3) % 10,), ({0: BATCH, 1: LENGTH},)),
+    "peak": (Peak, (torch.linspace(0, 1, 32).reshape(4, 8),), ({0: BATCH, 1: LENGTH},)),
+    "masked": (
+        Masked,
+        (torch.linspace(0, 1, 32).reshape(4, 8), torch.ones(4, 8, dtype=torch.int64)),
+        ({0: BATCH, 1: LENGTH}, {0: BATCH, 1: LENGTH}),
+    ),
     "kinds": (
         Kinds,
         (torch.tensor([True, False]), torch.ones(3).half(), torch.ones(3).bfloat16(), torch.tensor([1, 2]), "up"),

@@ -73,10 +73,21 @@ def test_shorter_calls_are_padded_where_each_gets_what_it_gets_alone(exported):
     assert (short.batch_size, long.batch_size) == (1, 1), "half of a batch at most is padding"
 
 
+def test_call_whose_mask_shows_nothing_is_not_padded(exported):
+    servable = ready(exported("masked"), max_batch_size=2, max_latency_ms=LONG_MS, pad="length")
+    calls = [{"x": torch.rand(1, size), "mask": torch.ones(1, size, dtype=torch.int64)} for size in (7, 8, 7)]
+    calls[2]["mask"][:] = 0
+    answers = [servable.submit(call) for call in calls]
+    for call, answer in zip(calls, answers, strict=True):
+        torch.testing.assert_close(answer.result()["output"], servable.infer(call)["output"])
+    assert [answer.batch_size for answer in answers] == [2, 2, 1]
+
+
 @pytest.mark.parametrize(
     ("name", "pad", "reason"),
     [
         ("attention", "length", "not padded along `length`: padded calls gave other answers than each alone"),
+        ("peak", "length", "not padded along `length`: padded calls gave other answers than each alone"),
         ("words", "length", "not padded along `length`: padded calls gave other answers than each alone"),
         (
             "words",

@@ -62,11 +62,15 @@ class Lengths:
         name: the user's name of the size.
         inputs: axis per input; None: it has none.
         outputs: axis per output; None: it has none.
+        least: least length of a call.
+        masks: indices of inputs that say where padding is: a call with a row of zeros in one is not padded.
     """
 
     name: str
     inputs: tuple[int | None, ...]
     outputs: tuple[int | None, ...]
+    least: int = 1
+    masks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +134,7 @@ def is_rare(dtype: str) -> bool:
     return dtype == "bfloat16" or dtype.startswith("float8")
 
 
-def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: Iterable[Any]) -> tuple[Hashable, int, int] | None:
+def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: list[Any]) -> tuple[Hashable, int, int] | None:
     """Return what calls of one batch share, the size of the batch, and the length that is padded, 1 where none is.
 
     Lengths are alike up to the next power of two: half of a batch at most is padding. None: the call does not fit by
@@ -153,6 +157,10 @@ def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: Iterable[Any
         kinds.append((type(value), str(getattr(value, "device", "")), *shape[:axis], *shape[axis + 1 :]))
     if len(sizes) != 1 or len(lengths) > 1 or 0 in lengths or not axes.least <= min(sizes):
         return None
+    for index in axes.padded.masks if axes.padded else ():
+        value, batch = values[index], axes.inputs[index]
+        if not value.any(tuple(axis for axis in range(value.ndim) if axis != batch)).all():
+            return None
     return tuple(kinds), min(sizes), max(lengths, default=1)
 
 
@@ -217,7 +225,12 @@ def _lengths(program: Program, inputs: list[TensorSpec], outputs: list[TensorSpe
         axes = [_axes_of(dimension.symbol, meta) for meta in (*taken, *made)]
         if all(len(each) <= 1 for each in axes) and any(axes[: len(inputs)]):
             found = [each[0] if each else None for each in axes]
-            yield Lengths(name=dimension.name, inputs=tuple(found[: len(inputs)]), outputs=tuple(found[len(inputs) :]))
+            yield Lengths(
+                name=dimension.name,
+                inputs=tuple(found[: len(inputs)]),
+                outputs=tuple(found[len(inputs) :]),
+                least=max(dimension.min or 0, 1),
+            )
 
 
 def _axes_of(symbol: str, meta: TensorMeta | None) -> list[int]:

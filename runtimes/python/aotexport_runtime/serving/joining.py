@@ -136,8 +136,7 @@ def run_together(
 def _run_padded(
     program: AnyProgram, calls: Sequence[Values], axes: BatchAxes, padded: Lengths, choice: int
 ) -> list[list[Any]]:
-    first = next(index for index, axis in enumerate(padded.inputs) if axis is not None)
-    lengths = [values[first].shape[padded.inputs[first]] for values in calls]
+    lengths = [_length(values, padded) for values in calls]
     whole = [
         [_extended(value, axis, max(lengths)) for value, axis in zip(values, padded.inputs, strict=True)]
         for values in calls
@@ -218,7 +217,13 @@ def _with_padding(
     if False in found or True not in found:
         said = "padded calls gave other answers than each alone" if False in found else "no recorded call could be cut"
         return axes, [f"not padded along `{pad}`: {said}"]
-    return padded, []
+    values = recorded[found.index(True)]
+    masks = [
+        index
+        for index, axis in enumerate(lengths.inputs)
+        if axis is not None and _agree(program, values, padded, choice, most, zeros=index) is False
+    ]
+    return dataclasses.replace(axes, padded=dataclasses.replace(lengths, masks=tuple(masks))), []
 
 
 def paces(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, most: int) -> Iterator[tuple[int, float]]:
@@ -226,7 +231,7 @@ def paces(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, mos
 
     Their calls are the first rows of a recorded one.
     """
-    one, end = _variations(values, dataclasses.replace(axes, padded=None))[0], time.monotonic() + 2
+    one, end = _variations(values, dataclasses.replace(axes, padded=None), most)[-1], time.monotonic() + 2
     size = least = one[0].shape[axes.inputs[0]]
     while 0 < size <= min(most, axes.most or most):
         calls = [one] * (size // least)
@@ -237,60 +242,88 @@ def paces(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, mos
         size *= 2
 
 
-def _agree(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, most: int) -> bool | None:
+def _agree(
+    program: AnyProgram, values: Values, axes: BatchAxes, choice: int, most: int, zeros: int | None = None
+) -> bool | None:
     """Return whether calls made of a recorded one are answered as alone when they are joined; None: they cannot be.
 
-    The batch is the greatest, or what is expected to run in two seconds.
+    The batch is the greatest, or what is expected to run in two seconds. `zeros`: index of an input that has nothing
+    else in one of them.
     """
-    calls = _variations(values, axes)
-    sizes = [call[0].shape[axes.inputs[0]] for call in calls]
+    calls = _variations(values, axes, most)
+    if zeros is not None:
+        calls[-1][zeros] = calls[-1][zeros] * 0
+    began = time.monotonic()
+    answered = [(call, alone) for call in calls if (alone := _alone(program, call, choice)) is not None]
+    sizes = [call[0].shape[axes.inputs[0]] for call, _ in answered]
+    rows_in_2_s = int(2 * sum(sizes) / (time.monotonic() - began))
+    all_of_them = max(most, len(calls))
+    left, chosen = min(all_of_them, axes.most or all_of_them, max(rows_in_2_s, len(calls))), list[int]()
+    for index in itertools.cycle(range(len(answered))):
+        if left < min(sizes) or 0 in sizes:
+            break
+        if sizes[index] <= left:
+            chosen.append(index)
+            left -= sizes[index]
+    if axes.padded is not None and len({_length(answered[index][0], axes.padded) for index in chosen}) < 2:
+        return None
     try:
-        began = time.monotonic()
-        # Copies, which the model may write to.
-        copies = [[v.clone() if is_torch_tensor(v) else v.copy() for v in call] for call in calls]
-        alone = [program.run(call, choice) for call in copies]
-        rows_in_2_s = int(2 * sum(sizes) / (time.monotonic() - began))
-        left, chosen = min(most, axes.most or most, max(rows_in_2_s, 4)), list[int]()
-        for index in itertools.cycle(range(len(calls))):
-            if left < sizes[0] or sizes[0] == 0:
-                break
-            if sizes[index] <= left:
-                chosen.append(index)
-                left -= sizes[index]
-        joined = run_together(program, [calls[index] for index in chosen], axes, choice)
+        joined = run_together(program, [answered[index][0] for index in chosen], axes, choice)
     except REFUSALS as error:
         log.debug("program %s: joined calls were not tried: %s", program.name, error)
         return None
-    pairs = [(_observed(alone[index]), _observed(got)) for index, got in zip(chosen, joined, strict=True)]
+    pairs = [(_observed(answered[index][1]), _observed(got)) for index, got in zip(chosen, joined, strict=True)]
     compared = [compare(*pair, least=program.least) for pair in pairs]
     return all(each.agrees for differences in compared for each in differences)
 
 
-def _variations(values: Values, axes: BatchAxes) -> list[Values]:
-    """Return calls with rows of a recorded one: the first, all, in reverse, and with floats of other magnitudes.
+def _alone(program: AnyProgram, call: Values, choice: int) -> list[Any] | None:
+    """Return the outputs of a call, whose values the model may write to copies of; None: it is refused."""
+    try:
+        return program.run([v.clone() if is_torch_tensor(v) else v.copy() for v in call], choice)
+    except REFUSALS as error:
+        log.debug("program %s: a call made of a recorded one is refused: %s", program.name, error)
+        return None
 
-    Of lengths that are padded, the first and the last are cut.
+
+def _variations(values: Values, axes: BatchAxes, most: int) -> list[Values]:
+    """Return calls with some rows of a recorded one: the first, in reverse, and with floats of other magnitudes.
+
+    Of lengths that are padded, most are cut, the first as far as may be, and the second is whole.
     """
 
-    def varied(factor: float, change: Callable[[Any, int], Any]) -> Values:
+    def varied(factor: float, part: float, change: Callable[[Any, int], Any]) -> Values:
         made = [change(value, axis) for value, axis in zip(values, axes.inputs, strict=True)]
-        return [value * factor if "float" in str(value.dtype) else value for value in made]
+        return _cut([value * factor if "float" in str(value.dtype) else value for value in made], axes, part)
 
     def first(value: Any, axis: int) -> Any:
         return _part(value, axis, 0, max(axes.least, 1))
 
-    def reverse(value: Any, axis: int) -> Any:
-        return value.flip(axis) if is_torch_tensor(value) else np.flip(value, axis)
+    def some(value: Any, axis: int) -> Any:
+        return _part(value, axis, 0, max(axes.least, most // 4, 1))
 
-    made = [varied(1, first), varied(1, lambda value, _: value), varied(4, first), varied(0.5, reverse)]
-    return [_cut(made[0], axes, 0.5), *made[1:3], _cut(made[3], axes, 0.7)]
+    def reverse(value: Any, axis: int) -> Any:
+        return some(value.flip(axis) if is_torch_tensor(value) else np.flip(value, axis), axis)
+
+    return [
+        varied(-1, 0, first),
+        varied(1, 1, some),
+        varied(4, 1, first),
+        varied(0.5, 0.7, reverse),
+        varied(1, 0.5, first),
+    ]
 
 
 def _cut(values: Values, axes: BatchAxes, part: float) -> Values:
     """Return a call with a part of the length that is padded."""
     if axes.padded is None:
         return values
+    length = max(int(_length(values, axes.padded) * part), axes.padded.least)
     return [
-        value if axis is None else _part(value, axis, 0, max(int(value.shape[axis] * part), 1))
+        value if axis is None else _part(value, axis, 0, length)
         for value, axis in zip(values, axes.padded.inputs, strict=True)
     ]
+
+
+def _length(values: Values, padded: Lengths) -> int:
+    return next(value.shape[axis] for value, axis in zip(values, padded.inputs, strict=True) if axis is not None)
