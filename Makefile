@@ -22,6 +22,7 @@ BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip --disable-pip-version-check
 # What tests need is installed by uv, in a tenth of pip's time; a mirror is named by UV_INDEX_URL.
 INSTALL = -m uv pip install --quiet
+INSTALL_SERVE = $(INSTALL) --python $(SERVE_VENV)/bin/python
 PROJECTS = pyproject.toml runtimes/python/pyproject.toml
 RUNTIME_SOURCES = $(shell find runtimes/python/aotexport_runtime -type f -not -name '*.pyc')
 # What `make test` runs the tests of: a room of the exporter or of the runtime, see tests/rooms; empty: all.
@@ -144,9 +145,12 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "error: no Python 3.11 or newer found; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# torch goes first and alone, so that no other requirement brings in a build from another index.
+# torch goes first and alone, so that no other requirement brings in a build from another index: pip finds the wheel.
 $(VENV)/.torch: | $(BIN)/python
-	$(PIP) install --progress-bar off --no-compile $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch$(TORCH)'
+	$(PIP) install --quiet uv
+	$(PIP) download --progress-bar off --no-deps --dest $(VENV)/wheels \
+		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch$(TORCH)'
+	$(BIN)/python $(INSTALL) --no-deps $(VENV)/wheels/torch-*.whl
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.torch $(PROJECTS)
@@ -154,21 +158,18 @@ $(VENV)/.demo: $(VENV)/.torch $(PROJECTS)
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch $(PROJECTS)
-	$(PIP) install --quiet uv
 	$(BIN)/python $(INSTALL) --editable runtimes/python --editable '.[dev,examples]'
 	@touch $@ $(VENV)/.demo
 
 # KServe asks for older releases of packages than `.[dev]` has.
-$(SERVE_VENV)/.made: $(PROJECTS)
-	$(PYTHON) -m venv $(SERVE_VENV)
-	$(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-compile \
-		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch$(TORCH)'
-	$(SERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet uv
-	$(SERVE_VENV)/bin/python $(INSTALL) --editable 'runtimes/python[onnx]' --editable '.[onnx,serve]' 'pytest>=8'
+$(SERVE_VENV)/.made: $(VENV)/.torch $(PROJECTS)
+	$(BIN)/python -m uv venv --quiet --allow-existing --python $(PYTHON) $(SERVE_VENV)
+	$(BIN)/python $(INSTALL_SERVE) --no-deps $(VENV)/wheels/torch-*.whl
+	$(BIN)/python $(INSTALL_SERVE) --editable 'runtimes/python[onnx]' --editable '.[onnx,serve]' 'pytest>=8'
 	@touch $@
 
 $(SERVE_VENV)/.all: $(SERVE_VENV)/.made
-	$(SERVE_VENV)/bin/python $(INSTALL) --editable '.[browser,examples,peers]'
+	$(BIN)/python $(INSTALL_SERVE) --editable '.[browser,examples,peers]'
 	@touch $@
 
 $(RUNTIME_VENV)/.made: $(VENV)/.demo examples/runtime_venv.py $(RUNTIME_SOURCES)

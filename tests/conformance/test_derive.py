@@ -79,19 +79,28 @@ def digest(bundle: Path) -> str:
     return hashlib.sha256((bundle / "bundle.json").read_bytes()).hexdigest()
 
 
-def test_derived_bundle_with_frozen_weights_is_the_bundle_of_the_frozen_model(base, tmp_path):
-    aotexport.export(frozen(make()), *ARGUMENTS, output=tmp_path / "expected", **OPTIONS)
-    report = aotexport.derive(base, output=tmp_path / "frozen", freeze="encoder.*")
-    assert files_of(tmp_path / "frozen") == files_of(tmp_path / "expected")
+def test_derived_bundle_is_the_bundle_of_the_model_with_the_same_changes(base, tmp_path):
+    (x, labels), _ = ARGUMENTS
+    rows = torch.export.Dim("rows", min=3, max=10)
+    options = {"dynamic_shapes": {"x": {0: rows}, "labels": {0: rows}, "scale": None}, "verify": False}
+    arguments = (x.to(torch.bfloat16), labels)
+    aotexport.export(frozen(make()).to(torch.bfloat16), arguments, output=tmp_path / "expected", **options)
+    changes = {"freeze": "encoder.*", "dtype": torch.bfloat16, "dynamic": "x:0=rows[3:10]"}
+    report = aotexport.derive(base, output=tmp_path / "derived", **changes)
+    assert files_of(tmp_path / "derived") == files_of(tmp_path / "expected")
     assert report.manifest.ancestors == (
         Ancestor(
             name="Model",
             sha256=digest(base),
-            changes=("frozen: `encoder.0.weight`, `encoder.0.bias`, `encoder.1.weight` and 3 more",),
+            changes=(
+                "loaded in bfloat16",
+                "frozen: `encoder.0.weight`, `encoder.0.bias`, `encoder.1.weight` and 3 more",
+                "sizes `rows` from 3 to 10 instead of `batch` from 2 to 64",
+            ),
         ),
     )
-    joint = {path: len((path / "programs/train/joint.json").read_bytes()) for path in (base, tmp_path / "frozen")}
-    assert joint[tmp_path / "frozen"] < 0.7 * joint[base]
+    joint = {path: len((path / "programs/train/joint.json").read_bytes()) for path in (base, tmp_path / "derived")}
+    assert joint[tmp_path / "derived"] < 0.8 * joint[base]
 
 
 def test_trained_module_begets_a_bundle_of_its_weights_and_is_left_alone(base, tmp_path):
@@ -139,14 +148,20 @@ def test_module_that_holds_a_loaded_bundle_names_it_as_an_ancestor(base, tmp_pat
     assert report.manifest.ancestors == (Ancestor(name="Model", sha256=digest(base), path="base"),)
 
 
-def test_command_line_derives_a_bundle_and_shows_of_which_it_was_made(base, tmp_path):
-    runner, output = CliRunner(), str(tmp_path / "tuned")
+def test_command_line_derives_even_sizes_in_another_dtype_and_shows_of_which_bundle(base, tmp_path):
+    runner, output = CliRunner(), str(tmp_path / "even")
     options = ["-o", output, "--freeze", "encoder.*", "--program", "infer", "--no-verify", "--json"]
+    options += ["--dtype", "bfloat16", "--dynamic", "x:0=2*half"]
     made = runner.invoke(app, ["derive", str(base), *options])
     assert made.exit_code == 0, made.output
     assert [program["name"] for program in json.loads(made.stdout)["programs"]] == ["infer", "infer.2"]
     shown = " ".join(runner.invoke(app, ["inspect", output]).output.split())
-    assert f"made of Model, sha256 {digest(base)[:12]} (frozen: `encoder.0.weight`," in shown
+    changes = "loaded in bfloat16; frozen: `encoder.0.weight`,"
+    assert f"made of Model, sha256 {digest(base)[:12]} ({changes}" in shown
+    even = load(output).eval()
+    assert even(torch.rand(6, 4, dtype=torch.bfloat16)).dtype is torch.bfloat16
+    with pytest.raises(CallInvalid, match=r"holds only where \(\(half % 2\) == 0\); here half=5"):
+        even(torch.rand(5, 4, dtype=torch.bfloat16))
 
 
 def grad_mode():
@@ -163,36 +178,6 @@ def test_each_program_is_made_of_the_one_of_its_grad_mode(tmp_path):
 
 
 # --- another dtype, fewer sizes ---------------------------------------------------------------------------
-
-
-def test_derived_bundle_in_another_dtype_is_the_bundle_of_the_cast_model(base, tmp_path):
-    x, labels = ARGUMENTS[0]
-    arguments = ((x.to(torch.bfloat16), labels), {})
-    aotexport.export(make().to(torch.bfloat16), *arguments, output=tmp_path / "expected", **OPTIONS)
-    report = aotexport.derive(base, output=tmp_path / "cast", dtype=torch.bfloat16, verify=False)
-    assert files_of(tmp_path / "cast") == files_of(tmp_path / "expected")
-    assert report.manifest.ancestors[0].changes == ("loaded in bfloat16",)
-    joint = open_bundle(tmp_path / "cast").program("train").functional
-    assert joint is not None
-
-
-def test_derived_bundle_for_fewer_sizes_is_the_bundle_of_these_sizes(base, tmp_path):
-    rows = torch.export.Dim("rows", min=3, max=10)
-    shapes = {"x": {0: rows}, "labels": {0: rows}, "scale": None}
-    aotexport.export(make(), *ARGUMENTS, output=tmp_path / "expected", dynamic_shapes=shapes, verify=False)
-    report = aotexport.derive(base, output=tmp_path / "fewer", dynamic="x:0=rows[3:10]", verify=False)
-    assert files_of(tmp_path / "fewer") == files_of(tmp_path / "expected")
-    assert report.manifest.ancestors[0].changes == ("sizes `rows` from 3 to 10 instead of `batch` from 2 to 64",)
-
-
-def test_command_line_derives_even_sizes_in_another_dtype(base, tmp_path):
-    options = ["-o", str(tmp_path / "even"), "--dtype", "bfloat16", "--dynamic", "x:0=2*half", "--no-verify"]
-    made = CliRunner().invoke(app, ["derive", str(base), *options])
-    assert made.exit_code == 0, made.output
-    even = load(tmp_path / "even").eval()
-    assert even(torch.rand(6, 4, dtype=torch.bfloat16)).dtype is torch.bfloat16
-    with pytest.raises(CallInvalid, match=r"holds only where \(\(half % 2\) == 0\); here half=5"):
-        even(torch.rand(5, 4, dtype=torch.bfloat16))
 
 
 class Sequences(nn.Module):

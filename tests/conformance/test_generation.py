@@ -49,7 +49,8 @@ class Generator:
             for parameter in self.model.parameters():
                 parameter.mul_(4 if parameter.dim() > 1 else 1)
         recipe = aotexport.recipe("seq2seq" if self.is_seq2seq else "causal-lm", self.model)
-        aotexport.export(recipe.model, (), programs=recipe.programs, output=path, verify=False)
+        programs = [program for program in recipe.programs if not program.name.endswith("-base")]
+        aotexport.export(recipe.model, (), programs=programs, output=path, verify=False)
         self.path = path
         self.module = aotexport_runtime.load(path).eval()
         self.start = PAD if self.is_seq2seq else None
