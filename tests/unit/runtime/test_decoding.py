@@ -10,7 +10,7 @@ import torch
 from aotexport_runtime.execution.codegen import Environment, compile_graph
 from aotexport_runtime.rewrite.decoding import decoding, slot_of
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
-from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.schema.values import SizeMeta, TensorMeta
 
 LENGTH = 5
 
@@ -136,6 +136,44 @@ def test_rows_of_sequences_are_matrices_and_known_forms_are_one_operator():
         *("reshape", "mm", "reshape", "mul", "slice", "neg", "slice", "cat", "roll", "addcmul"),
         *("copy_", "sum", "reshape", "addmm", "gelu", "add"),
     ]
+
+
+@pytest.mark.parametrize("axes", [(0, 3), (3, 0)])
+def test_mask_that_is_looked_up_whole_and_in_order_is_itself(axes):
+    shapes = [tuple(LENGTH if axis == each else 1 for axis in range(4)) for each in axes]
+    places = [[each for each in (3, 2, 1, 0) if each != axis] for axis in axes]
+    whole, nodes = tensor(LENGTH, 1, 1, LENGTH, dtype="bool"), []
+    for name, shape, added in zip(("rows", "columns"), shapes, places, strict=True):
+        nodes.append(node(f"{name}0", "arange.default", LENGTH, meta=tensor(LENGTH, dtype="int64")))
+        for order, axis in enumerate(sorted(added)):
+            meta = tensor(*[size for place, size in enumerate(shape) if place not in sorted(added)[order + 1 :]])
+            nodes.append(node(f"{name}{order + 1}", "unsqueeze.default", f"{name}{order}", axis, meta=meta))
+    nodes += [
+        node("past", "sym_size.int", "cache", 2, meta=SizeMeta(value=LENGTH - 1)),
+        Node(name="end", op="python::add", args=["past", 1], meta=SizeMeta(value=LENGTH)),
+        node("places", "arange.default", "end", meta=tensor(LENGTH, dtype="int64")),
+        node("zero", "arange.default", 1, meta=tensor(1, dtype="int64")),
+        node("last", "add.Tensor", "zero", "past", meta=tensor(1, dtype="int64")),
+        node("is_past", "le.Tensor", "places", "last", meta=tensor(LENGTH, dtype="bool")),
+        node("looked_up", "index.Tensor", "shown", ["rows3", "columns3"], meta=whole),
+        node("same", "__and__.Tensor", "looked_up", "is_past", meta=whole),
+        node("keys", "cat.default", ["cache", "new"], -2, meta=tensor(1, 1, LENGTH, 1)),
+        node("scores", "where.ScalarOther", "same", "weight", 0, meta=tensor(LENGTH, 1, 1, LENGTH)),
+    ]
+    named = {"shown": tensor(LENGTH, LENGTH, dtype="bool"), "weight": tensor(LENGTH)}
+    named |= {"cache": tensor(1, 1, LENGTH - 1, 1), "new": tensor(1, 1, 1, 1)}
+    inputs = tuple(GraphInput(name=name, meta=meta) for name, meta in named.items())
+    graph = Graph(inputs=inputs, nodes=tuple(nodes), outputs=["scores", "keys"])
+    given = {"shown": torch.rand(LENGTH, LENGTH) > 0.5, "weight": torch.rand(LENGTH) + 1}
+    given |= {"cache": torch.rand(1, 1, LENGTH - 1, 1), "new": torch.rand(1, 1, 1, 1)}
+    expected, _ = run(graph, graph.nodes, given, graph.outputs)
+    found = decoding(graph, {"cache": 1})
+    more = {"keys": torch.zeros(1, 1, LENGTH, 1), slot_of("keys"): torch.zeros(1, 1, 1, 1)}
+    (got,) = run(graph, found.nodes, {**given, **more}, [found.scores])
+    assert torch.equal(got, expected)
+    ops = [each.op.partition("::")[2].partition(".")[0] for each in found.nodes]
+    assert "le" not in ops
+    assert ("index" in ops) == (axes == (3, 0))
 
 
 def test_cache_that_grows_along_another_axis_is_left_to_the_graph():

@@ -5,21 +5,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.nn import functional
 
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.engines.candidates import AUTOGRAD, PORTABLE
 from aotexport_runtime.engines.forward.engine import ForwardEngine
-from aotexport_runtime.execution.codegen import Function, compile_graph
+from aotexport_runtime.execution.codegen import CALL_SUBMODULE, Environment, Function, compile_graph
 from aotexport_runtime.guards.signature import Bound
-from aotexport_runtime.rewrite.decoding import decoding, slot_of
+from aotexport_runtime.rewrite.decoding import Decoding, decoding, slot_of
+from aotexport_runtime.rewrite.layers import is_float32
 from aotexport_runtime.rewrite.names import names_in, operands
-from aotexport_runtime.schema.values import TensorMeta
+from aotexport_runtime.rewrite.patterns import ATTENTION, NORM, shape_of
+from aotexport_runtime.schema.values import TensorMeta, ValueMeta
 
 Decode = Callable[..., tuple[torch.Tensor, Any]]
 
@@ -53,6 +57,7 @@ class _Step:
         grows: indices of the inputs that are caches which grow, those of a shape together.
         read: those of them whose own tensor is read too.
         turned: indices of the inputs of which the step takes the transpose too.
+        calls_user: whether it calls submodules that are not the bundle's.
     """
 
     run: Function
@@ -61,6 +66,7 @@ class _Step:
     grows: tuple[tuple[int, ...], ...]
     read: frozenset[int]
     turned: tuple[int, ...]
+    calls_user: bool
 
 
 class _Steps:
@@ -92,9 +98,11 @@ class _Steps:
             inputs += buffer.narrow(3, 0, length + 1).unbind()
             inputs += buffer.narrow(3, length, 1).unbind()
         inputs += self._turned
-        (scores,) = self._step.run(inputs, {**self._symbols, self._step.past: length})
+        # Operators take less time; a submodule of a user may keep tensors for a backward.
+        with torch.no_grad() if self._step.calls_user else torch.inference_mode():
+            (scores,) = self._step.run(inputs, {**self._symbols, self._step.past: length})
         self._length += 1
-        return scores
+        return scores.clone()
 
 
 def _begun(module: Any, tokens: torch.Tensor, mask: torch.Tensor, cache: Any, most: int) -> _Steps | None:
@@ -156,7 +164,32 @@ def _compiled(plan: Plan, bound: Bound, cache: Sequence[torch.Tensor]) -> _Step 
         longer = [found.grown[names[index]] for index in group]
         taken += [*longer, *map(slot_of, longer)]
     taken += found.turned.values()
-    run = compile_graph(graph, found.nodes, taken, [found.scores], engine.environment, label=label)
+    quick = _quick(found, {each.name: each.meta for each in graph.inputs}, engine.environment)
+    run = compile_graph(graph, found.nodes, taken, [found.scores], engine.environment, label=label, replacements=quick)
     most = next((each.max for each in program.dimensions if each.symbol == symbol), None)
     read = frozenset(index for index in indices if names[index] in used)
-    return _Step(run, symbol, most, grows, read, tuple(map(names.index, found.turned)))
+    calls_user = any(node.op == CALL_SUBMODULE for node in found.nodes)
+    return _Step(run, symbol, most, grows, read, tuple(map(names.index, found.turned)), calls_user)
+
+
+def _quick(found: Decoding, inputs: Mapping[str, ValueMeta], environment: Environment) -> dict[str, Any]:
+    """Return functions that compute nodes in less time than operators, by name: attention without checks, norms."""
+    quick, longer, cpu = dict[str, Any](), {*found.grown.values()}, environment.place("cpu").type == "cpu"
+    for node in found.nodes:
+        _, *operands, eps = cast("list[Any]", [*node.args, None, None, None])[:4]
+        if node.op == ATTENTION and not {*node.kwargs} - {"scale"}:
+            keys, values = (shape_of(inputs, name)[2:3] for name in operands)
+            if keys == values != () or longer.issuperset(operands):
+                quick[node.name] = functional.scaled_dot_product_attention
+        elif node.op == NORM and cpu and is_float32(node.meta) and len(operands[0]) == 1 and isinstance(eps, float):
+            quick[node.name] = partial(_normed, torch.tensor(eps))
+    return quick
+
+
+def _normed(
+    eps: torch.Tensor, x: torch.Tensor, sizes: list[int], weight: torch.Tensor | None, _: float
+) -> torch.Tensor:
+    """Return a norm by root mean square over the last axis, by few operators."""
+    length = torch.linalg.vector_norm(x, 2, -1, True)
+    rows = x * torch.addcmul(eps, length, length, value=1 / sizes[-1]).rsqrt_()
+    return rows if weight is None else rows.mul_(weight)

@@ -26,10 +26,12 @@ from aotexport_runtime.rewrite.names import (
 from aotexport_runtime.rewrite.partition import ancestors
 from aotexport_runtime.rewrite.patterns import RESHAPE, Fused, shape_of
 from aotexport_runtime.schema.graph import Graph, Node
-from aotexport_runtime.schema.values import Argument, TensorMeta, ValueMeta
+from aotexport_runtime.schema.values import Argument, SizeArgument, TensorMeta, ValueMeta
 
-_IN_PART = ("aten::contiguous.default", "aten::dropout.default", "aten::slice.Tensor")
+_IN_PART = ("aten::contiguous.default", "aten::dropout.default", "aten::expand.default", "aten::slice.Tensor")
 """Operators that return the values of their operand, if all have a place and none is dropped."""
+_NEUTRAL = {"aten::add.Tensor": 0, "aten::mul.Tensor": 1}
+_INDEX, _ONES = "aten::index.Tensor", ("aten::new_ones.default", "aten::ones.default")
 _BY_ROW = tuple(f"aten::{name}.default" for name in ("layer_norm", "linear", "rms_norm"))
 _BY_ELEMENT = (
     *(f"aten::{name}.default" for name in ("gelu", "neg", "relu", "sigmoid", "silu", "tanh")),
@@ -126,20 +128,66 @@ def _without_effect(graph: Graph, metas: Mapping[str, ValueMeta]) -> list[Node]:
     for original in graph.nodes:
         node = renamed(original, same)
         source = returned_operand(node, by_name.get, metas)
-        operand = node.args[0] if node.args else None
         if node.op == "aten::unsqueeze.default":
             known = axes.setdefault(str(node.args), node.name)
             source = known if known != node.name else None
-        elif isinstance(operand, str) and node.op in _IN_PART:
-            is_dropped = True in (*node.args[2:3], node.kwargs.get("train"))
-            is_whole = shape_of(metas, operand) == shape_of(metas, node.name) and not is_dropped
-            source = operand if is_whole else None
+        elif source is None and (kept := _kept(node, by_name, metas)) is not None:
+            source = kept if shape_of(metas, kept) == shape_of(metas, node.name) else None
+            if source is None and node.op == _INDEX:
+                sizes: list[Argument] = [SizeArgument(value=size) for size in shape_of(metas, node.name)]
+                node = replace(node, op=RESHAPE, args=[kept, sizes])
         if source is not None and node.name not in returned and not writes_in_place(node.op):
             same[node.name] = source
             continue
         by_name[node.name] = node
         nodes.append(node)
     return nodes
+
+
+def _kept(node: Node, by_name: Mapping[str, Node], metas: Mapping[str, ValueMeta]) -> str | None:
+    """Return the operand whose values are those of the result, if they have the same places; None: none is."""
+    first, second = (*node.args, None, None)[:2]
+    if not isinstance(first, str):
+        return None
+    if node.op in _IN_PART:
+        return None if True in (*node.args[2:3], node.kwargs.get("train")) else first
+    dtypes = [getattr(metas.get(name), "dtype", None) for name in (first, node.name)]
+    if node.op == "aten::__and__.Tensor" and isinstance(second, str) and dtypes[1] == "bool":
+        return second if _always_holds(first, by_name) else first if _always_holds(second, by_name) else None
+    if node.op == _INDEX and isinstance(second, list):
+        sizes, shapes = shape_of(metas, first), [shape_of(metas, index) for index in second]
+        ranges = [_unstretched(index, by_name) for index in second]
+        axes = [axis for shape in shapes for axis, size in enumerate(shape) if size != 1]
+        are_whole = [made is not None and _is_range(made) and shape_of(metas, made.name) for made in ranges]
+        is_in_order = axes == sorted(axes) and {*map(len, shapes)} == {len(shape_of(metas, node.name))}
+        return first if is_in_order and are_whole == [(size,) for size in sizes] else None
+    is_neutral = isinstance(second, int | float) and second == _NEUTRAL.get(node.op) and not node.kwargs
+    return first if is_neutral and dtypes[0] == dtypes[1] else None
+
+
+def _always_holds(name: str, by_name: Mapping[str, Node]) -> bool:
+    """Return whether a mask is true everywhere: ones, or no place of n + 1 is after the place n."""
+    node = by_name.get(name)
+    if node is None or node.op != "aten::le.Tensor":
+        return node is not None and node.op in _ONES
+    place, last = (_unstretched(each, by_name) for each in node.args)
+    if place is None or last is None or not _is_range(place) or last.op != "aten::add.Tensor":
+        return False
+    zero, end = _unstretched(last.args[0], by_name), by_name.get(str(place.args[0]))
+    is_zero = zero is not None and _is_range(zero) and zero.args == [1]
+    return is_zero and end is not None and end.op == "python::add" and end.args == [last.args[1], 1]
+
+
+def _unstretched(name: Argument, by_name: Mapping[str, Node]) -> Node | None:
+    """Return the node that makes a value before axes of size 1 are added to it."""
+    node = by_name.get(str(name))
+    while node is not None and node.op == "aten::unsqueeze.default":
+        node = by_name.get(str(node.args[0]))
+    return node
+
+
+def _is_range(node: Node) -> bool:
+    return node.op == "aten::arange.default" and len(node.args) == 1
 
 
 class _Rows:

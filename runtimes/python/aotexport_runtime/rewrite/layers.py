@@ -129,7 +129,7 @@ def layered(
 
 def _begun(node: Node, metas: Mapping[str, ValueMeta], constants: Set[str]) -> Layer | None:
     """Return the layer that begins at a node; None: none does."""
-    if node.kwargs or not _is_float32(node.meta):
+    if node.kwargs or not is_float32(node.meta):
         return None
     least = _LEAST
     if node.op == CONVOLUTION:
@@ -224,7 +224,7 @@ def _is_vector(name: object, layer: Layer, metas: Mapping[str, ValueMeta], const
     if name not in constants or not isinstance(weight, TensorMeta) or not isinstance(meta, TensorMeta):
         return False
     channels = weight.shape[0 if layer.nodes[0].op == CONVOLUTION else -1]
-    return meta.shape == (channels,) and _is_float32(meta)
+    return meta.shape == (channels,) and is_float32(meta)
 
 
 def _is_large(meta: object, least: int) -> bool:
@@ -232,5 +232,6 @@ def _is_large(meta: object, least: int) -> bool:
     return isinstance(meta, TensorMeta) and math.prod(size for size in meta.shape if isinstance(size, int)) >= least
 
 
-def _is_float32(meta: object) -> bool:
+def is_float32(meta: object) -> bool:
+    """Return whether a value is a tensor of float32 that a CPU had at capture."""
     return isinstance(meta, TensorMeta) and meta.dtype == "float32" and meta.device == "cpu"

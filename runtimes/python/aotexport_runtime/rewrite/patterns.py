@@ -21,8 +21,8 @@ from aotexport_runtime.schema.values import (
 )
 
 END = (1 << 63) - 1
-RESHAPE = "aten::reshape.default"
-_ATTENTION = "aten::scaled_dot_product_attention.default"
+RESHAPE, NORM = "aten::reshape.default", "aten::rms_norm.default"
+ATTENTION = "aten::scaled_dot_product_attention.default"
 _COMMUTATIVE = ("aten::mul.Tensor", "aten::add.Tensor")
 
 _BARE = (
@@ -87,7 +87,7 @@ class Fused:
         self.nodes = [each for node in nodes for each in self._replaced(node)]
 
     def _replaced(self, node: Node) -> Iterator[Node]:
-        if node.op == _ATTENTION:
+        if node.op == ATTENTION:
             yield from self._attention(node)
             return
         *before, made = self._fewer(node)
@@ -128,7 +128,7 @@ class Fused:
             return []
         if weight is not None and self._shape(weight) != width:
             return []
-        return [replace(node, op="aten::rms_norm.default", args=[x, [*width], weight, eps])]
+        return [replace(node, op=NORM, args=[x, [*width], weight, eps])]
 
     def _rotation(self, node: Node, before: str, sine: str, x: str, axis: Any, half: Any) -> list[Node]:
         """Return a sum with the product of a sine, and of halves that changed places, the first one its sign too."""
