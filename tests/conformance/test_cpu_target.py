@@ -25,10 +25,7 @@ from tests.interpreter.models import bfloat16_extrema, pools
 
 OWN = own_level()
 # Compiling takes a minute; `test_explain.py` compares a library with its recorded calls in every run.
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(OWN is None, reason="this processor has no level of the target"),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(OWN is None, reason="this processor has no level of the target")]
 
 
 class Words(nn.Module):
@@ -117,14 +114,12 @@ def assert_equal(got, expected):
 @pytest.mark.parametrize("batch", [2, 4, 64])
 def test_training_step_by_libraries_equals_the_portable_one(pair, library_calls, batch):
     compiled, portable = pair
-
     assert_equal(step(compiled, example(batch)), step(portable, example(batch)))
     assert library_calls == ["train.forward.so", "train.backward.so"]
 
 
 def test_self_test_compares_the_backward_from_the_loss_with_the_graph(words, library_calls):
     results = run_vectors(words, target="cpu", trust="native")
-
     assert [result.vector.partition(", ")[2] for result in results[:2]] == ["", "backward from the loss"]
     assert all(result.agrees for result in results)
     assert "train.backward.so" in library_calls
@@ -163,10 +158,8 @@ def test_call_that_libraries_are_not_for_runs_the_graph(
 def test_index_out_of_bounds_raises_eagers_error(pair, index):
     words, scale = example()
     words[1, 2] = index
-
     with pytest.raises(IndexError) as caught:
         pair[0](words, scale)
-
     assert str(caught.value) == "index out of range in self"
 
 
@@ -174,7 +167,6 @@ def test_bundle_without_trust_runs_its_graphs_and_says_so(words, library_calls, 
     with caplog.at_level(logging.INFO, "aotexport_runtime"):
         module = aotexport_runtime.load(words)
         step(module, example())
-
     name = f"cpu-{OWN.name}"
     reason = "it holds native code, and was loaded without trust='native'"
     assert caplog.messages == [
@@ -193,7 +185,6 @@ def test_changed_library_is_refused_even_where_digests_are_not_compared(words, t
     library = tmp_path / f"copy/targets/cpu-{OWN.name}/train.forward.so"
     library.write_bytes(library.read_bytes()[:-1] + b"\1")
     module = aotexport_runtime.load(library.parents[2], target="cpu", trust="native", check_digests=False)
-
     with pytest.raises(BundleInvalid, match="its SHA-256 differs from the manifest's"):
         module(*example())
 
@@ -202,7 +193,6 @@ def test_library_for_another_torch_runs_portable(words, library_calls, monkeypat
     monkeypatch.setattr(torch, "__version__", "2.99.0")
     with caplog.at_level(logging.INFO, "aotexport_runtime"):
         step(aotexport_runtime.load(words, trust="native"), example())
-
     assert caplog.messages[0].endswith(" and this is torch 2.99.0")
     assert library_calls == []
 
@@ -218,7 +208,6 @@ def test_fresh_process_runs_the_libraries_without_torchs_compiler(words):
         "print([name for name in set(sys.modules) - before if name.startswith(compiler)])\n"
     )
     process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-
     assert (process.stdout.strip(), process.stderr) == ("[]", "")
 
 
@@ -230,7 +219,6 @@ def test_programs_that_cannot_be_compiled_are_refused_with_a_reason(tmp_path):
     report = aotexport.export(
         call, (torch.ones(3),), output=tmp_path / "b", targets=("cpu:v3,v4",), programs=("infer",)
     )
-
     assert [entry.targets for entry in report.manifest.programs] == [("portable",)]
     bundle = aotexport_runtime.open_bundle(tmp_path / "b")
     assert bundle.target_names == ("cpu-x86_64-v3", "cpu-x86_64-v4")
@@ -239,13 +227,11 @@ def test_programs_that_cannot_be_compiled_are_refused_with_a_reason(tmp_path):
     assert f"not for cpu-x86_64-v3: {reason}" in describe(bundle)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("make", [pools, bfloat16_extrema])
 def test_operators_that_the_compiler_gets_wrong_have_libraries_that_agree(tmp_path, make):
     torch.manual_seed(0)
     model, args, _ = make()
     report = aotexport.export(model, args, output=tmp_path / "b", targets=("cpu",), programs="train")
-
     assert [entry.targets for entry in report.manifest.programs] == [("portable", f"cpu-{OWN.name}")]
     assert {c.agrees for c in report.comparisons if c.target == f"cpu-{OWN.name}"} == {True}
 
@@ -275,7 +261,6 @@ def test_library_runs_with_the_matmuls_that_it_chose_and_no_others(tmp_path):
         asked(x)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("case", all_cases(), ids=lambda case: case.name)
 @pytest.mark.filterwarnings("ignore")
 def test_every_case_by_libraries_equals_eager(tmp_path, case):
@@ -284,7 +269,6 @@ def test_every_case_by_libraries_equals_eager(tmp_path, case):
     report = aotexport.export(
         callable_, args, kwargs, output=tmp_path / "b", targets=(f"cpu:{levels}",), **case.options
     )
-
     bundle = aotexport_runtime.open_bundle(report.path)
     targets = [msgspec.to_builtins(bundle.target(name)) for name in bundle.target_names]
     reasons = [refusal["reason"] for target in targets for refusal in target.get("refusals", ())]

@@ -79,10 +79,7 @@ def test_text_of_sizes_that_is_only_a_message_serves_other_sizes(load):
 
 @pytest.mark.parametrize(
     ("function", "line"),
-    [
-        (named_by_size, "in named_by_size: "),
-        (lambda x: sum(x[i] for i in range(x.shape[0])), "in <lambda>: "),
-    ],
+    [(named_by_size, "in named_by_size: "), (lambda x: sum(x[i] for i in range(x.shape[0])), "in <lambda>: ")],
 )
 def test_code_that_asks_for_a_dynamic_size_is_refused_with_its_line(load, function, line):
     with pytest.raises(aotexport.ExportFailed) as caught:

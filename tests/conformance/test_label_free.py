@@ -75,10 +75,7 @@ def exported(model, path, *, by_position=False, **options):
     return aotexport.export(model, args, kwargs, dynamic_shapes=sizes, output=path, **{"verify": False, **options})
 
 
-@pytest.mark.parametrize(
-    ("make", "by_position"),
-    [(Labelled, False), (LastOnly, True), (Positions, True)],
-)
+@pytest.mark.parametrize(("make", "by_position"), [(Labelled, False), (LastOnly, True), (Positions, True)])
 def test_inference_takes_calls_with_labels_and_without(make, by_position, tmp_path):
     model = make()
     report = exported(model, tmp_path / "bundle", by_position=by_position)
@@ -134,11 +131,7 @@ def test_optional_tensor_without_which_results_are_alike_is_no_label(tmp_path):
 # --- sizes ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "further",
-    [{"x": torch.randn(5, 4)}, Example((torch.randn(5, 4),))],
-    ids=["dict", "Example"],
-)
+@pytest.mark.parametrize("further", [{"x": torch.randn(5, 4)}, Example((torch.randn(5, 4),))], ids=["dict", "Example"])
 def test_example_without_sizes_takes_those_of_the_export_by_name(further, tmp_path):
     model = Labelled()
     exported(model, tmp_path / "bundle", programs=["train", Program("infer", example=further)])

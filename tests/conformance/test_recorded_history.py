@@ -71,12 +71,7 @@ OTHER_GRAD_MODE = [(True, False), (False, True)]
 
 @pytest.mark.parametrize(
     ("kind", "refused"),
-    [
-        (Branching, OTHER_GRAD_MODE),
-        (Answering, OTHER_GRAD_MODE),
-        (Hooked, [(False, True)]),
-        (Checkpointed, []),
-    ],
+    [(Branching, OTHER_GRAD_MODE), (Answering, OTHER_GRAD_MODE), (Hooked, [(False, True)]), (Checkpointed, [])],
 )
 def test_code_that_reads_history_gets_eagers_answer_or_the_call_is_refused(pair, kind, refused):
     module, bundle = pair(kind)

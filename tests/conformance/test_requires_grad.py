@@ -116,11 +116,7 @@ def exported(tmp_path, run, names):
     return module
 
 
-@pytest.mark.parametrize(
-    ("run", "captured", "served"),
-    CASES,
-    ids=lambda each: getattr(each, "__name__", each),
-)
+@pytest.mark.parametrize(("run", "captured", "served"), CASES, ids=lambda each: getattr(each, "__name__", each))
 def test_call_with_another_pattern_of_requires_grad_equals_eager_or_is_refused(tmp_path, run, captured, served):
     module = exported(tmp_path, run, captured)
 

@@ -81,11 +81,7 @@ def written_by_an_operator(self, x):
 
 
 @pytest.mark.parametrize(
-    ("step", "operator"),
-    [
-        (resized, "aten.resize_as_.default"),
-        (written_by_an_operator, "aten.add.out"),
-    ],
+    ("step", "operator"), [(resized, "aten.resize_as_.default"), (written_by_an_operator, "aten.add.out")]
 )
 def test_buffer_that_needs_more_memory_is_refused_by_operator_and_line(tmp_path, step, operator):
     with pytest.raises(AotExportError) as raised:

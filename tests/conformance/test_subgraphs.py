@@ -176,10 +176,7 @@ def constants_in_branches(x):
 
 @pytest.mark.parametrize(
     "function",
-    [
-        constants_in_branches,
-        lambda x: torch._higher_order_ops.map(lambda row: row * OFFSETS + torch.tensor(1.0), x),
-    ],
+    [constants_in_branches, lambda x: torch._higher_order_ops.map(lambda row: row * OFFSETS + torch.tensor(1.0), x)],
     ids=lambda function: function.__name__,
 )
 def test_subgraph_makes_tensors_of_numbers_as_eager_does(tmp_path, function):

@@ -50,10 +50,7 @@ def through_data_and_metadata(x, w):
     return x.sum() * w
 
 
-@pytest.mark.parametrize(
-    "function",
-    [lambda x, w: x.add_(1).mul_(2) * w, through_data, through_data_and_metadata],
-)
+@pytest.mark.parametrize("function", [lambda x, w: x.add_(1).mul_(2) * w, through_data, through_data_and_metadata])
 def test_versions_rise_as_in_eager(load, function):
     def rises(callable_):
         x, w = torch.ones(3, 4), leaf(3, 4)

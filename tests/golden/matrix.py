@@ -3,9 +3,9 @@
     python -m tests.golden.matrix --run .venv/bin/python .venv-torch/*/bin/python --tests .venv-torch/*/tests.xml
 
 Each interpreter of `--run` has torch, numpy, msgspec and safetensors, and runs the recorded calls of all goldens with
-this tree's runtime. The files of `--tests` are what `make test-torch` leaves: results of pytest with the versions.
-Those of the same versions are added; of a test in several of them, the last result counts. The section of an option
-that is left out stays as it was, and so do the rows of other versions: those of tests without failures.
+this tree's runtime. The files of `--tests` are what `make test-torch` leaves: results of pytest with the versions. Of a
+test in several of the same versions, the last result counts. What the page says before its tables stays as it was, and
+so do the rows of other versions: those of tests without failures.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import re
 import subprocess
 import xml.etree.ElementTree as ET
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -27,54 +26,20 @@ _VERSIONS = (
     "import json, platform, numpy, torch; "
     "print(json.dumps([torch.__version__, platform.python_version(), numpy.__version__]))"
 )
-
 GOLDENS_TITLE, TESTS_TITLE = "## Goldens by the runtime", "## Tests"
-
-HEAD = """\
-# Versions
-
-Written by `python -m tests.golden.matrix`, from results alone.
-
-The **exporter** takes torch 2.13 to 2.15. Another release is refused in one line; `--allow-untested-torch` tries it.
-What differs between the releases stands in one file, `aotexport/torch_internals/releases.py`.
-`make test-torch TORCH='==2.15.*' PYTHON=python3.13` runs the tests under a release, in an environment of its own;
-`make test-versions` does so for every pair of `PYTHONS` and `TORCHES`.
-
-The **runtime** takes torch 2.7 and newer. A bundle names the operators that it calls, with their signatures. At load
-they are compared with the running torch's; section 7 of `schemas/README.md` lists the differences that adapters make
-up for, and any other is refused by name.
-
-Both refuse a **Python** that runs without its global interpreter lock (a free-threaded build), in a line that says how
-to run it with the lock.
-"""
+Row = tuple[str, ...]
+"""Cells of a table; the first three are the versions of torch, Python and NumPy."""
 
 
-@dataclass(frozen=True)
-class Run:
-    """What an interpreter made of the goldens.
-
-    Attributes:
-        torch: its version of torch.
-        python: its version of Python.
-        numpy: its version of NumPy.
-        failed: per target, the goldens that did not give the recorded results, with the reason.
-    """
-
-    torch: str
-    python: str
-    numpy: str
-    failed: dict[str, dict[str, str]]
-
-
-def run(python: str) -> Run:
-    """Run the recorded calls of all goldens by an interpreter.
+def run(python: str) -> tuple[Row, dict[str, str]]:
+    """Run the recorded calls of all goldens by an interpreter; return its row, and why goldens fail by their names.
 
     Raises:
         RuntimeError: the self-test gives no results.
     """
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "runtimes/python"), "OMP_NUM_THREADS": "1"}
     versions = subprocess.run([python, "-c", _VERSIONS], capture_output=True, text=True, check=True)
-    failed: dict[str, dict[str, str]] = {}
+    row, reasons = [*json.loads(versions.stdout)], dict[str, str]()
     for target in TARGETS:
         command = [python, "-W", "ignore", "-m", "aotexport_runtime", "selftest", *map(str, GOLDENS)]
         process = subprocess.run(
@@ -82,32 +47,19 @@ def run(python: str) -> Run:
         )
         if process.returncode not in (0, 1) or not process.stdout:
             raise RuntimeError(f"the self-test of {python} ended with {process.returncode}: {process.stderr[-1000:]}")
-        results = json.loads(process.stdout.splitlines()[-1])
-        failed[target] = {
-            Path(each["bundle"]).parent.name: each["error"] or "other results" for each in results if not each["agrees"]
+        failed = {
+            f"`{Path(each['bundle']).parent.name}` by `{target}`": each["error"] or "other results"
+            for each in json.loads(process.stdout.splitlines()[-1])
+            if not each["agrees"]
         }
-    return Run(*json.loads(versions.stdout), failed=failed)
+        row.append(str(len(GOLDENS) - len(failed)))
+        reasons |= {name: reason.split(". ")[0] for name, reason in failed.items()}
+    return tuple(row), reasons
 
 
-@dataclass
-class Tests:
-    """What pytest said under some versions.
-
-    Attributes:
-        modules: the test modules that were run.
-        passed, skipped: numbers of tests.
-        failed: names of tests.
-    """
-
-    modules: set[str] = field(default_factory=set)
-    passed: int = 0
-    skipped: int = 0
-    failed: list[str] = field(default_factory=list)
-
-
-def tests_of(paths: list[Path]) -> dict[tuple[str, ...], Tests]:
-    """Return the results in pytest's files by the versions of torch, Python and NumPy; of a test, the last one."""
-    outcomes: dict[tuple[str, ...], dict[tuple[str, str], str]] = {}
+def tests_of(paths: list[Path]) -> tuple[list[Row], dict[str, str]]:
+    """Return the rows of results in pytest's files, and the versions under which tests fail by their names."""
+    outcomes: dict[Row, dict[tuple[str, str], str]] = {}
     for path in paths:
         root = ET.parse(path).getroot()
         properties = {each.get("name"): each.get("value") or "" for each in root.iter("property")}
@@ -116,74 +68,26 @@ def tests_of(paths: list[Path]) -> dict[tuple[str, ...], Tests]:
             found = {each.tag for each in case}
             outcome = "failed" if found & {"failure", "error"} else "skipped" if "skipped" in found else "passed"
             own[case.get("classname", ""), case.get("name", "")] = outcome
-    return {versions: _counted(own) for versions, own in outcomes.items()}
+    rows, failed = list[Row](), dict[str, str]()
+    for versions, own in outcomes.items():
+        counts = Counter(own.values())
+        numbers = (len({module for module, _ in own}), counts["passed"], counts["skipped"], counts["failed"])
+        rows.append((*versions, *map(str, numbers)))
+        names = [f"`{module}.{name}`" for (module, name), outcome in own.items() if outcome == "failed"]
+        failed |= dict.fromkeys(names, f"fails under torch {versions[0]} with Python {versions[1]}")
+    return rows, failed
 
 
-def _counted(outcomes: dict[tuple[str, str], str]) -> Tests:
-    counts = Counter(outcomes.values())
-    failed = [f"{module}.{name}" for (module, name), outcome in outcomes.items() if outcome == "failed"]
-    return Tests({module for module, _ in outcomes}, counts["passed"], counts["skipped"], failed)
-
-
-def goldens_section(runs: list[Run], before: str = "") -> str:
-    """Return the section about goldens, with the rows and reasons of `before` that are of other versions.
-
-    Args:
-        runs: what interpreters made of the goldens.
-        before: the section as it is; of other goldens, it counts for nothing.
-    """
-    title = f"Of {len(GOLDENS)} goldens, those that give the recorded results:"
-    lines = [GOLDENS_TITLE, "", title, ""]
-    lines += ["| torch | Python | numpy | " + " | ".join(f"`{target}`" for target in TARGETS) + " |", "|---" * 5 + "|"]
-    earlier = before.splitlines() if title in before else []
-    own = {(each.torch, each.python, each.numpy) for each in runs}
-    rows = [tuple(line.strip("| ").split(" | ")) for line in earlier if line.startswith("| ") and "`" not in line]
-    rows = [row for row in rows if row[:3] not in own]
-    reasons: dict[str, list[str]] = {}
-    for line in earlier:
-        if found := re.fullmatch(r"- (.*) \(torch ([^()]*)\)", line):
-            kept_releases = {row[0].split("+")[0] for row in rows} & set(found[2].split(", "))
-            reasons[found[1]] = sorted(kept_releases)
-    for each in runs:
-        counts = (str(len(GOLDENS) - len(each.failed[target])) for target in TARGETS)
-        rows.append((each.torch, each.python, each.numpy, *counts))
-        for target in TARGETS:
-            for golden, reason in each.failed[target].items():
-                text = f"`{golden}` by `{target}`: {reason.split('. ')[0]}"
-                reasons.setdefault(text, []).append(each.torch.split("+")[0])
-    lines += [f"| {' | '.join(row)} |" for row in sorted(rows, key=lambda row: _numbers(*row[:3]))]
-    releases = {
-        reason: ", ".join(sorted(set(found), key=_numbers)) for reason, found in sorted(reasons.items()) if found
-    }
-    if releases:
-        lines += ["", "Others:", "", *(f"- {reason} (torch {found})" for reason, found in releases.items())]
-    return "\n".join(lines) + "\n"
-
-
-def _numbers(*versions: str) -> tuple[tuple[int, ...], ...]:
-    return tuple(tuple(map(int, re.findall(r"\d+", version))) for version in versions)
-
-
-def tests_section(tests: dict[tuple[str, ...], Tests], before: str) -> str:
-    """Return the section about tests, with the rows of `before` that are of other versions and without failures."""
-    lines = [TESTS_TITLE, "", f"Of {len(TEST_FILES)} test files, those that were run, without slow tests:", ""]
-    lines += ["| torch | Python | numpy | test files | passed | skipped | failed |", "|---" * 7 + "|"]
-    rows = [tuple(line.strip("| ").split(" | ")) for line in before.splitlines() if line.endswith(" | 0 |")]
-    rows = [row for row in rows if row[:3] not in tests]
-    for versions, found in tests.items():
-        counts = map(str, (len(found.modules), found.passed, found.skipped, len(found.failed)))
-        rows.append((*versions, *counts))
-    lines += [f"| {' | '.join(row)} |" for row in sorted(rows)]
-    for (torch, python, _), found in sorted(tests.items()):
-        names = [f"- `{name}`" for name in found.failed]
-        lines += ["", f"Failed under torch {torch} with Python {python}:", "", *names] if names else []
-    return "\n".join(lines) + "\n"
-
-
-def kept(page: str, title: str) -> str:
-    """Return the section of a page with a title; empty: it has none."""
-    _, found, rest = page.partition(title)
-    return found and f"{found}{rest.partition(chr(10) + '## ')[0].rstrip()}\n"
+def section(title: str, says: str, columns: str, rows: list[Row], why: dict[str, str], earlier: list[str]) -> list[str]:
+    """Return a table with the rows of other versions in the lines `earlier`, and what is said of names below it."""
+    cells = [tuple(line.strip("| ").split(" | ")) for line in earlier if line.startswith("| ")]
+    new = {row[:3] for row in rows}
+    kept = [row for row in cells if row[0][0].isdecimal() and row[:3] not in new]
+    table = sorted([*rows, *kept], key=lambda row: [[*map(int, re.findall(r"\d+", each))] for each in row[:3]])
+    head = ["torch", "Python", "numpy", *columns.split(" | ")]
+    lines = [f"| {' | '.join(row)} |" for row in [head, *table]]
+    lines.insert(1, "|---" * len(head) + "|")
+    return [title, "", says, "", *lines, *([""] if why else []), *(f"- {name}: {text}" for name, text in why.items())]
 
 
 def main() -> None:
@@ -192,13 +96,22 @@ def main() -> None:
     parser.add_argument("--run", nargs="+", default=[], metavar="PYTHON", help="run the goldens by each")
     parser.add_argument("--tests", nargs="+", default=[], type=Path, metavar="FILE", help="results of tests")
     options = parser.parse_args()
-    before = PAGE.read_text("utf-8") if PAGE.exists() else ""
-    goldens = kept(before, GOLDENS_TITLE)
+    head, _, rest = PAGE.read_text("utf-8").partition(GOLDENS_TITLE)
+    goldens, _, tests = (part.splitlines() for part in rest.rstrip().partition(f"\n{TESTS_TITLE}"))
+    goldens, tests = [GOLDENS_TITLE, *goldens[1:]], [TESTS_TITLE, *tests[1:]]
     if options.run:
-        goldens = goldens_section([run(python) for python in options.run], goldens)
-    earlier = kept(before, TESTS_TITLE)
-    tests = tests_section(tests_of(options.tests), earlier) if options.tests else earlier
-    PAGE.write_text("\n".join(filter(None, (HEAD, goldens, tests))), "utf-8")
+        says = f"Of {len(GOLDENS)} goldens, those that give the recorded results:"
+        runs = [run(python) for python in options.run]
+        why = {name: text for _, reasons in runs for name, text in reasons.items()}
+        columns = " | ".join(f"`{target}`" for target in TARGETS)
+        goldens = section(
+            GOLDENS_TITLE, says, columns, [row for row, _ in runs], why, goldens if says in goldens else []
+        )
+    if options.tests:
+        says = f"Of {len(TEST_FILES)} test files, those that were run, without slow tests:"
+        earlier = [line for line in tests if line.endswith(" | 0 |")]
+        tests = section(TESTS_TITLE, says, "test files | passed | skipped | failed", *tests_of(options.tests), earlier)
+    PAGE.write_text("\n".join([head.rstrip(), "", *goldens, *([""] * (goldens[-1] != "")), *tests]) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

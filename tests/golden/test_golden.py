@@ -1,5 +1,6 @@
 """Bundles of every format version: still read, still right, still written byte by byte the same."""
 
+import functools
 import json
 import re
 from operator import attrgetter
@@ -74,25 +75,17 @@ def lowered_documents(bundle: Bundle, program: str) -> list[tuple[Path, type]]:
 
 
 @each_golden
-@pytest.mark.parametrize("target", ["portable", "autograd"])
 @pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-def test_golden_run_by_a_target_gives_what_eager_gave(golden, target):
+def test_golden_run_by_a_target_or_saving_no_more_than_it_must_gives_what_eager_gave(golden):
     bundle = aotexport_runtime.open_bundle(golden / "bundle")
     programs = [bundle.program(name) for name in bundle.program_names]
-    exempt = {p.name for p in programs if target == "autograd" and p.grad and not p.forward.differentiable}
-
-    results = run_vectors(golden / "bundle", target=target, tensor_types=TYPES)
-
-    assert {result.program for result in results} == set(bundle.program_names)
-    assert [line for r in results if r.program not in exempt for line in describe_failures(r)] == []
-
-
-@each_golden
-@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
-def test_golden_that_saves_no_more_than_it_must_gives_what_eager_gave(golden):
-    results = run_vectors(golden / "bundle", target="portable", memory_budget=0.0, tensor_types=TYPES)
-
-    assert [line for result in results for line in describe_failures(result)] == []
+    for options in ({"target": "portable"}, {"target": "autograd"}, {"target": "portable", "memory_budget": 0.0}):
+        by_forward = options["target"] == "autograd"
+        exempt = {p.name for p in programs if by_forward and p.grad and not p.forward.differentiable}
+        results = run_vectors(golden / "bundle", **options, tensor_types=TYPES)
+        assert {result.program for result in results} == set(bundle.program_names)
+        failures = [line for r in results if r.program not in exempt for line in describe_failures(r)]
+        assert (options, failures) == (options, [])
 
 
 @pytest.mark.parametrize(
@@ -106,16 +99,30 @@ def test_golden_run_by_onnx_runtime_gives_what_eager_gave(golden):
 
 
 @each_golden
-def test_golden_written_again_has_the_same_bytes(golden):
+def test_golden_is_small_fits_the_json_schemas_and_is_written_again_to_the_same_bytes(golden):
+    bundle = aotexport_runtime.open_bundle(golden / "bundle")
+    assert parse_version(bundle.manifest.format) == parse_version(golden.parent.name.removeprefix("v"))
+    assert sum(path.stat().st_size for path in golden.rglob("*") if path.is_file()) < 2 * MAX_NBYTES
+    assert sum(entry.nbytes for entry in bundle.manifest.files) < MAX_NBYTES
+    assert text_of(bundle) == (golden / "expected.txt").read_text(encoding="utf-8")
     for path, type_ in documents(golden):
         data = path.read_bytes()
+        schema_of(type_).validate(json.loads(data))
         written = again(data, type_)
+        in_full_too = json.dumps(in_full(decode_record(data, type_, where=path.name))).encode()
+        assert again(in_full_too, type_) == written, path.name
         if golden.parent.name == "v1.0" and type_ is Graph:
             # Format 1.0 has no tables.
             whole = without_tables(json.loads(written))
             assert json.dumps(whole, sort_keys=True) == json.dumps(json.loads(data), sort_keys=True)
             data = again(written, Graph)
         assert written == data, path.name
+
+
+@functools.cache
+def schema_of(type_: type) -> jsonschema.Draft202012Validator:
+    text = (HERE.parents[1] / f"schemas/v1/{SCHEMAS[type_]}.schema.json").read_text(encoding="utf-8")
+    return jsonschema.Draft202012Validator(json.loads(text))
 
 
 def again(data: bytes, type_: type) -> bytes:
@@ -133,37 +140,6 @@ def in_full(value: Any) -> Any:
     return [in_full(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-@each_golden
-def test_golden_with_its_defaults_written_out_is_written_again_to_the_same_bytes(golden):
-    for path, type_ in documents(golden):
-        record = decode_record(path.read_bytes(), type_, where=path.name)
-        full = json.dumps(in_full(record)).encode()
-        assert again(full, type_) == again(path.read_bytes(), type_)
-
-
-@each_golden
-def test_golden_as_text_is_as_expected(golden):
-    bundle = aotexport_runtime.open_bundle(golden / "bundle")
-
-    assert text_of(bundle) == (golden / "expected.txt").read_text(encoding="utf-8")
-
-
-@each_golden
-def test_golden_fits_the_json_schemas(golden):
-    for path, type_ in documents(golden):
-        schema = json.loads((HERE.parents[1] / f"schemas/v1/{SCHEMAS[type_]}.schema.json").read_text())
-        jsonschema.Draft202012Validator(schema).validate(json.loads(path.read_text()))
-
-
-@each_golden
-def test_golden_has_the_version_of_its_directory_and_is_small(golden):
-    bundle = aotexport_runtime.open_bundle(golden / "bundle")
-
-    assert parse_version(bundle.manifest.format) == parse_version(golden.parent.name.removeprefix("v"))
-    assert sum(path.stat().st_size for path in golden.rglob("*") if path.is_file()) < 2 * MAX_NBYTES
-    assert sum(entry.nbytes for entry in bundle.manifest.files) < MAX_NBYTES
-
-
 def test_cases_are_the_goldens_of_the_current_format_and_those_that_are_called():
     current = {golden.name for golden in GOLDENS if golden.parent.name == f"v{format_version(FORMAT_VERSION)}"}
     assert set(CASES) == current | {case["golden"] for case in CALLS.values()}
@@ -173,7 +149,6 @@ def test_goldens_cover_every_arm_but_those_with_a_reason():
     files = [file for golden in GOLDENS for file in documents(golden)]
     records = [msgspec.json.decode(path.read_bytes(), type=type_) for path, type_ in files]
     seen = set().union(*map(arms_of, records))
-
     assert all_arms() - seen == set(UNCOVERED)
 
 
@@ -197,7 +172,6 @@ def test_what_goldens_note_is_what_the_prose_lists():
     records = [decode_record(path.read_bytes(), Vector, where=path.name) for path in files]
     names = {name for record in records for name in (*record.facts, *record.values)}
     used = {name: [listed for listed, pattern in patterns.items() if pattern.fullmatch(name)] for name in names}
-
     assert [name for name, listed in used.items() if not listed] == []
     assert set(patterns) - {one for listed in used.values() for one in listed} == {"call 0: backward"}
 
@@ -208,7 +182,6 @@ def test_what_goldens_note_is_what_the_prose_lists():
 def test_file_from_the_future_is_refused_with_both_versions_and_both_remedies():
     with pytest.raises(BundleTooNew) as caught:
         aotexport_runtime.open_bundle(HERE / "future")
-
     assert str(caught.value) == (
         "bundle.json: this bundle has format 7.2 and needs a reader of format 7.1 or newer; this runtime reads up to "
         "1.1. Install a newer aotexport-runtime, or export the model again with an aotexport that writes format 1.1"
@@ -220,10 +193,8 @@ def test_file_from_the_future_is_refused_with_both_versions_and_both_remedies():
 
 def test_regenerate_of_a_released_version_is_refused(tmp_path):
     (tmp_path / f"{format_version(FORMAT_VERSION)}.json").write_text("{}")
-
     with pytest.raises(SystemExit) as caught:
         regenerate([], tmp_path, released=tmp_path)
-
     assert str(caught.value) == "format 1.1 is released: its goldens stay as they are; raise FORMAT_VERSION first"
     assert [path.name for path in tmp_path.iterdir()] == ["1.1.json"]
 
@@ -231,5 +202,4 @@ def test_regenerate_of_a_released_version_is_refused(tmp_path):
 def test_regenerate_of_an_unknown_case_is_refused(tmp_path):
     with pytest.raises(SystemExit) as caught:
         regenerate(["linear", "nonsense"], tmp_path, released=tmp_path)
-
     assert str(caught.value) == f"no case nonsense; there are {', '.join(CASES)}"

@@ -56,7 +56,6 @@ def faults(case: dict[str, Any], root: Path) -> list[BundleInvalid]:
 def test_bundle_that_breaks_one_rule_is_refused_with_its_code_place_and_text(name, tmp_path):
     case, root = CASES[name], tmp_path / "bundle"
     (fault,) = faults(case, root)
-
     assert (fault.check, fault.code, fault.where) == (case["check"], case["code"], case["where"])
     assert str(fault).replace(str(root), "BUNDLE") == case["says"]
     # A reader may name a value within the place.
@@ -74,7 +73,6 @@ UNREAD = ("tensor-stored", "onnx-malformed")
 
 def test_every_check_refuses_a_bundle_and_every_refusal_has_a_check():
     fired = {case["check"] for case in CASES.values()}
-
     assert {name for name in ROWS if name not in fired} == set()
     assert fired - set(ROWS) == set()
     assert {row["code"] for row in ROWS.values()} == set(TABLE["codes"])
@@ -85,7 +83,6 @@ def test_every_check_of_the_runtime_is_in_the_table_and_the_other_way_round():
     runtime = Path(aotexport_runtime.__file__).parent
     sources = "\n".join(path.read_text(encoding="utf-8") for path in runtime.rglob("*.py"))
     codes = "|".join(TABLE["codes"])
-
     assert set(re.findall(rf'"((?:{codes})/[a-z-]+)"', sources)) == {
         name for name, row in ROWS.items() if not row.get("declared")
     }

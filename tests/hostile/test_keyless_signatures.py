@@ -1,11 +1,13 @@
-"""Signatures by an identity instead of a key, with a Sigstore on this machine."""
+"""Signatures by an identity instead of a key: one that `aotexport sign --identity` made with a Sigstore of its own.
+
+`keyless/trust.json` is what clients of that Sigstore trust: its authority, its logs, and services that are gone.
+"""
 
 import base64
 import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,79 +20,66 @@ from aotexport_runtime import BundleInvalid, Signed
 pytest.importorskip("model_signing", reason="needs the extra `sign`")
 pytest.importorskip("OpenSSL", reason="needs the extra `sign`")
 
-from tests.hostile.sigstore_services import ISSUER, Sigstore, sigstore, token
-
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
-SIGNER = "signer@example.com"
+BUNDLE = Path(__file__).parents[1] / "golden/v1.0/linear/bundle"
+SIGNATURE, TRUST = (Path(__file__).parent / "keyless" / name for name in ("model.sig", "trust.json"))
+SIGNER, ISSUER = "signer@example.com", "https://login.example.com"
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("sigstore")
+@pytest.fixture
+def signed(tmp_path: Path) -> Path:
+    """Return the bundle that `SIGNER` signed."""
+    shutil.copytree(BUNDLE, tmp_path / "bundle")
+    shutil.copy(SIGNATURE, tmp_path / "bundle")
+    return tmp_path / "bundle"
 
 
-@pytest.fixture(scope="module")
-def services(place: Path) -> Iterator[Sigstore]:
-    with sigstore(place) as services:
-        yield services
+def trusted(identity: str = SIGNER, issuer: str = ISSUER) -> Signed:
+    return Signed(identity=identity, issuer=issuer, trust_config=TRUST)
 
 
-@pytest.fixture(scope="module")
-def signed(tiny: Path, place: Path, services: Sigstore) -> Path:
-    """Return a bundle that `SIGNER` signed by the command."""
-    shutil.copytree(tiny, place / "bundle")
-    options = ["--identity", "--identity-token", token(SIGNER), "--trust-config", place / "trust.json"]
-    result = CliRunner().invoke(app, ["sign", str(place / "bundle"), *map(str, options)])
-    assert (result.exit_code, result.output) == (0, f"{place}/bundle/model.sig: signs every file of the bundle\n")
-    return place / "bundle"
+def refusal(bundle: Path, trust: Signed) -> str:
+    with pytest.raises(BundleInvalid) as caught:
+        aotexport_runtime.load(bundle, trust=trust)
+    return str(caught.value)
 
 
-def trusted(place: Path, identity: str = SIGNER, issuer: str = ISSUER) -> Signed:
-    return Signed(identity=identity, issuer=issuer, trust_config=place / "trust.json")
-
-
-def test_bundle_signed_by_an_identity_is_loaded_and_verified_by_the_library(
-    signed: Path, place: Path, services: Sigstore
-) -> None:
-    assert len(services.entries) == 1
-    assert aotexport_runtime.load(signed, trust=trusted(place)).bundle.program_names
-    who = ["--identity", SIGNER, "--identity_provider", ISSUER, "--trust_config", place / "trust.json"]
+def test_bundle_signed_by_an_identity_is_loaded_and_verified_by_the_library(signed: Path) -> None:
+    assert aotexport_runtime.load(signed, trust=trusted()).bundle.program_names
+    who = ["--identity", SIGNER, "--identity_provider", ISSUER, "--trust_config", TRUST]
     command = [sys.executable, "-W", "ignore", "-m", "model_signing", "verify", "sigstore", signed]
     command += ["--signature", signed / "model.sig", *who]
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False)
     assert (done.stdout + done.stderr).strip() == "Verification succeeded"
 
 
-@pytest.mark.parametrize(
-    ("identity", "issuer", "said"),
-    [
-        ("other@example.com", ISSUER, "Certificate's SANs do not match other@example.com"),
-        (SIGNER, "https://other.example.com", "Certificate's OIDCIssuer does not match"),
-    ],
-)
-def test_bundle_of_another_identity_is_refused(
-    signed: Path, place: Path, identity: str, issuer: str, said: str
-) -> None:
-    with pytest.raises(BundleInvalid) as caught:
-        aotexport_runtime.load(signed, trust=trusted(place, identity, issuer))
-    assert str(caught.value).startswith(f"model.sig: no valid signature of this signer: {said}")
+def test_bundle_of_another_identity_is_refused(signed: Path) -> None:
+    by_this_signer = "model.sig: no valid signature of this signer: "
+    said = refusal(signed, trusted("other@example.com"))
+    assert said.startswith(f"{by_this_signer}Certificate's SANs do not match other@example.com")
+    said = refusal(signed, trusted(issuer="https://other.example.com"))
+    assert said.startswith(f"{by_this_signer}Certificate's OIDCIssuer does not match")
 
 
-def test_entry_that_the_log_did_not_promise_is_refused(signed: Path, place: Path, tmp_path: Path) -> None:
-    shutil.copytree(signed, tmp_path / "bundle")
-    signature = json.loads((signed / "model.sig").read_text())
+def test_entry_that_the_log_did_not_promise_is_refused(signed: Path) -> None:
+    signature = json.loads(SIGNATURE.read_text())
     (entry,) = signature["verificationMaterial"]["tlogEntries"]
     promise = bytearray(base64.b64decode(entry["inclusionPromise"]["signedEntryTimestamp"]))
     promise[-1] ^= 1
     entry["inclusionPromise"]["signedEntryTimestamp"] = base64.b64encode(promise).decode()
-    (tmp_path / "bundle" / "model.sig").write_text(json.dumps(signature))
-    with pytest.raises(BundleInvalid, match="SET: invalid inclusion promise"):
-        aotexport_runtime.load(tmp_path / "bundle", trust=trusted(place))
+    (signed / "model.sig").write_text(json.dumps(signature))
+    assert "SET: invalid inclusion promise" in refusal(signed, trusted())
 
 
-def test_file_changed_after_its_identity_signed_it_is_named(signed: Path, place: Path, tmp_path: Path) -> None:
-    shutil.copytree(signed, tmp_path / "bundle")
-    (tmp_path / "bundle" / "bundle.json").write_text((signed / "bundle.json").read_text() + " ")
-    with pytest.raises(BundleInvalid) as caught:
-        aotexport_runtime.load(tmp_path / "bundle", trust=trusted(place))
-    assert str(caught.value) == "model.sig: not as it was signed: `bundle.json` was changed"
+def test_file_changed_after_its_identity_signed_it_is_named(signed: Path) -> None:
+    with (signed / "bundle.json").open("a") as file:
+        file.write(" ")
+    assert refusal(signed, trusted()) == "model.sig: not as it was signed: `bundle.json` was changed"
+
+
+def test_services_that_cannot_be_reached_are_one_error_and_sign_nothing(signed: Path) -> None:
+    (signed / "model.sig").unlink()
+    options = ["--identity", "--identity-token", "token", "--trust-config", str(TRUST)]
+    result = CliRunner().invoke(app, ["sign", str(signed), *options])
+    assert (result.exit_code, result.stderr) == (2, "error: nothing was signed: NetworkError\n")
+    assert not (signed / "model.sig").exists()

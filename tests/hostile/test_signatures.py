@@ -125,6 +125,21 @@ def test_bundle_signed_by_a_key_is_loaded_and_verified_by_the_library(signed: Pa
     assert done.stdout == expected
 
 
+def test_encrypted_key_signs_by_its_password_and_what_signs_nothing_is_one_error(bundle: Path, keys: Path) -> None:
+    key = serialization.load_pem_private_key((keys / "key.pem").read_bytes(), None)
+    form, encrypted = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"word")
+    (keys / "encrypted.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, encrypted))
+    for path, password, why in (
+        ("key.pub", "", "Valid PEM but no BEGIN/END delimiters for a private key found"),
+        ("encrypted.pem", "", "Password was not given but private key is encrypted"),
+        ("encrypted.pem", "other", "Incorrect password, could not decrypt key"),
+    ):
+        code, said = run("sign", bundle, "--key", keys / path, *(("--password", password) if password else ()))
+        assert (code, said.partition(why)[:2]) == (2, ("error: nothing was signed: ", why))
+    assert run("sign", bundle, "--key", keys / "encrypted.pem", "--password", "word")[0] == 0
+    aotexport_runtime.load(bundle, trust=Signed(public_key=keys / "key.pub"))
+
+
 def test_bundle_signed_by_the_library_is_loaded(bundle: Path, keys: Path) -> None:
     signature = bundle / "model.sig"
     signing = ("sign", "key", bundle, "--signature", signature, "--private_key", keys / "key.pem")

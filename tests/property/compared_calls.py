@@ -37,9 +37,7 @@ SESSIONS = 8
 CALLS = 4
 """Calls of a session."""
 
-EXCLUDED = {
-    "write_to_a_global": "eager and the bundle would write to one tensor",
-}
+EXCLUDED = {"write_to_a_global": "eager and the bundle would write to one tensor"}
 """Cases whose calls differ, with the reason."""
 
 LENIENT = (

@@ -33,6 +33,7 @@ class Network(nn.Module):
         self.norm = nn.LayerNorm(WIDTH)
         self.head = nn.Linear(WIDTH, TOKENS, bias=False)
         self.head.weight = self.table.weight
+        self.unused = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
 
     def forward(self, tokens):
         logits = self.head(self.norm(self.blocks(self.table(tokens))))

@@ -13,7 +13,6 @@ from tests.sharded_training.ranks import WAYS
 
 def test_two_ranks_that_share_the_state_train_a_bundle_as_one_process_trains_the_model(run_ranks):
     ways = ["whole", "blocks"]
-
     assert [out.splitlines() for out in run_ranks("ranks", 2, *ways)] == [ways] * 2
 
 
@@ -45,14 +44,12 @@ def test_mistakes_are_one_error_on_every_rank(run_ranks, tmp_path):
         "`blocks.0.feed.2.weight` [16, 64] is in parts over 3 processes along axis 1, and 3 does not divide 64: torch "
         "takes all parts for equal. Take a number of processes that divides 64",
     ]
-
     assert [out.splitlines() for out in run_ranks("refusals", 3, *mistakes)] == [expected] * 3
 
 
 @pytest.mark.slow
 def test_save_of_parameters_in_parts_writes_the_bundle_of_the_whole(run_ranks, tmp_path):
     messages = run_ranks("saved", 2)
-
     files = [
         {file.relative_to(path): file.read_bytes() for file in path.rglob("*") if file.is_file()}
         for path in (tmp_path / "tuned", tmp_path / "expected")

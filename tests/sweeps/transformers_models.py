@@ -123,9 +123,7 @@ SPECIAL: dict[str, Model] = {
     "mamba2": Model(CAUSAL, unmasked, {"num_heads": 8}),
     "falcon_mamba": Model(CAUSAL, unmasked, {"use_mambapy": False}),
     "jamba": Model(
-        CAUSAL,
-        causal,
-        {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "num_local_experts": 2},
+        CAUSAL, causal, {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 2, "num_local_experts": 2}
     ),
     "recurrent_gemma": Model(CAUSAL, causal, {"lru_width": 32, "attention_window_size": 8, "num_hidden_layers": 3}),
     "rwkv": Model(CAUSAL, unmasked, {"context_length": 64}),
@@ -146,9 +144,7 @@ SPECIAL: dict[str, Model] = {
     ),
     "convnext": Model(PICTURES, pictures, NARROW | {"patch_size": 4}),
     "resnet": Model(
-        PICTURES,
-        pictures,
-        {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"},
+        PICTURES, pictures, {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "layer_type": "basic"}
     ),
     "mobilenet_v2": Model(PICTURES, pictures, {"depth_multiplier": 0.25}),
     "mobilevit": Model(
@@ -158,9 +154,7 @@ SPECIAL: dict[str, Model] = {
     ),
     "poolformer": Model(PICTURES, pictures, NARROW),
     "segformer": Model(
-        "ForSemanticSegmentation",
-        segments,
-        NARROW | {"num_attention_heads": [1, 1, 2, 2], "decoder_hidden_size": 16},
+        "ForSemanticSegmentation", segments, NARROW | {"num_attention_heads": [1, 1, 2, 2], "decoder_hidden_size": 16}
     ),
     "vit_mae": Model(
         "ForPreTraining",
@@ -190,12 +184,7 @@ SPECIAL: dict[str, Model] = {
     "speech_to_text": Model(
         "ForSpeechSeq2Seq",
         long_speech,
-        {
-            "input_feat_per_channel": 16,
-            "conv_channels": 16,
-            "max_source_positions": 40,
-            "max_target_positions": 32,
-        },
+        {"input_feat_per_channel": 16, "conv_channels": 16, "max_source_positions": 40, "max_target_positions": 32},
     ),
 }
 """Types by name, with what their configurations need beside small sizes, or with calls of their own."""

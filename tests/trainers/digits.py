@@ -53,7 +53,7 @@ class Classifier(nn.Sequential):
 def make_reader() -> BertForSequenceClassification:
     """Return a small BERT that classifies text, always with the same weights."""
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64}
     return BertForSequenceClassification(
         BertConfig(vocab_size=WORDS, max_position_embeddings=LENGTH, num_labels=CLASSES, **sizes)
     )

@@ -54,7 +54,6 @@ def losses(way: str, directory: Path, *arguments: str) -> list[float]:
 def test_trainer_on_two_ranks_trains_the_bundle_as_the_original(reader: Path, tmp_path: Path, way: str) -> None:
     found = losses(way, tmp_path / "bundle", str(reader))
     expected = losses(way, tmp_path / "eager", "--eager")
-
     assert found == pytest.approx(expected, rel=1e-5)
     assert len(found) == WAYS[way][1]
     assert sum(found[-10:]) < 0.4 * sum(found[:10])

@@ -33,7 +33,6 @@ def train_and_average(model: nn.Module, **options) -> tuple[AveragedModel, list[
 def test_averaged_bundle_is_the_averaged_model(classifier, options):
     expected, wanted = train_and_average(Classifier(), **options)
     averaged, losses = train_and_average(load(classifier), **options)
-
     assert losses == pytest.approx(wanted, rel=1e-4)
     torch.testing.assert_close(averaged.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-6)
     images = pixels(256, 320).tensors[0]
@@ -45,6 +44,5 @@ def test_batch_norms_of_a_bundle_are_updated_as_those_of_the_model(classifier):
     for each in (model, module):
         torch.manual_seed(1)
         update_bn(DataLoader(pixels(0, 256), batch_size=64), each)
-
     assert model[1].running_mean.abs().max() > 0.1
     torch.testing.assert_close(module.state_dict(), model.state_dict(), rtol=1e-4, atol=1e-6)

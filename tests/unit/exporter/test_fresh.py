@@ -4,7 +4,6 @@ import json
 import os
 import sys
 
-import pytest
 import torch
 
 import aotexport
@@ -33,18 +32,15 @@ def test_process_has_the_runtime_and_what_it_is_told_to_import(tiny, tmp_path, m
     assert not {"aotexport", "pytest", "torch._dynamo", "torch._inductor"} & modules
 
 
-@pytest.mark.parametrize(
-    ("function", "example", "options"),
-    [
-        (operator_with_gradients, (torch.ones(3, 4, requires_grad=True),), {"keep_operators": [NAMESPACE]}),
-        (subclass_with_gradients, (two(3, 4, requires_grad=True), torch.ones(4, requires_grad=True)), {}),
-    ],
-    ids=["operator", "subclass"],
-)
-def test_modules_of_the_model_are_imported_from_where_the_exporter_has_them(
-    tmp_path, monkeypatch, function, example, options
-):
+def _by_an_operator_and_a_subclass(x, pair, y):
+    return operator_with_gradients(x), subclass_with_gradients(pair, y)
+
+
+def test_modules_of_the_model_are_imported_from_where_the_exporter_has_them(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    report = aotexport.export(function, example, output=tmp_path / "bundle", **options)
+    example = torch.ones(3, 4, requires_grad=True), two(3, 4, requires_grad=True), torch.ones(4, requires_grad=True)
+    report = aotexport.export(
+        _by_an_operator_and_a_subclass, example, output=tmp_path / "bundle", keep_operators=[NAMESPACE]
+    )
     assert report.comparisons
     assert os.listdir(tmp_path) == ["bundle"]

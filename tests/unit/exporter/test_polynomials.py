@@ -52,12 +52,7 @@ def test_conditions_that_say_something_are_kept(condition):
 
 
 @pytest.mark.parametrize(
-    ("expression", "expected"),
-    [
-        ((4 * HALF * B + 8 * HALF) / (4 * HALF), B + 2),
-        ((A**2 + A) / A, A + 1),
-        (HALF, HALF),
-    ],
+    ("expression", "expected"), [((4 * HALF * B + 8 * HALF) / (4 * HALF), B + 2), ((A**2 + A) / A, A + 1), (HALF, HALF)]
 )
 def test_simplified_expression_has_its_terms_back(expression, expected):
     with patched(quick_simplification()):

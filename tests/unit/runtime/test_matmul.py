@@ -26,10 +26,7 @@ LAYOUTS = {
     "part_turned": lambda m, n: torch.randn(n, m + 3)[:, 1 : m + 1].t(),
     "overlapping": lambda m, n: torch.randn(m + n).as_strided((m, n), (1, 1)),
 }
-BIASES = {
-    "plain": lambda n: torch.randn(n),
-    "one_number_many_times": lambda n: torch.randn(1).expand(n),
-}
+BIASES = {"plain": lambda n: torch.randn(n), "one_number_many_times": lambda n: torch.randn(1).expand(n)}
 
 
 def same(got, expected):

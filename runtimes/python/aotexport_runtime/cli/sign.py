@@ -12,6 +12,7 @@ import click
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.bundle.signature import SIGNATURE_NAME, Signed, moment, signing_library, verify_signature
 from aotexport_runtime.cli.output import BUNDLE
+from aotexport_runtime.errors import ArgumentInvalid, attempt, first_line
 
 _EXAMPLE = """\b
 Example:
@@ -52,17 +53,23 @@ def sign(
         raise click.UsageError("give --key, or --identity")
     open_bundle(bundle)
     config = signing_library("signing").Config()
-    if identity:
-        config.use_sigstore_signer(identity_token=identity_token, trust_config=trust_config)
-    elif certificate is not None:
-        config.use_certificate_signer(private_key=key, signing_certificate=certificate, certificate_chain=chain)
-    else:
-        config.use_elliptic_key_signer(private_key=key, password=password)
     hashing = signing_library("hashing").Config().set_ignored_paths(paths=[SIGNATURE_NAME], ignore_git_paths=False)
     # Written elsewhere and moved: what the library signs is all that is in the directory.
     with tempfile.TemporaryDirectory(dir=bundle.resolve().parent) as place:
         written = Path(place, SIGNATURE_NAME)
-        config.set_hashing_config(hashing).sign(bundle.resolve(), written)
+
+        def write() -> None:
+            if identity:
+                config.use_sigstore_signer(identity_token=identity_token, trust_config=trust_config)
+            elif certificate is not None:
+                config.use_certificate_signer(private_key=key, signing_certificate=certificate, certificate_chain=chain)
+            else:
+                # The library passes it on to one that takes bytes.
+                config.use_elliptic_key_signer(private_key=key, password=password and password.encode())
+            config.set_hashing_config(hashing).sign(bundle.resolve(), written)
+
+        if (error := attempt(write)) is not None:
+            raise ArgumentInvalid(f"nothing was signed: {first_line(error) or type(error).__name__}") from None
         os.replace(written, bundle / SIGNATURE_NAME)
     click.echo(f"{bundle / SIGNATURE_NAME}: signs every file of the bundle")
 
