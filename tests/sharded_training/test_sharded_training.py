@@ -37,7 +37,7 @@ def test_mistakes_are_one_error_on_every_rank(run_ranks, tmp_path):
     expected = [
         f"{tmp_path / 'adapter of other'}: the adapter was trained over other weights than 'Network' has now: "
         "`norm.bias` differs. Load the bundle that it was trained over, or take it all the same (`any_base=True`)",
-        "adapter `default` cannot be added: `table.weight` is in parts over processes, and new parameters would have a "
+        "adapter `default` cannot be added: `unused` is in parts over processes, and new parameters would have a "
         "gradient of their own on each. Add adapters first, then give the module to `fully_shard`",
         "`rows`: 3 ranks do not divide 4 rows, and a mean over ranks would not be the mean over rows. Take 3 or 6 "
         "rows, or another number of ranks",
