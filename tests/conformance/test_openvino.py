@@ -251,6 +251,13 @@ def test_failed_call_is_told_and_leaves_the_next_one_right(tmp_path):
                 infer(["y"], {"x": x, "z": z})
 
 
+def test_results_of_known_sizes_are_of_their_own_memory(tmp_path):
+    model = _model(tmp_path, [_op("Add", "x", "x")], [("x", FLOAT, [2])])
+    infer = session.Infer(lambda: session.openvino_core().compile_model(model, "CPU"), {}, is_checked=False)
+    results = [infer(["y"], {"x": np.full(2, value, np.float32)})[0] for value in (1, 2, 3)]
+    np.testing.assert_array_equal(results, [[2, 2], [4, 4], [6, 6]])
+
+
 _INTERRUPTED = """
 import faulthandler, gc, os, signal, sys, threading
 faulthandler.enable()

@@ -52,6 +52,7 @@ class Native(Protocol):
         target: its name in `select.py`.
         partition: what its forward saves; None: the graph's first partition, or it is no joint graph.
         is_detached: whether it runs no operators of torch, which would record gradients.
+        holds_state: whether it takes calls alone whose state is that of the load, at its versions.
         saved: how many tensors its forward saves of its own choice, for a backward that takes every tangent, none a
             batch; None: those of the partition.
     """
@@ -59,6 +60,7 @@ class Native(Protocol):
     target: str
     partition: Partition | None = None
     is_detached: bool = False
+    holds_state: bool = False
     saved: int | None = None
 
     def why_not(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> str | None:

@@ -10,6 +10,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -36,6 +37,8 @@ log = logging.getLogger("aotexport_runtime")
 Weights = Mapping[str, tuple[torch.Tensor, int]]
 """State tensors as they were loaded, and their versions then, by name."""
 
+_version = attrgetter("_version")
+
 
 class Frozen(Native):
     """Runs an inference graph while the weights are those that were loaded.
@@ -43,6 +46,8 @@ class Frozen(Native):
     Attributes:
         failure: what it said the last time that it failed; empty: it did not.
     """
+
+    holds_state = True
 
     def __init__(self, program: Program, weights: Weights) -> None:
         """Note the weights.
@@ -61,7 +66,9 @@ class Frozen(Native):
                 "the module is a copy, or was loaded in inference mode, and changes of its weights would not be seen"
             )
         self.failure = ""
-        self._weights = [(index, *weights[name]) for index, name in states]
+        self._indices = [index for index, _ in states]
+        self._tensors = [weights[name][0] for _, name in states]
+        self._versions = [weights[name][1] for _, name in states]
         self._threads = torch.get_num_threads()
         self._strides = [meta.stride if isinstance(meta, TensorMeta) else None for meta in program.outputs]
 
@@ -70,7 +77,9 @@ class Frozen(Native):
             return "deterministic algorithms were asked for"
         if torch.get_num_threads() != self._threads:
             return f"it was made for {self._threads} threads"
-        same = all(inputs[index] is tensor and tensor._version == version for index, tensor, version in self._weights)
+        # Hundreds of weights: loops of C take half the time.
+        same = all(map(is_, map(inputs.__getitem__, self._indices), self._tensors))
+        same = same and list(map(_version, self._tensors)) == self._versions
         return None if same else "weights have changed since the load"
 
     def laid_out(self, results: Sequence[Any], symbols: Mapping[str, int]) -> tuple[Any, ...]:
@@ -114,10 +123,11 @@ class FrozenModel(Frozen):
             raise NotSupported("the model gives values alone, and the program has no arguments, or changes state")
         self.target = runtime.engine
         self._engine = OnnxEngine(bundle, program, model, runtime, {})
-        self._direct = self._engine.direct() if all(map(_is_contiguous, program.outputs)) else None
+        self._direct = self._engine.direct()
+        self._is_contiguous = all(map(_is_contiguous, program.outputs))
 
     def forward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
-        portable, direct = functools.cache(fallback), self._direct
+        portable, direct, is_contiguous = functools.cache(fallback), self._direct, self._is_contiguous
 
         def call(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
             try:
@@ -128,7 +138,7 @@ class FrozenModel(Frozen):
                 log.warning("%s failed, and the graph runs instead: %s", self.target, self.failure)
                 return portable()(args, symbols)
             args.clear()
-            return self.laid_out(results, symbols) if direct is None else tuple(results)
+            return tuple(results) if is_contiguous and direct is not None else self.laid_out(results, symbols)
 
         return call
 
@@ -205,7 +215,7 @@ class PackedGraph(Frozen):
 
     def _computed(self, names: Sequence[str]) -> dict[str, Any]:
         """Return values that are computed from weights alone."""
-        states = {self._graph.inputs[index].name: tensor for index, tensor, _ in self._weights}
+        states = {self._graph.inputs[i].name: tensor for i, tensor in zip(self._indices, self._tensors, strict=True)}
         nodes, _ = ancestors(self._graph.nodes, names, set(states), set())
         run = compile_graph(self._graph, nodes, [*states], [*names], self._environment)
         with torch.no_grad():

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from aotexport_runtime.engines.candidates import MODEL_ENGINES
 from aotexport_runtime.engines.frozen import Frozen, FrozenModel, Weights
 from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.errors import AotExportError, NotSupported, first_line
@@ -80,9 +81,10 @@ class Sized(Frozen):
         """
         super().__init__(program, weights)
         (self.target, self._usual), self._open_model, self._engines = usual, open_model, engines
+        self.is_detached = self.target in MODEL_ENGINES
         self._record = record
         self._names = {dimension.symbol: dimension.name for dimension in program.dimensions}
-        nbytes = sum(tensor.nbytes for _, tensor, _ in self._weights)
+        nbytes = sum(tensor.nbytes for tensor in self._tensors)
         self._left = min(_MOST_SIZES, _MOST_NBYTES // max(nbytes, 1))
         self._chosen: dict[tuple[int, ...], Function] = {}
         self._sizes: dict[tuple[int, ...], _Size] = {}
@@ -128,8 +130,7 @@ class Sized(Frozen):
         elif not size.is_asked and size.calls >= _LEAST_CALLS and size.seconds >= _LEAST_S and self._left:
             size.is_asked, self._left = True, self._left - 1
             # The caller may write to arguments and results before the sessions are open.
-            places = {index for index, *_ in self._weights}
-            args = [each if index in places else _copied(each) for index, each in enumerate(given)]
+            args = [each if index in self._indices else _copied(each) for index, each in enumerate(given)]
             call = args, dict(symbols), [*map(_copied, results)]
             work = threading.Thread(target=self._open, args=(key, size, call, subgraph, fallback), name="sessions")
             try:

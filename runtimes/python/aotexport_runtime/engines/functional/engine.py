@@ -75,7 +75,7 @@ class FunctionalEngine:
                 native,
             )
         caller = caller_rows(whole, functional, device_type_of(program, environment.device))
-        own = input_rows(program, functional, graph)
+        own = input_rows(program, functional, graph, holds_state=native is not None and native.holds_state)
         if native is not None:
             of_inputs = () if gradients is None else gradients.of_inputs
             own += native_rows(native, of_inputs, self._symbols, len(program.inputs))

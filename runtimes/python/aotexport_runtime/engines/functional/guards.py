@@ -63,8 +63,11 @@ def caller_rows(program: Program, record: FunctionalGraph, device_type: str) -> 
     return found
 
 
-def input_rows(program: Program, record: FunctionalGraph, graph: Graph) -> list[Row]:
-    """Return the guards of the inputs of a functional graph; those of `program` are tensor subclasses taken apart."""
+def input_rows(program: Program, record: FunctionalGraph, graph: Graph, *, holds_state: bool) -> list[Row]:
+    """Return the guards of the inputs of a functional graph; those of `program` are tensor subclasses taken apart.
+
+    `holds_state`: whether native code asks for the state of the load, whose strides are known.
+    """
     tensors, gradients = _tensors(program), record.gradients
     integers = {spec.symbol for spec in program.inputs if isinstance(spec, SizeInput)}
     empty = "a size is 0, and kernels of functional graphs do not all bear that"
@@ -77,7 +80,7 @@ def input_rows(program: Program, record: FunctionalGraph, graph: Graph) -> list[
         Row("sizes", lambda source, guard=guard: source.condition(guard), f"the graph assumes {sizes.describe(guard)}")
         for guard in record.guards
     ]
-    found += [_laid_out(*each) for each in tensors]
+    found += [_laid_out(*each, is_held=holds_state and isinstance(each[1], StateInput)) for each in tensors]
     for index, spec in tensors:
         if isinstance(spec, ArgumentInput) and spec.meta.dtype.startswith(("complex", "float", "bfloat")):
             conjugated = f" and not {input_name(index)}.is_conj()" if spec.meta.dtype.startswith("complex") else ""
@@ -108,7 +111,7 @@ def _some_require_grad(indices: Iterable[int]) -> str:
     return " or ".join(f"{input_name(index)}.requires_grad" for index in indices) or "False"
 
 
-def _laid_out(index: int, spec: ArgumentInput | StateInput) -> Row:
+def _laid_out(index: int, spec: ArgumentInput | StateInput, *, is_held: bool) -> Row:
     value, stride = input_name(index), spec.meta.stride
 
     def equal(source: GuardSource) -> str:
@@ -123,7 +126,7 @@ def _laid_out(index: int, spec: ArgumentInput | StateInput) -> Row:
         expected = tuple(value_of(step, call.symbols) for step in stride)
         return f"input {index} has strides {call.inputs[index].stride()}, captured with {expected}"
 
-    return Row("sizes", same, message, quick=equal, stricter=True)
+    return Row("sizes", same, message, quick="True" if is_held else equal, stricter=True)
 
 
 def _begins(index: int, spec: ArgumentInput | StateInput) -> Row:

@@ -89,7 +89,7 @@ class OnnxEngine(Engine):
         if not self._is_plain():
             inputs = [input_name(i) if i in self._paths else "None" for i in range(len(self._program.inputs))]
             return f"{source.constant(self.run)}([{', '.join(inputs)}], {{}})"
-        array = "{}.numpy()" if source.kind.has_autograd else "{}"
+        array = "{}.contiguous().numpy(force=True)" if source.kind.has_autograd else "{}"
         feeds = ", ".join(
             f"{source.constant(name)}: {array.format(input_name(index))}"
             for name, index in zip(self._model.inputs, self._paths, strict=True)
@@ -103,7 +103,7 @@ class OnnxEngine(Engine):
         if not self._is_plain():
             return None
         source = GuardSource(kind=torch_tensors())
-        lines = [f"{input_name(i)} = inputs[{i}].detach().resolve_neg().contiguous()" for i in self._paths]
+        lines = [f"{input_name(i)} = inputs[{i}]" for i in self._paths]
         lines.append(f"return {self.expression(source)}")
         return define("model", "inputs", lines, source.scope, f"{self._program.name} model")
 

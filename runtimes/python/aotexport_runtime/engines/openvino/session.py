@@ -145,15 +145,22 @@ class Infer:
     """Runs a compiled model on arrays; see `Session.infer`."""
 
     def __init__(self, compile_model: Callable[[], Any], defaults: dict[str, Any], *, is_checked: bool) -> None:
+        from openvino import Tensor
+
         self._compile = compile_model
         self._defaults = defaults
         self._is_checked = is_checked
         compiled = compile_model()
+        ports = [port for op in compiled.get_runtime_model().get_ops() for port in op.outputs()]
+        is_fixed = all(port.get_partial_shape().is_static for port in ports)
+        # Results of known sizes are written to memory of their own.
+        self._own = [(port.shape, port.element_type.to_dtype()) for port in compiled.outputs] if is_fixed else []
+        self._tensor = partial(Tensor, shared_memory=True)
         self._integers = [port.get_any_name() for port in compiled.inputs if port.element_type.to_dtype().kind in "iu"]
         self.request = compiled.create_infer_request()
         self._lock = threading.Lock()
 
-    def __call__(self, outputs: Sequence[str], feeds: dict[str, Any]) -> list[Any]:
+    def __call__(self, outputs: Sequence[str], feeds: dict[str, Any]) -> Sequence[Any]:
         """Run the model.
 
         Raises:
@@ -168,15 +175,20 @@ class Infer:
                     f"eager. {_WAY_OUT}"
                 )
         with self._lock:
+            results: Sequence[Any] = [np.empty(*each) for each in self._own]
             try:
-                # With one thread, `infer` returns results of the call before where an operator fails.
-                self.request.start_async(feeds, share_inputs=True)
-                self.request.wait()
+                if results:
+                    self.request.set_output_tensors(dict(enumerate(map(self._tensor, results))))
+                    self.request.infer(feeds, share_inputs=True, share_outputs=True)
+                else:
+                    # With one thread, `infer` raises nothing where an operator fails, as it may at sizes of the moment.
+                    self.request.start_async(feeds, share_inputs=True)
+                    self.request.wait()
+                    results = self.request.results.to_tuple()
             except RuntimeError as error:
                 # After a failure, a compiled model gives results of wrong shapes.
                 self.request = self._compile().create_infer_request()
                 raise CheckFailed(f"OpenVINO failed: {_cause(error)}. {_WAY_OUT}") from None
-            results = self.request.results.to_tuple()
         if self._is_checked and not results[-1]:
             raise CheckFailed("an index is out of bounds")
         return results[: len(outputs)]
