@@ -30,12 +30,12 @@ class QuantizedLinear(nn.Module):
     _weight_scale: torch.Tensor
     _weight_zero_point: torch.Tensor
 
-    def __init__(self, linear: nn.Linear, scheme: Scheme) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, scheme: Scheme) -> None:
         super().__init__()
-        parts = _quantized(linear.weight.detach(), scheme)
+        parts = _quantized(weight, scheme)
         for name, part in zip(("qdata", "scale", "zero_point"), parts, strict=False):
             self.register_parameter(f"_weight_{name}", nn.Parameter(part, requires_grad=False))
-        self.bias = linear.bias
+        self.bias = bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return what the layer computes."""
@@ -49,25 +49,26 @@ class QuantizedLinear(nn.Module):
 
 
 def quantize(module: BundleModule, scheme: Scheme) -> None:
-    """Put quantised layers in the place of linear ones of torch, but for tied ones and the scores of a language model.
+    """Put quantised layers in the place of linear ones, of any class, but tied ones and a language model's scores.
 
     `ModelFileInvalid`: there is none.
     """
     tied = {name for entry in module.bundle.manifest.state if entry.tied for name in (entry.name, *entry.tied)}
-    paths = [name.rpartition(".")[0] for name in Weights(module).linear() if name not in tied]
-    found = {
-        path: layer
-        for path in paths
-        if path and isinstance(layer := module.get_submodule(path), nn.Linear)
-        if scheme == "int8" or layer.in_features % _GROUPS[-1] == 0
-    }
+    found = dict[str, torch.Tensor]()
+    for target in Weights(module).linear(called=True):
+        weight = target.weight(module).detach()
+        weight = weight.t() if target.kind == "transposed" else weight
+        is_whole = scheme == "int8" or weight.shape[1] % _GROUPS[-1] == 0
+        if target.path and target.name not in tied and target.computed is None and is_whole:
+            found[target.path] = weight
     if not found:
         raise ModelFileInvalid(
-            f"quantize: the bundle has no linear layer of torch for {scheme}, beside that of a language model's scores"
+            f"quantize: the bundle has no linear layer for {scheme}, beside that of a language model's scores"
             f"{'; int4 takes inputs in groups of 32' if scheme == 'int4' else ''}"
         )
-    for path, layer in found.items():
-        module.set_submodule(path, QuantizedLinear(layer, scheme))
+    for path, weight in found.items():
+        bias = getattr(module.get_submodule(path), "bias", None)
+        module.set_submodule(path, QuantizedLinear(weight, bias, scheme))
 
 
 def _quantized(weight: torch.Tensor, scheme: Scheme) -> tuple[torch.Tensor, ...]:

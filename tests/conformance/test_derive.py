@@ -434,6 +434,28 @@ def weight_of(layer: Any) -> torch.Tensor:
     return (groups * scale.t()[..., None] + layer._weight_zero_point.t()[..., None]).flatten(1)
 
 
+class Product(nn.Module):
+    """A product with a matrix of inputs by outputs, as those of GPT-2, and a sum with its input where `adds`."""
+
+    def __init__(self, adds):
+        super().__init__()
+        self.adds, self.weight, self.bias = adds, nn.Parameter(torch.randn(64, 64)), nn.Parameter(torch.randn(64))
+
+    def forward(self, x):
+        made = torch.addmm(self.bias, x.view(-1, 64), self.weight).view(x.shape)
+        return made + x if self.adds else made
+
+
+def test_layers_of_other_classes_are_quantised_where_they_compute_a_product_alone(tmp_path):
+    network, x = nn.Sequential(Product(True), Product(False)), torch.randn(2, 3, 64)
+    aotexport.export(network, (x,), output=tmp_path / "base", verify=False)
+    aotexport.derive(tmp_path / "base", output=tmp_path / "small", quantize="int8", verify=False)
+    module = load(tmp_path / "small")
+    assert [name for name, layer in module.named_children() if hasattr(layer, "_weight_qdata")] == ["1"]
+    network[1].weight.data.copy_(weight_of(module.get_submodule("1")).t())
+    torch.testing.assert_close(module(x), network(x))
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("scheme", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
 def test_adapters_train_over_integers_as_over_the_weights_they_stand_for(scheme, tmp_path):

@@ -156,8 +156,10 @@ class Weights:
         """Return those of the weights that a program reads; errors: see `target`."""
         return [target for name in names if (target := self.target(name)) is not None]
 
-    def linear(self) -> list[str]:
-        """Return the names of weights of linear layers, as of peft's, without that of a language model's scores.
+    def linear(self, *, called: bool = False) -> list[Target]:
+        """Return the weights of linear layers, as of peft's, without that of a language model's scores.
+
+        `called`: only of those that the model's code uses by calls alone.
 
         Where the bundle does not name that layer, it is one of outputs that is as large as an embedding.
         """
@@ -170,7 +172,8 @@ class Weights:
         _, *scores = getattr(self._module, "_embeddings", ("", *scores))
         kinds = ("linear", "transposed")
         layers = [t for t in targets if t.form == "graph" and t.kind in kinds and t.path not in scores]
-        return [t.name for t in layers if all(readers.is_layer(t.name) for _, readers in self._readers)]
+        layers = [t for t in layers if all(readers.is_layer(t.name) for _, readers in self._readers)]
+        return [t for t in layers if not called or all(readers.is_called(t.path) for _, readers in self._readers)]
 
     def chosen(self, targets: str | Sequence[str], exclude: Sequence[str]) -> list[Target]:
         """Return the weights that the patterns `targets` of `add_lora` mean without `exclude`, in order."""
@@ -179,7 +182,8 @@ class Weights:
             raise ArgumentInvalid('`targets`: expected "all-linear" or patterns of layers, got none')
         meant: set[str] = set()
         for pattern in patterns:
-            names = self.linear() if pattern == ALL_LINEAR else [n for n in self.entries if matches(n, pattern)]
+            names = [n for n in self.entries if matches(n, pattern)]
+            names = [target.name for target in self.linear()] if pattern == ALL_LINEAR else names
             if not names:
                 raise ArgumentInvalid(f"`targets`: {pattern!r} means no weight of the module{self._nearest(pattern)}")
             meant.update(names)

@@ -93,14 +93,26 @@ class Readers:
                 self._returned.update(operands(node))
 
     def is_layer(self, name: str) -> bool:
-        """Return whether the module of a weight only multiplies by it, as a linear layer, and unlike a router."""
+        """Return whether the module of a weight only multiplies by it and adds its bias, unlike a router."""
         path, _, tensor = name.rpartition(".")
-        own = {
-            node.op
-            for node in self._graph.nodes
-            if node.module is not None and self._graph.modules[node.module] == path
-        }
-        return name in self.computed or (tensor == "weight" and own <= {*OPERATORS, *_TRANSPOSITIONS, *_AROUND})
+        own, made = [node for node in self._graph.nodes if self._path(node) == path], set[str]()
+        state = {value for each, value in self._values.items() if each in (name, f"{path}.bias")}
+        for node in own:
+            read = set(operands(node))
+            is_other = node.op not in {*OPERATORS, *_TRANSPOSITIONS, *_AROUND} or (node.op in OPERATORS and read & made)
+            if is_other or (node.op == "aten::add.Tensor" and not read & state):
+                return name in self.computed
+            made.update([node.name] * bool(node.op in OPERATORS or read & made))
+        is_alone = all(each in (name, f"{path}.bias") for each in self._values if each.rpartition(".")[0] == path)
+        return name in self.computed or (tensor == "weight" and is_alone)
+
+    def is_called(self, path: str) -> bool:
+        """Return whether the model's code uses a module by calls alone."""
+        calls = [call for call in self._graph.calls if self._graph.modules[call.module] == path]
+        return all(call.refusal is None for call in calls)
+
+    def _path(self, node: Node) -> str | None:
+        return None if node.module is None else self._graph.modules[node.module]
 
     def value(self, names: Sequence[str]) -> str | None:
         """Return the graph input that is the tensor of these names; None: the program does not take it."""
@@ -119,7 +131,7 @@ class Readers:
             return []
         nodes = self._nodes.get(value, [])
         if len(names) > 1:
-            nodes = [node for node in nodes if node.module is not None and self._graph.modules[node.module] == path]
+            nodes = [node for node in nodes if self._path(node) == path]
         found = [reader for node in nodes for reader in self._read(node, value)]
         return [*found, Reader(None, None)] if value in self._returned else found
 
