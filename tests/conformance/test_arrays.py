@@ -37,6 +37,11 @@ FIXED = '; its sizes are fixed as in the example, an export with --dynamic "x:0=
             "`x`: expected an array, as at capture; array([2., 1., 0.], dtype=float32) is an array of float32 with "
             "strides (-4,), which no tensor has; pass a copy",
         ),
+        (
+            (np.frombuffer(ramp(3).tobytes(), np.float32), torch.ones(3)),
+            "`x`: expected an array, as at capture; array([0., 1., 2.], dtype=float32) is an array that is not "
+            "writable, which tensors cannot be; pass a copy",
+        ),
         ((ramp(3).astype(np.float64), torch.ones(3)), "`x`: expected dtype float32, got float64"),
         ((ramp(4), torch.ones(3)), f"`x`: expected shape [3], got [4] at axis 0{FIXED}"),
         ((ramp(3), ramp(3)), "`t`: expected a tensor float32, got ndarray"),

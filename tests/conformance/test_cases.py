@@ -1,7 +1,6 @@
 """Every case, through files, in a fresh process that has only the runtime, by both graphs, equal to eager."""
 
 import json
-import subprocess
 import sys
 import warnings
 
@@ -13,6 +12,7 @@ from aotexport_runtime.values.subclasses import type_name
 from tests.cases import Case, all_cases
 from tests.cases.operators import NAMESPACE
 from tests.cases.subclasses import TYPES
+from tests.forked import ForkedProcess
 
 CASES = [pytest.param(case, id=case.name, marks=[pytest.mark.slow] * case.slow) for case in all_cases()]
 
@@ -35,10 +35,8 @@ def bundles(request, tmp_path_factory):
     paths = [str(root / case.name) for case in cases if case.name not in failures]
     types = [f"--tensor-type={type_name(type_)}" for type_ in TYPES]
     operators = ["--import", "tests.cases.operators", "--operator-namespace", NAMESPACE]
-    command = [sys.executable, "-m", "aotexport_runtime", "selftest", "--json", *types, *operators, *paths]
-    process = subprocess.run(
-        [*command, "--target", "autograd", "--target", "portable"], capture_output=True, text=True, check=False
-    )
+    arguments = ["selftest", "--json", *types, *operators, *paths, "--target", "autograd", "--target", "portable"]
+    process = ForkedProcess().run(arguments, 900, sys.path)
     results = json.loads(process.stdout)
     return root, failures, results
 

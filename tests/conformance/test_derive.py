@@ -285,6 +285,18 @@ def test_dtype_of_a_changed_module_is_refused(base, tmp_path):
     )
 
 
+def test_change_without_what_it_changes_is_refused(base, sequences, tmp_path):
+    assert (
+        wrong(base, tmp_path, merge=True)
+        == "merge: there is no adapter to merge; give its directory (`lora`, `--lora`)"
+    )
+    beside = "beside that of a language model's scores"
+    assert wrong(sequences, tmp_path, quantize="int8") == f"quantize: the bundle has no linear layer for int8, {beside}"
+    assert wrong(base, tmp_path, quantize="int4") == (
+        f"quantize: the bundle has no linear layer for int4, {beside}; int4 takes inputs in groups of 32"
+    )
+
+
 def test_program_of_a_mode_that_the_bundle_lacks_is_refused(base, tmp_path):
     aotexport.derive(base, output=tmp_path / "infer", programs="infer", verify=False)
     assert wrong(tmp_path / "infer", tmp_path, programs="train") == (
@@ -407,11 +419,9 @@ def test_derived_bundle_has_an_adapter_beside_its_weights_or_in_them(base, tmp_p
             nn.init.normal_(parameter)
     adapters.save_adapter(module, tmp_path / "adapter")
     expected = module.eval()(ARGUMENTS[0][0])
-
     aotexport.derive(base, output=tmp_path / "beside", lora=tmp_path / "adapter", verify=False)
     options = ["-o", str(tmp_path / "merged"), "--lora", str(tmp_path / "adapter"), "--merge", "--no-verify"]
     assert CliRunner().invoke(app, ["derive", str(base), *options]).exit_code == 0
-
     beside, merged = load(tmp_path / "beside").eval(), load(tmp_path / "merged").eval()
     for derived in (beside, merged):
         torch.testing.assert_close(derived(ARGUMENTS[0][0]), expected)

@@ -205,22 +205,23 @@ def test_streamer_hears_what_that_of_transformers_hears(generator):
 
 
 def test_arguments_out_of_range_are_told_in_whole(generator):
-    with pytest.raises(ArgumentInvalid) as caught:
-        generator(PROMPTS, top_p=1.5)
-    assert str(caught.value) == "`top_p` must be above 0, and at most 1, got 1.5"
-    with pytest.raises(ArgumentInvalid) as caught:
-        aotexport_runtime.generate(generator.module, PROMPTS, start=None if generator.is_seq2seq else 1)
-    assert str(caught.value) == (
-        "the model has an encoder; give the token that its decoder begins with, `start`"
+    module, start = generator.module, generator.start
+    other = "the model has an encoder; give the token that its decoder begins with, `start`"
+    none = "the bundle has no programs `prefill` and `decode`; export the model by `aotexport --recipe causal-lm` or "
+    for model, ids, options, message in (
+        (module, PROMPTS, {"top_p": 1.5}, "`top_p` must be above 0, and at most 1, got 1.5"),
+        (module, PROMPTS, {"max_new_tokens": 0}, "`max_new_tokens` must be above 0, got 0"),
+        (module, PROMPTS, {"top_k": 0}, "`top_k` must be None or above 0, got 0"),
+        (module, PROMPTS.int(), {}, "`input_ids` must be int64 of two axes, got torch.int32 of 2"),
+        (module, PROMPTS[0], {}, "`input_ids` must be int64 of two axes, got torch.int64 of 1"),
+        (torch.nn.Linear(2, 2), PROMPTS, {}, none + "`--recipe seq2seq`"),
+        (module, PROMPTS, {"start": None}, other)
         if generator.is_seq2seq
-        else "`start` is for encoder-decoder models, and this one is causal"
-    )
-    with pytest.raises(ArgumentInvalid) as caught:
-        aotexport_runtime.generate(torch.nn.Linear(2, 2), PROMPTS)
-    assert str(caught.value) == (
-        "the bundle has no programs `prefill` and `decode`; export the model by `aotexport --recipe causal-lm` or "
-        "`--recipe seq2seq`"
-    )
+        else (module, PROMPTS, {"start": 1}, "`start` is for encoder-decoder models, and this one is causal"),
+    ):
+        with pytest.raises(ArgumentInvalid) as caught:
+            aotexport_runtime.generate(model, ids, **{"start": start, **options})
+        assert str(caught.value) == message
 
 
 def test_steps_fill_slots_of_caches_and_give_the_scores_of_decode(generator):

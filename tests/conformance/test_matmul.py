@@ -49,14 +49,12 @@ def test_step_by_onednn_is_eagers(bundle):
     path, model = bundle
     module = aotexport_runtime.load(path, target="portable", matmul="onednn").train()
     given = [torch.randn(8, 24), torch.randn(24, 16)]
-
     # The first call chooses, the second runs what was chosen.
     for _ in range(2):
         module.zero_grad()
         with torch.profiler.profile() as trace:
             got = step(module, *[tensor.detach().requires_grad_() for tensor in given])
     expected = step(model, *[tensor.detach().requires_grad_() for tensor in given])
-
     assert any(event.key == "mkldnn::_linear_pointwise" for event in trace.key_averages())
     for one, other in zip(got, expected, strict=True):
         assert (one.shape, one.stride()) == (other.shape, other.stride())

@@ -56,10 +56,8 @@ def step(module, x):
 @pytest.mark.parametrize("budget", BUDGETS)
 def test_step_within_a_budget_saves_less_and_gives_the_same(bundle, budget):
     x = torch.randn(16, 8)
-
     expected, whole = step(aotexport_runtime.load(bundle, target="portable"), x)
     got, saved = step(aotexport_runtime.load(bundle, memory_budget=budget), x)
-
     # Masks of dropout, and what batch norm reads of the state it changes, cannot be computed again.
     assert saved <= max(budget, 0.4) * whole + x.nbytes
     for one, other in zip(got, expected, strict=True):
@@ -71,7 +69,6 @@ def test_input_that_is_computed_from_again_must_not_have_changed(bundle):
     x = torch.randn(4, 8)
     output = module(x)
     x.add_(1)
-
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         output.sum().backward()
 
@@ -80,5 +77,4 @@ def test_input_that_is_computed_from_again_must_not_have_changed(bundle):
 def test_budget_that_is_no_part_is_refused(bundle, budget):
     with pytest.raises(aotexport_runtime.NotSupported) as caught:
         aotexport_runtime.load(bundle, memory_budget=budget)
-
     assert str(caught.value) == (f"no memory budget {budget}; it is a part of what is saved otherwise, from 0 to 1")

@@ -77,7 +77,6 @@ def test_operator_with_further_defaulted_arguments_is_accepted(bundle, schema):
 def test_operator_with_another_signature_is_refused(bundle, schema):
     with registered(schema), pytest.raises(NotSupported) as caught:
         aotexport_runtime.load(bundle, operator_namespaces=["aotexport_drift"])(torch.ones(3))
-
     assert str(caught.value) == (
         f"operator `aotexport_drift::scaled.default` has another signature in torch {torch.__version__}.\n"
         f"  captured: aotexport_drift::{CAPTURED}\n  here:     aotexport_drift::{schema}\n"

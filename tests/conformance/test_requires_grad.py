@@ -119,7 +119,6 @@ def exported(tmp_path, run, names):
 @pytest.mark.parametrize(("run", "captured", "served"), CASES, ids=lambda each: getattr(each, "__name__", each))
 def test_call_with_another_pattern_of_requires_grad_equals_eager_or_is_refused(tmp_path, run, captured, served):
     module = exported(tmp_path, run, captured)
-
     for target in TARGETS:
         loaded = aotexport_runtime.load(tmp_path / "b", target=target)
         for names in PATTERNS:
@@ -138,7 +137,6 @@ def test_call_with_another_pattern_of_requires_grad_equals_eager_or_is_refused(t
 def test_layers_frozen_for_serving_are_served_where_only_gradients_depend_on_them(tmp_path):
     module = exported(tmp_path, reentrant, "ab")
     loaded = aotexport_runtime.load(tmp_path / "b").eval()
-
     require(loaded, "")
     x = torch.randn(3, 4)
     with torch.no_grad():
@@ -171,7 +169,6 @@ def test_changed_layers_count_among_what_requires_grad(tmp_path, change, names, 
         with pytest.raises(CallInvalid, match="that was put in requires grad"):
             gradients(loaded, x, names)
         return
-
     change(module)
     module.load_state_dict(loaded.state_dict())
     for got, expected in zip(gradients(loaded, x, names), gradients(module, x, names), strict=True):
@@ -183,7 +180,6 @@ def test_adapters_before_a_checkpoint_that_recorded_nothing_are_refused(tmp_path
     exported(tmp_path, reentrant, "b")
     loaded = aotexport_runtime.load(tmp_path / "b")
     adapters.add_lora(loaded, ["a"], r=2)
-
     with torch.no_grad():
         loaded.eval()(torch.randn(3, 4))
     with pytest.raises(CallInvalid) as caught:
@@ -200,7 +196,6 @@ def test_bundle_of_a_loaded_bundle_depends_on_the_same_layers(tmp_path):
     exported(tmp_path, reads_a_parameter, "ab")
     inner = aotexport_runtime.load(tmp_path / "b")
     whole = nn.Sequential(nn.Linear(4, 4), inner)
-
     for number, module in enumerate((inner, whole)):
         aotexport.export(module, (torch.randn(3, 4),), output=tmp_path / str(number), verify=False)
         loaded = aotexport_runtime.load(tmp_path / str(number))

@@ -60,7 +60,6 @@ def same(a, b):
 def test_load_without_the_classes_names_them_and_what_to_import(bundle):
     with pytest.raises(NotSupported) as error:
         aotexport_runtime.load(bundle)
-
     assert str(error.value) == (
         "the bundle holds tensors of `torch.testing._internal.two_tensor:TwoTensor`, which the caller did not give. "
         "Write `from torch.testing._internal.two_tensor import TwoTensor`, and pass `tensor_types=[TwoTensor]` to "
@@ -70,13 +69,11 @@ def test_load_without_the_classes_names_them_and_what_to_import(bundle):
 
 def test_class_of_another_name_is_given_by_the_name_in_the_bundle(bundle, example):
     moved = {"torch.testing._internal.two_tensor:TwoTensor": TwoTensor}
-
     assert type(aotexport_runtime.load(bundle, tensor_types=moved).linear.weight) is TwoTensor
 
 
 def test_state_is_of_the_class_with_names_ties_and_parameters(loaded, example):
     state = loaded.state_dict()
-
     assert list(state) == list(example[0].state_dict())
     assert isinstance(loaded.linear.weight, nn.Parameter)
     assert loaded.tied is loaded.linear.weight
@@ -91,7 +88,6 @@ def test_training_by_an_optimizer_does_what_eager_does(loaded, example):
             optimizer.zero_grad()
             module(x).sum().backward()
             optimizer.step()
-
     assert isinstance(loaded.linear.weight.grad, TwoTensor)
     same(loaded.linear.weight.detach(), model.linear.weight.detach())
     same(loaded.calls, model.calls)
@@ -101,9 +97,7 @@ def test_saved_weights_are_loaded_again_and_the_self_test_holds(loaded, example,
     with torch.no_grad():
         loaded.linear.weight.mul_(2)
     aotexport_runtime.save(loaded, tmp_path / "tuned")
-
     again = aotexport_runtime.load(tmp_path / "tuned", tensor_types=TYPES)
-
     same(again.linear.weight.detach(), example[0].linear.weight.detach() * 2)
     assert aotexport_runtime.selftest(tmp_path / "tuned", tensor_types=TYPES)
 
@@ -131,7 +125,6 @@ def test_second_derivative_is_that_of_eager(loaded, example):
 def test_argument_unlike_the_example_is_refused_by_name(loaded, make, reason):
     with pytest.raises(CallInvalid) as error:
         loaded(make())
-
     assert error.value.violations == [f"`x`: {reason}"]
 
 
@@ -142,12 +135,10 @@ def test_argument_of_another_context_is_refused_by_name(tmp_path):
     example = ScaledInt8.of(torch.ones(2, 2))
     aotexport.export(function, (example,), output=tmp_path / "b", verify=False)
     loaded = aotexport_runtime.load(tmp_path / "b", tensor_types=TYPES)
-
     with pytest.raises(NotSupported, match=r"`, and add Block, Recipe, Rounding to the `tensor_types` of `load`$"):
         aotexport_runtime.load(tmp_path / "b", tensor_types=[ScaledInt8])
     with pytest.raises(CallInvalid) as error:
         loaded(ScaledInt8.of(torch.ones(2, 2), Recipe(block=Block(2, 2))))
-
     assert error.value.violations == [
         f"`x`: expected a `ScaledInt8` with {Recipe()!r}, as at capture, got one with {Recipe(block=Block(2, 2))!r}"
     ]
@@ -171,7 +162,6 @@ def test_quantised_weight_beside_trained_ones_runs_the_joint_graph_twice_differe
     model, x = Adapter(), torch.randn(2, 4, requires_grad=True)
     report = aotexport.export(model, (x,), output=tmp_path / "b", programs="train", verify=False)
     loaded = aotexport_runtime.load(tmp_path / "b", tensor_types=TYPES, target="portable").train()
-
     assert report.programs[0].record.refusals == ()
     for module in (model, loaded):
         module(x).sum().backward()
@@ -216,7 +206,6 @@ def test_distributed_tensors_on_a_mesh_of_one_process_are_exported_and_trained(t
     """Process groups are of a process: all in one of its own, by both engines, beside eager."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.distributed_models", str(tmp_path)]
     process = subprocess.run(command, capture_output=True, text=True, check=False)
-
     assert process.stdout == "done\n", process.stderr[-3000:]
 
 
@@ -286,7 +275,6 @@ def test_tensor_of_a_kind_that_no_bundle_holds_is_refused_by_name(make, message,
 def test_model_that_makes_tensors_of_such_a_kind_is_refused_by_name(function, name, way_out, tmp_path):
     with pytest.raises(aotexport.ExportFailed) as error:
         aotexport.export(function, (torch.ones(2),), output=tmp_path / "b", verify=False)
-
     where, _, message = str(error.value).partition(": in <lambda>: ")
     assert where.startswith(__file__)
     assert message == f"the model calls `{name}`, which a bundle cannot hold. {way_out}"

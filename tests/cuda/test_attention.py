@@ -170,13 +170,11 @@ def test_operator_of_cpus_on_cuda_computes_the_same(name, scale, cuda_operators)
     reference = mask if reference is None else reference.masked_fill(~mask, -math.inf)
     options = {"scale": scale}
     tolerance = {"rtol": 2e-2, "atol": 2e-2} if query.dtype in (torch.float16, torch.bfloat16) else {}
-
     out, statistics = MOVED[FOR_CPU](query, key, value, 0.0, is_causal, attn_mask=mask, **options)
     expected = aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, is_causal, attn_mask=reference, **options
     )
     torch.testing.assert_close(out, expected[0], **tolerance)
-
     grad = torch.randn_like(expected[0])
     gradients = MOVED[FOR_CPU_BACKWARD](
         grad, query, key, value, out, statistics, 0.0, is_causal, attn_mask=mask, **options

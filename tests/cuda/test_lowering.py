@@ -133,9 +133,7 @@ def test_copy_repeats_elements_as_the_value_does():
     graph = Graph(inputs=(GraphInput(name="x", meta=row),), nodes=(expanded,), outputs=["expanded"])
     own = Node(name="own", op="aten::clone.default", args=["x"], meta=rows)
     functional = Graph(inputs=graph.inputs, nodes=(own,), outputs=["own"])
-
     copied = unshared(graph, functional, FunctionalGraph(file="inference.json", outputs=(FreshOutput(),)))
-
     operators = ["empty_strided.default", "as_strided.default", "copy_.default", "as_strided.default"]
     assert [node.op.removeprefix("aten::") for node in copied.nodes[1:]] == operators
     assert copied.nodes[1].args == [[1, 6], [0, 1]]

@@ -319,10 +319,8 @@ def test_directory_of_a_dataset_trains_validates_on_its_split_and_tensorboard_re
     for split, rows in (("train", slice(0, 400)), ("validation", slice(400, 500))):
         save_to_disk(pyarrow, data / split, pyarrow.table({name: values[rows] for name, values in columns.items()}))
     (data / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "validation"]}))
-
     options = ["--lr", "1e-2", "--epochs", "3", "--tensorboard"]
     found = summary(bundle, "--data", data, *options, "-o", tmp_path / "tuned")
-
     assert found["steps"] == 3 * -(-400 // 32)
     assert found["epochs"][-1]["accuracy"] > 0.7
     curve = events.EventAccumulator(found["run"]).Reload()

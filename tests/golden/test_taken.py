@@ -18,7 +18,6 @@ from tests.golden.refuse import TAKEN, edited_bundle
 @pytest.mark.parametrize("name", TAKEN)
 def test_bundle_is_taken_and_does_what_eager_did(name, target, tmp_path):
     root = edited_bundle(TAKEN[name], tmp_path / name)
-
     assert faults_of(root) == []
     results = run_vectors(root, target=target)
     fails = TAKEN[name].get("fails", False)
@@ -29,15 +28,11 @@ def test_bundle_is_taken_and_does_what_eager_did(name, target, tmp_path):
 def test_extension_is_kept_by_those_that_write_the_manifest_again(tmp_path):
     root = edited_bundle(TAKEN["extension_that_a_reader_skips"], tmp_path / "bundle")
     manifest = aotexport_runtime.open_bundle(root).manifest
-
     again = decode_record(encode_record(msgspec.structs.replace(manifest, training=True)), Manifest, where="x")
-
     assert again.extensions == {"x-acme-licence": {"name": "free", "years": [1, 2]}}
 
 
 def test_inspect_shows_the_extensions(tmp_path):
     root = edited_bundle(TAKEN["extension_that_a_reader_skips"], tmp_path / "bundle")
-
     lines = [line.split() for line in CliRunner().invoke(app, ["inspect", str(root)]).output.splitlines()]
-
     assert ["extension:", "x-acme-licence"] in lines

@@ -45,19 +45,15 @@ def test_inner_tensor_of_another_attribute_is_refused_when_called(crafted):
     x = torch.zeros(1, 4)
     crafted.node("forward", op="subclass::inner", args=["input:x", {"kind": "string", "value": "__class__"}])
     module = load(crafted.seal(), tensor_types=TYPES, target="autograd")
-
     with pytest.raises(BundleInvalid) as error:
         module(x, ScaledInt8.of(torch.ones(1, 4)))
-
     assert str(error.value) == "a value of type `Tensor` has no inner tensor '__class__'"
 
 
 def test_class_that_the_manifest_hides_from_its_requirements_is_refused(crafted):
     crafted.put("manifest", "requirements/tensor_types", [])
-
     with pytest.raises(NotSupported) as error:
         load(crafted.seal())
-
     assert str(error.value) == (
         f"the bundle holds objects of the class `{NAME}`, which the caller did not give. Import it from "
         "`tests.scaled`, and pass it to `load` in `tensor_types`"
@@ -76,10 +72,8 @@ def test_class_that_the_manifest_hides_from_its_requirements_is_refused(crafted)
 def test_context_that_does_not_fit_its_class_is_refused(crafted, path, value, message):
     crafted.put("manifest", CONTEXT + path, value)
     crafted.put("program", "inputs/0/subclass/context" + path, value)
-
     with pytest.raises(NotSupported) as error:
         load(crafted.seal(), tensor_types=TYPES)
-
     assert str(error.value) == f"{message} as at capture"
 
 

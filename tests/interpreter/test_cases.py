@@ -31,8 +31,6 @@ def test_case_on_interpreted_kernels_equals_eager(case: Case, tmp_path, monkeypa
     report = aotexport.export(target, args, kwargs, output=tmp_path / "bundle", **options)
     if not any(program.lowered for program in report.programs) and case.name != QUICK:
         pytest.skip("no program has kernels")
-
     found = interpret(open_bundle(tmp_path / "bundle"), 0)
-
     lines = [line for result in found.results for line in describe_failures(result)]
     assert [line for line in lines if NO_KERNELS not in line] == []

@@ -37,9 +37,7 @@ def exported(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> aot
 def test_model_on_interpreted_kernels_equals_eager(name, tmp_path, monkeypatch):
     report = exported(name, tmp_path / "bundle", monkeypatch)
     assert not [note for note in report.notes if note.kind == "other"]
-
     found = interpreted(tmp_path / "bundle")
-
     assert ("train", "example") in {(result.program, result.vector) for result in found.results}
     kernels = {launch.partition("/")[0] for launch in found.launches}
     assert kernels == {kernel.name for program in report.programs for kernel in program.lowered.kernels}
@@ -79,8 +77,6 @@ def test_programs_that_draw_are_named_instead_of_compared(tmp_path, monkeypatch)
     monkeypatch.setattr(compilation, "compile_kernels", lambda *args, **kwargs: compilation.Compiled({}, {}))
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
     aotexport.export(model, (torch.ones(2, 4),), output=tmp_path / "bundle", targets=("cuda",), verify=False)
-
     result = CliRunner().invoke(app, ["verify", str(tmp_path / "bundle"), "--kernels"])
-
     assert (result.exit_code, "random numbers" in result.stderr, "train" in result.stdout) == (0, True, False)
     assert "infer" in result.stdout

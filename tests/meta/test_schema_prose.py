@@ -72,7 +72,6 @@ def test_table_has_every_name_of_the_code(head, prefix, expected):
 
 def test_prose_lists_the_operators_of_view_steps():
     _, _, rest = PROSE.partition("these operators of `aten`:")
-
     assert names([rest.split(".")[0]]) == operators.VIEWS
 
 
@@ -84,7 +83,6 @@ def test_prose_names_the_adapters_and_the_renamed_arguments():
 
 def test_prose_and_history_are_of_the_current_versions():
     version = format_version(FORMAT_VERSION)
-
     assert f"**format {version}** and **calling convention {CALLING_CONVENTION}**" in PROSE
     assert table("format | calling convention | what is new")[-1][:2] == [version, str(CALLING_CONVENTION)]
     assert f"## {version} " in (SCHEMAS / "CHANGELOG.md").read_text(encoding="utf-8")
@@ -135,7 +133,6 @@ def test_rules_are_numbered_in_order_and_what_refers_to_one_names_one():
     counted = [(section, at) for section in sections for at in range(1, 1 + sum(s == section for s, _ in rules))]
     texts = [re.sub(r"`[^`]*`", "", PAGES[name]) for name in ("README.md", "beyond.md", "codes.md", "rationale.md")]
     named = {found for text in texts for found in re.findall(r"(?<![\w.])\d+\.\d+(?![\w.]*\d)", text)}
-
     assert all(found == sorted(found) for found in of_pages)
     assert rules == counted
     assert named - VERSIONS - {f"{section}.{at}" for section, at in rules} == set()

@@ -117,7 +117,6 @@ def test_bundle_that_every_reader_takes_gives_what_eager_gave(name, tmp_path):
 def test_bundle_that_needs_another_reader_is_refused(name, tmp_path):
     with pytest.raises(Refused) as caught:
         Bundle(edited_bundle(CASES[name], tmp_path / name))
-
     assert str(caught.value) == CASES[name]["code"]
 
 
@@ -173,7 +172,6 @@ def test_golden_call_of_the_second_reader_shows_what_eager_showed_by_the_graph_t
     case = CALLS[name]
     root = bundle_of_call(case, tmp_path)
     forward, functional = (seen_of(case, root, form) for form in FORMS)
-
     if case["graph"] == "refused":
         assert [type(seen.error) for seen in (forward, functional)] == [CallRefused, CallRefused]
         return
@@ -251,7 +249,6 @@ def bundle_that_notices(by: str, directory: Path) -> Path:
 def test_rule_that_is_taken_away_is_noticed(rule, tmp_path):
     root = bundle_that_notices(rule.by, tmp_path)
     forms = FORMS[::-1] if rule.file in ("functional", "joint") else FORMS
-
     with without(rule) as reader:
         noticed = (outcome(rule.by, root, form, reader) != whole_outcome(rule.by, root, form) for form in forms)
         assert any(noticed)
@@ -262,5 +259,4 @@ def test_second_reader_shares_no_code_with_the_product():
     imports = [node for text in sources for node in ast.walk(ast.parse(text))]
     names = [node.module or "" for node in imports if isinstance(node, ast.ImportFrom)]
     names += [alias.name for node in imports if isinstance(node, ast.Import) for alias in node.names]
-
     assert [name for name in names if name.startswith("aotexport")] == []

@@ -84,7 +84,6 @@ def test_image_serves_without_rights(container):
     answer = ask("/v2/models/net/infer", {"inputs": [tensor]})
     expected = digits_model()(torch.arange(8.0)[None]).ravel()
     torch.testing.assert_close(torch.tensor(answer["outputs"][0]["data"]), expected)
-
     assert python("import os; print(os.getuid())") == "10001"
     assert "CapEff:\t0000000000000000" in python("print(open('/proc/self/status').read())")
     found = python("import importlib.util as u; print([n for n in ('torch', 'aotexport') if u.find_spec(n)])")
@@ -92,7 +91,6 @@ def test_image_serves_without_rights(container):
     for place in ("/models/x", "/opt/serve/x"):
         with pytest.raises(OSError, match="Read-only file system"):
             python(f"open('{place}', 'w')")
-
     podman("stop", "--time", "60", NAME)
     assert podman("inspect", "--format", "{{.State.ExitCode}}", NAME) == "0"
     assert '"message":"server has ended"' in podman("logs", NAME)

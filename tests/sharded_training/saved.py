@@ -42,7 +42,7 @@ def main(path: Path, rank: int, ranks: int) -> None:
     # Tuned bundles are not replaced unasked, which all ranks are told.
     try:
         aotexport_runtime.save(module, path.parent / "tuned")
-    except aotexport_runtime.NotSupported as error:
+    except (aotexport_runtime.NotSupported, aotexport_runtime.OutputExists) as error:
         print(error)
     save_adapters(path, rank)
     dist.destroy_process_group()

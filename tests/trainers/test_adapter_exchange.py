@@ -110,14 +110,12 @@ def test_adapter_of_peft_is_read_and_comes_back(name, tmp_path):
     theirs = peft.get_peft_model(original, config)
     expected_losses, expected = losses(theirs, kwargs), results(theirs, kwargs)
     theirs.save_pretrained(tmp_path / "theirs")
-
     read = aotexport_runtime.load(tmp_path / "bundle", matmul="torch")
     report = adapters.load_adapter(read, tmp_path / "theirs")
     torch.testing.assert_close(results(read, kwargs), expected, rtol=0, atol=1e-6)
     adapters.save_adapter(read, tmp_path / "back")
     back = peft.PeftModel.from_pretrained(made(make)[0], tmp_path / "back")
     torch.testing.assert_close(results(back, kwargs), expected, rtol=0, atol=0)
-
     ours = aotexport_runtime.load(tmp_path / "bundle", matmul="torch").train()
     heads = [path for path, _ in ours.named_children() if path in (theirs.peft_config["default"].modules_to_save or ())]
     torch.manual_seed(1)

@@ -103,11 +103,9 @@ def test_adapter_trains_as_pefts_and_is_read_by_peft_and_back(module, bundle, tm
     torch.testing.assert_close(trained(ours), trained(theirs), rtol=0, atol=1e-6)
     expected = result(theirs)
     torch.testing.assert_close(result(ours), expected, rtol=0, atol=1e-5)
-
     adapters.save_adapter(ours, tmp_path / "ours")
     read = peft.PeftModel.from_pretrained(make(), tmp_path / "ours")
     torch.testing.assert_close(result(read), result(ours), rtol=0, atol=1e-6)
-
     theirs.save_pretrained(tmp_path / "theirs")
     other = aotexport_runtime.load(bundle)
     adapters.load_adapter(other, tmp_path / "theirs")
@@ -229,7 +227,6 @@ def test_adapter_of_another_base_or_shape_is_refused_and_leaves_nothing(module, 
         "Load the bundle that it was trained over, or take it all the same (`any_base=True`)"
     )
     adapters.load_adapter(tuned, tmp_path / "adapter", any_base=True)
-
     _with_tensor(tmp_path / "adapter", "base_model.model.inner.lora_B.weight", torch.zeros(7, 2))
     other = aotexport_runtime.load(bundle)
     assert refused(adapters.load_adapter, other, tmp_path / "adapter", any_base=True) == (
@@ -253,6 +250,9 @@ def _with_tensor(directory, key, tensor):
 
 
 def test_states_that_calls_do_not_allow_are_refused(module, tmp_path):
+    assert refused(adapters.merge_adapter, module) == (
+        "the module has no adapter to merge. Add one first (`add_lora`, `load_adapter`)"
+    )
     with_ours(module)
     assert refused(aotexport_runtime.save, module, tmp_path / "tuned") == (
         "`words.weight` has an adapter, and `save` writes the programs that were exported, with other weights. Merge "

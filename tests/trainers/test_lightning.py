@@ -77,7 +77,6 @@ def numbers(metrics: dict[str, torch.Tensor]) -> dict[str, float]:
 def test_lightning_trains_validates_and_keeps_the_best_as_with_the_model(classifier, tmp_path):
     expected, of_model, best_of_model = fit(Classifier(), tmp_path / "model", epochs=3)
     training, trainer, best = fit(load(classifier), tmp_path / "bundle", epochs=3)
-
     assert training.losses == pytest.approx(expected.losses, rel=1e-4)
     assert numbers(trainer.callback_metrics) == pytest.approx(numbers(of_model.callback_metrics), rel=1e-4)
     assert best.best_model_score == best_of_model.best_model_score
@@ -88,7 +87,6 @@ def test_lightning_resumes_a_bundle_from_checkpoints_of_the_bundle_and_of_the_mo
     _, _, of_model = fit(Classifier(), tmp_path / "model", epochs=2)
     _, _, of_bundle = fit(load(classifier), tmp_path / "bundle", epochs=2)
     expected, _, _ = fit(Classifier(), tmp_path / "0", epochs=3, resume=of_model.last_model_path)
-
     for directory, stopped in (("1", of_bundle), ("2", of_model)):
         resumed, trainer, _ = fit(load(classifier), tmp_path / directory, epochs=3, resume=stopped.last_model_path)
         assert trainer.current_epoch == 3

@@ -56,7 +56,6 @@ def test_trainer_trains_evaluates_predicts_and_loads_the_best_as_with_the_model(
     options |= {"learning_rate": 1e-3, "metric_for_best_model": "accuracy", "greater_is_better": False}
     expected = trained(make_reader(), tmp_path / "model", **options)
     trainer = trained(load(reader), tmp_path / "bundle", **options)
-
     assert trainer.label_names == ["labels"]
     assert_same_history(trainer, expected)
     assert [entry for entry in history(trainer) if "eval_accuracy" in entry]
@@ -72,7 +71,6 @@ def test_trainer_trains_evaluates_predicts_and_loads_the_best_as_with_the_model(
 def test_trainer_resumes_a_bundle_from_a_checkpoint(reader, tmp_path):
     whole = trained(make_reader(), tmp_path / "model", save_steps=3)
     trained(load(reader), tmp_path / "bundle", save_steps=3)
-
     for name in ("bundle", "model"):
         trainer = trainer_of(load(reader), tmp_path / "rest", save_steps=3)
         trainer.train(resume_from_checkpoint=tmp_path / name / "checkpoint-3")

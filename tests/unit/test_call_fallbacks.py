@@ -70,9 +70,7 @@ def test_graph_that_is_the_faster_one_runs(tmp_path, caplog, layer, shape, optio
     aotexport.export(module, (x,), output=tmp_path / "bundle", verify=False)
     loaded = aotexport_runtime.load(tmp_path / "bundle", **options)
     caplog.clear()
-
     results = [output if isinstance(output, torch.Tensor) else output[0] for output in (loaded(x), module(x))]
-
     torch.testing.assert_close(*results)
     assert (results[0].grad_fn.name() == "_JointBackward") == (reason is None)
     if reason is None:

@@ -59,9 +59,7 @@ MANIFEST = Manifest(
 @pytest.mark.parametrize("indent", [True, False])
 def test_record_through_json_is_equal_and_gives_the_same_bytes(record, indent):
     data = encode_record(record, indent=indent)
-
     decoded = decode_record(data, type(record), where="x")
-
     assert decoded == record
     assert encode_record(decoded, indent=indent) == data
 
@@ -87,9 +85,7 @@ def test_tables_have_each_entry_once_in_the_order_of_first_use():
     first, second = SizeMeta(), SizeMeta(value=2)
     nodes = [Node(name=op, op=f"aten::{op}", meta=meta) for op, meta in (("b", second), ("a", first), ("b.c", second))]
     graph = Graph(inputs=(GraphInput(name="x", meta=first),), nodes=(*nodes, nodes[0]), outputs=[])
-
     written = as_written(graph)
-
     assert (written.metas, written.operators) == ((first, second), ("aten::b", "aten::a", "aten::b.c"))
     assert [(node.meta, node.op) for node in written.nodes] == [(1, 0), (0, 1), (1, 2), (1, 0)]
     assert graph == Graph(inputs=graph.inputs, nodes=(*nodes, nodes[0]), outputs=[])
@@ -101,5 +97,4 @@ def test_table_does_not_take_an_integer_for_a_float_that_is_equal():
     graph = Graph(
         inputs=tuple(GraphInput(name=str(i), meta=meta) for i, meta in enumerate(metas)), nodes=(), outputs=[]
     )
-
     assert repr(decode_record(encode_record(graph), Graph, where="x")) == repr(graph)

@@ -93,7 +93,6 @@ CHANGES = [
 @pytest.mark.parametrize(("severity", "old", "new", "what"), CHANGES)
 def test_change_is_classified_and_decides_the_next_version(severity, old, new, what):
     found = changes(lock(NODE, *old), lock(NODE, *new))
-
     assert found == [Change(severity, what)]
     assert next_version(PLAIN, found) == {"major": (2, 0), "minor": (1, 1), "note": (1, 0)}[severity]
 
@@ -106,7 +105,6 @@ def test_same_types_written_otherwise_are_no_change():
 def test_report_has_the_gravest_change_first_every_reason_and_the_version():
     old = lock(NODE, OP, LINE, version="3.4")
     new = lock(NODE, OP, field("column", "int", default=0), REGION, convention=2)
-
     assert report(old, changes(old, new)) == [
         "  major: field `Node.line` is gone: documents that have it are refused",
         "  minor: field `Node.column` is new, with a default: older readers refuse documents that set it",
@@ -140,7 +138,6 @@ def test_check_of_a_change_after_the_release_asks_for_a_higher_version():
 @pytest.mark.parametrize("version", ["1.1", "2.0"])
 def test_check_of_a_change_with_a_version_that_is_high_enough_finds_nothing(version):
     new = {**MORE, "format": version}
-
     assert check(new, PLAIN, new) == []
 
 
@@ -149,9 +146,7 @@ def test_lock_keeps_since_of_what_was_there_and_dates_what_is_new():
     for known in before["entries"]:
         known["since"] = "0.7"
     del before["entries"][-1]
-
     since = [known["since"] for known in lock_of_records(before)["entries"]]
-
     assert since == ["0.7"] * len(before["entries"]) + ["1.1"]
 
 
@@ -159,6 +154,5 @@ def test_command_prints_the_changes_between_two_files(tmp_path, capsys):
     old, new = tmp_path / "old.json", tmp_path / "new.json"
     old.write_text(text_of(PLAIN))
     new.write_text(text_of(MORE))
-
     assert main([str(old), str(new)]) == 0
     assert capsys.readouterr().out == (f"  minor: {NEW}\nnext version: 1.1\n")

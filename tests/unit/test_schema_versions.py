@@ -41,7 +41,6 @@ def manifest(**changes):
 )
 def test_gate_in_range_accepts_the_bundle(written, needed, oldest, supported):
     envelope = Envelope(format=written, min_reader=needed)
-
     assert check_readable(envelope, oldest=oldest, supported=supported) is None
 
 
@@ -50,10 +49,8 @@ def test_gate_in_range_accepts_the_bundle(written, needed, oldest, supported):
 )
 def test_gate_above_range_refuses_the_bundle_with_both_versions_and_remedies(written, needed, supported):
     reads = versions.format_version(supported)
-
     with pytest.raises(BundleTooNew) as caught:
         check_readable(Envelope(format=written, min_reader=needed), supported=supported)
-
     assert (caught.value.needed, caught.value.supported) == (parse_version(needed), supported)
     assert str(caught.value) == (
         f"bundle.json: this bundle has format {written} and needs a reader of format {needed} or newer; this runtime "
@@ -66,7 +63,6 @@ def test_gate_above_range_refuses_the_bundle_with_both_versions_and_remedies(wri
 def test_gate_refuses_versions_that_contradict_each_other(written, needed):
     with pytest.raises(BundleInvalid) as caught:
         check_readable(Envelope(format=written, min_reader=needed), supported=(2, 5))
-
     assert str(caught.value) == (
         f"bundle.json: `min_reader` is {needed}; expected {written[0]}.0 to {written}, the bundle's format"
     )
@@ -75,7 +71,6 @@ def test_gate_refuses_versions_that_contradict_each_other(written, needed):
 def test_gate_below_range_refuses_the_bundle_with_both_versions_and_remedies():
     with pytest.raises(BundleInvalid) as caught:
         check_readable(Envelope(format="1.7", min_reader="1.0"), oldest=(2, 0), supported=(3, 1))
-
     assert str(caught.value) == (
         "bundle.json: this bundle has format 1.7; this runtime reads 2.0 to 3.1. Load it with an older "
         "aotexport-runtime, or export the model again"
@@ -90,7 +85,6 @@ def test_gate_below_range_refuses_the_bundle_with_both_versions_and_remedies():
 def test_version_that_is_none_is_refused(text):
     with pytest.raises(BundleInvalid) as caught:
         parse_version(text)
-
     assert str(caught.value) == f"bundle.json: expected a version `MAJOR.MINOR`, got {text[:20]!r}"
 
 
@@ -105,5 +99,4 @@ def test_features_are_the_newer_fields_of_the_lock():
     entries = [entry for entry in lock_of_records(read_lock(LOCK))["entries"] if entry["since"] != "1.0"]
     records = {entry["name"] for entry in entries if entry["kind"] == "record"}
     fields = {e["name"]: parse_version(e["since"]) for e in entries if e["kind"] == "field"}
-
     assert {n: v for n, v in fields.items() if n.partition(".")[0] not in records} == versions.FEATURES

@@ -41,19 +41,15 @@ def test_adapter_gives_the_values_and_gradients_of_the_operator(name, args, monk
         pytest.skip(f"torch {torch.__version__} has no `{name}` to compare with")
     expected = values_and_gradients(getattr(packet, overload), args)
     adapter = ops.resolve(without(monkeypatch, name), None, frozenset())
-
     found = values_and_gradients(adapter, args)
-
     assert adapter is ADAPTERS[name]
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_operator_without_an_adapter_is_refused_by_name(monkeypatch):
     without(monkeypatch, "mm.default")
-
     with pytest.raises(NotSupported) as caught:
         ops.overload("aten::mm.default", None, frozenset())
-
     assert str(caught.value) == (
         "torch 9 has no operator `aten::mm.default`; install the torch that the bundle was exported with"
     )
@@ -75,7 +71,6 @@ def test_operator_with_a_renamed_argument_is_called_and_checked_as_before():
     x1, x2 = WIDE, WIDE + 1
     args = (torch.ones(3, 3, dtype=torch.float64), x1, x2, 2.0, torch.cdist(x1, x2))
     later = guarded("_cdist_backward.default", LaterCdist())
-
     assert torch.equal(later(*args), torch.ops.aten._cdist_backward.default(*args))
     with pytest.raises(CheckFailed):
         later(args[0][:1], *args[1:])

@@ -41,7 +41,6 @@ def same(got, expected):
 def test_matmul_of_any_layout_by_onednn_is_torchs(left, right):
     torch.manual_seed(0)
     rows, matrix = LAYOUTS[left](16, 24), LAYOUTS[right](24, 8)
-
     same(replacement("aten::mm.default", "onednn", FIXED)(rows, matrix), torch.mm(rows, matrix))
     same(MATMULS["aten::mm.default"](rows, matrix), torch.mm(rows, matrix))
 
@@ -52,7 +51,6 @@ def test_matmul_of_any_layout_by_onednn_is_torchs(left, right):
 def test_matmul_and_bias_of_any_layout_by_onednn_are_torchs(bias, layout):
     torch.manual_seed(0)
     added, rows, matrix = BIASES[bias](8), torch.randn(16, 24), LAYOUTS[layout](24, 8)
-
     same(MATMULS["aten::addmm.default"](added, rows, matrix), torch.addmm(added, rows, matrix))
     same(onednn.linear(rows, matrix.t(), added), torch.nn.functional.linear(rows, matrix.t(), added))
     same(onednn.linear(rows, matrix.t()), torch.nn.functional.linear(rows, matrix.t()))
@@ -81,9 +79,7 @@ def meta(*shape, dtype="float32"):
 def test_matmuls_may_be_chosen(op, metas, modes):
     names = [f"x{index}" for index in range(len(metas))]
     node = Node(name="y", op=f"aten::{op}.default", args=list(names), meta=meta(2, 2))
-
     known = dict(zip(names, metas, strict=True))
-
     assert [mode for mode in ("fastest", "onednn", "torch") if by_onednn([node], known, mode)] == modes
 
 
@@ -97,9 +93,7 @@ def test_what_another_process_kept_is_chosen_without_a_measurement(kept, tmp_pat
     monkeypatch.setitem(onednn.MATMULS, "aten::mm.default", lambda *args: chosen.append(args) or torch.mm(*args))
     onednn.kept(cache_folder("matmul"), torch.get_num_threads()).add("mm 128x128@rows 128x256@rows", kept)
     rows, matrix = torch.randn(128, 128), torch.randn(128, 256)
-
     same(replacement("aten::mm.default", "fastest", FIXED)(rows, matrix), torch.mm(rows, matrix))
-
     assert bool(chosen) is kept
 
 
@@ -127,7 +121,6 @@ def decisions(monkeypatch):
 def test_matmul_of_any_size_is_torchs(decisions, op, make, mode):
     torch.manual_seed(0)
     matmul = replacement(f"aten::{op}.default", mode, ROWS_VARY)
-
     for rows in (0, 1, 5, 64, 65, 64, 100, 128):
         args = make(rows)
         same(matmul(*args), getattr(torch.ops.aten, op).default(*args))
@@ -136,10 +129,8 @@ def test_matmul_of_any_size_is_torchs(decisions, op, make, mode):
 @needs_onednn
 def test_sizes_are_measured_for_all_up_to_the_next_power_of_two(decisions):
     matmul = replacement("aten::mm.default", "fastest", ROWS_VARY)
-
     for rows in (64, 65, 128, 129, 64, 8):
         matmul(torch.ones(rows, 128), torch.ones(128, 256))
-
     assert decisions == [f"mm <={n}x128@rows 128x256@rows" for n in (64, 128, 128, 256)]
 
 
@@ -149,7 +140,6 @@ def test_kept_file_that_is_broken_is_done_without(text, tmp_path):
     cache.add("a", True)
     (file,) = tmp_path.iterdir()
     file.write_text(text)
-
     assert cache.read() == {}
     cache.add("b", True)
     assert json.loads(file.read_text())["found"] == {"b": True}
