@@ -146,10 +146,12 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch goes first and alone, so that no other requirement brings in a build from another index: pip finds the wheel.
-$(VENV)/.torch: | $(BIN)/python
+$(VENV)/wheels: | $(BIN)/python
 	$(PIP) install --quiet uv
-	$(PIP) download --progress-bar off --no-deps --dest $(VENV)/wheels \
+	$(PIP) download --progress-bar off --no-deps --dest $@ \
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch$(TORCH)'
+
+$(VENV)/.torch: | $(VENV)/wheels
 	$(BIN)/python $(INSTALL) --no-deps $(VENV)/wheels/torch-*.whl
 	@touch $@
 
@@ -162,7 +164,7 @@ $(VENV)/.dev: $(VENV)/.torch $(PROJECTS)
 	@touch $@ $(VENV)/.demo
 
 # KServe asks for older releases of packages than `.[dev]` has.
-$(SERVE_VENV)/.made: $(VENV)/.torch $(PROJECTS)
+$(SERVE_VENV)/.made: $(PROJECTS) | $(VENV)/wheels
 	$(BIN)/python -m uv venv --quiet --allow-existing --python $(PYTHON) $(SERVE_VENV)
 	$(BIN)/python $(INSTALL_SERVE) --no-deps $(VENV)/wheels/torch-*.whl
 	$(BIN)/python $(INSTALL_SERVE) --editable 'runtimes/python[onnx]' --editable '.[onnx,serve]' 'pytest>=8'
