@@ -15,11 +15,9 @@ from msgspec.structs import force_setattr
 
 from aotexport_runtime.errors import BundleInvalid, Place
 from aotexport_runtime.schema.bounded import Record
+from aotexport_runtime.schema.faults import MAX_MESSAGE, twice, untagged
 from aotexport_runtime.schema.graph import Graph
 from aotexport_runtime.schema.limits import DEFAULT, Limits
-
-MAX_MESSAGE = 300
-"""Characters of a message of msgspec that are shown."""
 
 T = TypeVar("T", bound=Record)
 
@@ -56,8 +54,6 @@ def decode_record(data: bytes, type_: type[T], *, where: str, limits: Limits = D
         record = msgspec.json.decode(data, type=type_)
         # Other fields of the name have no default, and keys of maps stay.
         if compact.count(_TAG) != msgspec.json.encode(record).count(_TAG):
-            from aotexport_runtime.schema.faults import untagged
-
             # msgspec asks for the tag only where several records may stand.
             steps = next(untagged(msgspec.json.decode(data), type_), ())
             raise Place(where).at(*steps).invalid("Object missing required field `kind`", "json-record/record")
@@ -82,8 +78,6 @@ def _keys_once(data: bytes, where: str, keys: int) -> tuple[Any, bytes]:
     compact = msgspec.json.encode(plain)
     if msgspec.json.format(data, indent=-1) != compact and nesting(compact)[3] != keys:
         del plain, compact
-        from aotexport_runtime.schema.faults import twice
-
         # To look for its place takes much more memory than decoding.
         place = Place(where).at(*next(twice(data), ()) if len(data) <= _SEARCHED_NBYTES else ())
         raise place.invalid("an object has the same key twice", "json-key-twice/key")

@@ -10,7 +10,9 @@ from typing import Annotated, Any, TypeGuard, Union, get_args, get_origin
 import msgspec
 
 from aotexport_runtime.errors import BundleInvalid, Place
-from aotexport_runtime.schema.codec import MAX_MESSAGE
+
+MAX_MESSAGE = 300
+"""Characters of a message of msgspec that are shown."""
 
 Steps = tuple[str | int, ...]
 
