@@ -141,6 +141,10 @@ def _state_as_inputs(read: Any, model: OnnxModel) -> dict[str, Any]:
     return defaults
 
 
+_LARGE = 1 << 20
+"""Least bytes of large results."""
+
+
 class Infer:
     """Runs a compiled model on arrays; see `Session.infer`."""
 
@@ -152,9 +156,10 @@ class Infer:
         self._is_checked = is_checked
         compiled = compile_model()
         ports = [port for op in compiled.get_runtime_model().get_ops() for port in op.outputs()]
-        is_fixed = all(port.get_partial_shape().is_static for port in ports)
-        # Results of known sizes are written to memory of their own.
-        self._own = [(port.shape, port.element_type.to_dtype()) for port in compiled.outputs] if is_fixed else []
+        self._is_fixed = all(port.get_partial_shape().is_static for port in ports)
+        known = [(port.shape, port.element_type.to_dtype()) for port in compiled.outputs] if self._is_fixed else []
+        # To write large results to memory of their own costs less than to copy them.
+        self._own = known if sum(np.empty(*each).nbytes for each in known) >= _LARGE else []
         self._tensor = partial(Tensor, shared_memory=True)
         self._integers = [port.get_any_name() for port in compiled.inputs if port.element_type.to_dtype().kind in "iu"]
         self.request = compiled.create_infer_request()
@@ -179,12 +184,14 @@ class Infer:
             try:
                 if results:
                     self.request.set_output_tensors(dict(enumerate(map(self._tensor, results))))
-                    self.request.infer(feeds, share_inputs=True, share_outputs=True)
+                if self._is_fixed:
+                    found = self.request.infer(feeds, share_inputs=True, share_outputs=bool(results))
                 else:
                     # With one thread, `infer` raises nothing where an operator fails, as it may at sizes of the moment.
                     self.request.start_async(feeds, share_inputs=True)
                     self.request.wait()
-                    results = self.request.results.to_tuple()
+                    found = self.request.results
+                results = results or found.to_tuple()
             except RuntimeError as error:
                 # After a failure, a compiled model gives results of wrong shapes.
                 self.request = self._compile().create_infer_request()
