@@ -266,6 +266,23 @@ def test_model_with_more_tokens_computes_what_that_of_transformers_does(generato
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_tokens_of_tied_weights_are_trained_as_by_peft(generator):
+    given = {"input_ids": PROMPTS, "attention_mask": MASK, "labels": PROMPTS.clone()}
+    config, found = peft.TrainableTokensConfig(token_indices=[5, 9]), []
+    for base in (copy.deepcopy(generator.model), aotexport_runtime.load(generator.path, matmul="torch").eval()):
+        torch.manual_seed(1)
+        module = peft.get_peft_model(base, config)
+        optimizer = torch.optim.SGD([each for each in module.parameters() if each.requires_grad], lr=0.1)
+        for _ in range(3):
+            loss = module(**given).loss
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+    assert found[:3] == pytest.approx(found[3:], abs=1e-5)
+    assert found[0] != found[2]
+
+
 def test_preferences_are_learned_as_by_peft(generator):
     if generator.is_seq2seq:
         pytest.skip("answers follow on prompts")

@@ -238,8 +238,8 @@ def test_peft_adapts_what_it_adapts_of_the_original_or_is_told_what_to_pass(tmp_
     ):
         assert refused(config) == (
             "peft trains tokens of `model.embed_tokens.weight` and `lm_head.weight` as one on a model of transformers, "
-            "and knows no ties of a loaded bundle. Load the bundle again, and train whole weights, or export the model "
-            "without ties (`tie_word_embeddings=False`)"
+            "and knows ties of bundles by a recipe alone. Load the bundle again, and train whole weights, or export "
+            "the model by `--recipe`"
         )
     original = made(make)[0]
     config = {"target_modules": "all-linear", "exclude_modules": ["lm_head"]}

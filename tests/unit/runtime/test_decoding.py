@@ -78,7 +78,7 @@ def test_step_writes_into_a_slot_and_computes_the_same(mask):
     gone = {"aten::cat.default", "aten::expand.default", "aten::contiguous.default", "aten::rsqrt.default"}
     assert not gone & {each.op for each in found.nodes}
     assert found.grown == {"cache": "keys"}
-    assert len(found.nodes) == (8 if mask == "bool" else 5)
+    assert len(found.nodes) == (7 if mask == "bool" else 5)
 
 
 def layer():

@@ -159,6 +159,13 @@ class LanguageModel:
         """Return the layer that scores tokens."""
         return self.get_submodule(self._embeddings[1])  # type: ignore[attr-defined]
 
+    @property
+    def _tied_weights_keys(self) -> dict[str, str]:
+        """Names of weights that are that of the layer which reads tokens, as peft looks for them."""
+        reads, manifest = f"{self._embeddings[0]}.weight", self.bundle.manifest  # type: ignore[attr-defined]
+        ties = [(each.name, *each.tied) for each in manifest.state]
+        return {name: reads for names in ties if reads in names for name in names if name != reads}
+
     def resize_token_embeddings(self, new_num_tokens: int) -> nn.Module:
         """Give the layers that read and score tokens so many rows, by new parameters; return the one that reads.
 

@@ -14,7 +14,6 @@ from aotexport_runtime.schema.values import (
     Argument,
     DType,
     DTypeArgument,
-    FloatArgument,
     StringArgument,
     TensorMeta,
     ValueMeta,
@@ -179,18 +178,15 @@ class Fused:
         yield replace(node, op=RESHAPE, args=[many, one], kwargs={})
 
     def _mask(self, mask: str, node: Node, dtype: DType) -> Iterator[Node]:
-        """Yield, once, the nodes that make numbers of a mask: 0 where it holds, else minus infinity."""
+        """Yield, once, the nodes that make numbers of a mask, its logarithms: 0 where it holds, else minus infinity."""
         if mask in self._masks:
             return
-        zeros, hidden, self._masks[mask] = (f"{mask}:{part}" for part in ("zeros", "hidden", "numbers"))
-        made, meta = replace(node, kwargs={}), self._metas[mask]
+        ones, self._masks[mask] = f"{mask}:ones", f"{mask}:numbers"
+        meta = self._metas[mask]
         assert isinstance(meta, TensorMeta)
-        numbers = replace(meta, dtype=dtype)
-        yield replace(made, name=hidden, op="aten::logical_not.default", args=[mask], meta=meta)
-        kind: dict[str, Argument] = {"dtype": DTypeArgument(value=dtype)}
-        yield replace(made, name=zeros, op="aten::zeros_like.default", args=[mask], kwargs=kind, meta=numbers)
-        args: list[Argument] = [zeros, hidden, FloatArgument(value="-inf")]
-        yield replace(made, name=self._masks[mask], op="aten::masked_fill.Scalar", args=args, meta=numbers)
+        made = replace(node, kwargs={}, meta=replace(meta, dtype=dtype))
+        yield replace(made, name=ones, op="aten::to.dtype", args=[mask, DTypeArgument(value=dtype)])
+        yield replace(made, name=self._masks[mask], op="aten::log.default", args=[ones])
 
     def _unrepeated(self, name: Any) -> str | None:
         """Return the keys or values of which each head was repeated; None: they were not."""

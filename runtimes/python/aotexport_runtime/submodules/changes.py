@@ -168,10 +168,10 @@ def check_peft_targets(configs: Mapping[str, Any], changes: Sequence[SubmoduleCh
         for path in replaced if tokens else ():
             own = f"{path}.weight"
             entry = entries.get(own)
-            if entry is not None and entry.tied:
-                other = next(name for name in (entry.name, *entry.tied) if name != own)
+            ties = [name for name in (entry.name, *entry.tied) if name != own] if entry is not None else []
+            if other := next((name for name in ties if not any(is_below(name, each) for each in replaced)), None):
                 raise NotSupported(
                     f"peft trains tokens of `{own}` and `{other}` as one on a model of transformers, and "
-                    "knows no ties of a loaded bundle. Load the bundle again, and train whole weights, or export the "
-                    "model without ties (`tie_word_embeddings=False`)"
+                    "knows ties of bundles by a recipe alone. Load the bundle again, and train whole weights, or "
+                    "export the model by `--recipe`"
                 )
