@@ -25,7 +25,7 @@ from aotexport_runtime.execution.functional_graph import compile_functional
 from aotexport_runtime.execution.matmul import onednn
 from aotexport_runtime.guards.arguments import same_layout
 from aotexport_runtime.rewrite.layers import ACTIVATIONS, CONVOLUTION, Layer, constants_of, layered
-from aotexport_runtime.rewrite.names import impure_nodes
+from aotexport_runtime.rewrite.names import BY_STRIDES, impure_nodes
 from aotexport_runtime.rewrite.partition import Subgraph, ancestors
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import ArgumentInput, FreshOutput, Program, SizeInput, StateInput
@@ -157,9 +157,6 @@ def _is_contiguous(meta: TensorMeta | None) -> bool:
 _SHAPES = 1024
 """Most shapes that a layer takes; others run by torch's operators."""
 
-_BY_STRIDES = ("aten::as_strided", "aten::view.dtype", "aten::view_as")
-"""Operators whose results depend on the layout of their operand."""
-
 
 class PackedGraph(Frozen):
     """Runs an inference graph by packed layers."""
@@ -181,7 +178,7 @@ class PackedGraph(Frozen):
         whole = Subgraph([value.name for value in graph.inputs], list(graph.nodes), graph.outputs)
         metas: dict[str, ValueMeta] = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
         states = [graph.inputs[i].name for i, spec in enumerate(program.inputs) if isinstance(spec, StateInput)]
-        if not onednn.available() or any(node.op.startswith(_BY_STRIDES) for node in graph.nodes):
+        if not onednn.available() or any(node.op.startswith(BY_STRIDES) for node in graph.nodes):
             raise NotSupported("torch has no oneDNN here, or the graph reads tensors by their strides")
         if precision and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
             raise NotSupported("this processor has no instructions for bfloat16")

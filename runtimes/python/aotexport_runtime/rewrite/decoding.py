@@ -15,6 +15,7 @@ from typing import Any, cast
 from msgspec.structs import replace
 
 from aotexport_runtime.rewrite.names import (
+    BY_STRIDES,
     impure_nodes,
     names_in,
     operands,
@@ -37,8 +38,6 @@ _BY_ELEMENT = (
     *(f"aten::{name}.default" for name in ("gelu", "neg", "relu", "sigmoid", "silu", "tanh")),
     *("aten::add.Tensor", "aten::mul.Tensor", "aten::pow.Tensor_Scalar", "aten::sub.Tensor"),
 )
-_BY_STRIDES = ("aten::as_strided", "aten::view.dtype", "aten::view_as")
-"""Operators whose results depend on the layout of their operand."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def decoding(graph: Graph, caches: Mapping[str, int]) -> Decoding | None:
 
     `caches`: the index of the output that is the longer one, by name of the input.
     """
-    if any(node.op.startswith(_BY_STRIDES) for node in graph.nodes):
+    if any(node.op.startswith(BY_STRIDES) for node in graph.nodes):
         return None
     by_name, grown = {node.name: node for node in graph.nodes}, dict[str, str]()
     for name, index in caches.items():
@@ -156,9 +155,9 @@ def _kept(node: Node, by_name: Mapping[str, Node], metas: Mapping[str, ValueMeta
         return second if _always_holds(first, by_name) else first if _always_holds(second, by_name) else None
     if node.op == _INDEX and isinstance(second, list):
         sizes, shapes = shape_of(metas, first), [shape_of(metas, index) for index in second]
-        ranges = [_unstretched(index, by_name) for index in second]
+        ranges = [_range(index, by_name) for index in second]
         axes = [axis for shape in shapes for axis, size in enumerate(shape) if size != 1]
-        are_whole = [made is not None and _is_range(made) and shape_of(metas, made.name) for made in ranges]
+        are_whole = [made is not None and shape_of(metas, made.name) for made in ranges]
         is_in_order = axes == sorted(axes) and {*map(len, shapes)} == {len(shape_of(metas, node.name))}
         return first if is_in_order and are_whole == [(size,) for size in sizes] else None
     is_neutral = isinstance(second, int | float) and second == _NEUTRAL.get(node.op) and not node.kwargs
@@ -170,12 +169,12 @@ def _always_holds(name: str, by_name: Mapping[str, Node]) -> bool:
     node = by_name.get(name)
     if node is None or node.op != "aten::le.Tensor":
         return node is not None and node.op in _ONES
-    place, last = (_unstretched(each, by_name) for each in node.args)
-    if place is None or last is None or not _is_range(place) or last.op != "aten::add.Tensor":
+    place, last = _range(node.args[0], by_name), _unstretched(node.args[1], by_name)
+    if place is None or last is None or last.op != "aten::add.Tensor":
         return False
-    zero, end = _unstretched(last.args[0], by_name), by_name.get(str(place.args[0]))
-    is_zero = zero is not None and _is_range(zero) and zero.args == [1]
-    return is_zero and end is not None and end.op == "python::add" and end.args == [last.args[1], 1]
+    zero, end = _range(last.args[0], by_name), by_name.get(str(place.args[0]))
+    is_one_more = end is not None and end.op == "python::add" and end.args == [last.args[1], 1]
+    return is_one_more and zero is not None and zero.args == [1]
 
 
 def _unstretched(name: Argument, by_name: Mapping[str, Node]) -> Node | None:
@@ -186,8 +185,10 @@ def _unstretched(name: Argument, by_name: Mapping[str, Node]) -> Node | None:
     return node
 
 
-def _is_range(node: Node) -> bool:
-    return node.op == "aten::arange.default" and len(node.args) == 1
+def _range(name: Argument, by_name: Mapping[str, Node]) -> Node | None:
+    """Return the node that makes the numbers from 0, before axes of size 1 are added to them; None: it makes others."""
+    node = _unstretched(name, by_name)
+    return node if node is not None and node.op == "aten::arange.default" and len(node.args) == 1 else None
 
 
 class _Rows:

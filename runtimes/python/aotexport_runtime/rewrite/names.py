@@ -16,6 +16,9 @@ ENTER_CHECKPOINT, EXIT_CHECKPOINT = "torch::enter_checkpoint", "torch::exit_chec
 CHECK = "aten::_assert_scalar.default"
 """The operator that checks a condition on values."""
 
+BY_STRIDES = ("aten::as_strided", "aten::view.dtype", "aten::view_as")
+"""Operators whose results depend on the layout of their operand."""
+
 LAYER = "packed::layer"
 """Operator of the node that stands for a packed layer; its arguments are the layer's inputs."""
 
