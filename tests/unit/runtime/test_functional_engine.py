@@ -1,10 +1,14 @@
 """What the engine of functional graphs leaves out and writes over; each line runs beside the line as it was given."""
 
+import math
+
+import msgspec
 import pytest
 import torch
 
 from aotexport_runtime.errors import BundleInvalid
 from aotexport_runtime.execution.codegen import Environment, compile_graph
+from aotexport_runtime.execution.dropout import DROPOUTS
 from aotexport_runtime.execution.functional_graph import of_proven_dtype
 from aotexport_runtime.execution.ops import resolve
 from aotexport_runtime.rewrite import reuse
@@ -104,9 +108,29 @@ def test_only_dtypes_that_follow_from_those_of_inputs_are_proven():
         node("d", "add.Tensor", "a", "a"),
         node("e", "native_layer_norm.default", "d", [3], None, None, 1e-5, meta=batch),
         Node(name="f", op="python::getitem", args=["e", 0], meta=SQUARE),
+        node("g", "arange.default", 3, meta=msgspec.structs.replace(FLAT, dtype="int64")),
+        node("h", "arange.default", 3, meta=FLAT),
     )
     values = {**metas(), **{each.name: each.meta for each in nodes}}
-    assert of_proven_dtype("xy", nodes, values) == {"x", "y", "a", "d", "e", "f"}
+    assert of_proven_dtype("xy", nodes, values) == {"x", "y", "a", "d", "e", "f", "g"}
+
+
+@pytest.mark.parametrize("p", [0, 0.3, 1])
+@pytest.mark.parametrize("turned", [False, True])
+def test_dropout_gives_the_numbers_of_torchs(p, turned):
+    x = torch.tensor([[math.nan, math.inf, -0.0], [1, 2, 3]]).repeat(9, 7)
+    x = x.t() if turned else x
+    for train in (None, True, False):
+        state = torch.manual_seed(0).get_state()
+        (expected, mask), after = torch.native_dropout(x, p, train), torch.get_rng_state()
+        torch.set_rng_state(state)
+        found = DROPOUTS["aten::native_dropout.default"](x, p, train)
+        torch.testing.assert_close(found, (expected, mask), rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(torch.get_rng_state(), after)
+    for scale in (0.0, 1 / 0.7):
+        expected = torch.ops.aten.native_dropout_backward.default(x, mask, scale)
+        found = DROPOUTS["aten::native_dropout_backward.default"](x, mask, scale)
+        torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def test_an_operand_whose_dtype_is_not_proven_is_not_written_over():

@@ -8,6 +8,7 @@ from typing import Any
 
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
+from aotexport_runtime.execution.dropout import DROPOUTS
 from aotexport_runtime.execution.matmul.sizes import Mode, is_worth_choosing, matmuls_of
 from aotexport_runtime.rewrite.names import LAYER, operands, writes_in_place
 from aotexport_runtime.rewrite.partition import Subgraph
@@ -16,6 +17,7 @@ from aotexport_runtime.rewrite.simplify import simplified
 from aotexport_runtime.rewrite.updates import UPDATE
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.values import ValueMeta
+from aotexport_runtime.validate.arguments import kind_of
 from aotexport_runtime.validate.types import result_dtypes
 
 
@@ -43,6 +45,7 @@ def compile_functional(
     chooses = in_place and environment.place("cpu").type == "cpu"
     metas.update((node.name, node.meta) for node in subgraph.nodes)
     matmuls = by_onednn(subgraph.nodes, metas, environment.matmul if chooses else "torch")
+    dropouts = {node.name: DROPOUTS[node.op] for node in subgraph.nodes if chooses and node.op in DROPOUTS}
     return compile_graph(
         graph,
         subgraph.nodes,
@@ -51,7 +54,7 @@ def compile_functional(
         environment,
         label=label,
         detached=views,
-        replacements={**matmuls, **layers},
+        replacements={**matmuls, **dropouts, **layers},
     )
 
 
@@ -88,6 +91,8 @@ def of_proven_dtype(inputs: Iterable[str], nodes: Iterable[Node], metas: Mapping
             continue
         schema = aten_signatures().get(node.op.removeprefix("aten::"))
         follows = node.op in ("python::getitem", LAYER) or result_dtypes(node, schema, metas) is not None
+        counts = node.op == "aten::arange.default" and kind_of(node.args[0], metas) == "int"
+        follows |= counts and getattr(node.meta, "dtype", None) == "int64"
         if follows and found.issuperset(operands(node)):
             found.add(node.name)
     return found

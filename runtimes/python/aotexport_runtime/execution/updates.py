@@ -48,12 +48,8 @@ def _is_fusible(parameter: torch.Tensor, grad: torch.Tensor, mean: torch.Tensor,
     """Return whether the operator, which reads memory by the parameter's number of elements, may have tensors."""
     return (
         type(grad) is torch.Tensor
-        and parameter.device.type == grad.device.type == mean.device.type == square.device.type == "cpu"
+        and all(each.is_cpu and each.is_contiguous() for each in (parameter, grad, mean, square))
         and parameter.dtype is grad.dtype is mean.dtype is square.dtype
         and parameter.dtype in (torch.float32, torch.float64)
         and parameter.shape == grad.shape == mean.shape == square.shape
-        and parameter.is_contiguous()
-        and grad.is_contiguous()
-        and mean.is_contiguous()
-        and square.is_contiguous()
     )

@@ -68,6 +68,7 @@ FRESH = frozenset(
                 *("gather.default", "ge.Scalar", "gt.Scalar", "index.Tensor", "index_select.default"),
                 *("max_pool2d_with_indices.default", "max_pool2d_with_indices_backward.default", "mean.dim"),
                 *("mm.default", "native_batch_norm_backward.default", "native_layer_norm.default"),
+                *("native_dropout_backward.default",),
                 *("native_layer_norm_backward.default", "pow.Scalar", "pow.Tensor_Scalar", "pow.Tensor_Tensor"),
                 *("sum.default", "sum.dim_IntList", "var_mean.correction", "zeros.default", "zeros_like.default"),
                 *("_native_batch_norm_legit_functional.default", "_native_batch_norm_legit_no_training.default"),
