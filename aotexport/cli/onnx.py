@@ -82,12 +82,7 @@ def _read_translations(where: str) -> Mapping[Any, Any]:
 @click.option("--no-verify", is_flag=True, help="Do not compare the models with eager execution.")
 @click.option("--json", "as_json", is_flag=True, help="Print the comparisons as JSON.")
 def onnx(
-    bundle: Path,
-    programs: tuple[str, ...],
-    imports: tuple[str, ...],
-    no_verify: bool,
-    as_json: bool,
-    **given: Any,
+    bundle: Path, programs: tuple[str, ...], imports: tuple[str, ...], no_verify: bool, as_json: bool, **given: Any
 ) -> None:
     """Add ONNX models to BUNDLE, from its forward graphs; the model's code is not needed.
 

@@ -142,10 +142,7 @@ def runs_without_gradients(call: ExampleCall, state: State, mode: Mode) -> bool:
 def refuse_failing_example(spec: ProgramSpec, state: State) -> None:
     """Refuse a call on which the model itself fails (`ExportFailed`), with its error and the user's line."""
     try:
-        with (
-            attempt("example call"),
-            eager_run(spec.call, state, spec.mode, grad=spec.grad, outside=True) as run,
-        ):
+        with attempt("example call"), eager_run(spec.call, state, spec.mode, grad=spec.grad, outside=True) as run:
             run()
     except ExportFailed as refusal:
         error = refusal.error

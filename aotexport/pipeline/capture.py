@@ -180,10 +180,7 @@ def _capture_under_autocast(
 
 
 def _capture_later_states(
-    specs: list[ProgramSpec],
-    programs: list[EncodedProgram],
-    capture: Callable[..., EncodedProgram],
-    state: State,
+    specs: list[ProgramSpec], programs: list[EncodedProgram], capture: Callable[..., EncodedProgram], state: State
 ) -> Captured:
     """Add a variant per state of the module's attributes that calls leave, and that no program serves yet."""
     captured, encoded = list(specs), list(programs)
@@ -293,11 +290,7 @@ def _of_one_row(call: ExampleCall, arguments: RecordedArguments) -> ExampleCall:
 
 @collected_rarely()
 def capture_program(
-    spec: ProgramSpec,
-    state: State,
-    graphs: ForwardGraphs,
-    options: ExportOptions,
-    clock: Clock,
+    spec: ProgramSpec, state: State, graphs: ForwardGraphs, options: ExportOptions, clock: Clock
 ) -> EncodedProgram:
     """Return a program with its graphs and its lowered forms.
 
@@ -328,11 +321,7 @@ def capture_program(
 
 
 def _with_functional(
-    program: EncodedProgram,
-    spec: ProgramSpec,
-    forward: ForwardCapture,
-    options: ExportOptions,
-    clock: Clock,
+    program: EncodedProgram, spec: ProgramSpec, forward: ForwardCapture, options: ExportOptions, clock: Clock
 ) -> EncodedProgram:
     """Return the program with its functional graph, or the reason why it has none, and with its lowered forms."""
     clock.stage(f"{spec.name}: {'joint' if spec.grad else 'inference'} graph")

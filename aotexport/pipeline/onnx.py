@@ -22,8 +22,9 @@ from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.staging import link, staged
 from aotexport_runtime.commands.saving import copy_files
+from aotexport_runtime.engines.onnx.engine import WRITTEN_OVER
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel, step_program
-from aotexport_runtime.schema.program import Program
+from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.values.trees import arrays_in
 
 if TYPE_CHECKING:
@@ -158,6 +159,7 @@ def _changing(bundle: Bundle, traces: Iterable[Trace]) -> frozenset[str]:
 def _write_model(bundle: Bundle, trace: Trace, file: str, changing: Collection[str], options: OnnxOptions) -> OnnxModel:
     import onnx_ir as ir
 
+    from aotexport.lower.onnx.in_place import written_over
     from aotexport.lower.onnx.translate import translate
     from aotexport.lower.onnx.weights import attach_state, finish, names_of
 
@@ -172,6 +174,11 @@ def _write_model(bundle: Bundle, trace: Trace, file: str, changing: Collection[s
     model.metadata_props["aotexport.bundle"] = bundle.manifest.name
     model.metadata_props["aotexport.program"] = program.name
     model.metadata_props["aotexport.torch"] = str(torch.__version__)
+    if program.name == step_program(bundle.manifest) and not rebuilt.checks:
+        paths = (spec.path for spec in program.inputs if not isinstance(spec, StateInput))
+        names = {**dict(zip(paths, inputs, strict=True)), **state_inputs}
+        new = dict(zip(rebuilt.updates, model.graph.outputs[len(program.outputs) :], strict=True))
+        model.metadata_props[WRITTEN_OVER] = "\n".join(written_over(model, new, names))
     data = ir.to_proto(model).SerializeToString(deterministic=True)
     (bundle.root / file).write_bytes(data)
     return OnnxModel(

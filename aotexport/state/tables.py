@@ -112,11 +112,7 @@ def is_user_class(type_: type) -> bool:
 
 
 def tables_in(
-    value: Any,
-    path: str,
-    *,
-    enters: Callable[[Any], bool] | None = is_users_object,
-    seen: set[int] | None = None,
+    value: Any, path: str, *, enters: Callable[[Any], bool] | None = is_users_object, seen: set[int] | None = None
 ) -> list[Table]:
     """Return a table per container and object in `value`, itself included; tuples are looked into.
 

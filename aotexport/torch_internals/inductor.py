@@ -228,12 +228,7 @@ def retraced(function: Callable[..., Any], fakes: Sequence[Any], fake_mode: Fake
         torch._C._AutoDispatchBelowAutograd(),
         torch.fx.traceback.preserve_node_meta(),
     ):
-        tracer = make_fx(
-            function,
-            tracing_mode="real",
-            decomposition_table=table,
-            _allow_non_fake_inputs=True,
-        )
+        tracer = make_fx(function, tracing_mode="real", decomposition_table=table, _allow_non_fake_inputs=True)
         return tracer(*fakes)
 
 

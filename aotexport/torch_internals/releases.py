@@ -23,14 +23,12 @@ class Release:
 
 
 _FROM_2_14 = Release(
-    asynchronous_inputs="act_input_paths",
-    checkpoint_generator="_checkpoint_without_reentrant_generator_impl",
+    asynchronous_inputs="act_input_paths", checkpoint_generator="_checkpoint_without_reentrant_generator_impl"
 )
 
 RELEASES = {
     "2.13": Release(
-        asynchronous_inputs="act_input_indices",
-        checkpoint_generator="_checkpoint_without_reentrant_generator",
+        asynchronous_inputs="act_input_indices", checkpoint_generator="_checkpoint_without_reentrant_generator"
     ),
     "2.14": _FROM_2_14,
     "2.15": _FROM_2_14,

@@ -141,10 +141,7 @@ def _verdict(program: EncodedProgram, results: list[VectorResult]) -> Literal["f
 
 
 def _run(
-    directory: Path,
-    requirements: Requirements,
-    targets: Sequence[str] = TARGETS,
-    fresh: FreshProcess | None = None,
+    directory: Path, requirements: Requirements, targets: Sequence[str] = TARGETS, fresh: FreshProcess | None = None
 ) -> list[VectorResult]:
     """Run the self-test, in a fresh process unless custom operators exist only in this one (`__main__`)."""
     namespaces, modules = requirements.operator_namespaces, requirements.operator_modules

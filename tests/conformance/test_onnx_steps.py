@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
 from safetensors.numpy import save_file
@@ -14,9 +15,11 @@ from torch import nn
 
 import aotexport
 from aotexport import OnnxOptions
+from aotexport.lower.onnx.in_place import written_over
 from aotexport_runtime import load, selftest
+from aotexport_runtime.engines.onnx.engine import _infer_over
 
-pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
+onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
 BATCH = torch.export.Dim("batch", min=2, max=64)
 
 
@@ -60,6 +63,34 @@ def drawn(seed, step, draw, shape):
         key = mix(mix(mix(np.uint64(seed)) + np.uint64(step)) + np.uint64(draw))
         found = mix(key + np.arange(math.prod(shape), dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
     return torch.from_numpy((found >> np.uint64(40)).astype(np.float32) / 2**24).reshape(shape)
+
+
+def test_nodes_that_read_old_state_run_before_one_that_writes_over_it():
+    model = ir.from_onnx_text("""
+        <ir_version: 9, opset_import: ["": 18]>
+        step (float[8,8] x, float[8,8] a, float[8,8] b, float rate) => (float[8,8] a_after, float[8,8] b_after) {
+            y = MatMul (x, a)
+            a_change = Mul (y, rate)
+            a_after = Sub (a, a_change)
+            turned = Transpose (a)
+            b_grad = MatMul (y, turned)
+            b_change = Mul (b_grad, rate)
+            b_after = Sub (b, b_change)
+        }
+    """)
+    new = dict(zip("ab", model.graph.outputs, strict=True))
+    names = {"a": "a", "b": "b", "optimizer['lr'][0]": "rate"}
+    assert written_over(model, new, names) == ["a_after", "b_after"]
+    options = onnxruntime.SessionOptions()
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+    a, b, x = np.random.default_rng(0).normal(size=(3, 8, 8)).astype(np.float32)
+    y, rate = x @ a, np.float32(0.1)
+    expected = a - y * rate, b - y @ a.T * rate
+    feeds = {"x": x, "a": a, "b": b, "rate": np.asarray(rate)}
+    _infer_over(session, ["a_after", "b_after"], feeds, {"a_after": a, "b_after": b})
+    np.testing.assert_allclose([a, b], expected, rtol=1e-5, atol=1e-5)
 
 
 def batches(count):

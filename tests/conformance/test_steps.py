@@ -4,6 +4,7 @@ import copy
 import itertools
 import json
 import math
+import operator
 import shutil
 
 import msgspec
@@ -402,9 +403,12 @@ def test_steps_in_onnx_runtime_are_those_of_the_graph(stepping, tmp_path):
     aotexport.export_onnx(tmp_path / "bundle", verify=False)
     ours, theirs = load(tmp_path / "bundle", target="onnx"), load(tmp_path / "bundle").train()
     steppers = [module.stepper(lr=0.1) for module in (ours, theirs)]
+    held = []
     for x in (torch.ones(3, 2), torch.eye(3, 2), torch.ones(3, 2)):
         by_model, by_graph = steppers[0](x.numpy()), steppers[1](x)
         assert by_model == pytest.approx(by_graph.item(), rel=1e-6)
+        held.append([steppers[0].state_dict()[name] for name in ("layer.weight", "layer.bias")])
+    assert all(map(operator.is_, held[0], held[2]))
     found = steppers[0].state_dict()
     assert list(found) == ["layer.weight", "layer.bias"]
     for name, array in found.items():

@@ -338,12 +338,7 @@ def without_arrays(value: Any) -> Any:
 
 
 def converted(
-    array: Any,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
-    *,
-    copy: bool | None,
-    pin_memory: bool = False,
+    array: Any, dtype: torch.dtype | None = None, device: Any = None, *, copy: bool | None, pin_memory: bool = False
 ) -> torch.Tensor:
     """Return the tensor that `torch.tensor`, `as_tensor` or `asarray` makes of the proxy of an array."""
     tensor = tensor_made_of(array)

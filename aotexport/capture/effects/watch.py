@@ -29,12 +29,7 @@ from aotexport.torch_internals.subclasses import within_subclass
 from aotexport.torch_internals.tracing import UnpausedMode, is_functionalised, traces_above_autograd
 from aotexport_runtime.values.subclasses import is_wrapper
 
-_LAYOUTS = (
-    torch.Tensor.stride,
-    torch.Tensor.storage_offset,
-    torch.Tensor.is_contiguous,
-    torch.Tensor.dim_order,
-)
+_LAYOUTS = (torch.Tensor.stride, torch.Tensor.storage_offset, torch.Tensor.is_contiguous, torch.Tensor.dim_order)
 _SPARSE = tuple(f"sparse_{layout}_tensor" for layout in ("bsc", "bsr", "compressed", "csc", "csr"))
 _ON_ARRAYS = "Compute on values and indices (`index_select`, `index_add`), or on dense tensors"
 _ON_HOOKS = "Register hooks on the loaded bundle's parameters, inputs or outputs instead"

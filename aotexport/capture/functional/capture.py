@@ -229,11 +229,7 @@ def _make_scalars(graph: torch.fx.Graph) -> None:
 
 @contextlib.contextmanager
 def _traced(
-    forward: ForwardCapture,
-    instead: Mapping[Any, Callable[..., Any]],
-    count: Callable[[int, int], None],
-    *,
-    grad: bool,
+    forward: ForwardCapture, instead: Mapping[Any, Callable[..., Any]], count: Callable[[int, int], None], *, grad: bool
 ) -> Iterator[Callable[..., Any]]:
     """Yield the function to capture: the forward graph, or the code itself where only that has the backward."""
     if forward.effects.autograd_functions:

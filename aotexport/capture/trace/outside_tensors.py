@@ -33,10 +33,7 @@ class OutsideTensors(TorchFunctionMode):
     """Pass one proxy per tensor to torch's functions, during a trace."""
 
     def __init__(
-        self,
-        fakes: FakeInputs,
-        outside: Iterable[torch.Tensor],
-        known: Iterable[tuple[torch.Tensor, torch.Tensor]],
+        self, fakes: FakeInputs, outside: Iterable[torch.Tensor], known: Iterable[tuple[torch.Tensor, torch.Tensor]]
     ) -> None:
         """Begin with the tensors that have a proxy already.
 

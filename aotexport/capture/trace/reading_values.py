@@ -135,11 +135,7 @@ def _fill_diagonal_(tensor: torch.Tensor, value: float, wrap: bool = False) -> A
     return tensor
 
 
-_COMPOSITE = (
-    aten.narrow.Tensor,
-    aten.cov.default,
-    aten.corrcoef.default,
-)
+_COMPOSITE = (aten.narrow.Tensor, aten.cov.default, aten.corrcoef.default)
 
 READING_VALUES: dict[Any, Any] = {
     aten.equal.default: _equal,

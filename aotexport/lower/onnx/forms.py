@@ -330,6 +330,10 @@ FORMS: dict[str, Form] = {
     "aten::_native_batch_norm_legit.no_stats": lambda value, weight, bias, *rest: batch_norm(
         value, weight, bias, None, None, *rest, functional=True
     )[:3],
+    # ONNX Script computes both of its forms, whatever the weight.
+    "aten::lerp_.Scalar": lambda start, end, weight: (
+        start.add_(aten.sub.Tensor(end, start), alpha=weight) if 0 <= weight < 0.5 else start.lerp_(end, weight)
+    ),
     "aten::mv.default": _matmul,
     "aten::matmul.default": _matmul,
     # ONNX's sorts are stable.

@@ -177,10 +177,7 @@ def _write(
     replaced = msgspec.structs.replace
     known = (replaced(e, requires_grad=current[e.name].requires_grad) for e in attributes.known)
     manifest = replaced(
-        bundle.manifest,
-        training=module.training,
-        state=(*known, *attributes.found),
-        attributes=attributes.attributes,
+        bundle.manifest, training=module.training, state=(*known, *attributes.found), attributes=attributes.attributes
     )
     written = replaced(manifest, files=tuple(remaining))
     mapped = Bundle(BundleDirectory(stage), written, bundle.limits)

@@ -76,11 +76,7 @@ class LeasedResults(tuple[Any, ...]):
 
 
 def lowered_graphs(
-    bundle: Bundle,
-    target: str,
-    program: Program,
-    environment: Environment,
-    kernels: Mapping[str, Callable[..., None]],
+    bundle: Bundle, target: str, program: Program, environment: Environment, kernels: Mapping[str, Callable[..., None]]
 ) -> Lowered:
     """Return a program lowered to graphs of operator calls and launches, by a launcher per kernel name."""
     record = bundle.lowered(target, program.name)

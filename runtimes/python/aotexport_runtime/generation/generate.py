@@ -124,12 +124,7 @@ def _called(module: Any, name: str) -> Decode:
 
 
 def _continued(
-    prompt: _Prompt,
-    choice: Choice,
-    max_new_tokens: int,
-    ends: torch.Tensor,
-    pad: int | None,
-    streamer: Streamer | None,
+    prompt: _Prompt, choice: Choice, max_new_tokens: int, ends: torch.Tensor, pad: int | None, streamer: Streamer | None
 ) -> torch.Tensor:
     """Return the prompts with a token after the other."""
     filler = pad if pad is not None or not len(ends) else int(ends[0])

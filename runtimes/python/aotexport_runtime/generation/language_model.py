@@ -228,12 +228,7 @@ _OF_DRAWS = ("temperature", "top_k", "top_p")
 _TOKENS = {"eos_token_id": "eos", "pad_token_id": "pad"}
 _FORCED = ("forced_bos_token_id", "forced_eos_token_id")
 _ELSEWHERE = ("max_length", "bos_token_id", "decoder_start_token_id", "labels", "use_cache", "transformers_version")
-_NEUTRAL = {
-    "num_return_sequences": 1,
-    "num_beam_groups": 1,
-    "typical_p": 1.0,
-    "encoder_repetition_penalty": 1.0,
-}
+_NEUTRAL = {"num_return_sequences": 1, "num_beam_groups": 1, "typical_p": 1.0, "encoder_repetition_penalty": 1.0}
 """Values of settings that change nothing, beside 0 and False."""
 
 

@@ -69,11 +69,7 @@ class Signature:
         return indices
 
     def flatten(
-        self,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        leaves: list[Any],
-        changed: dict[str, Any] | None = None,
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], changed: dict[str, Any] | None = None
     ) -> list[str]:
         """Put each leaf of the call into its place in `leaves`, and containers that it changes into `changed`, by path.
 

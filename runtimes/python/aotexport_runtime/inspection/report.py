@@ -129,11 +129,7 @@ def _verification(bundle: Bundle, options: LoadOptions | None, progress: Callabl
 
 
 def _program(
-    bundle: Bundle,
-    name: str,
-    sizes: Mapping[str, int],
-    module: BundleModule | None,
-    progress: Callable[[str], None],
+    bundle: Bundle, name: str, sizes: Mapping[str, int], module: BundleModule | None, progress: Callable[[str], None]
 ) -> dict[str, Any]:
     progress(f"{name}: memory and time")
     program = bundle.program(name)

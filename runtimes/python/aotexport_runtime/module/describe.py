@@ -336,10 +336,7 @@ def summary(bundle: Bundle, *, program: str | None = None, graph: bool = False) 
     programs: dict[str, Any] = {}
     for name in names:
         record = bundle.program(name)
-        programs[name] = {
-            "record": msgspec.to_builtins(record),
-            **sections(bundle, record),
-        }
+        programs[name] = {"record": msgspec.to_builtins(record), **sections(bundle, record)}
         if graph:
             graphs = {file: msgspec.to_builtins(bundle.graph(name, file)) for file in graph_files(record)}
             programs[name]["graphs"] = graphs

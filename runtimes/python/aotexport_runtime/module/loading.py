@@ -272,10 +272,7 @@ def check_target(
         frozen=options.dtype is None and options.frozen,
     )
     targets = select_targets(
-        bundle,
-        request,
-        device=None if device is None else str(device).partition(":")[0],
-        why_unfit=why_unfit,
+        bundle, request, device=None if device is None else str(device).partition(":")[0], why_unfit=why_unfit
     )
     try:
         # With its index.

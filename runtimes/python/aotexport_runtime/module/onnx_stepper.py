@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 class OnnxStepper:
     """Makes whole training steps in one ONNX model: forward, loss, backward, clipping, the optimizer.
 
-    Weights and the optimizer's state are in `state` of the module, whose other programs read the weights there.
+    Weights and the optimizer's state are in `state` of the module, whose other programs read the weights there; steps
+    write over these arrays where they can.
 
     Attributes:
         lr: learning rate of the next steps, one for every group of the optimizer or one each.
@@ -58,7 +59,7 @@ class OnnxStepper:
         return self._plan.call(args, kwargs)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the parameters and buffers that steps have changed, by all names that they have in the module."""
+        """Return the parameters and buffers that steps have changed, borrowed, by all names that the module has."""
         state = self._module.state
         return {
             name: state[entry.name]

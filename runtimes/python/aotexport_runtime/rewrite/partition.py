@@ -206,10 +206,7 @@ def _other_term(node: Node, missing: set[str], alias: dict[str, str], metas: dic
 def _zeros(name: str, meta: ValueMeta) -> Node:
     assert isinstance(meta, TensorMeta)
     shape: list[Argument] = [size if isinstance(size, int) else SizeArgument(value=size) for size in meta.shape]
-    kwargs: dict[str, Argument] = {
-        "dtype": DTypeArgument(value=meta.dtype),
-        "device": DeviceArgument(type=meta.device),
-    }
+    kwargs: dict[str, Argument] = {"dtype": DTypeArgument(value=meta.dtype), "device": DeviceArgument(type=meta.device)}
     return Node(name=name, op="aten::zeros.default", args=[shape], kwargs=kwargs, meta=meta)
 
 

@@ -106,10 +106,7 @@ def to_local(tensor: Any, grad_placements: Sequence[str] | None) -> torch.Tensor
 
 
 def redistribute(
-    tensor: Any,
-    target: Sequence[str],
-    forward_dtype: torch.dtype | None,
-    backward_dtype: torch.dtype | None,
+    tensor: Any, target: Sequence[str], forward_dtype: torch.dtype | None, backward_dtype: torch.dtype | None
 ) -> torch.Tensor:
     """Return a distributed tensor in the placements `target`, on its mesh."""
     dtypes = {"forward_dtype": forward_dtype, "backward_dtype": backward_dtype}

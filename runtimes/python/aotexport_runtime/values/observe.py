@@ -66,10 +66,7 @@ def _norms(flat: torch.Tensor) -> torch.Tensor:
 
 
 def make_inputs(
-    specs: Sequence[VectorInput],
-    stored: Mapping[str, torch.Tensor],
-    device: Any,
-    form: Callable[[Subclass], Form],
+    specs: Sequence[VectorInput], stored: Mapping[str, torch.Tensor], device: Any, form: Callable[[Subclass], Form]
 ) -> Inputs:
     """Return fresh arguments for a recorded call from stored spans of storage, by key.
 

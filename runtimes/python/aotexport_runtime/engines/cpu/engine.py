@@ -211,10 +211,7 @@ class _Matmul(ctypes.Structure):
 
 
 class _MatmulTable(ctypes.Structure):
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("mode", "count", "is_closed")),
-        ("matmuls", _Matmul * _CAPACITY),
-    )
+    _fields_ = (*((name, ctypes.c_int64) for name in ("mode", "count", "is_closed")), ("matmuls", _Matmul * _CAPACITY))
 
 
 class Library:

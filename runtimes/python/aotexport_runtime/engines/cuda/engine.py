@@ -99,11 +99,7 @@ class CudaEngine:
 
 
 def _launch(
-    kernel: Kernel,
-    choices: Sequence[CompiledCandidate],
-    driver: Driver,
-    device: torch.device,
-    kept: Kept | None,
+    kernel: Kernel, choices: Sequence[CompiledCandidate], driver: Driver, device: torch.device, kept: Kept | None
 ) -> Callable[..., None]:
     launchers = [Launcher(kernel, candidate, binary, driver, device) for candidate, binary in choices]
     return launchers[0] if kept is None or len(launchers) == 1 else TunedKernel(launchers, kept)

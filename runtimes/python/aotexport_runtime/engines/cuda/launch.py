@@ -192,12 +192,7 @@ class Launcher:
     """Launches one candidate of a kernel on one device, in whose context it is called."""
 
     def __init__(
-        self,
-        kernel: Kernel,
-        candidate: KernelCandidate,
-        binary: KernelBinary,
-        driver: Driver,
-        device: torch.device,
+        self, kernel: Kernel, candidate: KernelCandidate, binary: KernelBinary, driver: Driver, device: torch.device
     ) -> None:
         """Prepare a candidate on a CUDA device with its index."""
         self.kernel = kernel

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Protocol
@@ -65,7 +65,8 @@ class OnnxEngine(Engine):
         values = {self._names[i]: array for i, array in arrays.items()}
         values |= {name: self._state[key] for key, name in self._read.items() if key in self._state}
         with_torch = any(map(is_torch_tensor, arrays.values()))
-        results = iter(self.session.run(values, model.outputs, with_torch=with_torch))
+        over = self._written_over([*arrays.values()]) if self.session.over else {}
+        results = iter(self.session.run(values, model.outputs, with_torch=with_torch, over=over))
         outputs = [next(results) for _ in program.outputs]
         updates = {name: next(results) for name in model.updates}
         for message, holds in zip(model.checks, results, strict=True):
@@ -83,6 +84,16 @@ class OnnxEngine(Engine):
             elif meta.dtype.startswith("complex"):
                 outputs[index] = as_complex(outputs[index])
         return outputs
+
+    def _written_over(self, arguments: list[Any]) -> dict[str, Any]:
+        """Return the arrays of state that a call writes over, by name of the output; none if two have one memory."""
+        new = zip(self._model.outputs[len(self._program.outputs) :], self._model.updates, strict=False)
+        over = {
+            name: value for name, key in new if name in self.session.over and _is_own(value := self._state.get(key, 0))
+        }
+        arrays = [*over.values(), *(value for value in arguments if isinstance(value, np.ndarray))]
+        places = {value.__array_interface__["data"][0] for value in arrays}
+        return over if len(places) == len(arrays) else {}
 
     def expression(self, source: GuardSource) -> str | None:
         """Return source that calls the session, if values go in and out of the model as they are."""
@@ -120,6 +131,12 @@ class OnnxEngine(Engine):
 def _is_common(dtype: str) -> bool:
     """Return whether both numpy and ONNX have a dtype."""
     return dtype == "bool" or dtype.startswith(("int", "uint")) or dtype in ("float16", "float32", "float64")
+
+
+def _is_own(value: Any) -> bool:
+    """Return whether a model may write to an array of its state as it is."""
+    is_array = isinstance(value, np.ndarray) and value.flags.writeable and value.flags.c_contiguous
+    return is_array and value.dtype.isnative and _is_common(value.dtype.name)
 
 
 def _write(argument: Any, value: Any) -> None:
@@ -214,18 +231,24 @@ class Session:
         device: where it runs, in words.
         infer: takes names of all outputs, and a value of `feed` per name of an input; returns an array per output, of
             its own memory, or an `OrtValue` where numpy lacks its type. Several threads may call it.
+        over: names of outputs that may be written over the inputs that they replace.
     """
 
     handle: Any
     device: str
     infer: Callable[[Sequence[str], dict[str, Any]], Sequence[Any]]
+    over: Container[str] = ()
 
-    def run(self, values: Mapping[str, Any], outputs: Sequence[str], *, with_torch: bool) -> list[Any]:
+    def run(
+        self, values: Mapping[str, Any], outputs: Sequence[str], *, with_torch: bool, over: Mapping[str, Any]
+    ) -> list[Any]:
         """Run the model on a tensor, array or integer per name of an input, which are borrowed.
 
-        Returns its outputs, contiguous, as tensors of torch if `with_torch`, else as arrays of numpy.
+        Returns its outputs, contiguous, as tensors of torch if `with_torch`, else as arrays of numpy; those of `over`
+        are written to the arrays there.
         """
-        results = self.infer(outputs, {name: feed(value) for name, value in values.items()})
+        feeds = {name: feed(value) for name, value in values.items()}
+        results = _infer_over(self.handle, outputs, feeds, over) if over else self.infer(outputs, feeds)
         return [_passed(result, with_torch) for result in results]
 
 
@@ -239,6 +262,10 @@ class ModelRuntime(Protocol):
         ...
 
 
+WRITTEN_OVER = "aotexport.written_over"
+"""Key of a model's metadata whose lines name the outputs that may lie in the memory of the state that they replace."""
+
+_CPU = "CPUExecutionProvider"
 _FEW_CORES = 2
 _NO_KERNEL = (
     "These providers have no such kernel for the types of the model, bfloat16 and float64 above all. "
@@ -259,7 +286,7 @@ class OnnxRuntime:
     """
 
     engine: ClassVar[str] = ONNX
-    providers: Sequence[Any] = ("CPUExecutionProvider",)
+    providers: Sequence[Any] = (_CPU,)
     threads: int | None = None
     session_options: Any = None
 
@@ -288,7 +315,9 @@ class OnnxRuntime:
         check_names(model, *([value.name for value in values] for values in (inputs, outputs, optional)))
         is_rare = any(_is_rare(value.type) for value in (*inputs, *outputs, *optional))
         infer = partial(_infer_rare, onnxruntime.OrtValue, session) if is_rare else session.run
-        return Session(handle=session, device=", ".join(session.get_providers()), infer=infer)
+        over = "" if is_rare or names != [_CPU] else session.get_modelmeta().custom_metadata_map.get(WRITTEN_OVER, "")
+        device = ", ".join(session.get_providers())
+        return Session(handle=session, device=device, infer=infer, over=frozenset(over.splitlines()))
 
     def _options(self, onnxruntime: Any, model: OnnxModel) -> Any:
         options = self.session_options
@@ -302,7 +331,7 @@ class OnnxRuntime:
                 # ONNX Runtime would warn that each of these is no constant.
                 options.log_severity_level = 3
             if model.updates:
-                # Old and new state live in the same call, and an arena would keep room for more.
+                # An arena would keep room for more than a state.
                 options.enable_cpu_mem_arena = options.enable_mem_pattern = False
         threads = threads_of(self.threads)
         if threads is not None and (self.threads is not None or self.session_options is None):
@@ -350,6 +379,23 @@ def _infer_rare(ort_value: Any, session: Any, outputs: Sequence[str], feeds: dic
     }
     results = session.run_with_ort_values(outputs, values)
     return [result if _is_rare(result.data_type()) else result.numpy() for result in results]
+
+
+def _infer_over(session: Any, outputs: Sequence[str], feeds: dict[str, Any], over: Mapping[str, Any]) -> list[Any]:
+    """Run a session on processors whose outputs `over` are written to the arrays there; see `Session.infer`."""
+    from onnxruntime import OrtValue  # pyright: ignore[reportMissingTypeStubs]
+
+    binding = session.io_binding()
+    for name, value in feeds.items():
+        binding.bind_ortvalue_input(name, OrtValue.ortvalue_from_numpy(value))
+    for name in outputs:
+        if name in over:
+            binding.bind_ortvalue_output(name, OrtValue.ortvalue_from_numpy(over[name]))
+        else:
+            binding.bind_output(name)
+    session.run_with_iobinding(binding)
+    results = zip(outputs, binding.get_outputs(), strict=True)
+    return [over[name] if name in over else value.numpy() for name, value in results]
 
 
 def feed(value: Any) -> Any:

@@ -271,11 +271,7 @@ class BundlePlane:
         return write(request, served, answer)
 
     async def submit(
-        self,
-        name: str,
-        version: str,
-        submit: Callable[[Served], Awaitable[Reply]],
-        served: Served | None = None,
+        self, name: str, version: str, submit: Callable[[Served], Awaitable[Reply]], served: Served | None = None
     ) -> tuple[Served, Reply]:
         """Return what serves a model, `served` if it still does, and what `submit`, which queues a call of it, returns.
 
