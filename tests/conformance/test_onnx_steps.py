@@ -18,6 +18,8 @@ from aotexport import OnnxOptions
 from aotexport.lower.onnx.in_place import written_over
 from aotexport_runtime import load, selftest
 from aotexport_runtime.engines.onnx.engine import _infer_over
+from examples.digits_cnn import model as digits_cnn
+from examples.minilm import model as minilm
 
 onnxruntime = pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
 BATCH = torch.export.Dim("batch", min=2, max=64)
@@ -162,3 +164,67 @@ def test_steps_without_torch_are_those_of_torch(tmp_path, monkeypatch, step, opt
     module.load_state_dict(torch_file(tmp_path / "tuned"), strict=False)
     for name, tensor in model.state_dict().items():
         torch.testing.assert_close(module.state_dict()[name], tensor, rtol=1e-4, atol=1e-5)
+
+
+class Digits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.network = digits_cnn.model()
+
+    def forward(self, x, labels):
+        return nn.functional.cross_entropy(self.network(x), labels)
+
+
+class Sentences(nn.Module):
+    """MiniLM, which learns to say how alike two halves of its sentences are."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = minilm.model()
+
+    def forward(self, x, labels):
+        one, other = self.encoder(x, (x != 0).long()).chunk(2)
+        return nn.functional.mse_loss((one * other).sum(1), labels)
+
+
+KILLED = """
+import sys
+sys.modules["torch"] = None
+import os
+from safetensors.numpy import load_file, save_file
+from aotexport_runtime import load
+path, run = sys.argv[1], sys.argv[2]
+module, data = load(path + "/bundle"), load_file(path + "/batch")
+module.state.update(load_file(run) if os.path.exists(run) else {})
+stepper = module.stepper(lr=1e-3, seed=7)
+for _ in range(12):
+    loss = stepper(**data)
+    save_file({**module.state, "loss": loss}, run + ".part")
+    os.replace(run + ".part", run)
+    print(int(module.state["optimizer['count']"]), float(loss), flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("make", [Digits, Sentences])
+def test_examples_learn_without_torch_killed_or_not(tmp_path, make):
+    x = torch.rand(16, 1, 8, 8) if make is Digits else torch.randint(999, 30522, (8, 12))
+    labels = torch.arange(16) % 10 if make is Digits else torch.tensor([1.0, 0.0, 1.0, 0.0])
+    options = {"step": "adamw", "onnx": OnnxOptions(programs=("step",)), "programs": ("train",), "verify": False}
+    aotexport.export(make(), (x, labels), output=tmp_path / "bundle", **options)
+    save_file({"x": x.numpy(), "labels": labels.numpy()}, tmp_path / "batch")
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    whole = subprocess.run([*command, str(tmp_path / "whole")], capture_output=True, text=True, check=True).stdout
+    with subprocess.Popen([*command, str(tmp_path / "run")], stdout=subprocess.PIPE, text=True) as killed:
+        assert killed.stdout is not None
+        before = [killed.stdout.readline() for _ in range(4)]
+        killed.kill()
+    after = subprocess.run([*command, str(tmp_path / "run")], capture_output=True, text=True, check=True).stdout
+    expected = dict(line.split() for line in whole.splitlines())
+    found = dict(line.split() for line in (*before, *after.splitlines()))
+    assert expected.items() <= found.items()
+    assert float(expected["12"]) < 0.5 * float(expected["1"])
+    tuned = load(tmp_path / "bundle")
+    weights = {name: tensor for name, tensor in torch_file(tmp_path / "whole").items() if name in tuned.state_dict()}
+    tuned.load_state_dict(weights, strict=False)
+    assert weights.keys() >= dict(tuned.named_parameters()).keys()
