@@ -26,17 +26,18 @@ SIZES = {"x": {0: BATCH}, "labels": {0: BATCH}}
 
 
 class Model(nn.Module):
-    """Layers that share a weight, dropout, batch statistics, a factor, a layer not called, and one that is frozen."""
+    """Layers that share a weight, dropout, batch statistics, constants, a layer not called, and one that is frozen."""
 
     def __init__(self):
         super().__init__()
         self.factor = nn.Parameter(torch.tensor(1.5))
         self.first, self.second = nn.Linear(6, 6), nn.Linear(6, 6)
         self.second.weight = self.first.weight
+        self.shifts = [torch.full((6,), 0.1, dtype=torch.float64)]
         self.norm, self.unused, self.frozen = nn.BatchNorm1d(6), nn.Linear(2, 2), nn.Linear(6, 4).requires_grad_(False)
 
     def forward(self, x, labels):
-        hidden = nn.functional.dropout(self.norm(self.first(x).relu()), 0.2, self.training)
+        hidden = nn.functional.dropout(self.norm(self.first(x).relu()) + self.shifts[0], 0.2, self.training)
         return nn.functional.cross_entropy(self.factor * self.frozen(self.second(hidden).tanh()), labels), hidden
 
 
@@ -263,6 +264,11 @@ class Several(nn.Module):
         return self.make(hidden, hidden.abs().mean(), hidden.square().mean())
 
 
+class OfArrays(nn.Linear):
+    def forward(self, array):
+        return super().forward(torch.as_tensor(array)).sum()
+
+
 def test_the_loss_is_the_one_number_or_the_one_that_is_named_so(tmp_path):
     torch.manual_seed(0)
     model, x = (
@@ -279,6 +285,8 @@ def test_the_loss_is_the_one_number_or_the_one_that_is_named_so(tmp_path):
         aotexport.export(sparse, (torch.tensor([0, 2]),), output=tmp_path / "sparse", programs=("train",), step="sgd")
     with pytest.raises(aotexport.ExportFailed, match="returns no loss"):
         aotexport.export(nn.Linear(2, 2), (x,), output=tmp_path / "none", step="adamw")
+    with pytest.raises(aotexport.ExportFailed, match="takes arrays of numpy"):
+        aotexport.export(OfArrays(2, 2), (x.numpy(),), output=tmp_path / "arrays", programs=("train",), step="sgd")
     assert [path.name for path in tmp_path.iterdir()] == ["named"]
 
 

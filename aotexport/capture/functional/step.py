@@ -309,6 +309,8 @@ def _method(call: ExampleCall, plan: _Plan, outputs: Tree, path: str, named: dic
     if STATE in signature.parameters:
         raise ModelFileInvalid(f"step: `forward` has an argument `{STATE}`, which the method `step` has too")
     given_leaves = [id(leaf) for leaf in tree_leaves((call.args, call.kwargs))]
+    if not {id(tensor) for tensor in call.tensors} <= {*given_leaves}:
+        raise ExportFailed("the call takes arrays of numpy, which a step does not: give it tensors")
     places = [given_leaves.index(id(tensor)) for tensor in call.tensors]
 
     def step(self: torch.nn.Module, *args: Any, optimizer: dict[str, Any], **kwargs: Any) -> Any:
