@@ -223,7 +223,7 @@ def test_examples_learn_without_torch_killed_or_not(tmp_path, make):
     expected = dict(line.split() for line in whole.splitlines())
     found = dict(line.split() for line in (*before, *after.splitlines()))
     assert expected.items() <= found.items()
-    assert float(expected["12"]) < 0.5 * float(expected["1"])
+    assert float(expected["12"]) < 0.7 * float(expected["1"])
     tuned = load(tmp_path / "bundle")
     weights = {name: tensor for name, tensor in torch_file(tmp_path / "whole").items() if name in tuned.state_dict()}
     tuned.load_state_dict(weights, strict=False)
