@@ -115,5 +115,5 @@ class _Drawing(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is aten.bernoulli_.float:  # The runtime's own dropout.
-            return args[0].copy_(self._draws.dropout(args[0].float(), 1 - args[1])[1])
+            return args[0].copy_(self._draws.dropout(args[0].float(), 1 - (*args, 0.5)[1])[1])
         return self._draws.dropout(*args) if func is DROPOUT else func(*args, **(kwargs or {}))
