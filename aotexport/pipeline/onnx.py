@@ -22,7 +22,7 @@ from aotexport_runtime.bundle.directory import MANIFEST_NAME
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.staging import link, staged
 from aotexport_runtime.commands.saving import copy_files
-from aotexport_runtime.engines.onnx.engine import WRITTEN_OVER
+from aotexport_runtime.engines.onnx.session import WRITTEN_OVER
 from aotexport_runtime.schema.manifest import Manifest, OnnxModel, step_program
 from aotexport_runtime.schema.program import Program, StateInput
 from aotexport_runtime.values.trees import arrays_in

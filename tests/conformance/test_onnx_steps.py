@@ -17,7 +17,7 @@ import aotexport
 from aotexport import OnnxOptions
 from aotexport.lower.onnx.in_place import written_over
 from aotexport_runtime import load, selftest
-from aotexport_runtime.engines.onnx.engine import _infer_over
+from aotexport_runtime.engines.onnx.session import _infer_over
 from examples.digits_cnn import model as digits_cnn
 from examples.minilm import model as minilm
 

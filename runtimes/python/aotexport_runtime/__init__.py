@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aotexport_runtime.commands.saving import save
     from aotexport_runtime.commands.self_test import selftest
     from aotexport_runtime.engines.cuda import CudaRuntime
-    from aotexport_runtime.engines.onnx.engine import OnnxRuntime
+    from aotexport_runtime.engines.onnx.session import OnnxRuntime
     from aotexport_runtime.engines.openvino.session import OpenVino
     from aotexport_runtime.generation.generate import generate
     from aotexport_runtime.module.bundle_module import BundleModule
@@ -44,7 +44,7 @@ _LATER = {
     "CudaRuntime": "engines.cuda",
     "Limits": "schema.limits",
     "OnnxModule": "module.onnx_module",
-    "OnnxRuntime": "engines.onnx.engine",
+    "OnnxRuntime": "engines.onnx.session",
     "OpenVino": "engines.openvino.session",
     "Servable": "serving.servable",
     "Signed": "bundle.signature",

@@ -18,7 +18,8 @@ import torch
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import PACKED
 from aotexport_runtime.engines.engine import Native
-from aotexport_runtime.engines.onnx.engine import ModelRuntime, OnnxEngine, ort_errors
+from aotexport_runtime.engines.onnx.engine import OnnxEngine
+from aotexport_runtime.engines.onnx.session import ModelRuntime, ort_errors
 from aotexport_runtime.errors import CheckFailed, NotSupported, first_line
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
 from aotexport_runtime.execution.functional_graph import compile_functional

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aotexport_runtime.bundle.signature import Signed
     from aotexport_runtime.engines.cuda import CudaRuntime
     from aotexport_runtime.engines.cuda.engine import CudaEngine
-    from aotexport_runtime.engines.onnx.engine import OnnxRuntime
+    from aotexport_runtime.engines.onnx.session import OnnxRuntime
     from aotexport_runtime.engines.openvino.session import OpenVino
     from aotexport_runtime.module.bundle_module import BundleModule
     from aotexport_runtime.module.onnx_module import OnnxModule

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Call, Plan, called
 from aotexport_runtime.engines.candidates import ONNX
-from aotexport_runtime.engines.onnx.engine import ModelRuntime, OnnxEngine, OnnxRuntime
+from aotexport_runtime.engines.onnx.engine import OnnxEngine
+from aotexport_runtime.engines.onnx.session import ModelRuntime, OnnxRuntime
 from aotexport_runtime.engines.openvino.session import OpenVino
 from aotexport_runtime.engines.runs import Engines, Explanation
 from aotexport_runtime.errors import NotSupported

@@ -13,7 +13,7 @@ from aotexport_runtime.bundle.generated import generated_inputs
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.engines.candidates import ONNX
-from aotexport_runtime.engines.onnx.engine import OnnxRuntime, ort_errors
+from aotexport_runtime.engines.onnx.session import OnnxRuntime, ort_errors
 from aotexport_runtime.engines.openvino.session import OpenVino
 from aotexport_runtime.errors import BundleInvalid, CallInvalid, NotSupported, Place, first_line
 from aotexport_runtime.module.loading import load

@@ -16,7 +16,7 @@ import numpy as np
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import OPENVINO
-from aotexport_runtime.engines.onnx.engine import Session, check_names, threads_of
+from aotexport_runtime.engines.onnx.session import Session, check_names, threads_of
 from aotexport_runtime.errors import CheckFailed, NotSupported, first_line
 from aotexport_runtime.execution.user_cache import cache_folder
 from aotexport_runtime.schema.manifest import OnnxModel
