@@ -283,6 +283,7 @@ def test_tokens_of_tied_weights_are_trained_as_by_peft(generator):
     assert found[0] != found[2]
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_preferences_are_learned_as_by_peft(generator):
     if generator.is_seq2seq:
         pytest.skip("answers follow on prompts")
