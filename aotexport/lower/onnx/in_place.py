@@ -25,6 +25,8 @@ def written_over(model: ir.Model, new: Mapping[str, ir.Value], names: Mapping[st
     """
     given = {value.name: value for value in model.graph.inputs}
     rates = [given[name] for path, name in names.items() if path.startswith("optimizer['lr']") and name in given]
+    # What bodies of branches and loops read is not followed.
+    rates = rates if all(node.graph is model.graph for node in model.graph.all_nodes()) else []
     below = {node for rate in rates for user, _ in rate.uses() for node in _reached(user, down=True)}
     found, late = list[str](), dict[ir.Node, None]()
     for path, value in new.items():
@@ -37,7 +39,7 @@ def written_over(model: ir.Model, new: Mapping[str, ir.Value], names: Mapping[st
             found.append(str(value.name))
             late |= dict.fromkeys(others)
     if late:
-        _wait(model.graph, rates, [value for node in late for value in node.outputs if value.uses()])
+        _wait(model.graph, rates, [node.outputs[0] for node in late])
     return found
 
 
