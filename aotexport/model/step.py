@@ -17,6 +17,7 @@ from aotexport.errors import ModelFileInvalid
 from aotexport.model.model_file import open_model_file
 from aotexport_runtime.module.optimizer import FORMS, optimizer_of
 from aotexport_runtime.schema.manifest import OPTIMIZER, Manifest
+from aotexport_runtime.values.arguments import check_type
 
 OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     kind.__name__.lower(): kind
@@ -55,8 +56,11 @@ class Step:
     outputs: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what no optimizer is made of (`ModelFileInvalid`)."""
+        """Refuse what no optimizer is made of (`ModelFileInvalid`), and other types (`ArgumentInvalid`)."""
+        check_type("outputs", self.outputs, str, "patterns in one string, with spaces between them")
+        check_type("groups", self.groups, Mapping, "options by patterns")
         for options in (self.options, *self.groups.values()):
+            check_type("options", options, Mapping, "options by name")
             self._check(options)
         for name, value in self.options_shown(self.options).items():
             if not isinstance(value, bool | int | float | str | list | None):

@@ -238,6 +238,12 @@ def test_steps_that_no_optimizer_makes_are_refused(step, message):
         aotexport.model.step.step_of(step)
 
 
+@pytest.mark.parametrize("wrong", [{"options": [1]}, {"groups": [1]}, {"groups": {"*": 3}}, {"outputs": ["logits"]}])
+def test_descriptions_of_steps_of_other_types_are_refused(wrong):
+    with pytest.raises(ArgumentInvalid, match="expected .*, got (int|list)"):
+        aotexport.Step(**wrong)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "message"),
     [
