@@ -70,7 +70,8 @@ def drawn(seed, step, draw, shape):
 def test_nodes_that_read_old_state_run_before_one_that_writes_over_it():
     model = ir.from_onnx_text("""
         <ir_version: 9, opset_import: ["": 18]>
-        step (float[8,8] x, float[8,8] a, float[8,8] b, float rate) => (float[8,8] a_after, float[8,8] b_after, float[8,8] negative) {
+        step (float[8,8] x, float[8,8] a, float[8,8] b, float rate)
+        => (float[8,8] a_after, float[8,8] b_after, float[8,8] negative) {
             y = MatMul (x, a)
             a_change = Mul (y, rate)
             a_after = Sub (a, a_change)

@@ -240,7 +240,7 @@ def test_steps_that_no_optimizer_makes_are_refused(step, message):
 
 @pytest.mark.parametrize("wrong", [{"options": [1]}, {"groups": [1]}, {"groups": {"*": 3}}, {"outputs": ["logits"]}])
 def test_descriptions_of_steps_of_other_types_are_refused(wrong):
-    with pytest.raises(ArgumentInvalid, match="expected .*, got (int|list)"):
+    with pytest.raises(ArgumentInvalid, match=r"expected .*, got (int|list)"):
         aotexport.Step(**wrong)
 
 
