@@ -66,7 +66,7 @@ def derive(bundle: Path, write: WriteOptions, dtype: str | None, programs: tuple
 
         from aotexport.pipeline.derive import derive_as
         from aotexport.pipeline.options import DeriveOptions
-        from aotexport.verify.summary import summarize
+        from aotexport.verify.report import summarize
 
         narrow = None if dtype is None else getattr(torch, dtype)
         options = DeriveOptions(**given, **changes, dtype=narrow, programs=programs or None, progress=progress)

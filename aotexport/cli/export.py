@@ -178,7 +178,7 @@ def export(
             options = _of_source(options, source, programs, dynamic, keep_operators)
             progress("import torch's compiler")
             from aotexport.pipeline.export import export_as
-            from aotexport.verify.summary import costs, summarize
+            from aotexport.verify.report import costs, summarize
 
             report = export_as(source.target, source.example.args, dict(source.example.kwargs), options, fresh)
             summary = summarize(report, verified=bool(options.verify))

@@ -97,7 +97,7 @@ def onnx(
             imported(name)
         options = read_options(given, programs)
         manifest, comparisons = export_onnx(bundle, options, verify=not no_verify, progress=progress)
-    from aotexport.verify.summary import largest_errors, verification_table
+    from aotexport.verify.report import largest_errors, verification_table
 
     errors = largest_errors(comparisons)
     if as_json:

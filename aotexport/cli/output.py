@@ -93,7 +93,7 @@ class WriteOptions:
 
     def show(self, summary: Mapping[str, Any], progress: Progress) -> None:
         """Print the summary of a finished export; see `summarize`."""
-        from aotexport.verify.summary import of_command, print_summary, print_warnings
+        from aotexport.verify.report import of_command, print_summary, print_warnings
 
         summary = of_command(summary, self.output, progress.seconds, progress.own_nbytes)
         if self.as_json:

@@ -20,7 +20,7 @@ from aotexport.pipeline.options import ExportOptions
 from aotexport.process.blocks import collected_rarely
 from aotexport.process.clock import Clock
 from aotexport.vectors.record import RecordedCall
-from aotexport.verify.report import Comparison
+from aotexport.verify.comparisons import Comparison
 from aotexport.write import weights
 from aotexport.write.files import write_manifest, write_programs, write_readme
 from aotexport_runtime.schema.manifest import (

@@ -30,8 +30,9 @@ from aotexport.process.clock import Clock
 from aotexport.state.world import left_alone
 from aotexport.vectors.eager_errors import EagerErrors
 from aotexport.vectors.thin import thin_vectors
+from aotexport.verify.comparisons import Comparison
 from aotexport.verify.fresh import FreshProcess
-from aotexport.verify.report import Comparison, ExportReport
+from aotexport.verify.report import ExportReport
 from aotexport.write.files import list_again
 from aotexport_runtime.bundle.staging import staged
 from aotexport_runtime.schema.manifest import Manifest

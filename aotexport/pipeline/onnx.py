@@ -15,7 +15,7 @@ from aotexport.errors import ExportFailed, ModelFileInvalid, VerificationFailed
 from aotexport.lower.onnx.plain import stored_parts
 from aotexport.lower.targets import OnnxOptions, check_options
 from aotexport.model.refusals import bugs_reported
-from aotexport.verify.report import Comparison
+from aotexport.verify.comparisons import Comparison
 from aotexport.write.files import list_again
 from aotexport_runtime import open_bundle
 from aotexport_runtime.bundle.directory import MANIFEST_NAME

@@ -21,8 +21,8 @@ from aotexport.vectors.small_sizes import (
     with_functional_of_larger_sizes,
     without_small_sizes,
 )
+from aotexport.verify.comparisons import Comparison, comparisons, failures
 from aotexport.verify.fresh import FreshProcess
-from aotexport.verify.report import Comparison, comparisons, failures
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.engines.cpu.engine import unfit

@@ -21,9 +21,9 @@ from aotexport.errors import ExportFailed, VerificationFailed
 from aotexport.lower.onnx.plain import plain
 from aotexport.lower.onnx.rebuild import Rebuilt
 from aotexport.model.refusals import attempt
+from aotexport.verify.comparisons import Comparison
+from aotexport.verify.comparisons import comparisons as compared
 from aotexport.verify.onnx.errors import own_errors, seen
-from aotexport.verify.report import Comparison
-from aotexport.verify.report import comparisons as compared
 from aotexport.write.files import list_again
 from aotexport_runtime import OnnxRuntime, load
 from aotexport_runtime.bundle.read import Bundle, open_bundle

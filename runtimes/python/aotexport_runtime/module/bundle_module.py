@@ -6,7 +6,7 @@ import contextlib
 import copy
 import dataclasses
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
@@ -20,21 +20,16 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.module.compose import add_taps, compose, program_of, tapped
 from aotexport_runtime.module.module_class import class_of, methods_of
-from aotexport_runtime.schema.graph import Subclass
+from aotexport_runtime.module.state import BundleState
+from aotexport_runtime.module.stepper import Stepper
 from aotexport_runtime.schema.manifest import TRANSFORMERS, Manifest
-from aotexport_runtime.submodules.changes import SubmoduleChange, changes_of, check_peft_targets
+from aotexport_runtime.submodules.changes import check_peft_targets
 from aotexport_runtime.submodules.python_state import PythonState
-from aotexport_runtime.submodules.submodule import Loaded, at, build, copied, switch
-from aotexport_runtime.submodules.tables import Origin, StateSlot, seal, slot_of
-from aotexport_runtime.values import dtypes
-from aotexport_runtime.values.subclasses import Form
-
-if TYPE_CHECKING:
-    from aotexport_runtime.engines.frozen import Weights
-    from aotexport_runtime.module.stepper import Stepper
+from aotexport_runtime.submodules.submodule import build, copied, switch
+from aotexport_runtime.submodules.tables import Origin, seal
 
 
-class BundleModule(Loaded):
+class BundleModule(BundleState):
     """A bundle, loaded: called, trained and saved like the module that it was exported from.
 
     Parameters and buffers have their original names, tied ones are tied. `train()` and `eval()` choose the program.
@@ -63,12 +58,7 @@ class BundleModule(Loaded):
 
         `targets` is the native code that may run, whose files the caller trusts; `taps`: see `load`.
         """
-        super().__init__()
-        self.bundle = bundle
-        self._environment = environment
-        self._request = request
-        self._targets = targets
-        self._constants: dict[str, torch.Tensor] = {}
+        super().__init__(bundle, environment, request, targets)
         self._calls: dict[str, Call] = {}
         self._plans: dict[str, Plan] = {}
         self._served: dict[tuple[bool, bool], Call] = {}
@@ -79,10 +69,7 @@ class BundleModule(Loaded):
 
             self.__dict__ |= (libraries := described(bundle.manifest))
             self._fixed -= libraries.keys()
-        self._changes: list[SubmoduleChange] | None = None
-        self._untold: set[str] | None = None
         self._taps = tuple(taps)
-        self._loaded: Weights = {}
         # Last: a name of the user's may equal one of ours, which can then no longer be assigned to.
         self._constants.update(
             build(self, bundle.manifest, tensors, lambda leaf: constant_value(leaf.value, environment))
@@ -100,104 +87,11 @@ class BundleModule(Loaded):
             own = {name: tensor for name, tensor in self.state_tensors().items() if not tensor.is_inference()}
             self.__dict__["_loaded"] = {name: (tensor, tensor._version) for name, tensor in own.items()}
 
-    def _keep_attributes(self) -> None:
-        """Let the module and its submodules read attributes that calls change from the Python state."""
-        for attribute in self.bundle.manifest.attributes:
-            path = attribute.name.rpartition(".")[0]
-            at(self, path).keep(self.python_state, path)
-
-    @property
-    def device(self) -> torch.device | None:
-        """Where the bundle was loaded to; None: where it was captured."""
-        return self._environment.device
-
-    @property
-    def constants(self) -> dict[str, torch.Tensor]:
-        """The current tensors that calls use and that are no parameters or buffers, by name; not copied."""
-        return self.__dict__["_constants"]
-
-    @property
-    def python_state(self) -> PythonState:
-        """Attributes of the module that calls change."""
-        return self.__dict__["_python_state"]
-
-    def form(self, record: Subclass) -> Form:
-        """Return the structure of a tensor subclass with its class, which the caller of `load` gave."""
-        return self._environment.form(record)
-
-    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any, **kwargs: Any) -> None:
-        """Load state in which tied tensors may have only one of their names, as in safetensors files."""
-        for entry in (entry for entry in self.bundle.manifest.state if entry.tied):
-            slots = {name: slot for name in (entry.name, *entry.tied) if (slot := self._find(name)) is not None}
-            current = {name: table.get(key) for name, (table, key) in slots.items()}
-            names = [prefix + name for name, tensor in current.items() if tensor is current.get(entry.name)]
-            known = next((state_dict[name] for name in names if name in state_dict), None)
-            for name in names if known is not None else ():
-                state_dict.setdefault(name, known)
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
     def changed(self) -> None:
         """Compose the programs anew at their next call, with the submodules of that time."""
-        # Bypasses `__setattr__`, which handles the user's names.
-        self.__dict__["_changes"] = None
+        super().changed()
         for made in ("_calls", "_plans", "_served"):
             self.__dict__[made].clear()
-
-    def changes(self) -> list[SubmoduleChange]:
-        """Return the changes of submodules since the load.
-
-        Raises:
-            NotSupported: one was changed in a way that no call can follow.
-        """
-        found: list[SubmoduleChange] | None = self.__dict__["_changes"]
-        if found is None:
-            found = self.__dict__["_changes"] = changes_of(self, self.bundle.manifest)
-        return found
-
-    def _find(self, name: str) -> StateSlot | None:
-        """Return the slot of a state tensor's current value, which may be replaced between calls; None: it is gone."""
-        return (self._constants, name) if name in self._constants else slot_of(self, name)
-
-    def _slot(self, name: str) -> StateSlot:
-        slot = self._find(name)
-        if slot is None:
-            raise NotSupported(
-                f"the module's `{name}` is gone, and the programs read it. Put a tensor of its dtype and shape in its "
-                "place, or change the model and export it again"
-            )
-        return slot
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> BundleModule:
-        for dtype in {tensor.dtype for tensor in self.present_tensors().values()}:
-            converted = fn(torch.empty(0, dtype=dtype)).dtype
-            if converted != dtype:
-                raise NotSupported(
-                    f"the programs were captured with weights of {dtypes.name_of(dtype)}, and do not hold for "
-                    f"{dtypes.name_of(converted)}. Load the bundle in that dtype (`load(..., dtype=)`), or export again"
-                )
-        before = self.present_tensors()
-        super()._apply(fn, recurse)
-        for name, tensor in self._constants.items():
-            self._constants[name] = fn(tensor)
-        moved = {id(before[name]): tensor for name, tensor in self.present_tensors().items()}
-        self.python_state.values = self.python_state.replaced(lambda tensor: moved.get(id(tensor), fn(tensor)))
-        tensors = (*self.parameters(), *self.buffers(), *self._constants.values())
-        devices = {tensor.device for tensor in tensors}
-        if len(devices) == 1:
-            self.__dict__["_environment"] = dataclasses.replace(self._environment, device=devices.pop())
-            self.changed()
-        return self
-
-    def present_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the state tensors that the module has now, by name; not copied."""
-        slots = {entry.name: self._find(entry.name) for entry in self.bundle.manifest.state}
-        found = {name: slot[0].get(slot[1]) for name, slot in slots.items() if slot is not None}
-        return {name: tensor for name, tensor in found.items() if isinstance(tensor, torch.Tensor)}
-
-    def state_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the current tensor of every entry of the manifest's state, by its first name; not copied."""
-        slots = {entry.name: self._slot(entry.name) for entry in self.bundle.manifest.state}
-        return {name: table[key] for name, (table, key) in slots.items()}
 
     def train(self, mode: bool = True) -> BundleModule:
         """Choose the programs of train mode, or those of evaluation mode."""
@@ -251,8 +145,6 @@ class BundleModule(Loaded):
             ArgumentInvalid: another number of rates than of groups.
             NotSupported: the bundle has no program `step`, or one that does not clip.
         """
-        from aotexport_runtime.module.stepper import Stepper
-
         return Stepper(self, lr=lr, max_norm=max_norm)
 
     def _call(self, method: str, /, *args: Any, **kwargs: Any) -> Any:

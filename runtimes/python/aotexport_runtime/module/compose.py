@@ -33,6 +33,7 @@ from aotexport_runtime.execution.matmul.sizes import Matmul
 from aotexport_runtime.guards.arguments import argument_rows
 from aotexport_runtime.guards.caller import mode_rows, records_gradients, state_rows
 from aotexport_runtime.guards.rule import Row, torch_tensors
+from aotexport_runtime.module.state import BundleState
 from aotexport_runtime.rewrite.names import random_nodes
 from aotexport_runtime.schema.program import Program, SizeInput, StateInput
 from aotexport_runtime.submodules.adapter import adapters_below
@@ -42,7 +43,6 @@ from aotexport_runtime.values.subclasses import is_wrapper
 
 if TYPE_CHECKING:
     from aotexport_runtime.engines.forward.live_graph import LiveGraph
-    from aotexport_runtime.module.bundle_module import BundleModule
 
 log = logging.getLogger("aotexport_runtime")
 
@@ -54,7 +54,7 @@ _UNREAD: StateSlot = ({"": torch.empty(0)}, "")
 
 
 def compose(
-    module: BundleModule,
+    module: BundleState,
     program: Program,
     *,
     measures: bool = True,
@@ -125,7 +125,7 @@ def _is_measured(bundle: Bundle, program: Program, request: Request, device_type
 
 
 def _selected(
-    module: BundleModule, program: Program, request: Request, live: LiveGraph | None, *, is_measured: bool
+    module: BundleState, program: Program, request: Request, live: LiveGraph | None, *, is_measured: bool
 ) -> tuple[Choice, Native | None]:
     """Return the engines of a program and the native code among them; code that cannot be loaded is passed over."""
     bundle, environment = module.bundle, module._environment
@@ -161,7 +161,7 @@ def _selected(
 
 
 def _guards(
-    module: BundleModule, program: Program, live: LiveGraph | None, added: Mapping[str, StateSlot]
+    module: BundleState, program: Program, live: LiveGraph | None, added: Mapping[str, StateSlot]
 ) -> list[list[Row]]:
     """Return the guards of a program that tensors of torch are passed to, in stages."""
     environment = module._environment
@@ -198,7 +198,7 @@ def _reads(program: Program, live: LiveGraph | None) -> set[int]:
     return asked | {i for i, value in enumerate(live.graph.inputs) if value.name in live.reads}
 
 
-def _live(module: BundleModule, program: Program, added: Mapping[str, StateSlot]) -> LiveGraph | None:
+def _live(module: BundleState, program: Program, added: Mapping[str, StateSlot]) -> LiveGraph | None:
     """Return the forward graph with adapters and submodules that changed, or all; None: as it was captured."""
     changes, untold, live = module.changes(), module._untold, None
     adapters = [(path, adapter) for path, adapter in adapters_below(module) if adapter.is_needed()]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import metadata
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import msgspec
 import torch
@@ -32,11 +32,9 @@ from aotexport_runtime.execution.user_cache import Measurements, cache_folder
 from aotexport_runtime.guards.signature import Bound
 from aotexport_runtime.module.onnx_module import runtime_of
 from aotexport_runtime.module.recorded import read_vector
+from aotexport_runtime.module.state import BundleState
 from aotexport_runtime.values.compare import TOLERANCES, compare
 from aotexport_runtime.values.observe import Observation, make_inputs
-
-if TYPE_CHECKING:
-    from aotexport_runtime.module.bundle_module import BundleModule
 
 _BUDGET_S = 0.25
 _LEAST_ROUNDS, _MOST_ROUNDS = 2, 50
@@ -68,7 +66,7 @@ class Figures:
         return fastest if is_clear else usual
 
 
-def fastest(module: BundleModule, plan: Plan, graph: FunctionalEngine) -> list[Engine] | None:
+def fastest(module: BundleState, plan: Plan, graph: FunctionalEngine) -> list[Engine] | None:
     """Return the engines of the program of `plan`, the fastest first; None: no recorded call can be measured.
 
     `plan` is that by rules, its record tells the figures; ONNX models stand for the functional `graph`.
@@ -148,7 +146,7 @@ def kept_figures(bundle: Bundle, request: Request) -> Measurements:
 
 
 def _measure(
-    module: BundleModule, plan: Plan, engines: Mapping[str, Engine], frozen: Mapping[str, Frozen], precision: str
+    module: BundleState, plan: Plan, engines: Mapping[str, Engine], frozen: Mapping[str, Frozen], precision: str
 ) -> Figures | None:
     """Return the times of engines that give the results of the forward graph.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Call, Plan, called
@@ -15,13 +15,11 @@ from aotexport_runtime.engines.runs import Engines, Explanation
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.guards.arguments import argument_rows
 from aotexport_runtime.guards.rule import ARRAYS, torch_tensors
-from aotexport_runtime.module.optimizer import holding
-from aotexport_runtime.schema.manifest import OnnxModel, step_program
+from aotexport_runtime.module.onnx_stepper import OnnxStepper
+from aotexport_runtime.module.optimizer import holding, optimizer_of
+from aotexport_runtime.schema.manifest import STEP, OnnxModel, step_program
 from aotexport_runtime.schema.program import ArgumentInput, Program
 from aotexport_runtime.schema.trees import Constant
-
-if TYPE_CHECKING:
-    from aotexport_runtime.module.onnx_stepper import OnnxStepper
 
 
 def runtime_of(engine: str) -> OnnxRuntime | OpenVino:
@@ -108,9 +106,8 @@ class OnnxModule:
             ArgumentInvalid: another number of rates than of groups.
             NotSupported: the bundle has no ONNX model of a program `step`, or one that does not clip.
         """
-        from aotexport_runtime.module.onnx_stepper import OnnxStepper
-
-        return OnnxStepper(self, lr=lr, max_norm=max_norm, seed=seed)
+        optimizer = optimizer_of(self.bundle.manifest)
+        return OnnxStepper(self.bundle, optimizer, self.plan(STEP), self.state, lr=lr, max_norm=max_norm, seed=seed)
 
     def program(self, name: str) -> Callable[..., Any]:
         """Return program `name` as a function of its inputs; errors: see `plan`."""

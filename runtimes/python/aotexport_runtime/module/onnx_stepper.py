@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from aotexport_runtime.module.optimizer import MAX_NORM, SCALE, SEED, optimizer_of, state_of
+from aotexport_runtime.bundle.read import Bundle
+from aotexport_runtime.call.plan import Plan
+from aotexport_runtime.module.optimizer import MAX_NORM, SCALE, SEED, Optimizer, state_of
 from aotexport_runtime.schema.manifest import STEP
-
-if TYPE_CHECKING:
-    from aotexport_runtime.module.onnx_module import OnnxModule
 
 
 class OnnxStepper:
@@ -27,12 +26,18 @@ class OnnxStepper:
     """
 
     def __init__(
-        self, module: OnnxModule, *, lr: float | Sequence[float] | None, max_norm: float | None, seed: int
+        self,
+        bundle: Bundle,
+        optimizer: Optimizer,
+        plan: Plan,
+        state: dict[str, Any],
+        *,
+        lr: float | Sequence[float] | None,
+        max_norm: float | None,
+        seed: int,
     ) -> None:
-        """Begin with step 0, or go on from `state` of the module; see `OnnxModule.stepper`."""
-        bundle = module.bundle
-        optimizer = self._optimizer = optimizer_of(bundle.manifest)
-        self._module, self._plan = module, module.plan(STEP)
+        """Begin with step 0, or go on from `state`, which `plan` of the step changes; see `OnnxModule.stepper`."""
+        self._bundle, self._optimizer, self._plan, self._state = bundle, optimizer, plan, state
         self._held = state_of(optimizer, bundle.manifest, bundle.program(STEP))
         rates, self.max_norm = optimizer.rates(lr, max_norm)
         self.lr: float | Sequence[float] = rates
@@ -52,7 +57,7 @@ class OnnxStepper:
         """
         lr, max_norm = self._optimizer.rates(self.lr, self.max_norm)
         rates = {f"optimizer['lr'][{index}]": rate for index, rate in enumerate(lr)}
-        given, state = {**rates, MAX_NORM: max_norm, SEED: self.seed, SCALE: 1.0}, self._module.state
+        given, state = {**rates, MAX_NORM: max_norm, SEED: self.seed, SCALE: 1.0}, self._state
         for path, held in self._held.items():
             if path in given or path not in state:
                 state[path] = np.full(held.shape, given.get(path, held.initial), held.dtype)
@@ -60,10 +65,9 @@ class OnnxStepper:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the parameters and buffers that steps have changed, borrowed, by all names that the module has."""
-        state = self._module.state
         return {
-            name: state[entry.name]
-            for entry in self._module.bundle.manifest.state
-            if entry.name in state and entry.role != "constant"
+            name: self._state[entry.name]
+            for entry in self._bundle.manifest.state
+            if entry.name in self._state and entry.role != "constant"
             for name in (entry.name, *entry.tied)
         }

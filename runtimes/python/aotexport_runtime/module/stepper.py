@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -15,13 +15,11 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.guards.caller import has_hooks
 from aotexport_runtime.module.compose import compose
 from aotexport_runtime.module.optimizer import COUNT, FORMS, GRADS, MAX_NORM, SCALE, holding, optimizer_of, state_of
+from aotexport_runtime.module.state import BundleState
 from aotexport_runtime.schema.manifest import STEP
 from aotexport_runtime.submodules.adapter import adapters_below
 from aotexport_runtime.submodules.tables import HOOKS
 from aotexport_runtime.values import dtypes
-
-if TYPE_CHECKING:
-    from aotexport_runtime.module.bundle_module import BundleModule
 
 _COUNT = "step"
 """Name of the number of steps in the state of torch's optimizers, which have it per parameter."""
@@ -42,7 +40,7 @@ class Stepper(torch.optim.Optimizer):
 
     scale = 1.0
 
-    def __init__(self, module: BundleModule, *, lr: float | Sequence[float] | None, max_norm: float | None) -> None:
+    def __init__(self, module: BundleState, *, lr: float | Sequence[float] | None, max_norm: float | None) -> None:
         """Begin with step 0; see `BundleModule.stepper`."""
         self._optimizer = optimizer_of(module.bundle.manifest)
         if STEP not in module.bundle.program_names:
