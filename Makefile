@@ -29,7 +29,7 @@ RUNTIME_SOURCES = $(shell find runtimes/python/aotexport_runtime -type f -not -n
 ROOM ?=
 TESTS = $(if $(ROOM),$(shell sed -n 's/^$(ROOM): //p' tests/rooms),--ignore=tests/sweeps)
 
-CHECKS = check-style check-types check-runtime-types check-layers check-schemas
+CHECKS = check-style check-types check-layers check-schemas
 # torch and the model libraries use as many threads as there are cores; hubs are never asked.
 export HF_HUB_OFFLINE = 1
 # Hundreds of processes of the tests would compile the sources anew.
@@ -95,10 +95,7 @@ check-style: $(VENV)/.dev
 	$(BIN)/codespell *.md aotexport benchmarks docs examples runtimes/python schemas/*.md
 
 check-types: $(VENV)/.dev
-	$(BIN)/pyright
-
-check-runtime-types: $(VENV)/.dev
-	$(BIN)/pyright --project runtimes/python
+	$(BIN)/pyrefly check
 
 check-layers: $(VENV)/.dev
 	$(BIN)/lint-imports --no-cache

@@ -188,11 +188,11 @@ def _with_other_weights(call: ExampleCall) -> ExampleCall:
 
     def changed(*args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
-            for weight in changed.__self__.parameters():
+            for weight in changed.__self__.parameters():  # pyrefly: ignore[missing-attribute]
                 weight.mul_(0.75)
         return call.callable(*args, **kwargs)
 
-    changed.__self__ = call.module
+    changed.__self__ = call.module  # pyrefly: ignore[missing-attribute]
     return dataclasses.replace(call, callable=changed)
 
 

@@ -209,7 +209,7 @@ def _child(tree: Tree, step: str | int) -> Tree | None:
         keys = keys_of(tree)
     elif isinstance(tree, NamedFields) and isinstance(step, str):
         keys = tree.fields
-    return tree.items[list(keys).index(step)] if step in keys else None
+    return tree.items[list(keys).index(step)] if step in keys else None  # pyrefly: ignore[bad-argument-type]
 
 
 def _size_of(place: Leaf | Constant, call: ExampleCall, integers: dict[int, Any]) -> Any:

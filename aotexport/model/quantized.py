@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -67,7 +67,7 @@ def quantize(module: BundleModule, scheme: Scheme) -> None:
             f"{'; int4 takes inputs in groups of 32' if scheme == 'int4' else ''}"
         )
     for path, weight in found.items():
-        bias = getattr(module.get_submodule(path), "bias", None)
+        bias: Any = getattr(module.get_submodule(path), "bias", None)
         module.set_submodule(path, QuantizedLinear(weight, bias, scheme))
 
 

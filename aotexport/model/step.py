@@ -97,7 +97,7 @@ class Step:
     def made(self, parameters: Sequence[torch.Tensor], options: Mapping[str, Any], **forms: bool) -> Any:
         """Return an optimizer of parameters; `forms` are those that it shall have, beside the default ones."""
         known = inspect.signature(self.kind).parameters
-        chosen = {name: forms.get(name, False) for name in FORMS if name in known}
+        chosen: dict[str, Any] = {name: forms.get(name, False) for name in FORMS if name in known}
         try:
             return self.kind(list(parameters), **{**options, **chosen})
         except (TypeError, ValueError) as error:

@@ -98,7 +98,7 @@ def _for_this_thread(patch: Patch) -> Any:
         original = getattr(patch.owner, patch.name, None)
         accessors = ((replacement.fget, "__get__"), (replacement.fset, "__set__"))
         read, write = (new and in_this_thread(new, getattr(original, kind, None)) for new, kind in accessors)
-        return property(read, write)
+        return property(read, write)  # pyrefly: ignore[bad-argument-type] (by their kinds)
     if isinstance(replacement, staticmethod):
         return staticmethod(in_this_thread(replacement.__func__, getattr(patch.owner, patch.name)))
     binds = FunctionType if isinstance(patch.owner, type) else FunctionType | MethodType | functools.partial

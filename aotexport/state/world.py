@@ -318,7 +318,7 @@ def left_alone(target: Any, others: Iterable[Any]) -> Iterator[None]:
     tables = _of_modules(("", value) for value in found if isinstance(value, nn.Module))
     outside = _of_code(target, module if isinstance(module, nn.Module) else None)
     world = World((*tables, *outside, *(table_of(tensor, "") for tensor in tensors)))
-    generators = [(torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate())]
+    generators: list[Any] = [(torch.set_rng_state, torch.get_rng_state()), (random.setstate, random.getstate())]
     generators += [(np.random.set_state, np.random.get_state())]
     if torch.cuda.is_initialized():
         generators.append((torch.cuda.set_rng_state_all, torch.cuda.get_rng_state_all()))

@@ -148,7 +148,8 @@ def number_at(value: Any, path: Any) -> Any:
 
 def is_float_of_tensors(expression: Any, value: Any) -> bool:
     """Return whether an expression with this value is a float computed from floats of tensors."""
-    floats = [symbol for symbol in free_unbacked_symbols(expression) if not symbol.is_integer]
+    symbols: Any = free_unbacked_symbols(expression)
+    floats = [symbol for symbol in symbols if not symbol.is_integer]
     return bool(floats) and not value.is_Boolean and not expression.is_integer
 
 

@@ -109,11 +109,11 @@ def fake_kernels(kernels: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
         with set_ctx_getter(lambda: context), mode:
             return kernels[operator](*args, **kwargs)
 
-    op_implementations_checks.insert(0, (takes, run))
+    op_implementations_checks.insert(0, (takes, run))  # pyrefly: ignore[bad-argument-type]
     try:
         yield
     finally:
-        op_implementations_checks.remove((takes, run))
+        op_implementations_checks.remove((takes, run))  # pyrefly: ignore[bad-argument-type]
 
 
 @contextlib.contextmanager

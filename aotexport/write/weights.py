@@ -83,7 +83,7 @@ def _record(entry: StateEntry, places: Iterator[dict[str, Any]]) -> StateTensor:
     tensor = entry.tensor
     subclass = encode_subclass(tensor, f"`{entry.names[0]}`")
     if subclass is None:
-        where = next(places)
+        where: dict[str, Any] = next(places)
     else:
         where = {
             "dtype": str(tensor.dtype).removeprefix("torch."),

@@ -147,7 +147,7 @@ def _arms(hint: Any) -> list[Any]:
     if origin in (typing.Union, types.UnionType):
         return [arm for part in typing.get_args(hint) for arm in _arms(part)]
     if origin is typing.Literal:
-        return [typing.Literal[value] for value in typing.get_args(hint)]
+        return [typing.Literal[value] for value in typing.get_args(hint)]  # pyrefly: ignore[invalid-literal]
     if origin is Annotated:
         type_, *rules = typing.get_args(hint)
         bounds = next((rule for rule in rules if isinstance(rule, bounded.Bounds)), None)

@@ -100,9 +100,10 @@ def _sentence(rule: Any, type_: Any) -> str:
     if isinstance(rule, Bounds):
         if rule.minItems is not None:
             return f"At least {rule.minItems} item."
-        plain = Annotated[typing.get_args(type_)[0], next(each for each in type_.__metadata__ if type(each) is Bounds)]
+        bounds = next(each for each in type_.__metadata__ if type(each) is Bounds)
+        plain = Annotated[typing.get_args(type_)[0], bounds]  # pyrefly: ignore[invalid-annotation]
         return f"A `{BOUNDED[plain]}`."
-    said = references_of(Annotated[typing.get_args(type_)[0], rule])[0]
+    said = references_of(Annotated[typing.get_args(type_)[0], rule])[0]  # pyrefly: ignore[invalid-annotation]
     return f"{said[0].upper()}{said[1:]}."
 
 

@@ -118,7 +118,7 @@ class _Recording:
             needed = NeededGradients(self.in_eager if depends == "outputs" else here)
             context = self._trace(needed)
             self.asked = [(self.args[i], depends) for i in needed.read if isinstance(self.args[i], torch.Tensor)]
-        for tensor in context.dirty_tensors:
+        for tensor in context.dirty_tensors:  # pyrefly: ignore[unbound-name] (`depends` says so)
             if not any(tensor is operand for operand in self.operands):
                 raise NotRepresentable("it marks a tensor as dirty that is no input")
         ctx.mark_dirty(*context.dirty_tensors)
@@ -294,7 +294,7 @@ def record_application(function: Any, args: tuple[Any, ...], kwargs: dict[str, A
     questions = current_questions.get()
     in_eager = None if traces_subgraph() else [isinstance(a, torch.Tensor) and questions.answer(a) for a in args]
     recording = _Recording(function, args, has_setup, in_eager)
-    recorded = type(function.__name__, (torch.autograd.Function,), {"forward": staticmethod(recording.trace)})
+    recorded: Any = type(function.__name__, (torch.autograd.Function,), {"forward": staticmethod(recording.trace)})
     with tracing_paused() as tracer:
         result = recorded.apply(*args)
         results = result if isinstance(result, tuple) else (result,)

@@ -89,7 +89,7 @@ def patches() -> list[Patch]:
 
 def _distribute_tensor(tensor: Any, device_mesh: Any = None, placements: Any = None, *, src_data_rank: Any = 0) -> Any:
     """Replace torch's function of this signature; the code runs among that function's globals."""
-    from aotexport.capture.effects.distributed import refuse_distribution
+    from aotexport.capture.effects.distributed import refuse_distribution  # pyrefly: ignore
 
     refuse_distribution()
 

@@ -70,7 +70,7 @@ class SizesAsIntegers(TorchFunctionMode):
 
 
 def _new_tensor(tensor: torch.Tensor, *data: Any, **options: Any) -> torch.Tensor:
-    return tensor_of_numbers(*data, **{"dtype": tensor.dtype, "device": tensor.device} | options)
+    return tensor_of_numbers(*data, **dict[str, Any](dtype=tensor.dtype, device=tensor.device) | options)
 
 
 def one_hot(classes: torch.Tensor, num_classes: Any = -1) -> Any:

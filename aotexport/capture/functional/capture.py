@@ -219,7 +219,7 @@ def _make_scalars(graph: torch.fx.Graph) -> None:
         tensor = getattr(graph.owning_module, str(node.target))
         is_copied = all(user.target is torch.ops.aten.lift_fresh_copy.default for user in node.users)
         if is_copied and isinstance(tensor, torch.Tensor) and tensor.numel() == 1:
-            options = {"dtype": tensor.dtype, "device": tensor.device}
+            options: dict[str, Any] = {"dtype": tensor.dtype, "device": tensor.device}
             with graph.inserting_before(node):
                 made = graph.call_function(torch.ops.aten.full.default, ([*tensor.shape], tensor.item()), options)
             made.meta = dict(node.meta)

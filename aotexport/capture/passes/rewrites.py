@@ -167,7 +167,7 @@ def fix_gradients_of_loops(draft: Draft) -> Draft:
     loop that draws random numbers draws them for contiguous values.
     """
     loops = [n for n in differentiable_operators(draft.graph, draft.inputs) if operator_name(n) == "while_loop"]
-    reads = draft.reads
+    reads: Any = draft.reads
     if loops:
         reads |= {"requires_grad"}
     if any(draws(subgraph) for loop in loops for subgraph in subgraphs_of(draft.graph, loop)):

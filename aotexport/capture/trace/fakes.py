@@ -88,7 +88,7 @@ class FakeInputs:
         environment = self.mode.shape_env
         assert environment is not None
         guards = {guard.expr for guard in environment.guards}
-        ranges = environment.var_to_range.items()
+        ranges: Any = environment.var_to_range.items()
         bounded = {
             symbol: span for symbol, span in ranges if symbol not in free or (span.lower > 0 or span.upper < int_oo)
         }

@@ -43,14 +43,14 @@ def attach_state(
             continue
         name = state[str(value.name)]
         entry = entries[name]
-        value.name = name if name not in taken else f"state.{name}"
+        value.name = new = name if name not in taken else f"state.{name}"
         if entry.file not in headers:
             headers[entry.file] = tensor_ranges(root.joinpath(*entry.file.split("/")))
         value.const_value = _placed(value, entry, headers[entry.file][entry.key], root)
-        graph.initializers[value.name] = value
+        graph.initializers[new] = value
         if name in changing:
             graph.inputs.append(value)
-            remaining_inputs[name] = value.name
+            remaining_inputs[name] = new
     return remaining_inputs
 
 

@@ -138,7 +138,7 @@ class TrainingState:
             return
         # The run has collectives of its own meanwhile.
         self._group = self._group or dist.new_group(backend="gloo")
-        saving: Any = async_save(state, checkpoint_id=path, process_group=self._group)
+        saving: Any = async_save(state, checkpoint_id=path, process_group=self._group)  # pyrefly: ignore[bad-argument-type]
         self._writing = getattr(saving, "upload_completion", saving)
 
     def wait(self) -> None:

@@ -130,7 +130,7 @@ def _landlock_version() -> int:
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM):
             raise
         raise NotSupported(
-            f"the kernel has no Landlock ({os.strerror(error.errno)}): it needs Linux 5.13, with `landlock` among its "
+            f"the kernel has no Landlock ({error.strerror}): it needs Linux 5.13, with `landlock` among its "
             "security modules (`lsm=`); run the process in a container without network instead"
         ) from None
 

@@ -42,7 +42,7 @@ class Calls:
     name: str
     values: list[Any]
     count: int
-    expected: Observation = field(default_factory=Observation)
+    expected: Observation = field(default_factory=Observation)  # pyrefly: ignore[bad-assignment]
     eager_errors: dict[str, float] = field(default_factory=dict)
 
 

@@ -39,7 +39,7 @@ class _LoraOption(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Return the options of an adapter, by name."""
-        kinds = {each.name: type(each.default) for each in fields(Lora) if each.default != ()}
+        kinds: dict[str, Any] = {each.name: type(each.default) for each in fields(Lora) if each.default != ()}
         found: dict[str, Any] = {}
         for part in value.split(",") if isinstance(value, str) else ():
             key, _, text = part.partition("=")

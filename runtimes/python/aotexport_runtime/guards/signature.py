@@ -257,7 +257,7 @@ def container_changes(
 
     `constant` returns the value of a constant leaf.
     """
-    prepared = [
+    prepared: list[Any] = [
         (each.path, [*map(key_of, each.keys)], [item and builder(item, constant) for item in each.items])
         for each in changes
     ]

@@ -35,7 +35,7 @@ def log_as_json() -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonLines())
     root = logging.getLogger()
-    root.handlers, root.level = [handler], logging.WARNING
+    root.handlers[:], root.level = [handler], logging.WARNING
     logging.getLogger("aotexport_runtime.server").setLevel(logging.INFO)
     logging.captureWarnings(True)
     # KServe 0.21 makes its application so.

@@ -126,7 +126,7 @@ def read_request(body: bytearray, json_nbytes: int | None, signature: Signature,
         raise Refusal(f"the body is no inference request: {error}") from None
     inputs: dict[str, Array] = {}
     for tensor in head.inputs:
-        nbytes = tensor.parameters and tensor.parameters.binary_data_size
+        nbytes = None if tensor.parameters is None else tensor.parameters.binary_data_size
         check_input(tensor.name, tensor.datatype, tensor.shape, inputs, signature)
         if nbytes is None:
             if tensor.data is None:
@@ -168,7 +168,7 @@ def _wanted(outputs: list[Output] | None, binary: bool, signature: Signature) ->
     if not outputs:
         wanted = dict.fromkeys(signature.outputs, binary)
     else:
-        given = {each.name: each.parameters and each.parameters.binary_data for each in outputs}
+        given = {each.name: None if each.parameters is None else each.parameters.binary_data for each in outputs}
         wanted = {name: binary if in_bytes is None else in_bytes for name, in_bytes in given.items()}
     check_outputs(wanted, signature)
     for name, in_bytes in wanted.items():

@@ -101,7 +101,8 @@ class Generator:
         self.batcher = Batcher(_none, replace(options, max_batch_size=1, max_latency_ms=0))
         self._reader = ThreadPoolExecutor(1, "aotexport prompts", self.batcher.begin)
         self._module: Any = self.batcher.apply(lambda: load_served(bundle, self._target, options))
-        self._device, self._vocabulary = self._module.device, len(self._module.get_input_embeddings().weight)
+        self._device: Any = self._module.device
+        self._vocabulary = len(self._module.get_input_embeddings().weight)
 
     @property
     def _is_seq2seq(self) -> bool:
@@ -171,7 +172,7 @@ class Generator:
             NotSupported: the generator is closed.
         """
         self._check(prompt, most, adapter)
-        given = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
+        given: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         processors = forced(self._settings, most + (1 if self._is_seq2seq else len(prompt)))
         chosen = {name: value for name, value in given.items() if value is not None}
         choice = replace(self.choice, processors=processors, **chosen)

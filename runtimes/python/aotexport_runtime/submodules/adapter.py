@@ -119,5 +119,6 @@ def adapted_call(module: nn.Module, result: torch.Tensor, args: Sequence[torch.T
                 f"a `{type(module).__name__}` computes with its own `{adapter.tensor}` here, and has an adapter that "
                 "takes its place. Merge the adapter first (`aotexport_runtime.adapters.merge_adapter`)"
             )
-        result = adapter.adapted(result, args[0], getattr(module, adapter.tensor), getattr(module, "bias", None))
+        bias: Any = getattr(module, "bias", None)
+        result = adapter.adapted(result, args[0], getattr(module, adapter.tensor), bias)
     return result

@@ -48,7 +48,7 @@ class Origin:
     path: str
     known: bool = False
     attributes: dict[str, Any] = field(default_factory=dict[str, Any])
-    type: type[nn.Module] = nn.Module
+    type: type[nn.Module] = nn.Module  # pyrefly: ignore[invalid-annotation]
     tensors: dict[str, TensorKind] = field(default_factory=dict[str, TensorKind])
     submodules: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
     left: set[str] = field(default_factory=set[str])
@@ -93,7 +93,7 @@ class _ObservedTable:
     setdefault = MutableMapping.setdefault
 
     def __ior__(self, other: Any) -> Any:
-        self.update(other)
+        self.update(other)  # pyrefly: ignore[no-matching-overload]
         return self
 
 

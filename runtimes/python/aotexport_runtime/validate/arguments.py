@@ -77,7 +77,7 @@ def elements(argument: Argument) -> Sequence[Element]:
             if isinstance(item, list | SliceArgument):
                 found += elements(item)
             else:
-                found.append(item)
+                found.append(item)  # pyrefly: ignore[bad-argument-type]
         return found
     return (argument.start, argument.stop, argument.step) if isinstance(argument, SliceArgument) else (argument,)
 

@@ -71,8 +71,8 @@ def check_types(node: Node, schema: str | None, values: Values, here: Place, *, 
     signature = None if schema is None else signature_of(schema)
     if signature is None or schema is None or schema.partition("(")[0] != node.op.removesuffix(".default"):
         raise here.at("op").invalid(f"no signature of operator `{node.op[:80]}`", "operator-schema/signature")
-    in_set = aten_signatures().get(node.op.removeprefix("aten::"))
-    if in_set not in (None, schema) and not is_compatible(schema, in_set) and not is_compatible(in_set, schema):
+    in_set = aten_signatures().get(node.op.removeprefix("aten::")) or schema
+    if in_set != schema and not is_compatible(schema, in_set) and not is_compatible(in_set, schema):
         message = f"{subject} has another signature in its operator set: {in_set}"
         raise here.at("op").invalid(message, "operator-schema/operator-set")
     _check_arguments(node, signature, values, here)

@@ -247,7 +247,7 @@ class Library:
             )
         table.mode = _MODES.index(mode)
         table.is_closed = table.is_closed or mode == "torch"
-        self._table = table
+        self._table = table  # pyrefly: ignore[possibly-uninitialized-attribute] (read by `_first_run` alone)
         self.run = run if table.is_closed else self._first_run
 
     def _first_run(self, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

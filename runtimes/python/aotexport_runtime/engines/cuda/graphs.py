@@ -281,7 +281,7 @@ def _settings() -> tuple[Any, ...]:
     """Return the switches of torch that a graph's operators were chosen by."""
     cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
     if hasattr(torch.backends, "fp32_precision"):  # Since torch 2.9; then the older names may raise.
-        switches: list[Any] = [torch.backends, cuda.matmul, cudnn.conv, cudnn.rnn]
+        switches: list[Any] = [torch.backends, cuda.matmul, cudnn.conv, cudnn.rnn]  # pyrefly: ignore[missing-attribute]
         precision = tuple([switch.fp32_precision for switch in switches])
     else:
         precision = torch.get_float32_matmul_precision(), cudnn.allow_tf32

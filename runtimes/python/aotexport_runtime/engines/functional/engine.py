@@ -62,7 +62,7 @@ class FunctionalEngine:
         gradients = functional.gradients
         self._joint: JointProgram | None = None
         if gradients is None:
-            self.infer = _inference(graph, environment, engines, native)
+            self.infer = _inference(graph, environment, engines, native)  # pyrefly: ignore[possibly-uninitialized-attribute]
         else:
             self._joint = JointProgram(
                 graph,

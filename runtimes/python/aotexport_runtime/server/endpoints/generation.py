@@ -89,7 +89,7 @@ def _json(value: Any) -> Response:
 class _Reply(Response):
     """The answer to a request, which is read, generated and sent when the response is."""
 
-    background = None
+    background: Any = None
 
     def __init__(
         self, plane: BundlePlane, options: ServeOptions, request: Request, kind: type[Completion | Chat]
