@@ -24,6 +24,9 @@ include_patterns = [
     ),
 ]
 
+# Sphinx looks through every folder that is left: an environment has tens of thousands of files.
+exclude_patterns = [".*", "out", "aotexport", "runtimes/python/aotexport_runtime", "tests/golden/*/*/*"]
+
 extensions = [
     *("myst_parser", "sphinx_copybutton"),
     *("sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_click"),
