@@ -86,7 +86,7 @@ def _apply(mutation: InputMutation, original: torch.Tensor, updated: torch.Tenso
             original.data = updated
             return
         with torch.no_grad():
-            original.set_(updated)  # pyrefly: ignore[bad-argument-type] (torch's stub lacks tensors as sources)
+            original.set_(updated)  # pyright: ignore[reportArgumentType] (torch's stub lacks tensors as sources)
         return
     if mutation.metadata:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not mutation.under_no_grad):
