@@ -56,7 +56,7 @@ from aotexport.pipeline.report import declared_range
 from aotexport.pipeline.step import capture_step
 from aotexport.process.blocks import collected_rarely
 from aotexport.process.clock import Clock
-from aotexport.state.mode import in_mode, refuse_modes_that_change_state
+from aotexport.state.mode import in_mode, refuse_own_switches
 from aotexport.state.world import ChangedOnFirstCall, PythonStateChanged
 from aotexport.vectors.record import accepted_calls, checked_programs, on_path, shorter_on_path
 from aotexport_runtime.errors import first_line
@@ -80,7 +80,7 @@ def choose_calls(
     module = specs[0].call.module
     state = collect_state(module)
     for spec in specs:
-        refuse_modes_that_change_state(module, spec.mode, state)
+        refuse_own_switches(module, spec.mode, state)
     return specs, state
 
 

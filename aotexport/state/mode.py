@@ -12,7 +12,7 @@ from aotexport.model.call import Attribute
 from aotexport.model.programs import Mode
 from aotexport.model.state import State
 from aotexport.state.tensors import UNCHANGED, restored
-from aotexport.state.world import World
+from aotexport.state.world import World, attributes_restored
 
 
 @contextlib.contextmanager
@@ -37,15 +37,19 @@ def in_mode(module: nn.Module | None, mode: Mode, attributes: Sequence[Attribute
     undo = own.put_back
     try:
         if switches:
-            # Modules made by `torch.export` have one mode only, and raise.
-            with contextlib.suppress(NotImplementedError):
-                module.train() if mode == "train" else module.eval()
+            _switch(module, mode)
             undo = own.undoing()
         _set(attributes)
         yield
     finally:
         _set(before)
         undo()
+
+
+def _switch(module: nn.Module, mode: Mode) -> None:
+    # Modules made by `torch.export` have one mode only, and raise.
+    with contextlib.suppress(NotImplementedError):
+        module.train() if mode == "train" else module.eval()
 
 
 def _set(attributes: Sequence[Attribute]) -> None:
@@ -65,15 +69,20 @@ def _any_has_own_switches(module: nn.Module) -> bool:
     return any(map(has_own_switches, module.modules()))
 
 
-def refuse_modes_that_change_state(module: nn.Module | None, mode: Mode, state: State) -> None:
-    """Refuse a module whose own `train` or `eval` changes its tensors, such as by merging weights.
+def refuse_own_switches(module: nn.Module | None, mode: Mode, state: State) -> None:
+    """Refuse a module whose own `train` or `eval` does what that of a loaded bundle does not.
+
+    It changes tensors, such as by merging weights; or it leaves submodules in the other mode that are in `mode` now.
 
     Raises:
-        ExportFailed: names the tensor.
+        ExportFailed: names the tensor or the submodule.
     """
-    if module is None or module.training == (mode == "train") or not _any_has_own_switches(module):
+    if module is None or not _any_has_own_switches(module):
         return
-    with restored(state) as snapshot, in_mode(module, mode):
+    wanted = mode == "train"
+    inside = [name for name, child in module.named_modules() if module.training == child.training == wanted]
+    with restored(state) as snapshot, attributes_restored(module):
+        _switch(module, mode)
         entries = [entry for entry in state.entries for _ in entry.slots]
         for entry, change in zip(entries, snapshot.changes(), strict=True):
             if change is not UNCHANGED:
@@ -82,6 +91,12 @@ def refuse_modes_that_change_state(module: nn.Module | None, mode: Mode, state: 
                     "all modes. Export the programs of one mode, with the model in that mode (`model.eval()`, then "
                     "`programs=('infer',)`)"
                 )
+        left = next((name for name in inside if module.get_submodule(name).training != wanted), None)
+    if left is not None:
+        raise ExportFailed(
+            f"`{mode}()` of the model leaves its `{left}` in the other mode, and it is in {mode} mode now: "
+            f"`{mode}()` of a loaded bundle would not. Call `.{mode}()` on the model in the model file"
+        )
 
 
 def eval_mode_note(module: nn.Module | None, mode: Mode) -> list[str]:

@@ -102,6 +102,26 @@ def test_mode_that_changes_weights_is_refused_and_leaves_them(tmp_path):
     assert not model.merged
 
 
+class Freezing(nn.Sequential):
+    """Leaves its norm in eval mode, once `train` has been called."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[1].eval()
+        return self
+
+
+def test_mode_that_the_own_train_would_not_leave_is_refused(tmp_path):
+    model = Freezing(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    with pytest.raises(aotexport.ExportFailed) as raised:
+        aotexport.export(model, (torch.randn(2, 4),), output=tmp_path / "bundle", programs=("train",))
+    assert str(raised.value) == (
+        "`train()` of the model leaves its `1` in the other mode, and it is in train mode now: `train()` of a loaded "
+        "bundle would not. Call `.train()` on the model in the model file"
+    )
+    assert model[1].training
+
+
 class Switching(nn.Linear):
     """Says in its own `eval` what to do, and asks for no mode."""
 
