@@ -121,22 +121,12 @@ def of_command(
 
 def largest_errors(comparisons: Iterable[Comparison]) -> list[dict[str, Any]]:
     """Return the largest error per compared value of a program, over all recorded calls."""
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
     for comparison in comparisons:
         value = _CALL.sub("", comparison.name, count=1).removesuffix(" norm")
-        key = (comparison.program, comparison.target, value)
-        row = found.setdefault(
-            key,
-            {
-                "program": comparison.program,
-                "target": comparison.target,
-                "value": value,
-                "kind": _kind(value),
-                "error": 0.0,
-                "absolute": 0.0,
-                "comparisons": 0,
-            },
-        )
+        names = {"program": comparison.program, "target": comparison.target, "value": value}
+        numbers = {"error": 0.0, "absolute": 0.0, "comparisons": 0}
+        row = found.setdefault(tuple(names.values()), {**names, "kind": _kind(value), **numbers})
         row["error"] = max(row["error"], comparison.error)
         row["absolute"] = max(row["absolute"], comparison.absolute)
         row["comparisons"] += 1
