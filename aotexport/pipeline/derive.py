@@ -1,8 +1,5 @@
 """`derive`: a bundle of a bundle, without the model's code."""
 
-# A loaded module has its options in attributes without public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import contextlib

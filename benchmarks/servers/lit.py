@@ -2,8 +2,6 @@
 
 It has a protocol of its own: JSON, here with tensors as base64, at the route of the other servers.
 """
-# litserve is no part of the development environment.
-# pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 

@@ -4,8 +4,6 @@ Eager and ONNX Runtime stand behind the same server of KServe that bundles stand
 Neither joins requests: KServe's server does not. Each runs in one thread, in which it was loaded: with a second thread
 that has run operators, OpenMP's threads sleep between two of them. Answers are bytes where the client asks for bytes.
 """
-# kserve and litserve are no part of the development environment.
-# pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
 """What is refused, by which code and with which sentence; the server goes on."""
-# The clients are no packages where types are checked.
-# pyright: reportMissingImports=false
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """LoRA adapters beside weights of a loaded bundle: added, switched, merged into the weights, deleted."""
 
-# The tables of a module have no public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence

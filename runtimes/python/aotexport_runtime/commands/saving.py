@@ -1,8 +1,5 @@
 """`save`: tuned weights as a new bundle that shares everything else with the loaded one."""
 
-# The tables of a module have no public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import gc

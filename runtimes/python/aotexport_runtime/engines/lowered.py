@@ -39,7 +39,7 @@ class Lowered(Native):
     target: str
     forward: Function
     backward: Function | None
-    saved: int  # pyright: ignore[reportIncompatibleVariableOverride] (it has a way of its own)
+    saved: int
     guards: tuple[SizeExpression, ...] = ()
     trial: Callable[[Sequence[Any], Mapping[str, int]], bool] | None = None
 

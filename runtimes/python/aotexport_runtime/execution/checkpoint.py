@@ -119,7 +119,7 @@ class _Part:
     def unpack(self, place: int) -> torch.Tensor:
         """Return the saved tensor at a position, recomputed once per backward pass."""
         # Torch says by no public name which pass runs.
-        current: int = torch._C._current_graph_task_id()  # noqa: TID251 # pyright: ignore[reportPrivateUsage]
+        current: int = torch._C._current_graph_task_id()  # noqa: TID251
         if current == -1 or current != self._pass or place not in self._anew:
             self._pass, self._anew = current, dict(enumerate(self._saved_again()))
         # Backward reads each once.

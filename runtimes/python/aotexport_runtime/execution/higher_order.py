@@ -303,9 +303,7 @@ class _Redrawn(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride] (the decorator's type)
-        ctx: Any, *grads: torch.Tensor
-    ) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         tracked = [_requires_grad(tensor) for tensor in ctx.saved_tensors]
         operands = [
             other if tensor is None else tensor.detach().requires_grad_(is_tracked)

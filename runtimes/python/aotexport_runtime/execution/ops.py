@@ -65,7 +65,7 @@ def overload(name: str, captured_schema: str | None, namespaces: frozenset[str])
             f"operator `{name}` is not registered: import the package that registers namespace `{namespace}` before "
             "loading"
         )
-    current = str(function._schema)  # pyright: ignore[reportPrivateUsage] (there is no public name)
+    current = str(function._schema)
     if captured_schema is not None and current != captured_schema and not is_compatible(captured_schema, current):
         raise NotSupported(
             f"operator `{name}` has another signature in torch {torch.__version__}.\n"

@@ -9,12 +9,12 @@ from __future__ import annotations
 import torch
 from torch.autograd import forward_ad
 
-_functorch = getattr(torch._C, "_functorch", None)  # noqa: TID251 (see above) # pyright: ignore[reportPrivateUsage]
+_functorch = getattr(torch._C, "_functorch", None)  # noqa: TID251 (see above)
 _is_batched = getattr(_functorch, "is_legacy_batchedtensor", None)
 _is_dead = getattr(_functorch, "is_dead_tensor_wrapper", None)
-_is_tracing = torch.jit.is_tracing  # pyright: ignore[reportPrivateImportUsage] (documented)
+_is_tracing = torch.jit.is_tracing
 _peek = getattr(_functorch, "peek_interpreter_stack", None)
-_autograd = getattr(torch._C, "_autograd", None)  # noqa: TID251 (see above) # pyright: ignore[reportPrivateUsage]
+_autograd = getattr(torch._C, "_autograd", None)  # noqa: TID251 (see above)
 _hooks_of_saved_tensors = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
 

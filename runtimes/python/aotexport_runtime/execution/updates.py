@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 # Torch's own function: that of `torch.ops` takes longer than the update of a small parameter.
-_update: Any = torch._fused_adamw_  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+_update: Any = torch._fused_adamw_
 _ENDLESS = torch.tensor(float("inf"))
 """Number of steps with which the operator corrects no bias: the corrections are in the divisor and the addend."""
 

@@ -1,7 +1,5 @@
 """What a run of fine-tuning was asked for; each setting with its option of the command line."""
 
-# pyright: reportMissingTypeArgument=false
-
 from __future__ import annotations
 
 import math

@@ -1,8 +1,5 @@
 """The steps of a generation: calls of `decode`, whose keys and values stay in place from token to token."""
 
-# A loaded module has its options and plans in attributes without public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,4 @@
 """A bill of materials of a bundle: CycloneDX 1.6, made by its Python library and of the manifest alone. No torch."""
-# A decorator of cyclonedx hides the arguments and attributes of its classes.
-# pyright: reportCallIssue=false, reportAttributeAccessIssue=false
 
 from __future__ import annotations
 

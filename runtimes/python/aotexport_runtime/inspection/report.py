@@ -178,7 +178,7 @@ def _modules(bundle: Bundle, memory: Timeline | None, times: NodeTimes | None) -
     for row in memory.saved if memory else ():
         saved[row.module] += row.nbytes
     for path, spent in (times.by(lambda node: node.module) if times else {}).items():
-        seconds[path] += spent  # pyright: ignore[reportArgumentType] (a counter of seconds)
+        seconds[path] += spent  # pyrefly: ignore[unsupported-operation] (a counter of seconds)
     paths = {""}
     for path in {*elements, *nbytes, *saved, *seconds}:
         parts = path.split(".")

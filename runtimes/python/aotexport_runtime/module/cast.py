@@ -1,8 +1,5 @@
 """A bundle in another floating dtype: the programs of `model.to(dtype)`, where graphs hold no dtype of their own."""
 
-# A loaded module has its options in attributes without public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping

@@ -1,8 +1,5 @@
 """The program of a loaded bundle that a call runs, with the engines that serve it, ready to be called."""
 
-# A loaded module has its options in attributes without public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import dataclasses

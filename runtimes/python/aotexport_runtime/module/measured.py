@@ -1,8 +1,5 @@
 """Which engine of an inference program is the fastest here: measured in a recorded call, kept for the next process."""
 
-# A loaded module has its options in attributes without public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import functools

@@ -1,8 +1,5 @@
 """`module.stepper()`: whole training steps by the program `step`, as an optimizer of torch."""
 
-# A loaded module has its tables in attributes without public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence

@@ -1,8 +1,5 @@
 """Submodules of a loaded module that differ from those that were loaded."""
 
-# The tables of a module have no public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import functools

@@ -1,8 +1,5 @@
 """Modules in the places of original submodules, and the tree of them."""
 
-# The tables of a module have no public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import copy

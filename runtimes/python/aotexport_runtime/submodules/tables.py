@@ -1,8 +1,5 @@
 """Tables of a loaded module: they report changes, and hold its tensors and submodules at their current places."""
 
-# The tables of a module have no public names.
-# pyright: reportPrivateUsage=false
-
 from __future__ import annotations
 
 import copy

@@ -119,7 +119,7 @@ def join_alone() -> None:
     import torch.distributed as dist
 
     if not dist.is_initialized():
-        store = dist.HashStore()  # pyright: ignore[reportPrivateImportUsage] (documented, and not in `__all__`)
+        store = dist.HashStore()
         dist.init_process_group("gloo", store=store, rank=0, world_size=1)
 
 

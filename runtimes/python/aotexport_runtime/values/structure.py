@@ -156,7 +156,7 @@ def _fields(value: Any) -> tuple[Any, dict[str, Any]]:
     if type_.__module__ == "torch.return_types":
         return "return_type", dict(zip(type_.__match_args__, value, strict=True))
     if isinstance(value, tuple) and hasattr(type_, "_fields"):
-        return "namedtuple", dict(zip(type_._fields, value, strict=True))  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
+        return "namedtuple", dict(zip(type_._fields, value, strict=True))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         # Calls may have set further attributes.
         return "dataclass", vars(value)

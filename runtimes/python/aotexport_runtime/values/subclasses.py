@@ -52,7 +52,7 @@ def _protocol(type_: type) -> _Protocol:
         from aotexport_runtime.values import meshes
 
         return _Protocol(meshes.flatten, meshes.unflatten, meshes.data, meshes.live)
-    return _Protocol(_flatten, type_.__tensor_unflatten__)  # pyright: ignore[reportAttributeAccessIssue]
+    return _Protocol(_flatten, type_.__tensor_unflatten__)
 
 
 def _flatten(tensor: Any) -> tuple[dict[str, torch.Tensor], Any]:

@@ -173,7 +173,7 @@ def _class(kind: str, name: str, fields: tuple[str, ...], with_torch: bool) -> A
     `DistributedDataParallel` and others search pytrees for tensors. torch has no public name for the registration.
     """
     if kind == "namedtuple":
-        return collections.namedtuple(name, fields)  # pyright: ignore[reportUntypedNamedTuple] (known from data)
+        return collections.namedtuple(name, fields)
     if kind in _BASES:
         class_: Any = type(name, (_BASES[kind],), {})
     else:

@@ -171,7 +171,7 @@ Runner = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 
 def _load(path: Path) -> Runner:
     try:
-        runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+        runner: Any = torch._C._aoti.AOTIModelContainerRunnerCpu
         return runner(loader_name(path), 1).run
     except (AttributeError, RuntimeError, TypeError) as error:
         reason = first_line(error)

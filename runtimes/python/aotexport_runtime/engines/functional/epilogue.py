@@ -71,7 +71,7 @@ class Mutations:
     def apply(self, inputs: Sequence[Any], updated: Sequence[Any]) -> None:
         """Write their new values, the first of the graph's results (`updated`), into `inputs`; some are opaque."""
         if self._plain and self.count and not torch.is_grad_enabled():
-            torch._foreach_copy_(  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
+            torch._foreach_copy_(
                 [inputs[mutation.input_index] for mutation, _ in self._writes], [*map(unwrap, updated[: self.count])]
             )
         else:
@@ -86,7 +86,7 @@ def _apply(mutation: InputMutation, original: torch.Tensor, updated: torch.Tenso
             original.data = updated
             return
         with torch.no_grad():
-            original.set_(updated)  # pyright: ignore[reportArgumentType] (torch's stub lacks tensors as sources)
+            original.set_(updated)  # pyrefly: ignore[bad-argument-type] (torch's stub lacks tensors as sources)
         return
     if mutation.metadata:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not mutation.under_no_grad):

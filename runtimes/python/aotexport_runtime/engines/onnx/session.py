@@ -89,7 +89,7 @@ class OnnxRuntime:
     def open(self, bundle: Bundle, model: OnnxModel, symbols: Mapping[str, int] | None = None) -> Session:
         """Open a model; see `ModelRuntime`. `symbols`: for sizes by symbol; None: for all."""
         try:
-            import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
+            import onnxruntime
         except ImportError:
             raise NotSupported("target `onnx` needs ONNX Runtime: `pip install 'aotexport-runtime[onnx]'`") from None
         names = [provider if isinstance(provider, str) else provider[0] for provider in self.providers]
@@ -179,7 +179,7 @@ def _infer_rare(ort_value: Any, session: Any, outputs: Sequence[str], feeds: dic
 
 def _infer_over(session: Any, outputs: Sequence[str], feeds: dict[str, Any], over: Mapping[str, Any]) -> list[Any]:
     """Run a session on processors whose outputs `over` are written to the arrays there; see `Session.infer`."""
-    from onnxruntime import OrtValue  # pyright: ignore[reportMissingTypeStubs]
+    from onnxruntime import OrtValue
 
     binding = session.io_binding()
     for name, value in feeds.items():
@@ -218,7 +218,7 @@ def feed(value: Any) -> Any:
 
 
 def _rare(bits: np.ndarray[Any, Any], name: str) -> Any:
-    import onnxruntime  # pyright: ignore[reportMissingTypeStubs]
+    import onnxruntime
 
     return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, _ONNX_TYPES[name])
 

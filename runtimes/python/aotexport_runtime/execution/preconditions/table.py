@@ -95,7 +95,7 @@ def _check_of(name: str, schema: Any) -> Check | None:
 
 
 def _with_schema(call: Callable[..., Any], function: Any) -> Callable[..., Any]:
-    call._schema = function._schema  # pyright: ignore[reportFunctionMemberAccess] (as an overload has)
+    call._schema = function._schema  # pyrefly: ignore[missing-attribute] (as an overload has)
     return call
 
 

@@ -1,6 +1,4 @@
 """What a connection may send before it is heard: a head of some size and time, for a host that the server is."""
-# kserve is an extra, and its packages are not where types are checked.
-# pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 

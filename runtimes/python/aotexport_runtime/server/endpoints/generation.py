@@ -2,8 +2,6 @@
 
 KServe has such routes too, which import vLLM.
 """
-# kserve is an extra, and its packages are not where types are checked.
-# pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
 """Metrics for Prometheus, of all workers together."""
-# kserve is an extra, and its packages are not where types are checked.
-# pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
 """The models of a repository as KServe asks for them, and requests of either protocol, counted and logged."""
-# kserve is an extra, and its packages are not where types are checked.
-# pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
 """HTTP: the routes, behind KServe's server."""
-# kserve is an extra, and its packages are not where types are checked.
-# pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
 """gRPC: KServe's service, with tensors read and written without detours, and the codes of the protocol."""
-# kserve is an extra, and its packages are not where types are checked.
-# pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 

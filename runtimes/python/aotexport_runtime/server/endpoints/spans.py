@@ -1,6 +1,4 @@
 """Spans of OpenTelemetry, where the variables of its standard name what takes them: a request, its wait, its batch."""
-# opentelemetry is installed by those who trace, and its packages are not where types are checked.
-# pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
 """gRPC methods that KServe's service lacks: Triton's streams of requests and its index, and gRPC's check of health."""
-# kserve is an extra, and its packages are not where types are checked.
-# pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
 """One process of a server: its models, HTTP, gRPC, and the signs of life that its parent waits for."""
-# kserve is an extra, and its packages are not where types are checked.
-# pyright: basic, reportMissingImports=false
 
 from __future__ import annotations
 
