@@ -72,15 +72,17 @@ def _any_has_own_switches(module: nn.Module) -> bool:
 def refuse_own_switches(module: nn.Module | None, mode: Mode, state: State) -> None:
     """Refuse a module whose own `train` or `eval` does what that of a loaded bundle does not.
 
-    It changes tensors, such as by merging weights; or it leaves submodules in the other mode that are in `mode` now.
+    It changes tensors, such as by merging weights; it freezes or thaws parameters; or it leaves submodules in the other
+    mode that are in `mode` now.
 
     Raises:
-        ExportFailed: names the tensor or the submodule.
+        ExportFailed: names the tensor, parameter or submodule.
     """
     if module is None or not _any_has_own_switches(module):
         return
     wanted = mode == "train"
     inside = [name for name, child in module.named_modules() if module.training == child.training == wanted]
+    trains = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
     with restored(state) as snapshot, attributes_restored(module):
         _switch(module, mode)
         entries = [entry for entry in state.entries for _ in entry.slots]
@@ -91,11 +93,15 @@ def refuse_own_switches(module: nn.Module | None, mode: Mode, state: State) -> N
                     "all modes. Export the programs of one mode, with the model in that mode (`model.eval()`, then "
                     "`programs=('infer',)`)"
                 )
-        left = next((name for name in inside if module.get_submodule(name).training != wanted), None)
-    if left is not None:
+        modules = dict(module.named_modules())
+        left = [f"leaves `{name}` in the other mode" for name in inside if modules[name].training != wanted]
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad != trains[name]:
+                left.append(f"{'freezes' if trains[name] else 'thaws'} `{name}`")
+    if left:
         raise ExportFailed(
-            f"`{mode}()` of the model leaves its `{left}` in the other mode, and it is in {mode} mode now: "
-            f"`{mode}()` of a loaded bundle would not. Call `.{mode}()` on the model in the model file"
+            f"`{mode}()` of the model {left[0]}, and that of a loaded bundle would not. Call `.{mode}()` on the model "
+            "in the model file, or export the programs of one mode"
         )
 
 

@@ -103,23 +103,27 @@ def test_mode_that_changes_weights_is_refused_and_leaves_them(tmp_path):
 
 
 class Freezing(nn.Sequential):
-    """Leaves its norm in eval mode, once `train` has been called."""
+    """Leaves its norm in eval mode, and its first layer frozen, once `train` has been called."""
 
     def train(self, mode=True):
         super().train(mode)
         self[1].eval()
+        self[0].weight.requires_grad_(False)
         return self
 
 
-def test_mode_that_the_own_train_would_not_leave_is_refused(tmp_path):
+@pytest.mark.parametrize(("frozen", "what"), [(False, "leaves `1` in the other mode"), (True, "freezes `0.weight`")])
+def test_mode_that_the_own_train_would_not_leave_is_refused(tmp_path, frozen, what):
     model = Freezing(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    model[1].training = not frozen
     with pytest.raises(aotexport.ExportFailed) as raised:
         aotexport.export(model, (torch.randn(2, 4),), output=tmp_path / "bundle", programs=("train",))
     assert str(raised.value) == (
-        "`train()` of the model leaves its `1` in the other mode, and it is in train mode now: `train()` of a loaded "
-        "bundle would not. Call `.train()` on the model in the model file"
+        f"`train()` of the model {what}, and that of a loaded bundle would not. Call `.train()` on the model in the "
+        "model file, or export the programs of one mode"
     )
-    assert model[1].training
+    assert model[1].training is not frozen
+    assert model[0].weight.requires_grad
 
 
 class Switching(nn.Linear):
