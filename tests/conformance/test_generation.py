@@ -166,7 +166,7 @@ def test_settings_of_transformers_are_those_of_the_bundle_or_refused(generator):
     assert torch.equal(got, generator(PROMPTS, attention_mask=MASK, max_new_tokens=6, do_sample=True, top_k=20))
     with pytest.raises(ArgumentInvalid, match="`no_repeat_ngram_size=2` is not supported"):
         generator.module.generate(PROMPTS, no_repeat_ngram_size=2, **words)
-    assert generator.module.config.vocab_size == VOCABULARY
+    assert (generator.module.config.vocab_size, generator.module.dtype) == (VOCABULARY, torch.float32)
     assert generator.module.get_input_embeddings().weight.shape == (VOCABULARY, 16)
 
 

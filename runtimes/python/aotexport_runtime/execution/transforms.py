@@ -14,6 +14,7 @@ _is_batched = getattr(_functorch, "is_legacy_batchedtensor", None)
 _is_dead = getattr(_functorch, "is_dead_tensor_wrapper", None)
 _is_tracing = torch.jit.is_tracing
 _peek = getattr(_functorch, "peek_interpreter_stack", None)
+_count_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)  # noqa: TID251 (see above)
 _autograd = getattr(torch._C, "_autograd", None)  # noqa: TID251 (see above)
 _hooks_of_saved_tensors = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
@@ -26,6 +27,11 @@ def active() -> bool:
 def forward_mode() -> bool:
     """Return whether derivatives are computed forwards: by a dual level, `torch.func.jvp` or `jacfwd`."""
     return getattr(forward_ad, "_current_level", -1) >= 0
+
+
+def watched() -> bool:
+    """Return whether operators are heard of, by a trace or the like (`TorchDispatchMode`)."""
+    return _count_modes is None or _count_modes() > 0
 
 
 def batched(tensor: torch.Tensor) -> bool:

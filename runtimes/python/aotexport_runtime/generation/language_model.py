@@ -79,6 +79,8 @@ class LanguageModel:
     """The model's config, which calls do not read."""
     generation_config: Any
     """Settings of `generate` that its caller leaves out."""
+    is_gradient_checkpointing = False
+    """A bundle recomputes by the choice of its load."""
     _embeddings: tuple[str, str]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -195,6 +197,12 @@ class LanguageModel:
             setattr(layer, name, new[id(getattr(layer, name))])
         self.config["vocab_size"] = new_num_tokens
         return reads
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The floating dtype of the first weight that has one."""
+        weights: Any = self.parameters()  # type: ignore[attr-defined]
+        return next((each.dtype for each in weights if each.is_floating_point()), torch.get_default_dtype())
 
     def can_generate(self) -> bool:
         """Return True."""
