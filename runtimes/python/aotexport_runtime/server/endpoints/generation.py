@@ -16,8 +16,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aotexport_runtime.server.endpoints import metrics
+from aotexport_runtime.server.endpoints.account import Asked
 from aotexport_runtime.server.endpoints.connections import cancel_when_gone, read_body
-from aotexport_runtime.server.endpoints.plane import Asked, BundlePlane
+from aotexport_runtime.server.endpoints.plane import BundlePlane
 from aotexport_runtime.server.openai import Answering, Chat, Completion, Scored, Written, described_error, read_asked
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal

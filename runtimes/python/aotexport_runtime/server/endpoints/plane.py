@@ -6,18 +6,15 @@ import asyncio
 import contextlib
 import functools
 import hmac
-import logging
 import os
-import re
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import aotexport_runtime
 from aotexport_runtime.errors import NotSupported, Overloaded
 from aotexport_runtime.server.endpoints import metrics
-from aotexport_runtime.server.endpoints.spans import note_spans, provider_of
+from aotexport_runtime.server.endpoints.account import Asked, note, provider_of
 from aotexport_runtime.server.marks import Marks
 from aotexport_runtime.server.messages import Request, Signature
 from aotexport_runtime.server.options import ServeOptions
@@ -27,8 +24,6 @@ from aotexport_runtime.server.triton_config import model_config
 from aotexport_runtime.serving.batcher import Answer
 from aotexport_runtime.serving.servable import Servable
 
-log = logging.getLogger("aotexport_runtime.server.access")
-
 Reply = TypeVar("Reply")
 Hold = Callable[[int], None]
 """Takes account of bytes of a request; `Refusal`: all requests hold too many."""
@@ -37,19 +32,6 @@ _EXTENSIONS = ["model_repository", "binary_tensor_data", "model_configuration", 
 ENDING = "the server is ending; ask another"
 _WRITTEN_AT_ONCE_NBYTES = 1 << 18
 """Outputs that are larger are written in a thread, while the event loop serves others."""
-
-
-@dataclass(kw_only=True)
-class Asked:
-    """A request while it is answered, for its line of the log."""
-
-    model: str
-    protocol: str
-    began: float = field(default_factory=time.monotonic)
-    id: str = ""
-    traceparent: str = ""
-    served: Served | None = None
-    answer: Answer | None = None
 
 
 class BundlePlane:
@@ -63,6 +45,7 @@ class BundlePlane:
         self._is_ending = self._is_over = False
         self._held_nbytes = 0
         self.spans = provider_of(dict(os.environ))
+        self._note = functools.partial(note, spans=self.spans, is_logged=options.access_log == "on")
 
     def metadata(self) -> dict[str, Any]:
         """Return name, version and extensions of the server."""
@@ -290,31 +273,6 @@ class BundlePlane:
                     raise
                 served = None
 
-    def _note(self, asked: Asked, outcome: str, text: str, seconds: float) -> None:
-        model, answer, version = asked.model, asked.answer, asked.served.version if asked.served else ""
-        # Names that a client invents are no labels.
-        label = "" if outcome == "not_found" else model
-        metrics.REQUESTS.labels(label, version, asked.protocol, outcome).inc()
-        fields: dict[str, Any] = {"id": asked.id, "model": model[:100]}
-        fields |= {"protocol": asked.protocol, "outcome": outcome, "version": version, "ms": round(seconds * 1e3, 3)}
-        if answer is not None:
-            metrics.SECONDS.labels(model, version).observe(seconds)
-            metrics.QUEUE.labels(model, version).observe(answer.waited_s)
-            metrics.COMPUTE.labels(model, version).observe(answer.ran_s)
-            if answer.is_first:
-                metrics.BATCH.labels(model, version).observe(answer.batch_size)
-            took_ms = {"queue_ms": round(answer.waited_s * 1e3, 3), "compute_ms": round(answer.ran_s * 1e3, 3)}
-            fields |= took_ms | {"batch": answer.batch_size}
-        trace = _trace_of(asked.traceparent)
-        if self.spans is not None:
-            trace = note_spans(self.spans, asked, outcome, text, seconds)
-        if trace:
-            fields["trace_id"] = trace
-        if text:
-            fields["error"] = text[:500]
-        if self._options.access_log == "on":
-            log.info("request", extra={"fields": fields})
-
 
 async def _result_of(answer: Answer) -> Any:
     """Return the result of a call when it is there; as `asyncio.wrap_future`, in half the time."""
@@ -332,12 +290,6 @@ async def _result_of(answer: Answer) -> Any:
         answer.cancel()
         raise
     return answer.result()
-
-
-def _trace_of(traceparent: str) -> str:
-    """Return the id of the trace that a request belongs to, by the header of W3C; empty: it names none."""
-    found = re.fullmatch(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", traceparent)
-    return found[1] if found else ""
 
 
 def tensors_of(served: Served, model: str) -> Servable:

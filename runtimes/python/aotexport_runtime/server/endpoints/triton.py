@@ -14,8 +14,9 @@ from google.protobuf.message import DecodeError
 from google.protobuf.unknown_fields import UnknownFieldSet
 from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 
+from aotexport_runtime.server.endpoints.account import Asked
 from aotexport_runtime.server.endpoints.generation import Texts, names_of_texts
-from aotexport_runtime.server.endpoints.plane import Asked, BundlePlane
+from aotexport_runtime.server.endpoints.plane import BundlePlane
 from aotexport_runtime.server.openai import Completion
 from aotexport_runtime.server.options import ServeOptions
 from aotexport_runtime.server.refusals import Refusal, refusal_of

@@ -1,19 +1,36 @@
-"""Spans of OpenTelemetry, where the variables of its standard name what takes them: a request, its wait, its batch."""
+"""The account of a request: what is counted, logged and, by OpenTelemetry, traced of it."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import logging
+import re
 import time
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import Any
 
-if TYPE_CHECKING:
-    from aotexport_runtime.server.endpoints.plane import Asked
+from aotexport_runtime.server.endpoints import metrics
+from aotexport_runtime.server.repository import Served
+from aotexport_runtime.serving.batcher import Answer
 
 log = logging.getLogger("aotexport_runtime.server")
+access = logging.getLogger("aotexport_runtime.server.access")
 
 _EXPORTER, _PROTOCOL = "OTEL_TRACES_EXPORTER", "OTEL_EXPORTER_OTLP_PROTOCOL"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """A request while it is answered, for its line of the log."""
+
+    model: str
+    protocol: str
+    began: float = field(default_factory=time.monotonic)
+    id: str = ""
+    traceparent: str = ""
+    served: Served | None = None
+    answer: Answer | None = None
 
 
 def provider_of(environment: dict[str, str]) -> Any:
@@ -35,7 +52,40 @@ def provider_of(environment: dict[str, str]) -> Any:
     return provider
 
 
-def note_spans(provider: Any, asked: Asked, outcome: str, text: str, seconds: float) -> str:
+def note(asked: Asked, outcome: str, text: str, seconds: float, *, spans: Any, is_logged: bool) -> None:
+    """Count, trace and log a request that took `seconds`; `spans` is of `provider_of`, `text` says what went wrong."""
+    model, answer, version = asked.model, asked.answer, asked.served.version if asked.served else ""
+    # Names that a client invents are no labels.
+    label = "" if outcome == "not_found" else model
+    metrics.REQUESTS.labels(label, version, asked.protocol, outcome).inc()
+    fields: dict[str, Any] = {"id": asked.id, "model": model[:100]}
+    fields |= {"protocol": asked.protocol, "outcome": outcome, "version": version, "ms": round(seconds * 1e3, 3)}
+    if answer is not None:
+        metrics.SECONDS.labels(model, version).observe(seconds)
+        metrics.QUEUE.labels(model, version).observe(answer.waited_s)
+        metrics.COMPUTE.labels(model, version).observe(answer.ran_s)
+        if answer.is_first:
+            metrics.BATCH.labels(model, version).observe(answer.batch_size)
+        took_ms = {"queue_ms": round(answer.waited_s * 1e3, 3), "compute_ms": round(answer.ran_s * 1e3, 3)}
+        fields |= took_ms | {"batch": answer.batch_size}
+    trace = _trace_of(asked.traceparent)
+    if spans is not None:
+        trace = _note_spans(spans, asked, outcome, text, seconds)
+    if trace:
+        fields["trace_id"] = trace
+    if text:
+        fields["error"] = text[:500]
+    if is_logged:
+        access.info("request", extra={"fields": fields})
+
+
+def _trace_of(traceparent: str) -> str:
+    """Return the id of the trace that a request belongs to, by the header of W3C; empty: it names none."""
+    found = re.fullmatch(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?", traceparent)
+    return found[1] if found else ""
+
+
+def _note_spans(provider: Any, asked: Asked, outcome: str, text: str, seconds: float) -> str:
     """Send the spans of a request that took `seconds`, below the one that asked; return the id of their trace."""
     from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
