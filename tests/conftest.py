@@ -122,6 +122,7 @@ def frozen_imports():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("aotexport.pipeline.export.searched_for_new_garbage", contextlib.nullcontext)
         yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

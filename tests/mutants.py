@@ -1,22 +1,37 @@
-"""`make mutants ROOM=call N=30`: change one token of a room at a time, and list what the room's tests do not notice."""
+"""`make mutants ROOM=call N=30`: change one token of a room at a time, and list what the room's tests do not notice.
+
+The room's tests run once, with the lines that each executes. A mutant then meets only those that execute its line, the
+quickest first, in a fork of a process that has imported torch.
+"""
 
 import argparse
 import ast
+import importlib
 import io
+import json
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 import tokenize
-from collections.abc import Iterator
+import traceback
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("aotexport", "runtimes/python/aotexport_runtime")
+OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
 MOST_S = 1200
+CHUNKS = (12, 60)
+"""How many tests a mutant meets first, and then; all others run at last."""
 _PAIRS = (("==", "!="), ("<", "<="), (">", ">="), ("+", "-"), ("and", "or"), ("True", "False"), ("continue", "break"))
 _OTHER = {"in": "not in", "is": "is not", "not": "", "None": "0", **dict(_PAIRS), **{new: old for old, new in _PAIRS}}
 
@@ -63,23 +78,136 @@ def mutants(file: Path) -> Iterator[Mutant]:
         yield mutant
 
 
-def is_noticed(mutant: Mutant, tests: list[str], workers: int) -> bool:
-    """Return whether a test fails, or the tests do not end, in a copy of the project that has the change."""
-    with tempfile.TemporaryDirectory(prefix="mutant-") as directory:
+class _Recorder:
+    """Records the seconds and executed lines of each test; those of fixtures that tests share apart."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._coverage = importlib.import_module("coverage").Coverage(
+            data_file=None, config_file=False, include=[f"{folder}/*" for folder in folders], messages=False
+        )
+        self._seconds: dict[str, float] = defaultdict(float)
+
+    def pytest_sessionstart(self) -> None:
+        self._coverage.start()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> Iterator[None]:
+        self._coverage.switch_context(f"setup {item.nodeid}")
+        return (yield)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        self._coverage.switch_context(f"call {item.nodeid}")
+        return (yield)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._seconds[report.nodeid] += report.duration if report.when == "call" else 0
+
+    def write(self, path: Path) -> None:
+        """Write the seconds of each test, and for each file and line the phases that execute it."""
+        self._coverage.stop()
+        data = self._coverage.get_data()
+        lines = {
+            str(Path(file).relative_to(os.getcwd())): data.contexts_by_lineno(file) for file in data.measured_files()
+        }
+        path.write_text(json.dumps([self._seconds, lines]))
+
+
+class Tests:
+    """The tests of a room, in forks of this process, in a copy of the project.
+
+    Args:
+        room: names the folders whose lines are recorded.
+        tests: files and folders of tests.
+    """
+
+    def __init__(self, directory: Path, room: str, tests: list[str]) -> None:
+        self.directory = directory
         tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")[:-1]
         for name in tracked:
             Path(directory, name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, Path(directory, name), follow_symlinks=False)
-        Path(directory, mutant.file.relative_to(ROOT)).write_text(mutant.source())
-        paths = os.pathsep.join(str(Path(directory, Path(package).parent)) for package in PACKAGES)
-        options = f"-x -q -n {workers} --dist loadfile".split()
-        command = [sys.executable, "-m", "pytest", *options, "-m", "not slow", *tests]
-        environment = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+        self._paths = [str(Path(directory, Path(package).parent)) for package in PACKAGES]
+        _import_torch()
+        record = directory / "record.json"
+        folders = [directory / package / room for package in PACKAGES]
+        if self._run(tests, lambda: [_Recorder(folders)], record):
+            raise SystemExit(f"the tests of {room} fail without a change:\n{Path(directory, 'output').read_text()}")
+        self._seconds, self._lines = json.loads(record.read_text())
+
+    def notice(self, mutant: Mutant) -> str:
+        """Return how a mutant is noticed: a test that fails, "time", or nothing."""
+        name = mutant.file.relative_to(ROOT)
+        Path(self.directory, name).write_text(mutant.source())
         try:
-            done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, timeout=MOST_S)
-        except subprocess.TimeoutExpired:
-            return True
-        return done.returncode != 0
+            chosen, start = self._executing(str(name), mutant.line), 0
+            for count in (*CHUNKS, len(chosen)):
+                if chosen[start : start + count] and (how := self._run(chosen[start : start + count])):
+                    return how
+                start += count
+            return ""
+        finally:
+            shutil.copy2(mutant.file, Path(self.directory, name))
+
+    def _executing(self, file: str, line: int) -> list[str]:
+        """Return the tests that execute a line: the quickest first, then those whose files' fixtures do; else all."""
+        of_file = self._lines.get(file, {})
+        phases = {each for each in of_file.get(str(line), ()) if each}
+        phases = phases or {each for all_ in of_file.values() for each in all_ if each}
+        called = {each.removeprefix("call ") for each in phases if each.startswith("call ")}
+        files = {each.split(" ", 1)[1].split("::")[0] for each in phases if each.startswith("setup ")}
+        shared = [each for each in self._seconds if each not in called and each.split("::")[0] in files]
+        random.Random(0).shuffle(shared)
+        return sorted(called, key=self._seconds.__getitem__) + shared or sorted(
+            self._seconds, key=self._seconds.__getitem__
+        )
+
+    def _run(self, tests: list[str], plugins: Any = list, record: Path | None = None) -> str:
+        process = os.fork()
+        if not process:
+            code = 1
+            try:
+                code = self._enter(tests, plugins(), record)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
+        until = time.monotonic() + MOST_S
+        while not (ended := os.waitpid(process, os.WNOHANG))[0]:
+            if time.monotonic() > until:
+                os.killpg(process, signal.SIGKILL)
+                os.waitpid(process, 0)
+                return "time"
+            time.sleep(0.02)
+        if not ended[1]:
+            return ""
+        lines = Path(self.directory, "output").read_text(errors="replace").splitlines()
+        return next((line for line in lines if line.startswith(("FAILED", "ERROR"))), f"status {ended[1]}")
+
+    def _enter(self, tests: list[str], plugins: list[Any], record: Path | None) -> int:
+        os.setsid()
+        os.chdir(self.directory)
+        output = os.open("output", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        sys.path[:0] = self._paths
+        os.environ |= {"PYTHONPATH": os.pathsep.join(self._paths), "OMP_NUM_THREADS": "1", "COLUMNS": "400"}
+        for name in [name for name in sys.modules if name.split(".")[0] == "tests"]:
+            del sys.modules[name]
+        code = int(pytest.main([*OPTIONS, *tests], plugins=plugins))
+        if record is not None:
+            plugins[0].write(record)
+        return code
+
+
+def _import_torch() -> None:
+    """Import what most tests import, and what an export of torch imports."""
+    torch: Any = importlib.import_module("torch")
+    for name in ("hypothesis", "numpy", "transformers", "torch._inductor.config"):
+        importlib.import_module(name)
+    torch.export.export(torch.nn.Linear(2, 2), (torch.ones(3, 2),)).run_decompositions()
 
 
 def main() -> None:
@@ -88,7 +216,6 @@ def main() -> None:
     parser.add_argument("room", help="a room of tests/rooms")
     parser.add_argument("n", type=int, help="how many changes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     rooms = dict(line.split(": ") for line in (ROOT / "tests/rooms").read_text().splitlines())
     if options.room not in rooms:
@@ -96,11 +223,12 @@ def main() -> None:
     files = [file for package in PACKAGES for file in (ROOT / package / options.room).rglob("*.py")]
     chosen = random.Random(options.seed).sample([each for file in sorted(files) for each in mutants(file)], options.n)
     left = []
-    for number, mutant in enumerate(chosen, 1):
-        noticed = is_noticed(mutant, rooms[options.room].split(), options.workers)
-        left += [] if noticed else [mutant]
-        result = "noticed" if noticed else "NOT noticed"
-        print(f"{number - len(left)} of {number} noticed; {mutant}: {result}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
+        tests = Tests(Path(directory), options.room, rooms[options.room].split())
+        for number, mutant in enumerate(chosen, 1):
+            how = tests.notice(mutant)
+            left += [] if how else [mutant]
+            print(f"{number - len(left)} of {number} noticed; {mutant}: {how or 'NOT noticed'}", flush=True)
     sys.exit(bool(left))
 
 

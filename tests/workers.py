@@ -20,6 +20,11 @@ FIRST = (
     *("conformance/test_changed_modules.py", "conformance/test_derive.py", "conformance/test_steps.py"),
 )
 """The files that take longest: both workers end together if these do not come last."""
+TOGETHER = (
+    ("e2e/", "unit/test_schema_determinism", "unit/exporter/test_decomposed_traces", "unit/exporter/test_patches"),
+    ("interpreter/",),
+)
+"""Files of one worker: they fork the same process of `tests/forked.py`, whose start takes longer than most tests."""
 _PLACE = struct.Struct("H")
 
 
@@ -42,11 +47,12 @@ class _Workers:
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
         if session.testsfailed:
             return None
-        files: dict[Path, list[pytest.Item]] = {}
+        files: dict[str, list[pytest.Item]] = {}
         for item in session.items:
-            files.setdefault(item.path, []).append(item)
-        first = {Path(__file__).parent / name: place for place, name in enumerate(FIRST)}
-        ordered = [files[path] for path in sorted(files, key=lambda path: first.get(path, len(first)))]
+            name = os.path.relpath(item.path, Path(__file__).parent)
+            files.setdefault(next((each[0] for each in TOGETHER if name.startswith(each)), name), []).append(item)
+        first = {name: place for place, name in enumerate((*FIRST, *(each[0] for each in TOGETHER)))}
+        ordered = [files[name] for name in sorted(files, key=lambda name: first.get(name, len(first)))]
         queue, end = os.pipe()
         os.write(end, b"".join(_PLACE.pack(place) for place in range(len(ordered))))
         os.close(end)

@@ -1,22 +1,14 @@
 """Models of timm, torchvision and segmentation_models_pytorch, made small."""
 
+import json
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.export import Dim
 
 from tests.sweeps.made import Call, Model, images, made, the
-
-
-def _timm(name: str, /, **options: Any) -> Model:
-    side = options.get("img_size", 64)
-    return made("timm.create_model", name, num_classes=5, **options), partial(images, side=side)
-
-
-def _of_timm(path: str, /, side: int = 64, **options: Any) -> Model:
-    """Return a model of a class of timm, by its path after `timm.models`."""
-    return made(f"timm.models.{path}", num_classes=5, **options), partial(images, side=side)
 
 
 def _torchvision(name: str, /, *args: Any, side: int = 64, classes: bool = True, **options: Any) -> Model:
@@ -29,52 +21,16 @@ def _segmentation(name: str, /, side: int = 64, **options: Any) -> Model:
     return made(f"segmentation_models_pytorch.{name}", **options), partial(images, side=side)
 
 
-PATCHES = {"img_size": 32, "patch_size": 8, "embed_dim": 32, "depth": 2, "num_heads": 2}
-STAGES = {"depths": (1, 1, 1, 1), "dims": (8, 8, 16, 16)}
-TIMM = {
-    "resnet": _timm("resnet18", layers=(1, 1, 1, 1), channels=(8, 8, 16, 16)),
-    "vit": _timm("vit_tiny_patch16_224", **PATCHES),
-    "deit": _timm("deit_tiny_distilled_patch16_224", **PATCHES),
-    "beit": _timm("beit_base_patch16_224", **PATCHES),
-    "cait": _timm("cait_xxs24_224", **PATCHES),
-    "xcit": _timm("xcit_nano_12_p16_224", **{**PATCHES, "patch_size": 16}),
-    "mixer": _of_timm("MlpMixer", 32, img_size=32, patch_size=8, embed_dim=32, num_blocks=2),
-    "convnext": _timm("convnext_atto", **STAGES),
-    "convmixer": _of_timm("ConvMixer", dim=16, depth=2, kernel_size=3),
-    "gcvit": _of_timm(
-        "GlobalContextVit",
-        img_size=64,
-        embed_dim=8,
-        depths=(1, 1, 1, 1),
-        num_heads=(2, 2, 2, 2),
-        window_size=(4, 4, 4, 2),
-    ),
-    "inception_next": _of_timm("inception_next.MetaNeXt", depths=(1, 1, 1, 1), dims=(16, 16, 32, 32)),
-    "levit": _of_timm("Levit", img_size=64, embed_dim=(16, 16), key_dim=8, depth=(1, 1), num_heads=(2, 2)),
-    "sequencer": _of_timm(
-        "Sequencer2d",
-        28,
-        img_size=28,
-        layers=(1, 1),
-        patch_sizes=(7, 2),
-        embed_dims=(8, 16),
-        hidden_sizes=(4, 8),
-        mlp_ratios=(2.0, 2.0),
-    ),
-    "starnet": _of_timm("starnet.StarNet", base_dim=8, depths=(1, 1)),
-    "swiftformer": _of_timm("swiftformer.SwiftFormer", layers=(1, 1, 1, 1), embed_dims=(8, 8, 16, 16)),
-    "twins": _of_timm("Twins", 32, img_size=32, embed_dims=(8, 16), num_heads=(1, 2), depths=(1, 1), sr_ratios=(2, 1)),
-    "volo": _of_timm(
-        "VOLO",
-        32,
-        img_size=32,
-        layers=(1, 1, 1, 1),
-        embed_dims=(8, 16, 16, 16),
-        num_heads=(2, 2, 2, 2),
-        use_aux_head=False,
-    ),
-    "test_mambaout": _timm("test_mambaout"),
-    "test_nfnet": _timm("test_nfnet"),
+def _sizes(option: Any) -> Any:
+    return tuple(option) if isinstance(option, list) else option
+
+
+TIMM: dict[str, Model] = {
+    name: (
+        made(path, *args, num_classes=5, **{key: _sizes(one) for key, one in options.items()}),
+        partial(images, side=side),
+    )
+    for name, (path, args, side, options) in json.loads(Path(__file__).with_name("timm.json").read_text()).items()
 }
 
 

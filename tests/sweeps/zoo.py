@@ -7,11 +7,9 @@ import torch
 import transformers
 
 from tests.sweeps.sample import Items, Sample
-from tests.sweeps.small_configs import TYPES, small
-from tests.sweeps.transformers_models import SPECIAL, Model
+from tests.sweeps.small_configs import MODELS, small
 
 BATCH_DIM = torch.export.Dim("batch", min=1, max=16)
-MODELS: dict[str, Model] = SPECIAL | {name: model for model, names in TYPES for name in names.split()}
 
 EXCLUDED: dict[str, str] = {
     "regnet": "a stage of one pixel: at a batch of 2, eager's own gradients are off by 2e-3 of those in float64"
