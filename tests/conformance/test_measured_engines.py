@@ -171,6 +171,38 @@ def test_changed_weight_is_the_weight_of_the_next_call(words, change, engine, be
     assert engine_of(module) != engine
 
 
+def test_state_is_known_by_one_version_and_a_count_until_it_changes(words):
+    prefer(words, "onnx")
+    module = load(words)
+    held = module.__dict__["_loaded"]
+    check(module, *call())
+    bias = module.head.bias
+    for change in (
+        lambda each: each.head.register_parameter("bias", nn.Parameter(torch.ones(256))),
+        lambda each: each.head._parameters.update(bias=nn.Parameter(torch.full((256,), 2.0))),
+    ):
+        model = make()
+        with torch.no_grad():
+            change(module)
+            change(model)
+        assert not held.hold()
+        check(module, *call(), model=model)
+        module.head.bias = bias
+        check(module, *call())
+        assert held.hold()
+    other = {"head.bias": torch.full((256,), 3.0)}
+    got, expected = (
+        run(lambda *args, m=m: torch.func.functional_call(m, other, args), *call()) for m in (module, make())
+    )
+    torch.testing.assert_close(got, expected)
+    assert held.hold()
+    model = make()
+    for each in (module, model):
+        each.embed.weight.detach().view(10, 512)[3].add_(1)
+    assert not held.hold()
+    check(module, *call(), model=model)
+
+
 def test_gradients_copies_threads_and_modes_are_served_by_graphs(words):
     prefer(words, "onnx")
     module = load(words)
@@ -349,6 +381,9 @@ def test_every_layer_of_a_graph_is_packed_with_what_follows(layers):
     assert [name.partition("_")[0] for name in constants] == ["cos", "cosh", "permute"]
 
 
+@pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs a processor with instructions for bfloat16"
+)
 def test_layers_in_bfloat16_are_asked_for_and_tell_their_error(layers):
     module = aotexport_runtime.load(layers, frozen="bfloat16")
     for got, expected in zip(run(module, image()), run(make_layers(), image()), strict=True):

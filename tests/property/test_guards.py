@@ -138,7 +138,9 @@ class Paths:
         self.trees = [builder(parameter.tree, lambda leaf: leaf.value) for parameter in self.program.parameters]
 
     def _function(self, rows: list[Row]) -> Any:
-        engine = SimpleNamespace(expression=lambda source: None, run=lambda *served: served)
+        engine = SimpleNamespace(
+            expression=lambda source: None, held_expression=lambda source: None, run=lambda *served: served
+        )
         plan = copy.copy(self.usual)
         plan.quick_rows, plan.engines, plan._rebinds = rows, [engine], ()
         plan._unflatten, plan._check_and_run = lambda served: served, _turned_away

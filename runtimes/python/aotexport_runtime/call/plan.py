@@ -158,19 +158,24 @@ class Plan:
         self, kind: Kind, positional: Sequence[int] | None, keywords: Mapping[str, int] | None, fallback: Call
     ) -> Call:
         """Return a function that serves calls with tensors of one kind, and gives others to the fallback."""
-        source, engine = GuardSource(kind=kind), self.engines[0]
-        lines = _bound(source, positional, keywords)
-        admitted = quick_lines(source, self.quick_rows, _TURN_AWAY)
-        if admitted is None:
-            return fallback
-        outputs = engine.expression(source)
-        if outputs is None:
-            inputs = ", ".join(map(input_name, range(len(self.program.inputs))))
-            outputs = f"{source.constant(engine.run)}([{inputs}], {source.values_of(list(source.symbols))})"
-        returned = self._returned if self._rebinds else self._unflatten
-        lines += [*admitted, f"return {source.constant(returned)}({outputs})"]
-        scope = {**source.scope, "fallback": fallback}
-        return define("call", "args, kwargs", lines, scope, f"{self.program.name} call")
+        engine = self.engines[0]
+        for is_held in (False, True):
+            source = GuardSource(kind=kind)
+            lines = _bound(source, positional, keywords)
+            admitted = quick_lines(source, self.quick_rows, _TURN_AWAY, is_held=is_held)
+            if admitted is None:
+                continue
+            outputs = engine.held_expression(source) if is_held else engine.expression(source)
+            if outputs is None and is_held:
+                continue
+            if outputs is None:
+                inputs = ", ".join(map(input_name, range(len(self.program.inputs))))
+                outputs = f"{source.constant(engine.run)}([{inputs}], {source.values_of(list(source.symbols))})"
+            returned = self._returned if self._rebinds else self._unflatten
+            lines += [*admitted, f"return {source.constant(returned)}({outputs})"]
+            scope = {**source.scope, "fallback": fallback}
+            fallback = define("call", "args, kwargs", lines, scope, f"{self.program.name} call")
+        return fallback
 
 
 def called(bundle: Bundle, names: Sequence[str], plan: Callable[[str], Plan]) -> Call:

@@ -44,6 +44,10 @@ class Engine(Protocol):
         """
         return None
 
+    def held_expression(self, source: GuardSource) -> str | None:
+        """Return source of the outputs that reads no state, for calls that meet `rows` as held; None: there is none."""
+        return None
+
 
 class Native(Protocol):
     """Native code that runs a functional graph in place of generated code.
@@ -53,6 +57,8 @@ class Native(Protocol):
         partition: what its forward saves; None: the graph's first partition, or it is no joint graph.
         is_detached: whether it runs no operators of torch, which would record gradients.
         holds_state: whether it takes calls alone whose state is that of the load, at its versions.
+        is_held: returns whether it takes calls now whose arguments fit, with None in place of the state; None: it does
+            not know.
         saved: how many tensors its forward saves of its own choice, for a backward that takes every tangent, none a
             batch; None: those of the partition.
     """
@@ -61,6 +67,7 @@ class Native(Protocol):
     partition: Partition | None = None
     is_detached: bool = False
     holds_state: bool = False
+    is_held: Callable[[], bool] | None = None
     saved: int | None = None
 
     def why_not(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> str | None:

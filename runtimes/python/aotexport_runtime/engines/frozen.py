@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import logging
-import math
 from collections.abc import Callable, Mapping, Sequence
 from operator import attrgetter, is_
 from typing import Any
@@ -18,7 +17,7 @@ import torch
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.engines.candidates import PACKED
 from aotexport_runtime.engines.engine import Native
-from aotexport_runtime.engines.onnx.engine import OnnxEngine
+from aotexport_runtime.engines.onnx.engine import OnnxEngine, is_contiguous
 from aotexport_runtime.engines.onnx.session import ModelRuntime, ort_errors
 from aotexport_runtime.errors import CheckFailed, NotSupported, first_line
 from aotexport_runtime.execution.codegen import Environment, Function, compile_graph
@@ -31,12 +30,10 @@ from aotexport_runtime.rewrite.partition import Subgraph, ancestors
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import ArgumentInput, FreshOutput, Program, SizeInput, StateInput
 from aotexport_runtime.schema.values import StringArgument, TensorMeta, ValueMeta
+from aotexport_runtime.submodules.tables import LoadedState
 from aotexport_runtime.values import sizes
 
 log = logging.getLogger("aotexport_runtime")
-
-Weights = Mapping[str, tuple[torch.Tensor, int]]
-"""State tensors as they were loaded, and their versions then, by name."""
 
 _version = attrgetter("_version")
 
@@ -50,7 +47,7 @@ class Frozen(Native):
 
     holds_state = True
 
-    def __init__(self, program: Program, weights: Weights) -> None:
+    def __init__(self, program: Program, weights: LoadedState) -> None:
         """Note the weights.
 
         Raises:
@@ -62,16 +59,28 @@ class Frozen(Native):
         if not fresh or any(not isinstance(spec, SizeInput) and spec.subclass is not None for spec in program.inputs):
             raise NotSupported("it gives values alone, and the program views, or tensors of classes")
         states = [(index, spec.name) for index, spec in enumerate(program.inputs) if isinstance(spec, StateInput)]
-        if any(name not in weights for _, name in states):
+        if any(name not in weights.tensors for _, name in states):
             raise NotSupported(
                 "the module is a copy, or was loaded in inference mode, and changes of its weights would not be seen"
             )
         self.failure = ""
         self._indices = [index for index, _ in states]
-        self._tensors = [weights[name][0] for _, name in states]
-        self._versions = [weights[name][1] for _, name in states]
+        self._tensors = [weights.tensors[name][0] for _, name in states]
+        self._versions = [weights.tensors[name][1] for _, name in states]
+        self._weights = weights
         self._threads = torch.get_num_threads()
         self._strides = [meta.stride if isinstance(meta, TensorMeta) else None for meta in program.outputs]
+
+    def is_held(self) -> bool:
+        if torch.get_num_threads() != self._threads or torch.are_deterministic_algorithms_enabled():
+            return False
+        return self._weights.hold()
+
+    def filled(self, args: list[Any]) -> list[Any]:
+        """Return inputs of a call, some of which may come without the state, with it."""
+        for index, tensor in zip(self._indices, self._tensors, strict=True):
+            args[index] = tensor
+        return args
 
     def why_not(self, inputs: Sequence[Any], symbols: Mapping[str, int]) -> str | None:
         if torch.are_deterministic_algorithms_enabled():
@@ -108,7 +117,7 @@ class FrozenModel(Frozen):
 
     is_detached = True
 
-    def __init__(self, bundle: Bundle, program: Program, runtime: ModelRuntime, weights: Weights) -> None:
+    def __init__(self, bundle: Bundle, program: Program, runtime: ModelRuntime, weights: LoadedState) -> None:
         """Open the model.
 
         Raises:
@@ -125,7 +134,7 @@ class FrozenModel(Frozen):
         self.target = runtime.engine
         self._engine = OnnxEngine(bundle, program, model, runtime, {})
         self._direct = self._engine.direct()
-        self._is_contiguous = all(map(_is_contiguous, program.outputs))
+        self._is_contiguous = all(map(is_contiguous, program.outputs))
 
     def forward_of(self, subgraph: Subgraph, fallback: Callable[[], Function]) -> Function:
         portable, direct, is_contiguous = functools.cache(fallback), self._direct, self._is_contiguous
@@ -137,20 +146,11 @@ class FrozenModel(Frozen):
                 # Operators of torch raise eager's error.
                 self.failure = first_line(error)
                 log.warning("%s failed, and the graph runs instead: %s", self.target, self.failure)
-                return portable()(args, symbols)
+                return portable()(self.filled(args), symbols)
             args.clear()
             return tuple(results) if is_contiguous and direct is not None else self.laid_out(results, symbols)
 
         return call
-
-
-def _is_contiguous(meta: TensorMeta | None) -> bool:
-    """Return whether a result is contiguous whatever its first size is, and its others are known."""
-    if meta is None:
-        return False
-    known = [size for size in meta.shape[1:] if isinstance(size, int)]
-    strides = [math.prod(known[axis:]) for axis in range(len(meta.shape))]
-    return len(known) == len(meta.shape[1:]) and [*meta.stride] == strides
 
 
 # --- layers of oneDNN ---------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ class PackedGraph(Frozen):
     target = PACKED
 
     def __init__(
-        self, bundle: Bundle, program: Program, environment: Environment, weights: Weights, precision: str
+        self, bundle: Bundle, program: Program, environment: Environment, weights: LoadedState, precision: str
     ) -> None:
         """Find the layers; `precision`: of their arithmetic, `bfloat16`; empty: float32.
 
@@ -205,7 +205,7 @@ class PackedGraph(Frozen):
             return result.clone() if is_shared else result
 
         def call(args: list[Any], symbols: dict[str, int]) -> tuple[Any, ...]:
-            inputs = [*args, *constants]
+            inputs = [*self.filled(args), *constants]
             args.clear()
             return self.laid_out([owned(result) for result in run(inputs, symbols)], symbols)
 

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from aotexport_runtime.engines.candidates import MODEL_ENGINES
-from aotexport_runtime.engines.frozen import Frozen, FrozenModel, Weights
+from aotexport_runtime.engines.frozen import Frozen, FrozenModel
 from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.errors import AotExportError, NotSupported, first_line
 from aotexport_runtime.execution.codegen import Function
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.program import Program
+from aotexport_runtime.submodules.tables import LoadedState
 from aotexport_runtime.values.compare import compare
 from aotexport_runtime.values.observe import Observation
 
@@ -66,7 +67,7 @@ class Sized(Frozen):
     def __init__(
         self,
         program: Program,
-        weights: Weights,
+        weights: LoadedState,
         usual: tuple[str, Function],
         open_model: Opened,
         engines: Sequence[str],
@@ -80,8 +81,10 @@ class Sized(Frozen):
             NotSupported: as of `Frozen`.
         """
         super().__init__(program, weights)
-        (self.target, self._usual), self._open_model, self._engines = usual, open_model, engines
+        self.target, run = usual
+        self._open_model, self._engines = open_model, engines
         self.is_detached = self.target in MODEL_ENGINES
+        self._usual: Function = run if self.is_detached else lambda args, symbols: run(self.filled(args), symbols)
         self._record = record
         self._names = {dimension.symbol: dimension.name for dimension in program.dimensions}
         nbytes = sum(tensor.nbytes for tensor in self._tensors)

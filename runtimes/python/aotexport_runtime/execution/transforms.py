@@ -12,7 +12,8 @@ from torch.autograd import forward_ad
 _functorch = getattr(torch._C, "_functorch", None)  # noqa: TID251 (see above)
 _is_batched = getattr(_functorch, "is_legacy_batchedtensor", None)
 _is_dead = getattr(_functorch, "is_dead_tensor_wrapper", None)
-_is_tracing = torch.jit.is_tracing
+# What `torch.jit.is_tracing` asks, in two frames less.
+_is_tracing = getattr(torch._C, "_is_tracing", None) or torch.jit.is_tracing  # noqa: TID251 (see above)
 _peek = getattr(_functorch, "peek_interpreter_stack", None)
 _count_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)  # noqa: TID251 (see above)
 _autograd = getattr(torch._C, "_autograd", None)  # noqa: TID251 (see above)

@@ -104,7 +104,7 @@ def state_rows(
     for index, _, _ in state:
         if index in passed:
             words = f"an argument that was the module's own `{names[index]}` at capture must be it again"
-            found.append(Row("tensor", f"p{index} is None or p{index} is {input_name(index)}", words))
+            found.append(Row("tensor", f"p{index} is None or p{index} is {input_name(index)}", words, held=""))
     for index in program.differentiated:
         found += _differentiated(index, names[index], program)
     found += [_question(each, [names[index] for index in each.inputs]) for each in program.questions]
@@ -127,6 +127,7 @@ def _present(index: int, table: dict[str, Any], key: str, name: str, is_passed: 
         f"the module's `{name}` is gone or was replaced by something that is computed (pruning, parametrization), and "
         "the programs read it. Change the model, and export it again",
         prepare=taken,
+        held="True",
         error=NotSupported,
     )
 
@@ -138,6 +139,7 @@ def _whole(index: int, name: str, program: str) -> Row:
         f"`{name}` is in parts over processes here, and program `{program}` reads it whole: `fully_shard` gathers it "
         "for calls of the module that it was given. Give it the loaded module too, and call that (methods after "
         "`register_fsdp_forward_method`)",
+        held="",
         error=NotSupported,
     )
 
@@ -161,6 +163,7 @@ def _differentiated(index: int, name: str, program: Program) -> list[Row]:
         lambda source: f"not {source.ask(has_hooks, value)}",
         f"`{name}`: expected neither hooks nor a retained gradient: the model takes gradients with regard to it, and "
         "eager would call them in the call, which a graph does not; pass a view of it, which has none",
+        held="",
     )
     words = f"`{name}`: expected requires_grad=True, as at capture, since the model takes gradients with regard to it; "
     return [hooks, *([Row("tensor", f"{value}.requires_grad", words + "got False")] if spec.meta.requires_grad else [])]
@@ -183,6 +186,7 @@ def _question(question: Question, names: Sequence[str]) -> Row:
         is_answered,
         f"{listed}: expected requires_grad={expected}{which}, as at capture, since {reader}; got {not expected}. Set "
         "it so, or export the model with it as it is now",
+        held="",
     )
 
 
@@ -206,4 +210,4 @@ def _tie(slot: StateSlot, others: Sequence[StateSlot], entry: StateTensor) -> Ro
 
     names = ", ".join(f"`{name}`" for name in (entry.name, *entry.tied))
     words = f"{names} are one tensor in the programs, and no longer are in the module"
-    return Row("tensor", is_tied, words, error=NotSupported)
+    return Row("tensor", is_tied, words, held="True", error=NotSupported)

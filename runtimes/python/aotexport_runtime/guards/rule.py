@@ -170,6 +170,8 @@ class Row(NamedTuple):
         message: describes a violation, for people. None: a condition of quick paths alone, no rule of the program.
         quick: what quick paths ask in place of `holds`; None: `holds`; empty: the program has no quick path.
         stricter: whether `quick` also rejects calls for which the row holds. It never admits others.
+        held: what quick paths ask, without `prepare`, where the module's tensors are known to be those of the load; as
+            strict as `quick` or stricter. None: as elsewhere; empty: no such path.
         prepare: makes lines before it, which bind variables.
         needs: its precondition.
         ends: the precondition that a violation ends, as it ends the rows of its subject that follow.
@@ -182,6 +184,7 @@ class Row(NamedTuple):
     message: str | Callable[[Call], str] | None
     quick: Source | None = None
     stricter: bool = False
+    held: Source | None = None
     prepare: Callable[[GuardSource], list[str]] | None = None
     needs: Gate | None = None
     ends: Gate | None = None
@@ -197,15 +200,17 @@ def _text(source: GuardSource, predicate: Source) -> str:
     return predicate(source) if callable(predicate) else predicate
 
 
-def quick_lines(source: GuardSource, rows: Sequence[Row], turn_away: str) -> list[str] | None:
+def quick_lines(source: GuardSource, rows: Sequence[Row], turn_away: str, *, is_held: bool = False) -> list[str] | None:
     """Return lines that run to their end for calls that fit, cheap predicates first; None: a row is not quick.
 
-    `turn_away` is the statement for other calls, and for those that only `GuardTable` admits.
+    `turn_away` is the statement for other calls, and for those that only `GuardTable` admits; `is_held`: whether the
+    module's tensors are known.
     """
     lines: list[str] = []
     for row in sorted(rows, key=lambda row: COSTS.index(row.cost)):
-        lines += row.prepare(source) if row.prepare is not None else []
-        predicate = _text(source, row.holds if row.quick is None else row.quick)
+        held = row.held if is_held else None
+        lines += row.prepare(source) if row.prepare is not None and held is None else []
+        predicate = _text(source, held if held is not None else row.holds if row.quick is None else row.quick)
         if not predicate:
             return None
         lines += [] if predicate == "True" else [f"if not ({predicate}): break"]

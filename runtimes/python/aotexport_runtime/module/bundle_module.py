@@ -26,7 +26,7 @@ from aotexport_runtime.schema.manifest import TRANSFORMERS, Manifest
 from aotexport_runtime.submodules.changes import check_peft_targets
 from aotexport_runtime.submodules.python_state import PythonState
 from aotexport_runtime.submodules.submodule import build, copied, switch
-from aotexport_runtime.submodules.tables import Origin, seal
+from aotexport_runtime.submodules.tables import LoadedState, Origin, seal
 
 
 class BundleModule(BundleState):
@@ -53,10 +53,12 @@ class BundleModule(BundleState):
         request: Request,
         targets: Choice = NO_TARGETS,
         taps: Sequence[str] = (),
+        version: torch.Tensor | None = None,
     ) -> None:
         """Build the module over `tensors` by name, which it owns from now on; use `aotexport_runtime.load`.
 
-        `targets` is the native code that may run, whose files the caller trusts; `taps`: see `load`.
+        `targets` is the native code that may run, whose files the caller trusts; `taps`: see `load`. `version`: a
+        tensor whose version counts the writes to all `tensors`; None: there is none.
         """
         super().__init__(bundle, environment, request, targets)
         self._calls: dict[str, Call] = {}
@@ -83,9 +85,9 @@ class BundleModule(BundleState):
         self.train(bundle.manifest.training)
         add_taps(self, bundle, taps)
         if request.frozen:
-            # Tensors of inference mode have no versions.
-            own = {name: tensor for name, tensor in self.state_tensors().items() if not tensor.is_inference()}
-            self.__dict__["_loaded"] = {name: (tensor, tensor._version) for name, tensor in own.items()}
+            ties = {entry.name: entry.tied for entry in bundle.manifest.state}
+            puts = any(bundle.program(name).rebinds for name in bundle.program_names)
+            self.__dict__["_loaded"] = LoadedState(self.state_tensors(), None if puts else self._find, ties, version)
 
     def changed(self) -> None:
         """Compose the programs anew at their next call, with the submodules of that time."""
@@ -200,8 +202,8 @@ class BundleModule(BundleState):
         shared = ("bundle", "_environment", "_request", "_targets", "_methods", "_fixed")
         given = {name: self.__dict__[name] for name in shared}
         python_state = copy.copy(self.python_state)
-        given |= {name: {} for name in ("_calls", "_loaded", "_plans", "_served")}
-        given |= {"_changes": None, "_python_state": python_state}
+        given |= {name: {} for name in ("_calls", "_plans", "_served")}
+        given |= {"_changes": None, "_python_state": python_state, "_loaded": LoadedState({})}
         twin: BundleModule = copied(self, memo, given)
         python_state.values = self.python_state.copied(memo)
         twin._keep_attributes()

@@ -191,6 +191,7 @@ def load_module(bundle: Bundle, options: LoadOptions) -> BundleModule:
     from aotexport_runtime.execution.matmul.sizes import mode_of
     from aotexport_runtime.execution.ops import check_operators
     from aotexport_runtime.module.bundle_module import BundleModule
+    from aotexport_runtime.submodules.tables import of_one_version
 
     if options.check_digests:
         # Weights are compared when they are read, several files at a time.
@@ -219,8 +220,15 @@ def load_module(bundle: Bundle, options: LoadOptions) -> BundleModule:
     load_state = getattr(bundle, "load_state", functools.partial(load_tensors, bundle, bundle.manifest.state))
     tensors = load_state(environment.form, mapped=options.mapped)
     keep_freed_memory(sparing=any(entry.dtype == "int8" for entry in bundle.manifest.state))
+    version = of_one_version(tensors) if request.frozen and _only_infers(bundle) else None
     module = BundleModule(
-        bundle, tensors, environment=environment, request=request, targets=targets, taps=[*options.taps]
+        bundle,
+        tensors,
+        environment=environment,
+        request=request,
+        targets=targets,
+        taps=[*options.taps],
+        version=version,
     )
     if place is not None:
         module.to(place)
@@ -228,6 +236,16 @@ def load_module(bundle: Bundle, options: LoadOptions) -> BundleModule:
         for refusal in bundle.program(name).refusals:
             log.info("program %s runs its forward graph: no %s graph (%s)", name, refusal.graph, refusal.reason)
     return module
+
+
+def _only_infers(bundle: Bundle) -> bool:
+    """Return whether no program records gradients, or writes to state."""
+    for name in bundle.program_names:
+        program = bundle.program(name)
+        functional = program.functional
+        if functional is None or program.grad or program.rebinds or functional.mutations or functional.version_rises:
+            return False
+    return True
 
 
 def load_models(bundle: Bundle, options: LoadOptions) -> OnnxModule:

@@ -19,7 +19,7 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Plan
 from aotexport_runtime.engines.candidates import AUTOGRAD, FROZEN_ENGINES, MODEL_ENGINES, PACKED, PORTABLE, Request
 from aotexport_runtime.engines.engine import Engine
-from aotexport_runtime.engines.frozen import Frozen, FrozenModel, PackedGraph, Weights
+from aotexport_runtime.engines.frozen import Frozen, FrozenModel, PackedGraph
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
 from aotexport_runtime.engines.sized import CLEARLY, Sized, observed
 from aotexport_runtime.errors import NotSupported
@@ -30,6 +30,7 @@ from aotexport_runtime.guards.signature import Bound
 from aotexport_runtime.module.onnx_module import runtime_of
 from aotexport_runtime.module.recorded import read_vector
 from aotexport_runtime.module.state import BundleState
+from aotexport_runtime.submodules.tables import LoadedState
 from aotexport_runtime.values.compare import TOLERANCES, compare
 from aotexport_runtime.values.observe import Observation, make_inputs
 
@@ -73,7 +74,7 @@ def fastest(module: BundleState, plan: Plan, graph: FunctionalEngine) -> list[En
     frozen: dict[str, Frozen] = {}
     refused: dict[str, str] = {}
 
-    weights: Weights = module.__dict__["_loaded"]
+    weights: LoadedState = module.__dict__["_loaded"]
 
     def open_model(name: str, symbols: Mapping[str, int]) -> FrozenModel:
         runtime: Any = SimpleNamespace(engine=name, open=functools.partial(runtime_of(name).open, symbols=symbols))

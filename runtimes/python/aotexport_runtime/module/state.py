@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import torch
 
@@ -17,12 +17,9 @@ from aotexport_runtime.schema.graph import Subclass
 from aotexport_runtime.submodules.changes import SubmoduleChange, changes_of
 from aotexport_runtime.submodules.python_state import PythonState
 from aotexport_runtime.submodules.submodule import Loaded, at
-from aotexport_runtime.submodules.tables import StateSlot, slot_of
+from aotexport_runtime.submodules.tables import LoadedState, StateSlot, slot_of
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.subclasses import Form
-
-if TYPE_CHECKING:
-    from aotexport_runtime.engines.frozen import Weights
 
 
 class BundleState(Loaded):
@@ -42,7 +39,7 @@ class BundleState(Loaded):
         self._constants: dict[str, torch.Tensor] = {}
         self._changes: list[SubmoduleChange] | None = None
         self._untold: set[str] | None = None
-        self._loaded: Weights = {}
+        self._loaded = LoadedState({})
 
     def _keep_attributes(self) -> None:
         """Let the module and its submodules read attributes that calls change from the Python state."""

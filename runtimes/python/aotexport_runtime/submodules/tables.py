@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
 
@@ -71,6 +72,8 @@ class _ObservedTable:
         super().__setitem__(key, value)  # type: ignore[misc]
         both = isinstance(before, torch.Tensor) and isinstance(value, torch.Tensor)
         is_alike = kind_in(self.owner, before) == kind_in(self.owner, value) if both else before is value
+        if self.owner and before is not value:
+            self.owner["_origin"].whole.__dict__["_loaded"].puts += 1
         if self.owner and not is_alike:
             self.owner["_origin"].left.discard(key)
             self.owner["_origin"].whole.changed()
@@ -78,6 +81,7 @@ class _ObservedTable:
     def __delitem__(self, key: Any) -> None:
         super().__delitem__(key)  # type: ignore[misc]
         if self.owner:
+            self.owner["_origin"].whole.__dict__["_loaded"].puts += 1
             self.owner["_origin"].whole.changed()
 
     def check_added(self, origin: Origin, name: Any, added: Any) -> None:
@@ -133,6 +137,7 @@ def put_quietly(table: dict[str, Any], name: str, tensor: torch.Tensor) -> None:
     dict.__setitem__(table, name, tensor)
     if isinstance(table, TensorTable):
         table.owner["_origin"].left.add(name)
+        table.owner["_origin"].whole.__dict__["_loaded"].puts += 1
 
 
 def is_sharded(table: Mapping[str, Any]) -> bool:
@@ -164,6 +169,71 @@ def watch_tables(module: nn.Module) -> None:
 
 StateSlot = tuple[dict[str, Any], str]
 """The table, and the key in it, that hold the current tensor of a name."""
+
+
+class LoadedState:
+    """The state tensors of a load, and whether a module still has them as they were then.
+
+    Attributes:
+        tensors: each with its version then, by name; none of inference mode, which have no versions.
+        puts: how often tables of the module have got an entry, or lost one; whoever counts has written before.
+    """
+
+    def __init__(
+        self,
+        tensors: Mapping[str, torch.Tensor],
+        find: Callable[[str], StateSlot | None] | None = None,
+        ties: Mapping[str, Sequence[str]] = MappingProxyType({}),
+        one: torch.Tensor | None = None,
+    ) -> None:
+        """Note tensors by name; `find` returns their slots (None: nobody asks), `ties` has the other names of each.
+
+        `one` is any tensor whose version counts the writes to all of them; None: each has its own.
+        """
+        own = {name: tensor for name, tensor in tensors.items() if not tensor.is_inference()}
+        self.tensors = {name: (tensor, tensor._version) for name, tensor in own.items()}
+        self.puts = 0
+        self._find, self._ties = find, ties
+        self._read = [*own.values()] if one is None else [one]
+        self._versions = [*map(_version, self._read)]
+        self._known: tuple[int, bool, list[tuple[StateSlot, torch.Tensor]]] = (-1, False, [])
+
+    def hold(self) -> bool:
+        """Return whether every slot has its tensor of the load, which nobody has written to."""
+        asked, holds, untold = self._known
+        if (find := self._find) is not None and asked != (asked := self.puts):
+            names = [(each, tensor) for name, (tensor, _) in self.tensors.items() for each in (name, *self._ties[name])]
+            slots = [(slot, tensor) for name, tensor in names if (slot := find(name)) is not None]
+            holds = len(slots) == len(names) and all(table.get(key) is tensor for (table, key), tensor in slots)
+            untold = [each for each in slots if not isinstance(each[0][0], TensorTable)]
+            self._known = asked, holds, untold
+        holds = holds and list(map(_version, self._read)) == self._versions
+        return holds and (not untold or all(table.get(key) is tensor for (table, key), tensor in untold))
+
+
+_version = attrgetter("_version")
+
+
+def of_one_version(tensors: dict[str, torch.Tensor]) -> torch.Tensor | None:
+    """Put tensors of one version counter in the place of tensors nobody has yet; return one that has it too.
+
+    A write to any of them then counts as one to each: autograd would refuse it between forward and backward. None: a
+    tensor has no memory of processors' plain kind, and they are left.
+    """
+    one = torch.empty(0)
+    if any(type(each) is not torch.Tensor or each.is_inference() or not _is_plain(each) for each in tensors.values()):
+        return None
+    shared: dict[int, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if id(tensor) not in shared:
+            shared[id(tensor)] = one.detach()
+            shared[id(tensor)].data = tensor
+        tensors[name] = shared[id(tensor)]
+    return one
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_conj() and not tensor.is_neg()
 
 
 class Computed(dict[str, Any]):

@@ -6,7 +6,9 @@ They serve the calls that the graph was captured for, and native code those that
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -85,7 +87,10 @@ class FunctionalEngine:
         self._checks = self._joint is not None and self._joint.checks
         more = self._mutations or self._regenerators is not None or functional.grad_mode is not None or self._checks
         # The graph's results are then the program's outputs, by the function that runs it alone.
-        self._is_native = not (more or self._wraps) and gradients is None and native is not None and native.is_detached
+        alone = None if more or self._wraps or gradients is not None else native
+        self._is_native = alone is not None and alone.is_detached
+        self._is_held = alone is not None and alone.is_held is not None
+        self._arguments = [i for i, spec in enumerate(whole.inputs) if not isinstance(spec, StateInput)]
         is_direct = not more and gradients is not None and not gradients.detached_inputs
         # Its joint graph, if the results are the program's outputs.
         self._direct = self._joint if is_direct else None
@@ -107,6 +112,16 @@ class FunctionalEngine:
         if self._direct is None:
             return None
         return f"{source.constant(apply_joint)}({source.constant(self._direct)}, {symbols}, {inputs})"
+
+    def held_expression(self, source: GuardSource) -> str | None:
+        """Return source that runs native code over arguments alone, if there is nothing else to do."""
+        if not self._is_held:
+            return None
+        others = [*itertools.pairwise((-1, *self._arguments, self._count))]
+        gaps = [f"*{source.constant((None,) * (end - begin - 1))}" if end - begin > 1 else "" for begin, end in others]
+        taken = [*chain(*zip(gaps, [*map(input_name, self._arguments), ""], strict=True))]
+        inputs = ", ".join(filter(None, taken))
+        return f"{source.constant(self.infer)}([{inputs}], {source.values_of(self._symbols)})"
 
     def run(self, inputs: list[Any], symbols: dict[str, int], because: str = "") -> Sequence[Any]:
         """Run the graph and its epilogues; see `Engine`."""

@@ -43,7 +43,12 @@ def caller_rows(program: Program, record: FunctionalGraph, device_type: str) -> 
     ]
     nothing, others = "no gradients are recorded", "gradients of an inference program"
     if record.gradients is None:
-        records = Row("tensor", lambda source: f"not ({source.ask(torch.is_grad_enabled)} and ({some}))", others)
+        records = Row(
+            "tensor",
+            lambda source: f"not ({source.ask(torch.is_grad_enabled)} and ({some}))",
+            others,
+            held=lambda source: f"not {source.ask(torch.is_grad_enabled)}",
+        )
         return [*found, records]
     # A region of a program without gradients may record some. Under the caller's grad mode there are more.
     found += [
@@ -134,6 +139,7 @@ def _begins(index: int, spec: ArgumentInput | StateInput) -> Row:
         "sizes",
         lambda source: f"{input_name(index)}.storage_offset() == {source.size(spec.meta.offset)}",
         f"input {index} does not begin where it did in its storage at capture",
+        held="" if isinstance(spec, StateInput) else None,
     )
 
 
@@ -193,10 +199,11 @@ def native_rows(native: Native, gradients: Sequence[int | None], symbols: Sequen
     wanted = [f"{input_name(index)}.requires_grad" for index, gradient in enumerate(gradients) if gradient is not None]
     inputs = ", ".join(map(input_name, range(count)))
     return [
-        Row("tensor", " and ".join(wanted) or "True", "not every gradient is wanted"),
+        *([Row("tensor", " and ".join(wanted), "not every gradient is wanted")] if wanted else []),
         Row(
             "memory",
             lambda source: f"{source.ask(native.why_not, f'[{inputs}]', source.values_of(symbols))} is None",
             lambda call: str(native.why_not(call.inputs, call.symbols)),
+            held=lambda source: "" if native.is_held is None else source.ask(native.is_held),
         ),
     ]

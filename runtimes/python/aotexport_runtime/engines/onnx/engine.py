@@ -5,7 +5,9 @@ It needs no torch, unless callers pass its tensors. Models know neither gradient
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -20,6 +22,7 @@ from aotexport_runtime.execution.source import define
 from aotexport_runtime.guards.rule import GuardSource, Row, input_name, torch_tensors
 from aotexport_runtime.schema.manifest import OnnxModel
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput, StateInput
+from aotexport_runtime.schema.values import TensorMeta
 from aotexport_runtime.validate.manifest import check_onnx
 from aotexport_runtime.values.tensors import NumpyTensor, is_torch_tensor
 
@@ -93,19 +96,29 @@ class OnnxEngine(Engine):
         places = sorted((place := value.__array_interface__["data"][0], place + value.nbytes) for value in arrays)
         return over if all(end <= begin for (_, end), (begin, _) in itertools.pairwise(places)) else {}
 
-    def expression(self, source: GuardSource) -> str | None:
-        """Return source that calls the session, if values go in and out of the model as they are."""
+    def expression(self, source: GuardSource, *, is_laid_out: bool = False) -> str | None:
+        """Return source that calls the session, if values go in and out of the model as they are.
+
+        `is_laid_out`: tensors are those of processors, laid out as in the program, and no negated views.
+        """
         if not self._is_plain():
             inputs = [input_name(i) if i in self._paths else "None" for i in range(len(self._program.inputs))]
             return f"{source.constant(self.run)}([{', '.join(inputs)}], {{}})"
-        array = "{}.contiguous().numpy(force=True)" if source.kind.has_autograd else "{}"
+        array = functools.partial(self._array, is_laid_out) if source.kind.has_autograd else input_name
         feeds = ", ".join(
-            f"{source.constant(name)}: {array.format(input_name(index))}"
+            f"{source.constant(name)}: {array(index)}"
             for name, index in zip(self._model.inputs, self._paths, strict=True)
         )
         run = source.ask(self.session.infer, source.constant(list(self._model.outputs)), f"{{{feeds}}}")
         from_array = sys.modules["torch"].from_numpy if source.kind.has_autograd else np.asarray
         return f"[{source.ask(from_array, 'y')} for y in {run}]"
+
+    def _array(self, is_laid_out: bool, index: int) -> str:
+        value, spec = input_name(index), self._program.inputs[index]
+        if is_laid_out and isinstance(spec, ArgumentInput) and is_contiguous(spec.meta):
+            # `force` runs four operators for nothing, which a small model feels.
+            return f"({value}.detach() if {value}.requires_grad else {value}).numpy()"
+        return f"{value}.contiguous().numpy(force=True)"
 
     def direct(self) -> Callable[[Sequence[Any]], list[Any]] | None:
         """Return a function of a call's tensors of torch that calls the session alone; None: values do not go as is."""
@@ -113,7 +126,7 @@ class OnnxEngine(Engine):
             return None
         source = GuardSource(kind=torch_tensors())
         lines = [f"{input_name(i)} = inputs[{i}]" for i in self._paths]
-        lines.append(f"return {self.expression(source)}")
+        lines.append(f"return {self.expression(source, is_laid_out=True)}")
         return define("model", "inputs", lines, source.scope, f"{self._program.name} model")
 
     def _is_plain(self) -> bool:
@@ -124,6 +137,15 @@ class OnnxEngine(Engine):
             return False
         metas = [spec.meta for spec in program.inputs if isinstance(spec, ArgumentInput)]
         return all(_is_common(meta.dtype) for meta in (*metas, *filter(None, program.outputs)))
+
+
+def is_contiguous(meta: TensorMeta | None) -> bool:
+    """Return whether a tensor is contiguous whatever its first size is, and its others are known."""
+    if meta is None:
+        return False
+    known = [size for size in meta.shape[1:] if isinstance(size, int)]
+    strides = [math.prod(known[axis:]) for axis in range(len(meta.shape))]
+    return len(known) == len(meta.shape[1:]) and [*meta.stride] == strides
 
 
 def _is_common(dtype: str) -> bool:

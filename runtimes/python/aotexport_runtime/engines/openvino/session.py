@@ -141,8 +141,8 @@ def _state_as_inputs(read: Any, model: OnnxModel) -> dict[str, Any]:
     return defaults
 
 
-_LARGE = 1 << 20
-"""Least bytes of large results."""
+_LARGE, _SMALL = 1 << 20, 1 << 18
+"""Least bytes of large results, and most bytes of the arguments and results of a small model."""
 
 
 class Infer:
@@ -159,11 +159,35 @@ class Infer:
         self._is_fixed = all(port.get_partial_shape().is_static for port in ports)
         known = [(port.shape, port.element_type.to_dtype()) for port in compiled.outputs] if self._is_fixed else []
         # To write large results to memory of their own costs less than to copy them.
-        self._own = known if sum(np.empty(*each).nbytes for each in known) >= _LARGE else []
+        results = [np.empty(*each) for each in known]
+        self._own = known if sum(array.nbytes for array in results) >= _LARGE else []
         self._tensor = partial(Tensor, shared_memory=True)
         self._integers = [port.get_any_name() for port in compiled.inputs if port.element_type.to_dtype().kind in "iu"]
-        self.request = compiled.create_infer_request()
+        self._arguments: dict[str, np.ndarray[Any, Any]] = {}
+        self._results: list[np.ndarray[Any, Any]] = []
+        if known and not defaults:
+            shapes = {port.get_any_name(): (port.shape, port.element_type.to_dtype()) for port in compiled.inputs}
+            arguments = {name: np.empty(*each) for name, each in shapes.items()}
+            if sum(array.nbytes for array in (*arguments.values(), *results)) <= _SMALL:
+                # To hand new arrays to a small model takes longer than to copy to and from those that it has.
+                self._arguments, self._results = arguments, results
+        self.request = self._opened(compiled)
         self._lock = threading.Lock()
+
+    def _opened(self, compiled: Any) -> Any:
+        request = compiled.create_infer_request()
+        if self._arguments:
+            request.set_input_tensors(dict(enumerate(map(self._tensor, self._arguments.values()))))
+            request.set_output_tensors(dict(enumerate(map(self._tensor, self._results))))
+        return request
+
+    def _infer_small(self, feeds: Mapping[str, Any]) -> list[Any]:
+        for name, array in self._arguments.items():
+            if array.shape != feeds[name].shape:
+                raise RuntimeError(f"`{name}` has shape {feeds[name].shape}, and the model takes {array.shape}")
+            array[...] = feeds[name]
+        self.request.infer(share_outputs=True)
+        return [array.copy() for array in self._results]
 
     def __call__(self, outputs: Sequence[str], feeds: dict[str, Any]) -> Sequence[Any]:
         """Run the model.
@@ -184,17 +208,19 @@ class Infer:
             try:
                 if results:
                     self.request.set_output_tensors(dict(enumerate(map(self._tensor, results))))
-                if self._is_fixed:
+                if self._arguments:
+                    results = self._infer_small(feeds)
+                elif self._is_fixed:
                     found = self.request.infer(feeds, share_inputs=True, share_outputs=bool(results))
+                    results = results or found.to_tuple()
                 else:
                     # With one thread, `infer` raises nothing where an operator fails, as it may at sizes of the moment.
                     self.request.start_async(feeds, share_inputs=True)
                     self.request.wait()
-                    found = self.request.results
-                results = results or found.to_tuple()
+                    results = self.request.results.to_tuple()
             except RuntimeError as error:
                 # After a failure, a compiled model gives results of wrong shapes.
-                self.request = self._compile().create_infer_request()
+                self.request = self._opened(self._compile())
                 raise CheckFailed(f"OpenVINO failed: {_cause(error)}. {_WAY_OUT}") from None
         if self._is_checked and not results[-1]:
             raise CheckFailed("an index is out of bounds")
