@@ -1,18 +1,16 @@
 """Models of diffusers, made small."""
 
+import json
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from tests.sweeps.made import Call, Model, images, made, rows
+from tests.sweeps.made import Call, Model, images, made, rows, sizes
 
 TEXT = (3, 4, 16)
-
-
-def _diffusers(name: str, call: Callable[[], Call], /, **options: Any) -> Model:
-    return made(f"diffusers.{name}", **options), call
 
 
 def _steps(fixed: dict[str, Any] | None = None, /, **sizes: tuple[int, ...]) -> Callable[[], Call]:
@@ -32,71 +30,18 @@ def _flux() -> Call:
     return Call({**call.kwargs, **places}, {**call.shapes, "img_ids": {}, "txt_ids": {}})
 
 
-BLOCKS = {"block_out_channels": (8, 16), "layers_per_block": 1, "norm_num_groups": 4}
-CROSSING = {
-    **BLOCKS,
-    "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
-    "cross_attention_dim": 16,
-    "attention_head_dim": 4,
-}
-CODING = {**BLOCKS, "down_block_types": ("DownEncoderBlock2D",) * 2, "up_block_types": ("UpDecoderBlock2D",) * 2}
-HEADS = {"num_attention_heads": 2, "attention_head_dim": 8}
-PATCHES = {**HEADS, "sample_size": 16, "in_channels": 4, "num_layers": 2}
 ALONE = partial(images, "sample", 32)
-
-DIFFUSERS = {
-    "unet_2d_condition": _diffusers(
-        "UNet2DConditionModel",
-        _steps(sample=(3, 4, 16, 16), encoder_hidden_states=TEXT),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        **CROSSING,
-    ),
-    "vq": _diffusers("VQModel", ALONE, latent_channels=3, num_vq_embeddings=16, **CODING),
-    "autoencoder_tiny": _diffusers(
-        "AutoencoderTiny",
-        ALONE,
-        encoder_block_out_channels=(8, 8),
-        decoder_block_out_channels=(8, 8),
-        num_encoder_blocks=(1, 1),
-        num_decoder_blocks=(1, 1),
-    ),
-    "dit": _diffusers(
-        "DiTTransformer2DModel",
-        _steps({"class_labels": torch.tensor([1, 2, 3])}, hidden_states=(3, 4, 16, 16)),
-        out_channels=8,
-        num_embeds_ada_norm=10,
-        norm_num_groups=4,
-        **PATCHES,
-    ),
-    "sd3": _diffusers(
-        "SD3Transformer2DModel",
-        _steps(hidden_states=(3, 4, 16, 16), encoder_hidden_states=TEXT, pooled_projections=(3, 16)),
-        patch_size=2,
-        out_channels=4,
-        joint_attention_dim=16,
-        caption_projection_dim=16,
-        pooled_projection_dim=16,
-        pos_embed_max_size=16,
-        **PATCHES,
-    ),
-    "flux": _diffusers(
-        "FluxTransformer2DModel",
-        _flux,
-        in_channels=8,
-        num_layers=1,
-        num_single_layers=1,
-        joint_attention_dim=16,
-        pooled_projection_dim=16,
-        axes_dims_rope=(2, 2, 4),
-        **HEADS,
-    ),
-    "prior": _diffusers(
-        "PriorTransformer",
-        _steps(hidden_states=(3, 16), proj_embedding=(3, 16), encoder_hidden_states=(3, 7, 16)),
-        num_layers=1,
-        embedding_dim=16,
-        num_embeddings=7,
-        additional_embeddings=4,
-        **HEADS,
-    ),
+CALLS: dict[str, Callable[[], Call]] = {
+    "unet_2d_condition": _steps(sample=(3, 4, 16, 16), encoder_hidden_states=TEXT),
+    "vq": ALONE,
+    "autoencoder_tiny": ALONE,
+    "dit": _steps({"class_labels": torch.tensor([1, 2, 3])}, hidden_states=(3, 4, 16, 16)),
+    "sd3": _steps(hidden_states=(3, 4, 16, 16), encoder_hidden_states=TEXT, pooled_projections=(3, 16)),
+    "flux": _flux,
+    "prior": _steps(hidden_states=(3, 16), proj_embedding=(3, 16), encoder_hidden_states=(3, 7, 16)),
+}
+_LISTED = json.loads(Path(__file__).with_name("diffusers.json").read_text())
+DIFFUSERS: dict[str, Model] = {
+    name: (made(path, **{key: sizes(one) for key, one in options.items()}), CALLS[name])
+    for name, (path, options) in _LISTED.items()
 }

@@ -53,6 +53,11 @@ def the(path: str) -> Made:
     return made("pkgutil.resolve_name", path)
 
 
+def sizes(option: Any) -> Any:
+    """Return an option as Python has it that JSON holds as a list."""
+    return tuple(option) if isinstance(option, list) else option
+
+
 def rows(**kwargs: Any) -> Call:
     """Return a call whose tensors have the batch as first axis."""
     return Call(

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.export import Dim
 
-from tests.sweeps.made import Call, Model, images, made, the
+from tests.sweeps.made import Call, Model, images, made, sizes, the
 
 
 def _torchvision(name: str, /, *args: Any, side: int = 64, classes: bool = True, **options: Any) -> Model:
@@ -21,13 +21,9 @@ def _segmentation(name: str, /, side: int = 64, **options: Any) -> Model:
     return made(f"segmentation_models_pytorch.{name}", **options), partial(images, side=side)
 
 
-def _sizes(option: Any) -> Any:
-    return tuple(option) if isinstance(option, list) else option
-
-
 TIMM: dict[str, Model] = {
     name: (
-        made(path, *args, num_classes=5, **{key: _sizes(one) for key, one in options.items()}),
+        made(path, *args, num_classes=5, **{key: sizes(one) for key, one in options.items()}),
         partial(images, side=side),
     )
     for name, (path, args, side, options) in json.loads(Path(__file__).with_name("timm.json").read_text()).items()
