@@ -20,7 +20,7 @@ def compute_read_rows(graph: torch.fx.Graph) -> None:
 
     The operators stay where they are, for regions and writes in place; dropout draws as many numbers as before.
     """
-    for node in reversed(graph.nodes):
+    for node in reversed([*graph.nodes]):
         places = {user.args[1:] if user.target is _SELECT else () for user in node.users}
         place: Any = places.pop() if len(places) == 1 else ()
         if len(place) != 2 or not isinstance(place[1], int):
@@ -37,6 +37,7 @@ def compute_read_rows(graph: torch.fx.Graph) -> None:
                 ]
                 ones = graph.call_function(aten.new_ones.default, (row, size))
                 scales = graph.call_function(_DROPOUT, (ones, *node.args[1:]))
+                ones.meta = scales.meta = {"val": node.meta["val"]}
                 made = graph.call_function(aten.mul.Tensor, (row, graph.call_function(_SELECT, (scales, *place))))
             else:
                 made = graph.node_copy(node, lambda each, rows=rows: rows.get(each, each))
