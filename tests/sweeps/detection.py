@@ -1,7 +1,9 @@
 """Models of transformers that find objects and segments: inference with dynamic batch, and height and width if any."""
 
+import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,20 +14,8 @@ from tests.sweeps.made import Call
 from tests.sweeps.sample import Items, Sample
 
 BACKBONE = {"embedding_size": 8, "hidden_sizes": [8, 8, 8, 16], "depths": [1, 1, 1, 1]}
-DETR = {
-    "backbone": None,
-    "use_timm_backbone": False,
-    "use_pretrained_backbone": False,
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "num_queries": 5,
-    "num_labels": 3,
-}
+OPTIONS = json.loads(Path(__file__).with_suffix(".json").read_text())
+"""Fields of configurations."""
 LAYERS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16, "num_labels": 3}
 
 
@@ -38,29 +28,17 @@ def _resnet(*stages: str) -> transformers.ResNetConfig:
 
 
 def _detr(name: str, *stages: str, **options: Any) -> transformers.PreTrainedModel:
-    config = {**DETR, "backbone_config": _resnet(*(stages or STAGES[3:])), **options}
+    config = {**OPTIONS["detr"], "backbone_config": _resnet(*(stages or STAGES[3:])), **options}
     return transformers.AutoModelForObjectDetection.from_config(transformers.AutoConfig.for_model(name, **config))
 
 
 def _mask2former() -> transformers.PreTrainedModel:
-    config = transformers.Mask2FormerConfig(
-        backbone_config=_resnet(*STAGES),
-        feature_size=32,
-        mask_feature_size=32,
-        hidden_dim=32,
-        encoder_feedforward_dim=16,
-        encoder_layers=1,
-        decoder_layers=2,
-        num_attention_heads=2,
-        dim_feedforward=16,
-        num_queries=5,
-        num_labels=3,
-    )
+    config = transformers.Mask2FormerConfig(backbone_config=_resnet(*STAGES), **OPTIONS["mask2former"])
     return transformers.Mask2FormerForUniversalSegmentation(config)
 
 
 def _maskformer() -> transformers.PreTrainedModel:
-    decoder = transformers.DetrConfig(**{**DETR, "d_model": 32}, backbone_config=_resnet("stage4"))
+    decoder = transformers.DetrConfig(**{**OPTIONS["detr"], "d_model": 32}, backbone_config=_resnet("stage4"))
     config = transformers.MaskFormerConfig(
         backbone_config=_resnet(*STAGES),
         fpn_feature_size=32,
@@ -72,42 +50,13 @@ def _maskformer() -> transformers.PreTrainedModel:
 
 
 def _sam() -> transformers.PreTrainedModel:
-    vision = {
-        "hidden_size": 16,
-        "output_channels": 16,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 2,
-        "image_size": 64,
-        "mlp_ratio": 2.0,
-        "window_size": 2,
-        "global_attn_indexes": [1],
-        "num_pos_feats": 8,
-    }
-    decoder = {"mlp_dim": 16, "num_attention_heads": 2, "iou_head_hidden_dim": 16}
-    config = transformers.SamConfig(
-        vision_config=vision,
-        prompt_encoder_config={"hidden_size": 16, "image_size": 64, "mask_input_channels": 4},
-        mask_decoder_config={"hidden_size": 16, "num_hidden_layers": 2, **decoder},
-    )
-    return transformers.SamModel(config)
+    return transformers.SamModel(transformers.SamConfig(**OPTIONS["sam"]))
 
 
 def _rt_detr(version: str) -> transformers.PreTrainedModel:
     backbone = transformers.RTDetrResNetConfig(**BACKBONE, out_features=STAGES[1:])
-    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
-    config = getattr(transformers, f"RTDetr{version}Config")(
-        backbone_config=backbone,
-        encoder_hidden_dim=16,
-        encoder_in_channels=[8, 8, 16],
-        d_model=16,
-        encoder_ffn_dim=16,
-        decoder_ffn_dim=16,
-        decoder_layers=2 if version else 1,
-        decoder_in_channels=[16, 16, 16],
-        num_queries=5,
-        num_labels=3,
-        **heads,
-    )
+    options = {"backbone_config": backbone, "decoder_layers": 2 if version else 1, **OPTIONS["rt_detr"]}
+    config = getattr(transformers, f"RTDetr{version}Config")(**options)
     return getattr(transformers, f"RTDetr{version}ForObjectDetection")(config)
 
 
@@ -117,30 +66,11 @@ def _yolos() -> transformers.PreTrainedModel:
 
 
 def _segformer() -> transformers.PreTrainedModel:
-    config = transformers.SegformerConfig(
-        num_encoder_blocks=2,
-        depths=[1, 1],
-        sr_ratios=[2, 1],
-        hidden_sizes=[8, 16],
-        patch_sizes=[7, 3],
-        strides=[4, 2],
-        num_attention_heads=[1, 2],
-        mlp_ratios=[2, 2],
-        decoder_hidden_size=16,
-        num_labels=3,
-    )
-    return transformers.SegformerForSemanticSegmentation(config)
+    return transformers.SegformerForSemanticSegmentation(transformers.SegformerConfig(**OPTIONS["segformer"]))
 
 
 def _upernet() -> transformers.PreTrainedModel:
-    config = transformers.UperNetConfig(
-        backbone_config=_resnet(*STAGES),
-        hidden_size=8,
-        pool_scales=[1, 2],
-        auxiliary_channels=8,
-        auxiliary_in_channels=8,
-        num_labels=3,
-    )
+    config = transformers.UperNetConfig(backbone_config=_resnet(*STAGES), **OPTIONS["upernet"])
     return transformers.UperNetForSemanticSegmentation(config)
 
 
