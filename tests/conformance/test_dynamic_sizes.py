@@ -53,11 +53,13 @@ def by_sign(x, n):
     return x * 2 if n > 0 else x * 3
 
 
-def test_branch_on_a_dynamic_integer_is_a_guard(load):
+def test_branch_on_a_dynamic_integer_is_a_guard(load, tmp_path):
     module = load(by_sign, torch.ones(2), 3, dynamic_shapes={"x": None, "n": torch.export.Dim.DYNAMIC}, verify=True)
     assert torch.equal(module(torch.ones(2), 1), torch.ones(2) * 2)
     with pytest.raises(CallInvalid, match=r"`n` is 0, outside \[1:\]"):
         module(torch.ones(2), 0)
+    calls = {path.name.split(".")[1] for path in (tmp_path / "bundle/testvectors").glob("*.json")}
+    assert {name for name in calls if name.startswith("n-is")} == {"n-is-1", "n-is-4"}
 
 
 def named_by_size(x):
