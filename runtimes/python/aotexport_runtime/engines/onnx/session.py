@@ -110,7 +110,7 @@ class OnnxRuntime:
         inputs, outputs, optional = session.get_inputs(), session.get_outputs(), session.get_overridable_initializers()
         check_names(model, *([value.name for value in values] for values in (inputs, outputs, optional)))
         is_rare = any(_is_rare(value.type) for value in (*inputs, *outputs, *optional))
-        infer = partial(_infer_rare, onnxruntime.OrtValue, session) if is_rare else session.run
+        infer = partial(_infer_rare, onnxruntime.OrtValue, session) if is_rare else _run_of(session, names)
         over = "" if is_rare or names != [_CPU] else session.get_modelmeta().custom_metadata_map.get(WRITTEN_OVER, "")
         device = ", ".join(session.get_providers())
         return Session(handle=session, device=device, infer=infer, over=frozenset(over.splitlines()))
@@ -165,6 +165,12 @@ _ONNX_TYPES = {"bfloat16": 16, "float8_e4m3fn": 17, "float8_e4m3fnuz": 18, "floa
 
 def _is_rare(onnx_type: str) -> bool:
     return "bfloat16" in onnx_type or "float8" in onnx_type
+
+
+def _run_of(session: Any, providers: Sequence[str]) -> Callable[[Sequence[str], dict[str, Any]], Sequence[Any]]:
+    """Return what `run` of a session calls when it has compared names, which takes a tenth of a small model's time."""
+    inner = getattr(session, "_sess", None) if providers == [_CPU] else None
+    return session.run if inner is None else lambda outputs, feeds: inner.run(outputs, feeds, None)
 
 
 def _infer_rare(ort_value: Any, session: Any, outputs: Sequence[str], feeds: dict[str, Any]) -> list[Any]:
