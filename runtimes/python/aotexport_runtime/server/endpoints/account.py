@@ -61,11 +61,12 @@ def note(asked: Asked, outcome: str, text: str, seconds: float, *, spans: Any, i
     fields: dict[str, Any] = {"id": asked.id, "model": model[:100]}
     fields |= {"protocol": asked.protocol, "outcome": outcome, "version": version, "ms": round(seconds * 1e3, 3)}
     if answer is not None:
-        metrics.SECONDS.labels(model, version).observe(seconds)
-        metrics.QUEUE.labels(model, version).observe(answer.waited_s)
-        metrics.COMPUTE.labels(model, version).observe(answer.ran_s)
+        whole, queue, compute, batch = metrics.of_answers(model, version)
+        whole.observe(seconds)
+        queue.observe(answer.waited_s)
+        compute.observe(answer.ran_s)
         if answer.is_first:
-            metrics.BATCH.labels(model, version).observe(answer.batch_size)
+            batch.observe(answer.batch_size)
         took_ms = {"queue_ms": round(answer.waited_s * 1e3, 3), "compute_ms": round(answer.ran_s * 1e3, 3)}
         fields |= took_ms | {"batch": answer.batch_size}
     trace = _trace_of(asked.traceparent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,6 +88,12 @@ def _collected() -> Iterator[Any]:
             if path.stat().st_size:
                 written.append(str(path))
     return MultiProcessCollector.merge(written)
+
+
+@functools.lru_cache(1024)
+def of_answers(model: str, version: str) -> list[Any]:
+    """Return the histograms of a version's answers: of the whole, queue, engine and batch; looked up once."""
+    return [each.labels(model, version) for each in (SECONDS, QUEUE, COMPUTE, BATCH)]
 
 
 def count_event(model: str, version: str, event: str) -> None:

@@ -130,6 +130,8 @@ def read_grpc(message: Any, signature: Signature, remaining_s: float | None) -> 
 
 def _parameters(message: Any, kind: Any) -> Any:
     """Return the parameters of a message as a record; one of a type that KServe's protocol lacks is of none."""
+    if not message.parameters:
+        return kind()
     given = {
         name: getattr(each, each.WhichOneof("parameter_choice") or "", ...) for name, each in message.parameters.items()
     }
