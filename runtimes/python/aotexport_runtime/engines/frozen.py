@@ -72,6 +72,7 @@ class Frozen(Native):
         self._strides = [meta.stride if isinstance(meta, TensorMeta) else None for meta in program.outputs]
 
     def is_held(self) -> bool:
+        """Return whether the weights are those of the load, at their versions; see `Native`."""
         if torch.get_num_threads() != self._threads or torch.are_deterministic_algorithms_enabled():
             return False
         return self._weights.hold()
