@@ -52,8 +52,8 @@ test-torch: ## run the tests under another torch, in an environment of its own; 
 		$(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) 'torch$(TORCH)'
 	$(TORCH_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --editable runtimes/python \
 		--editable '.[dev,examples]' 'torch$(TORCH)'
-	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest -m "not slow" -p tests.workers --workers $(WORKERS) \
-		--junitxml $(TORCH_VENV)/tests.xml --ignore=tests/sweeps
+	OMP_NUM_THREADS=1 $(TORCH_VENV)/bin/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile \
+		--no-loadscope-reorder --junitxml $(TORCH_VENV)/tests.xml --ignore=tests/sweeps
 
 test-versions: ## run the tests under each of PYTHONS with each of TORCHES, write docs/versions.md
 	failed=0; for python in $(PYTHONS); do for torch in $(TORCHES); do \
@@ -81,7 +81,8 @@ lint: $(VENV)/.dev $(CHECKS) site ## check style, types, layers, and that the ge
 
 pytest: $(VENV)/.dev
 	$(if $(TESTS),,$(error no room `$(ROOM)`; there are $(shell sed -n 's/^\([a-z_]*\): .*/\1/p' tests/rooms)))
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -p tests.workers --workers $(WORKERS) --durations=25 $(TESTS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" -n $(WORKERS) --dist loadfile --no-loadscope-reorder \
+		--durations=25 $(TESTS)
 
 # A real server: both protocols, wrong requests, a swap and a killed worker under load, no torch. The rest: test-serve.
 pytest-serve: $(SERVE_VENV)/.made

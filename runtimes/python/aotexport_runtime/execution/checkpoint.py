@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
 import torch
 from torch.autograd.graph import saved_tensors_hooks
 
-from aotexport_runtime.execution import transforms
 from aotexport_runtime.execution.autocast import autocast_of_now, draws_of_now
-from aotexport_runtime.execution.computed_weights import in_kept_memory
-from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, EXIT_CHECKPOINT, names_in, operands
+from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, EXIT_CHECKPOINT, computed_weights, names_in, operands
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
-from aotexport_runtime.schema.values import Argument, SequenceMeta, SubgraphArgument, ValueMeta
+from aotexport_runtime.schema.values import Argument, NothingMeta, SequenceMeta, SubgraphArgument, ValueMeta
 from aotexport_runtime.validate.arguments import references
 
 # --- parts as higher-order operators -----------------------------------------------------------------------
@@ -50,7 +47,7 @@ def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -
             name = f"checkpoint {enter.name}"
             inputs = tuple(GraphInput(name=each, meta=metas[each]) for each in (*arguments, *others))
             subgraphs[name] = msgspec.structs.replace(graph, inputs=inputs, nodes=tuple(inner), outputs=[*returned])
-            args: list[Argument] = [SubgraphArgument(name=name), [*arguments], [*others], *enter.args[1:]]
+            args: list[Argument] = [SubgraphArgument(name=name), [*arguments], [*others], enter.args[1]]
             meta = SequenceMeta(items=tuple(metas[each] for each in returned))
             result.append(Node(name=enter.name, op="higher_order::checkpoint", args=args, meta=meta))
             result += [
@@ -61,33 +58,41 @@ def outlined(graph: Graph, nodes: Sequence[Node], outputs: Sequence[Argument]) -
     return msgspec.structs.replace(graph, subgraphs={**graph.subgraphs, **subgraphs}), result
 
 
+def with_computed_weights(graph: Graph, nodes: Sequence[Node]) -> list[Node]:
+    """Return nodes, each linear layer over integers a checkpointed part: autograd keeps these, and no weight."""
+    chains = computed_weights(nodes, {value.name: value.meta for value in graph.inputs})
+    by_name, inside = {node.name: node for node in nodes}, {name for chain in chains.values() for name in chain}
+    result: list[Node] = []
+    for node in nodes:
+        if node.name not in chains:
+            result += [] if node.name in inside else [node]
+            continue
+        part = [*(by_name[name] for name in chains[node.name]), node]
+        made = {each.name for each in part}
+        read = [name for name in dict.fromkeys(name for each in part for name in operands(each)) if name not in made]
+        name = f"{ENTER_CHECKPOINT} {node.name}"
+        nothing = NothingMeta()
+        result += [Node(name=name, op=ENTER_CHECKPOINT, args=[[*read], False], meta=nothing), *part]
+        result.append(Node(name=f"{EXIT_CHECKPOINT} {node.name}", op=EXIT_CHECKPOINT, args=[name], meta=nothing))
+    return result
+
+
 # --- running them -----------------------------------------------------------------------------------------
 
 
 def checkpoint(
-    step: Callable[..., tuple[Any, ...]],
-    arguments: Sequence[Any],
-    others: Sequence[Any],
-    repeats_draws: bool,
-    computes_weight: bool = False,
+    step: Callable[..., tuple[Any, ...]], arguments: Sequence[Any], others: Sequence[Any], repeats_draws: bool
 ) -> tuple[Any, ...]:
     """Run a checkpointed part, which takes `arguments`, then `others`.
 
     Backward raises where one of `arguments` was changed in place since. `repeats_draws`: it draws the random numbers of
-    this call again. `computes_weight`: of `arguments`, for a layer that reads `others`.
+    this call again.
     """
-    given = [*arguments, *others]
-    run = partial(step, *given)
-    once = partial(in_kept_memory, step, arguments, *others) if computes_weight else run
-    # Transforms know no hooks of saved tensors.
-    if not torch.is_grad_enabled() or (computes_weight and transforms.active()):
-        return once()
-    if computes_weight and any(each.requires_grad for each in arguments):
-        # Gradients of them are computed of what the layer read.
-        arguments = given
-    part = _Part(run, once, arguments, repeats_draws)
+    if not torch.is_grad_enabled():
+        return step(*arguments, *others)
+    part = _Part(lambda: step(*arguments, *others), arguments, repeats_draws)
     with saved_tensors_hooks(part.pack, part.unpack):
-        return once()
+        return step(*arguments, *others)
 
 
 class _Enough(Exception):
@@ -95,15 +100,10 @@ class _Enough(Exception):
 
 
 class _Part:
-    """A checkpointed part that ran; lives as long as autograd's graph holds its saved tensors.
+    """A checkpointed part that ran; lives as long as autograd's graph holds its saved tensors."""
 
-    `run` runs it; `once` does too, for a saved tensor that is read before any other part runs.
-    """
-
-    def __init__(
-        self, run: Callable[[], Any], once: Callable[[], Any], arguments: Sequence[Any], repeats_draws: bool
-    ) -> None:
-        self._run, self._once = run, once
+    def __init__(self, run: Callable[[], Any], arguments: Sequence[Any], repeats_draws: bool) -> None:
+        self._run = run
         self._versions = [(tensor, tensor._version) for tensor in arguments if not tensor.is_inference()]
         self._draws = draws_of_now(arguments) if repeats_draws else contextlib.nullcontext
         self._autocasts = [autocast_of_now(type_) for type_ in {"cpu", *(tensor.device.type for tensor in arguments)}]
@@ -134,8 +134,6 @@ class _Part:
                     f"{tensor._version}; expected version {version} instead"
                 )
         found: list[torch.Tensor] = []
-        # A backward that is differentiated keeps them.
-        run = self._run if torch.is_grad_enabled() else self._once
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             found.append(tensor.detach())
@@ -147,5 +145,5 @@ class _Part:
             for context in (self._draws, *self._autocasts, torch.enable_grad):
                 around.enter_context(context())
             around.enter_context(saved_tensors_hooks(pack, lambda tensor: tensor))
-            run()
+            self._run()
         return found

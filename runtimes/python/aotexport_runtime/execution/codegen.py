@@ -21,7 +21,7 @@ from aotexport_runtime.errors import printable
 from aotexport_runtime.execution import checks, ops
 from aotexport_runtime.execution.matmul.sizes import Mode
 from aotexport_runtime.execution.source import Origin, define, origin_of
-from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, KEPT, draws, last_uses
+from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, draws, last_uses
 from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
 from aotexport_runtime.rewrite.updates import UPDATE
 from aotexport_runtime.schema.graph import Graph, Node, Subclass
@@ -195,12 +195,6 @@ class _FunctionSource:
             return self.object("k", environment.kernels[op.removeprefix(KERNEL)])
         if node.name in self.replacements:
             return self.object("p", self.replacements[node.name])
-        if op.startswith(KEPT):
-            from aotexport_runtime.execution.computed_weights import into_kept_memory
-
-            base = op.removeprefix(KEPT)
-            operator = ops.resolve(base, self.graph.schemas.get(base), environment.namespaces)
-            return self.once("f", op, lambda: into_kept_memory(base, operator))
 
         def operator() -> Callable[..., Any]:
             find = ops.overload if environment.unguarded else ops.resolve
@@ -307,7 +301,7 @@ def compile_graph(
     """
     nodes, bodies = list(nodes), budget
     if budget is None and any(getattr(value.meta, "dtype", None) == "int8" for value in graph.inputs):
-        from aotexport_runtime.execution.computed_weights import with_computed_weights
+        from aotexport_runtime.execution.checkpoint import with_computed_weights
 
         nodes = with_computed_weights(graph, nodes)
     if any(node.op == ENTER_CHECKPOINT for node in nodes):

@@ -15,7 +15,6 @@ _is_dead = getattr(_functorch, "is_dead_tensor_wrapper", None)
 # What `torch.jit.is_tracing` asks, in two frames less.
 _is_tracing = getattr(torch._C, "_is_tracing", None) or torch.jit.is_tracing  # noqa: TID251 (see above)
 _peek = getattr(_functorch, "peek_interpreter_stack", None)
-_count_modes = getattr(torch._C, "_len_torch_dispatch_stack", None)  # noqa: TID251 (see above)
 _autograd = getattr(torch._C, "_autograd", None)  # noqa: TID251 (see above)
 _hooks_of_saved_tensors = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
 
@@ -28,11 +27,6 @@ def active() -> bool:
 def forward_mode() -> bool:
     """Return whether derivatives are computed forwards: by a dual level, `torch.func.jvp` or `jacfwd`."""
     return getattr(forward_ad, "_current_level", -1) >= 0
-
-
-def watched() -> bool:
-    """Return whether operators are heard of, by a trace or the like (`TorchDispatchMode`)."""
-    return _count_modes is None or _count_modes() > 0
 
 
 def batched(tensor: torch.Tensor) -> bool:

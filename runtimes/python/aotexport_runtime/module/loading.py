@@ -340,7 +340,7 @@ def _listed(names: list[str]) -> str:
 KEPT_NBYTES = 256 << 20
 """Most freed memory that glibc keeps; after a call, no more than the call has used."""
 
-_THRESHOLDS = {False: (32 << 20, KEPT_NBYTES), True: (256 << 10, 1 << 20)}
+_THRESHOLDS = {False: (32 << 20, KEPT_NBYTES), True: (4 << 20, 16 << 20)}
 """From which size on blocks are always mapped (at first the most that glibc accepts), and what is kept, by `sparing`;
 setting one alone would leave the other at a start value that is far too low."""
 

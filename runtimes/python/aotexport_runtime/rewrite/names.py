@@ -13,9 +13,6 @@ from aotexport_runtime.schema.values import Argument, NothingMeta, SubgraphArgum
 from aotexport_runtime.validate.arguments import references
 
 ENTER_CHECKPOINT, EXIT_CHECKPOINT = "torch::enter_checkpoint", "torch::exit_checkpoint"
-KEPT = "aotexport::kept "
-"""Before an operator whose node may write to kept memory: its first argument is its place there."""
-
 CHECK = "aten::_assert_scalar.default"
 """The operator that checks a condition on values."""
 
