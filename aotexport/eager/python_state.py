@@ -29,7 +29,7 @@ from aotexport.model.structure import flattened, tree_of
 from aotexport.process.objects import is_a, namespace_of
 from aotexport.state.tensors import Tensors, reached, reached_tensors
 from aotexport.state.world import World, attributes_restored
-from aotexport.values.same_tensors import are_same
+from aotexport.values.subclasses import are_same
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.guards.arguments import argument_rows
 from aotexport_runtime.guards.rule import GuardTable

@@ -10,7 +10,7 @@ import torch
 
 from aotexport.errors import ExportFailed
 from aotexport.model.source_lines import user_line
-from aotexport.torch_internals.arrays import counterpart, counterpart_array, counterpart_method, is_counterpart
+from aotexport.torch_internals.arrays import counterpart, counterpart_method, ndarray
 from aotexport_runtime.values.arrays import array_of
 
 _ATTRIBUTES = ("shape", "ndim", "size", "itemsize", "T", "real", "imag")
@@ -56,7 +56,7 @@ class ArrayProxy:
         if name.startswith("__") or not hasattr(np.ndarray, name):
             raise AttributeError(f"'numpy.ndarray' object has no attribute '{name}'")
         if name in _ATTRIBUTES:
-            return _wrapped(getattr(counterpart_array(self._tensor), name), [self], makes_scalar=False)
+            return _wrapped(getattr(ndarray(self._tensor), name), [self], makes_scalar=False)
         method = counterpart_method(name)
         if method is None:
             _refuse(f"ndarray.{name}")
@@ -71,7 +71,8 @@ class ArrayProxy:
         return (self[index] for index in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
-        if _steps_back(index):
+        items = index if isinstance(index, tuple) else (index,)
+        if any(isinstance(item, slice) and item.step is not None and item.step < 0 for item in items):
             _refuse("a slice of an array with a negative step", "Flip the tensor (`torch.flip`)")
         return _applied(_method("__getitem__"), (self, index), {})
 
@@ -196,11 +197,11 @@ def _computed(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[
 def _unwrapped(value: Any, known: list[ArrayProxy]) -> Any:
     if is_proxy(value):
         known.append(value)
-        return counterpart_array(tensor_within(value))
+        return ndarray(tensor_within(value))
     if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
         return np.dtype(value).name
     if isinstance(value, np.generic) and value.dtype.kind in "biufc":
-        return counterpart_array(torch.full((), value.item(), dtype=_torch_dtype(value.dtype)))
+        return ndarray(torch.full((), value.item(), dtype=_torch_dtype(value.dtype)))
     if type(value) is tuple:
         return tuple(_unwrapped(item, known) for item in value)
     if type(value) is list:
@@ -209,7 +210,7 @@ def _unwrapped(value: Any, known: list[ArrayProxy]) -> Any:
 
 
 def _wrapped(value: Any, known: list[ArrayProxy], *, makes_scalar: bool, copies_scalar: bool = False) -> Any:
-    if is_counterpart(value):
+    if isinstance(value, ndarray):
         tensor = value.tensor
         if makes_scalar and not tensor.dim():
             return ScalarProxy(tensor.clone() if copies_scalar else tensor)
@@ -222,11 +223,6 @@ def _wrapped(value: Any, known: list[ArrayProxy], *, makes_scalar: bool, copies_
 
 def _torch_dtype(dtype: Any) -> torch.dtype:
     return getattr(torch, np.dtype(dtype).name)
-
-
-def _steps_back(index: Any) -> bool:
-    items = index if isinstance(index, tuple) else (index,)
-    return any(isinstance(item, slice) and item.step is not None and item.step < 0 for item in items)
 
 
 def _operator(name: str) -> Any:

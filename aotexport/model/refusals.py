@@ -20,7 +20,6 @@ import torch
 import aotexport_runtime
 from aotexport.errors import AttemptFailed, ExportFailed, InternalError, ModelFileInvalid, VerificationFailed
 from aotexport.model.source_lines import described, is_user_frame
-from aotexport.torch_internals.failures import TORCH_ERRORS
 from aotexport_runtime.errors import AotExportError, OutputExists
 
 _OURS = tuple(str(Path(file).parent) + "/" for file in (Path(__file__).parent, aotexport_runtime.__file__))
@@ -30,6 +29,9 @@ _COMPILERS = re.compile(r"/torch/_(dynamo|inductor)/|/site-packages/triton/")
 _LIBRARIES = re.compile(r"/site-packages/(sympy|mpmath|numpy|onnx|onnx_ir|onnxscript|onnxruntime|msgspec|safetensors)/")
 """Libraries that aotexport and torch call; if a model calls one, a line of the model is above it."""
 _ERRORS_OF_THE_MACHINE = (OSError, MemoryError, torch.OutOfMemoryError)
+_TORCH_ERRORS = (RuntimeError, IndexError, TypeError, ValueError, AssertionError)
+"""Those by which torch says that it cannot do something; others are bugs: `TORCH_CHECK` and kin (torch 2.13,
+torch/csrc/Exceptions.h), what its Python derives from them, and its assertions about programs."""
 _OF_THE_EXPORT = (ExportFailed, InternalError, ModelFileInvalid, OutputExists, VerificationFailed)
 _BINDING = re.compile(r"(?:\w+\.)*(\w+)\(\) (?:got|missing|takes)\b")
 
@@ -90,7 +92,7 @@ def is_bug(error: BaseException) -> bool:
     if _COMPILERS.search(frames[-1].f_code.co_filename) or type(error).__module__.startswith("onnxruntime."):
         return False
     # Functions in C have no frames: an error of torch's functions seems raised by our frame.
-    return not isinstance(error, RuntimeError if _is_ours(frames[-1]) else TORCH_ERRORS)
+    return not isinstance(error, RuntimeError if _is_ours(frames[-1]) else _TORCH_ERRORS)
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

@@ -1,13 +1,14 @@
-"""Torch's counterpart of NumPy: its functions and arrays, computed by torch's operators."""
+"""Torch's counterpart of NumPy: its functions and arrays (`ndarray`), computed by torch's operators."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
-import torch
 import torch._numpy as counterparts
 from torch._numpy._ndarray import ndarray
+
+__all__ = ["counterpart", "counterpart_method", "ndarray"]
 
 
 def counterpart(module: str, name: str) -> Callable[..., Any] | None:
@@ -22,13 +23,3 @@ def counterpart_method(name: str) -> Callable[..., Any] | None:
     """Return a method of torch's counterpart of an array, to be called on one; None: it has none."""
     method = getattr(ndarray, name, None)
     return method if callable(method) else None
-
-
-def counterpart_array(tensor: torch.Tensor) -> Any:
-    """Return the counterpart of an array with the memory of `tensor`."""
-    return ndarray(tensor)
-
-
-def is_counterpart(value: Any) -> bool:
-    """Return whether `value` is torch's counterpart of an array."""
-    return isinstance(value, ndarray)

@@ -35,10 +35,13 @@ class Model(nn.Module):
         self.second.weight = self.first.weight
         self.shifts = [torch.full((6,), 0.1, dtype=torch.float64)]
         self.norm, self.unused, self.frozen = nn.BatchNorm1d(6), nn.Linear(2, 2), nn.Linear(6, 4).requires_grad_(False)
+        self.rows = nn.Sequential(nn.Linear(6, 6), nn.GELU(), nn.Dropout(0.2), nn.LayerNorm(6), nn.Dropout(0.0))
 
     def forward(self, x, labels):
         hidden = nn.functional.dropout(self.norm(self.first(x).relu()) + self.shifts[0], 0.2, self.training)
-        return nn.functional.cross_entropy(self.factor * self.frozen(self.second(hidden).tanh()), labels), hidden
+        rows = torch.stack([hidden, hidden.square(), x], 1)
+        first = (self.rows(rows) * hidden.mean() + rows)[:, 0]
+        return nn.functional.cross_entropy(self.factor * self.frozen(self.second(first).tanh()), labels), hidden
 
 
 def batches():
@@ -157,6 +160,7 @@ def test_groups_clipping_and_resumed_state_are_those_of_torch(tmp_path):
     model, module = make(tmp_path, step, verify="fast")
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     graph = module.bundle.graph("step", module.bundle.program("step").forward.file)
+    assert [len(node.meta.shape) for node in graph.nodes if node.op == "aten::gelu.default"] == [2]
     # Not of the number, nor of the layer that is not called.
     assert sum(node.op == UPDATE for node in with_fused_updates(graph)) == len(trained(model)) - 3
     small = [parameter for name, parameter in named.items() if name.endswith("bias") or name.startswith("norm")]

@@ -1,5 +1,4 @@
-"""The functional graph of a forward graph: the joint graph or the inference graph, with its metadata.
+"""AOTAutograd's functional graph of a forward graph, joint or inference graph with its metadata, or why there is none.
 
-It turns a `ForwardCapture` into AOTAutograd's graph, or says why there is none. It uses the model's own code only where
-the forward graph lacks a backward.
+It uses the model's own code only where the forward graph lacks a backward.
 """

@@ -16,8 +16,7 @@ from aotexport.capture.effects.checkpoints import enter_checkpoint
 from aotexport.capture.effects.grad_mode import marked_regions
 from aotexport.capture.effects.hooks import apply_hook
 from aotexport.capture.effects.recurrence import LAYERS, PACKED, STAND_INS, put_back, unfit_layer
-from aotexport.capture.functional.mutating_operators import nest_mutating_call
-from aotexport.capture.functional.retrace import Retrace, hidden_values
+from aotexport.capture.functional.retrace import Retrace, hidden_values, nest_mutating_call
 from aotexport.capture.passes.launches import name_launch
 from aotexport.capture.trace.example_values import ExampleValues
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS

@@ -86,17 +86,14 @@ def _has_tensors(args: Sequence[Any]) -> bool:
     return any(isinstance(arg, torch.Tensor) for arg in args)
 
 
-def _extreme(name: str, bound: str) -> Callable[..., Any]:
-    """Return `min` or `max`, of tensors too; `bound` is the argument of `clamp` for it."""
-    among = {"min": torch.minimum, "max": torch.maximum}[name]
-
-    def two(one: Any, other: Any) -> Any:
-        if _has_tensors([one]) and _has_tensors([other]):
-            return among(one, other)
-        return one.clamp(**{bound: other}) if _has_tensors([one]) else other.clamp(**{bound: one})
+def _extreme(name: str, of_two: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `min` or `max`, of tensors too."""
 
     def extreme(*args: Any, **kwargs: Any) -> Any:
-        return functools.reduce(two, args) if _has_tensors(args) else getattr(builtins, name)(*args, **kwargs)
+        if not _has_tensors(args):
+            return getattr(builtins, name)(*args, **kwargs)
+        found = [each if _has_tensors([each]) else torch.full((), each, dtype=torch.float64) for each in args]
+        return functools.reduce(of_two, found)
 
     return extreme
 
@@ -105,7 +102,7 @@ def _extreme(name: str, bound: str) -> Callable[..., Any]:
 def _numbers(names: dict[str, Any]) -> Iterator[None]:
     """Let an optimizer's code, by the names of its module, compute with tensors as with numbers."""
     why = "Follow numbers of optimizers, which are tensors in a program"
-    own = {"min": _extreme("min", "max"), "max": _extreme("max", "min"), "math": _Math()}
+    own = {"min": _extreme("min", torch.minimum), "max": _extreme("max", torch.maximum), "math": _Math()}
     own = {name: each for name, each in own.items() if name != "math" or names.get(name) is math}
     with patched(*(Patch(names, name, each, why) for name, each in own.items())), _TensorsAsNumbers():
         yield
@@ -216,21 +213,7 @@ def update_graph(
             if node.target is aten.add_.Tensor:
                 # The copy is new: without it, all updates compute the same number.
                 node.target, node.args = aten.add.Tensor, (count, node.args[1])
-    for node in graph.graph.nodes:
-        _compute_in_place(node)
     return graph
-
-
-def _compute_in_place(node: torch.fx.Node) -> None:
-    """Let an operator write where its operand is, if that is a value of the update that nothing else reads."""
-    form: Any = {aten.div.Tensor: aten.div_.Tensor, aten.mul.Tensor: aten.mul_.Tensor}.get(node.target)  # type: ignore[arg-type]
-    if form is None or not isinstance(operand := node.args[0], torch.fx.Node) or len(operand.users) > 1:
-        return
-    # Numbers are computed once for all updates.
-    is_new = operand.op == "call_function" and not any(each.alias_info for each in operand.target._schema.returns)  # type: ignore[union-attr]
-    own, other = node.meta["val"], operand.meta["val"]
-    if is_new and own.dim() and (own.shape, own.dtype) == (other.shape, other.dtype):
-        node.target = form
 
 
 def clip_graph(grads: Sequence[torch.Tensor]) -> torch.fx.GraphModule:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MethodType
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 
 from aotexport.capture.functional.capture import Refused, capture_functional_graph
 from aotexport.capture.functional.optimizer import Moments, apply_eagerly, clip_graph, moments_of, update_graph
+from aotexport.capture.functional.read_rows import compute_read_rows
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.errors import ExportFailed, ModelFileInvalid
 from aotexport.model.call import ExampleCall, example_call, signature_of
@@ -47,42 +48,35 @@ def step_spec(train: ProgramSpec, forward: ForwardCapture, step: Step) -> tuple[
     call = train.call
     if call.module is None:
         raise ExportFailed("a function has no parameters, which a step would change")
-    path, index = _loss_of(forward)
-    outputs = _outputs_of(forward, step)
-    plan = _Plan(forward, _joint(forward, [index, *outputs.values()]), step, [*outputs])
-    paths = {
-        leaf.index: path for path, leaf in leaves(forward.function.output_tree, "output") if isinstance(leaf, Leaf)
-    }
+    tree = forward.function.output_tree
+    paths = {leaf.index: path for path, leaf in leaves(tree, "output") if isinstance(leaf, Leaf)}
+    loss, outputs = _loss_of(forward, paths), _outputs_of(forward, step)
+    plan = _Plan(forward, _joint(forward, [loss, *outputs.values()]), step, [*outputs])
     named = {name: paths[index] for name, index in outputs.items()}
-    method = MethodType(_method(call, plan, forward.function.output_tree, path, named), call.module)
+    method = MethodType(_method(call, plan, tree, paths[loss], named), call.module)
     kwargs = {**call.kwargs, STATE: plan.example()}
     own = example_call(method, call.args, kwargs, {**call.dynamic_shapes} or None)
     return ProgramSpec(STEP, "train", False, STEP, own), plan.description()
 
 
-def _loss_of(forward: ForwardCapture) -> tuple[str, int]:
-    """Return the path of the loss in what a call returns, and its index among the outputs of the graph."""
+def _loss_of(forward: ForwardCapture, paths: Mapping[int, str]) -> int:
+    """Return the index of the loss among the outputs of the graph, of which `paths` has the path by index."""
     outputs: Any = forward.graph.graph.output_node().args[0]
 
     def may_be_loss(node: Any) -> bool:
         value = node.meta["val"] if isinstance(node, torch.fx.Node) else None
         return isinstance(value, torch.Tensor) and not value.shape and node.meta.get(REQUIRES_GRAD, value.requires_grad)
 
-    found = {
-        leaf.index: path
-        for path, leaf in leaves(forward.function.output_tree, "output")
-        if isinstance(leaf, Leaf) and may_be_loss(outputs[leaf.index])
-    }
-    named = {index: path for index, path in found.items() if re.search(r"(\.|\[')loss('\])?$", path)}
+    found = [index for index in paths if may_be_loss(outputs[index])]
+    named = [index for index in found if re.search(r"(\.|\[')loss('\])?$", paths[index])]
     if not found:
         raise ExportFailed(
             "the model returns no loss: a step needs a number that requires grad among what a call returns"
         )
     if len(found) > 1 and len(named) != 1:
-        listed = ", ".join(f"`{path}`" for path in found.values())
+        listed = ", ".join(f"`{paths[index]}`" for index in found)
         raise ExportFailed(f"several results may be the loss: {listed}. Return one of them, or name it `loss`")
-    index, path = next(iter((named if len(found) > 1 else found).items()))
-    return path, index
+    return (named if len(found) > 1 else found)[0]
 
 
 def _outputs_of(forward: ForwardCapture, step: Step) -> dict[str, int]:
@@ -107,6 +101,7 @@ def _joint(forward: ForwardCapture, chosen: Sequence[int]) -> FunctionalCapture:
     returned: Any = alone.graph_copy(forward.graph.graph, {})
     loss, *others = (returned[index] for index in chosen)
     alone.output((loss, *(alone.call_function(torch.ops.aten.detach.default, (other,)) for other in others)))
+    compute_read_rows(alone)
     joint = capture_functional_graph(replace(forward, graph=torch.fx.GraphModule(forward.graph, alone)), grad=True)
     if isinstance(joint, Refused):
         raise ExportFailed(f"there is no joint graph, which a step is made of: {joint.reason}")
@@ -188,8 +183,7 @@ class _Plan:
                 self.due.setdefault(after, []).append((is_update, index))
         news = [new for _, new in (*self.updates, *self.copies)]
         self.borrowed = {new for new in news if memory_of(new.meta["val"]) in owned}
-        owned.add(memory_of(self.loss.meta["val"]))
-        for output in self.outputs.values():
+        for output in (self.loss, *self.outputs.values()):
             if memory_of(output.meta["val"]) in owned:
                 self.borrowed.add(output)
             owned.add(memory_of(output.meta["val"]))
@@ -337,9 +331,7 @@ def _method(call: ExampleCall, plan: _Plan, outputs: Tree, path: str, named: dic
             )
         return (loss, results) if named else loss
 
-    own = [inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)]
-    state = inspect.Parameter(STATE, inspect.Parameter.KEYWORD_ONLY)
-    others = list(signature.parameters.values())
-    count = len(others) - any(each.kind is each.VAR_KEYWORD for each in others)
-    step.__signature__ = inspect.Signature([*own, *others[:count], state, *others[count:]])  # type: ignore[attr-defined]
+    kinds = inspect.Parameter
+    own = kinds("self", kinds.POSITIONAL_ONLY), *signature.parameters.values(), kinds(STATE, kinds.KEYWORD_ONLY)
+    step.__signature__ = inspect.Signature(sorted(own, key=lambda each: each.kind))  # type: ignore[attr-defined]
     return step

@@ -186,7 +186,8 @@ def larger_tensors(call: ExampleCall) -> list[Any] | None:
     small = {size.root for size in declared if size.axis is not None and size.example < 2}
     to_change = [size for size in declared if size.root in small]
     tensors = [leaf for leaf in call.tensors if isinstance(leaf, torch.Tensor)]
-    plain = all(map(_is_plain, tensors)) and len(set(map(memory_of, tensors))) == len(tensors)
+    plain = len(set(map(memory_of, tensors))) == len(tensors)
+    plain &= all(not is_wrapper(each) and each.is_contiguous() for each in tensors)
     if not plain or any(size.axis is None for size in to_change):
         return None
     for root in _ROOTS if to_change else ():
@@ -218,10 +219,6 @@ def calls_of_other_sizes(call: ExampleCall) -> list[ExampleCall]:
 
 def _rows(leaf: torch.Tensor, axis: int, rows: torch.Tensor) -> torch.Tensor:
     return leaf.detach().index_select(axis, rows.to(leaf.device)).requires_grad_(leaf.requires_grad)
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    return not is_wrapper(tensor) and tensor.is_contiguous()
 
 
 def _resized(leaf: Any, sizes: dict[tuple[int, int | None], int], index: int) -> Any:

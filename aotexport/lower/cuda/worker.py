@@ -54,7 +54,8 @@ def _compile(job: dict[str, Any], scratch: Path, cache: Path) -> None:
     metadata = compiled.metadata
     if getattr(metadata, "num_ctas", 1) != 1 or getattr(metadata, "tensordesc_meta", None):
         raise NotImplementedError("clusters of blocks and tensor descriptors are not supported")
-    code, both = compiled.asm["cubin"], compiled.asm["cubin"] + _plain(compiled.asm["ptx"]).encode("ascii")
+    lines = [line for line in compiled.asm["ptx"].splitlines() if line.strip() and not line.strip().startswith("//")]
+    code, both = compiled.asm["cubin"], compiled.asm["cubin"] + ("\n".join(lines) + "\n").encode("ascii")
     facts = {
         "code_nbytes": len(code),
         "sha256": hashlib.sha256(both).hexdigest(),
@@ -65,10 +66,6 @@ def _compile(job: dict[str, Any], scratch: Path, cache: Path) -> None:
     with tempfile.NamedTemporaryFile(dir=cache, delete=False) as file:
         file.write(json.dumps(facts).encode() + b"\n" + both)
     os.replace(file.name, cache / job["key"])
-
-
-def _plain(ptx: str) -> str:
-    return "\n".join(line for line in ptx.splitlines() if line.strip() and not line.strip().startswith("//")) + "\n"
 
 
 def module_in(path: Path, name: str) -> Any:

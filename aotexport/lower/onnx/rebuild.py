@@ -57,11 +57,7 @@ _BUILTINS: dict[str, Callable[..., Any]] = {
     "python::and": operator.and_,
     "python::or": operator.or_,
     "python::not": torch.sym_not,
-    "python::sym_max": sym_max,
-    "python::sym_min": sym_min,
-    "python::floor": math.floor,
-    "python::ceil": math.ceil,
-    "python::round": round,
+    **{f"python::{each.__name__}": each for each in (sym_max, sym_min, math.floor, math.ceil, round)},
     "python::sqrt": torch.sym_sqrt,
 }
 """Functions by name of the builtin in a graph; other builtins have no translation."""

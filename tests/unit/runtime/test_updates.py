@@ -76,7 +76,7 @@ def test_an_update_of_which_a_number_is_read_between_stays_as_it_is():
         _node("scaled", "mul_.Tensor", "v", 0.99),
         replace(_node("square", "addcmul_.default", "scaled", "g", "g"), kwargs={"value": 1 - 0.99}),
         _node("root", "sqrt.default", "square"),
-        _node("over", "div_.Tensor", "root", "divisor"),
+        _node("over", "div.Tensor", "root", "divisor"),
         _node("plus", "add_.Tensor", "over", "addend"),
         _node("updated", "addcdiv_.default", "decayed", "mean", "plus"),
     ]

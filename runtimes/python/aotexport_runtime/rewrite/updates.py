@@ -18,7 +18,7 @@ UPDATE = "aotexport::adam"
 _SQUARE = ("addcmul_.default", ("mul_.Tensor", "square", "beta"), "grad", "grad", {"value": "rest"})
 _UPDATED = (
     *("addcdiv_.default", "decayed", ("lerp_.Scalar", "mean", "grad", "weight")),
-    ("add_.Tensor", ("div_.Tensor", ("sqrt.default", _SQUARE), "divisor"), "addend"),
+    ("add_.Tensor", ("div.Tensor", ("sqrt.default", _SQUARE), "divisor"), "addend"),
 )
 _DECAYED = ("mul_.Tensor", "parameter", "kept")
 
