@@ -30,7 +30,7 @@ def compute_read_rows(graph: torch.fx.Graph) -> None:
         if not rows:
             continue
         with graph.inserting_before(node):
-            if node.target is _DROPOUT:
+            if node.target is _DROPOUT and all(node.args[1:]):
                 (row,) = rows.values()
                 size = [
                     graph.call_function(aten.sym_size.int, at) if isinstance(at, tuple) else at for at in _sizes(node)
@@ -64,9 +64,9 @@ def _rows_read(node: torch.fx.Node, axis: int) -> dict[torch.fx.Node, int]:
     for operand in read:
         given: Any = operand.meta.get("val")
         own = axis - value.dim() + given.dim() if isinstance(given, torch.Tensor) else -1
-        if own >= 0 and (
-            own > axis or operand.op != "call_function" or str(given.shape[own]) != str(value.shape[axis])
-        ):
+        # A row without an axis would promote dtypes as a number does.
+        is_row = operand.op == "call_function" and given.dim() > 1 if own >= 0 else True
+        if not is_row or (own >= 0 and (own > axis or str(given.shape[own]) != str(value.shape[axis]))):
             return {}
         found.update({operand: own} if own >= 0 else {})
     return found
