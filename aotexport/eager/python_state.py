@@ -29,7 +29,7 @@ from aotexport.model.structure import flattened, tree_of
 from aotexport.process.objects import is_a, namespace_of
 from aotexport.state.tensors import Tensors, reached, reached_tensors
 from aotexport.state.world import World, attributes_restored
-from aotexport.values.subclasses import are_same
+from aotexport.values.same_tensors import are_same
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.guards.arguments import argument_rows
 from aotexport_runtime.guards.rule import GuardTable
@@ -131,13 +131,12 @@ def _taking(callable_: Callable[..., Any], module: nn.Module, names: Mapping[str
                     table[key] = before[name]
 
     parameters = list(inspect.signature(getattr(callable_, "forward", callable_)).parameters.values())
-    last = len(parameters) - any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-    parameters.insert(last, inspect.Parameter(ARGUMENT, inspect.Parameter.KEYWORD_ONLY))
+    parameters.append(inspect.Parameter(ARGUMENT, inspect.Parameter.KEYWORD_ONLY))
     as_any: Any = call
     as_any.__self__, as_any.without_attributes = module, callable_
     as_any.__name__ = type(module).__name__ if isinstance(callable_, nn.Module) else callable_.__name__
     as_any.__module__ = type(module).__module__
-    as_any.__signature__ = inspect.Signature(parameters)
+    as_any.__signature__ = inspect.Signature(sorted(parameters, key=lambda each: each.kind))
     return as_any
 
 

@@ -18,7 +18,7 @@ from aotexport.capture.effects.checkpoints import enter_checkpoint, exit_checkpo
 from aotexport.capture.effects.distributed import FromLocal
 from aotexport.capture.effects.hooks import apply_hook
 from aotexport.capture.effects.module_calls import CLOCK, TracedCall
-from aotexport.capture.functional.retrace import call_subgraph
+from aotexport.capture.functional.mutating_operators import call_subgraph
 from aotexport.capture.passes.launches import launch_arguments, launched
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.encode.values import encode_argument, encode_meta

@@ -9,7 +9,7 @@ import msgspec
 from torch import nn
 
 from aotexport.model.call import ExampleCall
-from aotexport.values.subclasses import have_same_values
+from aotexport.values.same_tensors import have_same_values
 from aotexport_runtime.bundle.weights import load_tensors
 from aotexport_runtime.errors import NotSupported, first_line
 from aotexport_runtime.module.bundle_module import BundleModule

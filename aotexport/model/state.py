@@ -14,7 +14,8 @@ from aotexport.errors import ExportFailed
 from aotexport.model.memory_snapshots import MemorySnapshot
 from aotexport.model.tensor_kinds import why_not_held
 from aotexport.process.objects import is_a
-from aotexport.values.subclasses import are_same, encode_subclass
+from aotexport.values.same_tensors import are_same
+from aotexport.values.subclasses import encode_subclass
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.schema.bounded import MAX_TEXT
 

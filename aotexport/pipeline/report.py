@@ -139,12 +139,14 @@ def output_noted() -> Iterator[Callable[[], list[str]]]:
 
         return call
 
-    opened = watched(open, "writes to a file", _writes)
+    opened = watched(open, "writes to a file", lambda _, mode="r", *more, **named: bool({*"wax+"} & {*str(mode)}))
+    # Libraries log many things once in a process.
+    logged = watched(logging.Logger.handle, "logs", lambda _, record: not is_library_file(record.pathname))
     with patched(
         Patch(builtins, "print", watched(print, "prints"), "Note that the model prints"),
         Patch(builtins, "open", opened, "Note that the model writes to a file"),
         Patch(io, "open", opened, "Note that the model writes to a file"),
-        Patch(logging.Logger, "handle", watched(logging.Logger.handle, "logs", _is_users), "Note that the model logs"),
+        Patch(logging.Logger, "handle", logged, "Note that the model logs"),
     ):
         yield lambda: [
             f"{line}the model {does}, and the bundle does not; this export ran the line {count} times"
@@ -160,12 +162,3 @@ def _is_models(frame: FrameType | None) -> bool:
         return False
     rooms = (room for frame, _ in traceback.walk_stack(frame) if (room := own_room(frame.f_code.co_filename)))
     return next((room in _CALL_MODELS for room in rooms if room != "process"), False)
-
-
-def _is_users(logger: logging.Logger, record: logging.LogRecord) -> bool:
-    """Return whether no library logs: those say many things once in a process."""
-    return not is_library_file(record.pathname)
-
-
-def _writes(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> bool:
-    return not set(str(mode)).isdisjoint("wax+")

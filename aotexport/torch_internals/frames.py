@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from traceback import FrameSummary, StackSummary
 from types import FrameType
 from typing import Any
 
@@ -25,7 +25,10 @@ def frames_kept(keeps: Callable[[FrameType], bool]) -> Iterator[None]:
     Torch looks up the source of every frame of every node first, which takes as long as the rest of a trace.
     """
     original = PythonKeyTracer.create_node
-    text_of = functools.cache(_stack_trace)
+
+    @functools.cache
+    def text_of(frames: tuple[tuple[str, int, str], ...]) -> str:
+        return "".join(StackSummary.from_list([FrameSummary(*frame) for frame in frames]).format()).strip()
 
     def create_node(self: PythonKeyTracer, *args: Any, **kwargs: Any) -> torch.fx.Node:
         records, self.record_stack_traces = self.record_stack_traces, False
@@ -56,8 +59,3 @@ def _frames_below_call(frame: FrameType | None, keeps: Callable[[FrameType], boo
             found.append((code.co_filename, frame.f_lineno, code.co_name))
         frame = frame.f_back
     return tuple(reversed(found))
-
-
-def _stack_trace(frames: tuple[tuple[str, int, str], ...]) -> str:
-    """Return frames as Python formats them."""
-    return "".join(traceback.StackSummary.from_list([traceback.FrameSummary(*f) for f in frames]).format()).strip()

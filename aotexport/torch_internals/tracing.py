@@ -98,11 +98,6 @@ class _TensorsByMemory(WeakTensorKeyDictionary):
         return default if found is None else found
 
 
-def _composites_apart() -> dict[Any, Callable[..., Any]]:
-    """Return a decomposition of every composite operator, except mutations and views, into the operators it calls."""
-    return {operator: operator.decompose for operator in composite_operators() if isinstance(operator, OpOverload)}
-
-
 def _memory(tensor: torch.Tensor) -> Any:
     """Return a key that is equal for two tensors of the same elements of the same memory."""
     layout = (*tensor.size(), *tensor.stride(), tensor.storage_offset())
@@ -243,9 +238,11 @@ def trace_forward(
                     adopt(output, mode.tracer)
             return outputs
 
+        composites = () if whole_composites else composite_operators()
+        apart = {each: each.decompose for each in composites if isinstance(each, OpOverload)}
         tracer = make_fx(
             adopting,
-            decomposition_table={**({} if whole_composites else _composites_apart()), **decompositions},
+            decomposition_table={**apart, **decompositions},
             tracing_mode="real",
             pre_dispatch=above_autograd,
             record_stack_traces=True,

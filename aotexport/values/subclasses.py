@@ -1,4 +1,4 @@
-"""Encode tensors of wrapper subclasses: their structure, and their contexts as data. Compare tensors bit by bit."""
+"""Encode tensors of wrapper subclasses: their structure, and their contexts as data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.graph import Subclass
 from aotexport_runtime.schema.trees import Constant, Instance, Mapping, Sequence, Tree
 from aotexport_runtime.values.structure import encode_constant, is_constant
-from aotexport_runtime.values.subclasses import flatten, is_wrapper, parts, type_name
+from aotexport_runtime.values.subclasses import flatten, is_wrapper, type_name
 
 CLASSES: dict[str, type] = {}
 """Every encoded class, by its name in bundles; used when this process loads a bundle itself."""
@@ -99,22 +99,3 @@ def types_of(record: Subclass | None) -> set[str]:
 def _types_in(tree: Tree) -> set[str]:
     found = {tree.type} if isinstance(tree, Instance) else set[str]()
     return found.union(*map(_types_in, getattr(tree, "items", ())))
-
-
-def have_same_values(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Return whether two tensors have the same dtype, sizes and bits; strides and devices may differ."""
-    if (a.dtype, a.shape) != (b.dtype, b.shape):
-        return False
-    pairs = zip(parts(a.detach()), parts(b.detach()), strict=True)
-    return all(torch.equal(_bytes(one), _bytes(other)) for one, other in pairs)
-
-
-def are_same(a: object, b: object) -> bool:
-    """Return whether two values are equal, tensors among them with the same strides."""
-    if not isinstance(a, torch.Tensor) or not isinstance(b, torch.Tensor):
-        return bool(a == b)
-    return a.shape == b.shape and a.stride() == b.stride() and have_same_values(a, b)
-
-
-def _bytes(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.resolve_conj().resolve_neg().cpu().contiguous().flatten().view(torch.uint8)

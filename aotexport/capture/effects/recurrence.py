@@ -82,17 +82,14 @@ PACKED = (aten.lstm.data, aten.gru.data, aten.rnn_tanh.data, aten.rnn_relu.data,
 
 def unfit_layer(node: torch.fx.Node, grad: bool) -> str | None:
     """Return why the joint (`grad`) or inference graph cannot hold a recurrent operator; None: it can."""
-    if node.target in PACKED or (grad and not isinstance(_steps(node), int)):
+    steps = node.args[0].meta["val"].shape[1 if node.args[-1] else 0]  # type: ignore[union-attr]
+    if node.target in PACKED or (grad and not isinstance(steps, int)):
         name = node.target._schema.name  # type: ignore[union-attr]
         return f"`{name}` has a dynamic number of steps, and functional graphs take recurrence apart, step by step"
     layers, dropout, trains = node.args[4:7]
     # Source: torch 2.13, torch/_decomp/decompositions.py, `_rnn_helper`, whose condition for it holds for no layer.
     drops = layers > 1 and dropout and trains  # type: ignore[operator]
     return "torch leaves out the dropout between recurrent layers where it takes them apart" if drops else None
-
-
-def _steps(node: torch.fx.Node) -> Any:
-    return node.args[0].meta["val"].shape[1 if node.args[-1] else 0]  # type: ignore[union-attr]
 
 
 def _stand_in(layer: OpOverload) -> OpOverload:

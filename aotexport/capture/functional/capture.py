@@ -16,7 +16,8 @@ from aotexport.capture.effects.checkpoints import enter_checkpoint
 from aotexport.capture.effects.grad_mode import marked_regions
 from aotexport.capture.effects.hooks import apply_hook
 from aotexport.capture.effects.recurrence import LAYERS, PACKED, STAND_INS, put_back, unfit_layer
-from aotexport.capture.functional.retrace import Retrace, hidden_values, nest_mutating_call
+from aotexport.capture.functional.mutating_operators import nest_mutating_call
+from aotexport.capture.functional.retrace import Retrace, hidden_values
 from aotexport.capture.passes.launches import name_launch
 from aotexport.capture.trace.example_values import ExampleValues
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
@@ -298,14 +299,11 @@ def _contiguous_tangents() -> Iterator[None]:
 def _overlaps(size: Sequence[Any], stride: Sequence[Any]) -> bool:
     """Return whether elements may share memory, as far as is known without a guard."""
     reached: Any = 0
-    for step, length in sorted(zip(stride, size, strict=True), key=lambda axis: _hint(axis[0])):
+    hints = [step.node.hint if isinstance(step, torch.SymInt) else step for step in stride]
+    for _, step, length in sorted(zip(hints, stride, size, strict=True), key=lambda axis: axis[0]):
         if statically_known_true(length == 1):
             continue
         if not statically_known_true(step > reached):
             return True
         reached = reached + step * (length - 1)
     return False
-
-
-def _hint(step: Any) -> int:
-    return step.node.hint if isinstance(step, torch.SymInt) else step

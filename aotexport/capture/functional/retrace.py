@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 import torch
@@ -12,7 +12,6 @@ from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.torch_internals.calls import FakeTensor, memory_of, tensors_in
 from aotexport.torch_internals.checks import knows_data_dependent_numbers
 from aotexport.torch_internals.names import OpOverload
-from aotexport.torch_internals.subgraphs import functionalised_call, trace_function
 from aotexport.torch_internals.tracing import REQUIRES_GRAD
 
 _DROPOUTS = (
@@ -156,29 +155,3 @@ def _has_effects(node: torch.fx.Node) -> bool:
     writes = target._schema.is_mutable or any(argument.name == "running_mean" for argument in target._schema.arguments)
     listed = isinstance(value, list | tuple) and any(user.target is not operator.getitem for user in node.users)
     return writes or listed or value is None or target.namespace != "aten"
-
-
-def call_subgraph(subgraph: torch.fx.GraphModule, operands: Sequence[Any]) -> list[Any]:
-    """Run a subgraph on its operands: the target of the nodes."""
-    return list(torch.fx.Interpreter(subgraph).run(*operands))
-
-
-def nest_mutating_call(module: torch.fx.GraphModule, node: torch.fx.Node) -> None:
-    """Wrap a call of a custom operator that writes to arguments in a subgraph; AOTAutograd leaves it to its compiler.
-
-    A mutation that is no result of a node would be lost, or happen too late, when a graph is cut or reordered. The
-    subgraph keeps it together with the copies that it writes to.
-    """
-    function, operands = functionalised_call(module, node)
-    name = f"mutating_{sum(name.startswith('mutating_') for name, _ in module.named_children())}"
-    module.add_submodule(name, trace_function(function, [operand.meta["val"] for operand in operands]))
-    with module.graph.inserting_before(node):
-        call = module.graph.call_function(call_subgraph, (module.graph.get_attr(name), operands))
-    call.meta = node.meta
-    node.replace_all_uses_with(call)
-    attributes = [each for each in node.all_input_nodes if each.op == "get_attr"]
-    module.graph.erase_node(node)
-    # Keep all other nodes: operators without a used result draw random numbers, or check values.
-    for attribute in attributes:
-        if not attribute.users:
-            module.graph.erase_node(attribute)

@@ -289,11 +289,6 @@ class _Update(torch.fx.Interpreter):
         return self._numbers[key]
 
 
-def _held(entry: StateEntry) -> torch.Tensor:
-    """Return what stands in the place of a tensor of the state; of those in lists and closures, that itself."""
-    return next((table[key] for table, key in entry.slots), entry.tensor)
-
-
 def _method(call: ExampleCall, plan: _Plan, outputs: Tree, path: str, named: dict[str, str]) -> Callable[..., Any]:
     """Return the step as a method of the module: run for real, it is torch's own autograd and optimizer.
 
@@ -313,7 +308,12 @@ def _method(call: ExampleCall, plan: _Plan, outputs: Tree, path: str, named: dic
         parameters = [own.get(e.names[0], e.slots[0][0][e.slots[0][1]]) for e in plan.entries]
         if isinstance(optimizer["count"], FakeTensor):
             given = tree_leaves((args, kwargs))
-            inputs = [given[places[b.argument or 0]] if b.entry is None else _held(b.entry) for b in plan.bindings]
+            inputs = [
+                given[places[each.argument or 0]]
+                if each.entry is None
+                else next((table[key] for table, key in each.entry.slots), each.entry.tensor)
+                for each in plan.bindings
+            ]
             with torch.no_grad():
                 trace = _Trace(plan, optimizer)
                 trace.run(*inputs, None)

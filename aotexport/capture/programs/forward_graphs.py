@@ -17,7 +17,7 @@ from aotexport.model.state import State
 from aotexport.model.structure import flattened
 from aotexport.state.mode import in_mode
 from aotexport.state.world import AttributeChanged, PythonStateChanged
-from aotexport.values.subclasses import are_same
+from aotexport.values.same_tensors import are_same
 
 
 class StateReshaped(Exception):

@@ -30,7 +30,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.call import ExampleCall
 from aotexport.model.refusals import attempt
 from aotexport.model.state import State
-from aotexport.values.subclasses import are_same
+from aotexport.values.same_tensors import are_same
 
 _MARKS = (enter_checkpoint, exit_checkpoint)
 _IDLE_WITHOUT_GRADIENTS = (*_MARKS, apply_hook)

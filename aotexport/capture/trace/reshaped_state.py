@@ -20,7 +20,7 @@ from aotexport.model.refusals import attempt
 from aotexport.model.state import State, StateEntry
 from aotexport.model.structure import flattened
 from aotexport.torch_internals.general_sizes import symbolic_fake, zero_and_one_symbolic
-from aotexport.values.subclasses import are_same
+from aotexport.values.same_tensors import are_same
 
 Reshaped = Sequence[tuple[StateEntry, torch.Tensor]]
 """Entries with tensors like those that a call leaves in their place."""

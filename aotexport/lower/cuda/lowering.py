@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from msgspec.structs import replace
 
-from aotexport.capture.functional.retrace import call_subgraph
+from aotexport.capture.functional.mutating_operators import call_subgraph
 from aotexport.capture.trace.fake_kernels import FAKE_KERNELS
 from aotexport.capture.trace.forward_capture import ForwardCapture
 from aotexport.capture.trace.shapes import guards

@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from aotexport.capture.forward import ForwardCapture
 from aotexport.capture.functional.capture import Refused, capture_functional_graph
-from aotexport.capture.functional.retrace import call_subgraph
+from aotexport.capture.functional.mutating_operators import call_subgraph
 from aotexport.capture.passes.launches import launched
 from aotexport.errors import ExportFailed
 from aotexport.lower.cuda.attention import MOVED, factor_of, fused
