@@ -1,14 +1,17 @@
 """`make mutants ROOM=call N=30`: change one token of a room at a time, and list what the room's tests do not notice.
 
 The room's tests run once, with the lines that each executes. A mutant then meets only those that execute its line, the
-quickest first, in a fork of a process that has imported torch.
+quickest first, in a fork of a process that has imported torch. `--keep DIR --seconds 550` ends in time, and the same
+command goes on with what is there; rooms share their records.
 """
 
 import argparse
 import ast
+import contextlib
 import importlib
 import io
 import json
+import math
 import os
 import random
 import shutil
@@ -20,7 +23,7 @@ import time
 import tokenize
 import traceback
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,7 +32,6 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("aotexport", "runtimes/python/aotexport_runtime")
 OPTIONS = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow", "-W", "ignore::pytest.PytestAssertRewriteWarning"]
-MOST_S = 1200
 CHUNKS = (12, 60)
 """How many tests a mutant meets first, and then; all others run at last."""
 _PAIRS = (("==", "!="), ("<", "<="), (">", ">="), ("+", "-"), ("and", "or"), ("True", "False"), ("continue", "break"))
@@ -81,9 +83,10 @@ def mutants(file: Path) -> Iterator[Mutant]:
 class _Recorder:
     """Records the seconds and executed lines of each test; those of fixtures that tests share apart."""
 
-    def __init__(self, folders: Sequence[Path]) -> None:
+    def __init__(self, lines: Path) -> None:
+        include = [f"{package}/*" for package in PACKAGES]
         self._coverage = importlib.import_module("coverage").Coverage(
-            data_file=None, config_file=False, include=[f"{folder}/*" for folder in folders], messages=False
+            data_file=lines, config_file=False, include=include, messages=False
         )
         self._seconds: dict[str, float] = defaultdict(float)
 
@@ -104,36 +107,48 @@ class _Recorder:
         self._seconds[report.nodeid] += report.duration if report.when == "call" else 0
 
     def write(self, path: Path) -> None:
-        """Write the seconds of each test, and for each file and line the phases that execute it."""
+        """Write the executed lines, and then the seconds of each test to `path`."""
         self._coverage.stop()
-        data = self._coverage.get_data()
-        lines = {
-            str(Path(file).relative_to(os.getcwd())): data.contexts_by_lineno(file) for file in data.measured_files()
-        }
-        path.write_text(json.dumps([self._seconds, lines]))
+        self._coverage.save()
+        path.write_text(json.dumps(self._seconds))
 
 
 class Tests:
     """The tests of a room, in forks of this process, in a copy of the project.
 
     Args:
-        room: names the folders whose lines are recorded.
+        directory: holds the copy and the records; one that has them is gone on with.
         tests: files and folders of tests.
+        end: when to stop, by `time.monotonic`.
     """
 
-    def __init__(self, directory: Path, room: str, tests: list[str]) -> None:
+    def __init__(self, directory: Path, tests: list[str], end: float = math.inf) -> None:
         self.directory = directory
+        self._end = end
         tracked = subprocess.check_output(["git", "ls-files", "-z"], cwd=ROOT, text=True).split("\0")[:-1]
         for name in tracked:
             Path(directory, name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, Path(directory, name), follow_symlinks=False)
         self._paths = [str(Path(directory, Path(package).parent)) for package in PACKAGES]
+        self._seconds: dict[str, float] = {}
+        self._records: list[Any] = []
         _import_torch()
-        record = directory / "record.json"
-        folders = [directory / package / room for package in PACKAGES]
-        if self._run(tests, lambda: [_Recorder(folders)], record):
-            raise SystemExit(f"the tests of {room} fail without a change:\n{Path(directory, 'output').read_text()}")
-        self._seconds, self._lines = json.loads(record.read_text())
+        for path in tests:
+            for file in sorted(Path(directory, path).rglob("test_*.py")) or [Path(directory, path)]:
+                self._record(str(file.relative_to(directory)))
+
+    def _record(self, file: str) -> None:
+        """Run the tests of a file, unless their record is there, and read the record."""
+        record = Path(self.directory, "records", f"{file}.json")
+        record.parent.mkdir(parents=True, exist_ok=True)
+        lines = record.with_suffix(".lines")
+        if not record.exists():
+            lines.unlink(missing_ok=True)
+            if how := self._run([file], 1000, lambda: [_Recorder(lines)], record):
+                raise SystemExit(f"{file} fails without a change: {how}\n{Path(self.directory, 'output').read_text()}")
+        self._seconds |= json.loads(record.read_text())
+        self._records.append(importlib.import_module("coverage").CoverageData(lines))
+        self._records[-1].read()
 
     def notice(self, mutant: Mutant) -> str:
         """Return how a mutant is noticed: a test that fails, "time", or nothing."""
@@ -142,7 +157,8 @@ class Tests:
         try:
             chosen, start = self._executing(str(name), mutant.line), 0
             for count in (*CHUNKS, len(chosen)):
-                if chosen[start : start + count] and (how := self._run(chosen[start : start + count])):
+                some = chosen[start : start + count]
+                if some and (how := self._run(some, 100 + 10 * sum(map(self._seconds.__getitem__, some)))):
                     return how
                 start += count
             return ""
@@ -151,9 +167,9 @@ class Tests:
 
     def _executing(self, file: str, line: int) -> list[str]:
         """Return the tests that execute a line: the quickest first, then those whose files' fixtures do; else all."""
-        of_file = self._lines.get(file, {})
-        phases = {each for each in of_file.get(str(line), ()) if each}
-        phases = phases or {each for all_ in of_file.values() for each in all_ if each}
+        records = [each.contexts_by_lineno(str(Path(self.directory, file))) for each in self._records]
+        phases = {each for record in records for each in record.get(line, ()) if each}
+        phases = phases or {each for record in records for all_ in record.values() for each in all_ if each}
         called = {each.removeprefix("call ") for each in phases if each.startswith("call ")}
         files = {each.split(" ", 1)[1].split("::")[0] for each in phases if each.startswith("setup ")}
         shared = [each for each in self._seconds if each not in called and each.split("::")[0] in files]
@@ -162,7 +178,7 @@ class Tests:
             self._seconds, key=self._seconds.__getitem__
         )
 
-    def _run(self, tests: list[str], plugins: Any = list, record: Path | None = None) -> str:
+    def _run(self, tests: list[str], most_s: float, plugins: Any = list, record: Path | None = None) -> str:
         process = os.fork()
         if not process:
             code = 1
@@ -174,11 +190,13 @@ class Tests:
                 sys.stdout.flush()
                 sys.stderr.flush()
                 os._exit(code)
-        until = time.monotonic() + MOST_S
+        until = time.monotonic() + most_s
         while not (ended := os.waitpid(process, os.WNOHANG))[0]:
-            if time.monotonic() > until:
+            if time.monotonic() > min(until, self._end):
                 os.killpg(process, signal.SIGKILL)
                 os.waitpid(process, 0)
+                if time.monotonic() > self._end:
+                    raise SystemExit("the time is over; the same command goes on")
                 return "time"
             time.sleep(0.02)
         if not ended[1]:
@@ -206,7 +224,8 @@ def _import_torch() -> None:
     """Import what most tests import, and what an export of torch imports."""
     torch: Any = importlib.import_module("torch")
     for name in ("hypothesis", "numpy", "transformers", "torch._inductor.config"):
-        importlib.import_module(name)
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(name)
     torch.export.export(torch.nn.Linear(2, 2), (torch.ones(3, 2),)).run_decompositions()
 
 
@@ -216,19 +235,28 @@ def main() -> None:
     parser.add_argument("room", help="a room of tests/rooms")
     parser.add_argument("n", type=int, help="how many changes")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", type=Path, help="a folder for records and results: the next run goes on")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after them")
     options = parser.parse_args()
     rooms = dict(line.split(": ") for line in (ROOT / "tests/rooms").read_text().splitlines())
     if options.room not in rooms:
         parser.error(f"no room `{options.room}`; there are {', '.join(rooms)}")
     files = [file for package in PACKAGES for file in (ROOT / package / options.room).rglob("*.py")]
-    chosen = random.Random(options.seed).sample([each for file in sorted(files) for each in mutants(file)], options.n)
-    left = []
-    with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
-        tests = Tests(Path(directory), options.room, rooms[options.room].split())
-        for number, mutant in enumerate(chosen, 1):
-            how = tests.notice(mutant)
-            left += [] if how else [mutant]
-            print(f"{number - len(left)} of {number} noticed; {mutant}: {how or 'NOT noticed'}", flush=True)
+    drawn = [each for file in sorted(files) for each in mutants(file)]
+    random.Random(options.seed).shuffle(drawn)
+    left = 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as new:
+        directory = (options.keep or Path(new)).absolute()
+        tests = Tests(directory, rooms[options.room].split(), time.monotonic() + options.seconds)
+        Path(directory, "ended").touch()
+        ended = dict(line.split("\t") for line in Path(directory, "ended").read_text().splitlines())
+        for number, mutant in enumerate(drawn[: options.n], 1):
+            if (how := ended.get(str(mutant))) is None:
+                how = tests.notice(mutant) or "NOT noticed"
+                with Path(directory, "ended").open("a") as file:
+                    print(mutant, how, sep="\t", file=file)
+            left += how == "NOT noticed"
+            print(f"{number - left} of {number} noticed; {mutant}: {how}", flush=True)
     sys.exit(bool(left))
 
 
