@@ -10,6 +10,7 @@ import ast
 import contextlib
 import importlib
 import io
+import itertools
 import json
 import math
 import os
@@ -54,30 +55,38 @@ class Mutant(NamedTuple):
         lines[self.line - 1] = line[: self.column] + self.new + line[self.column + len(self.old) :]
         return "".join(lines)
 
+    def is_python(self) -> bool:
+        """Return whether the changed file can be read."""
+        with contextlib.suppress(SyntaxError):
+            return bool(ast.parse(self.source()))
+        return False
+
     def __str__(self) -> str:
         """Return the place and the change."""
         return f"{self.file.relative_to(ROOT)}:{self.line}:{self.column}: `{self.old}` to `{self.new}`"
 
 
 def mutants(file: Path) -> Iterator[Mutant]:
-    """Yield the changes of a file that are Python, but for annotations, which are not run."""
+    """Yield the changes of a file, but of annotations, which are not run, and of what makes records frozen."""
     source = file.read_text()
-    annotations = [
+    passed_over = [
         (each.lineno, each.col_offset, each.end_lineno, each.end_col_offset)
         for node in ast.walk(ast.parse(source))
-        for each in (getattr(node, "annotation", None), getattr(node, "returns", None))
+        for each in (getattr(node, "annotation", None), getattr(node, "returns", None), *_records(node))
         if each is not None
     ]
-    for each in tokenize.generate_tokens(io.StringIO(source).readline):
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    for before, each in itertools.pairwise(tokens):
         new = str(int(each.string) + 1) if each.string.isdecimal() else _OTHER.get(each.string)
-        if new is None or any(one[:2] <= each.start < one[2:] for one in annotations):
+        if each.string == "None" and before.string in ("is", "not"):
+            new = "..."  # Python warns of `is 0`
+        if new is None or any(one[:2] <= each.start < one[2:] for one in passed_over):
             continue
-        mutant = Mutant(file, *each.start, each.string, new)
-        try:
-            ast.parse(mutant.source())
-        except SyntaxError:
-            continue
-        yield mutant
+        yield Mutant(file, *each.start, each.string, new)
+
+
+def _records(node: ast.AST) -> list[ast.expr]:
+    return node.decorator_list if isinstance(node, ast.ClassDef) else []
 
 
 class _Recorder:
@@ -237,7 +246,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", type=Path, help="a folder for records and results: the next run goes on")
     parser.add_argument("--seconds", type=float, default=math.inf, help="stop after them")
-    options = parser.parse_args()
+    options, end = parser.parse_args(), time.monotonic()
     rooms = dict(line.split(": ") for line in (ROOT / "tests/rooms").read_text().splitlines())
     if options.room not in rooms:
         parser.error(f"no room `{options.room}`; there are {', '.join(rooms)}")
@@ -247,10 +256,10 @@ def main() -> None:
     left = 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as new:
         directory = (options.keep or Path(new)).absolute()
-        tests = Tests(directory, rooms[options.room].split(), time.monotonic() + options.seconds)
+        tests = Tests(directory, rooms[options.room].split(), end + options.seconds)
         Path(directory, "ended").touch()
         ended = dict(line.split("\t") for line in Path(directory, "ended").read_text().splitlines())
-        for number, mutant in enumerate(drawn[: options.n], 1):
+        for number, mutant in enumerate(itertools.islice(filter(Mutant.is_python, drawn), options.n), 1):
             if (how := ended.get(str(mutant))) is None:
                 how = tests.notice(mutant) or "NOT noticed"
                 with Path(directory, "ended").open("a") as file:

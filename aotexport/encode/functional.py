@@ -95,10 +95,10 @@ def encode_functional(
 def refuse_unsupported(metadata: ViewAndMutationMeta) -> None:
     """Refuse metadata that no functional graph of a bundle may have; `Unsupported`: names it."""
     reasons = {
-        "effect tokens": bool(metadata.tokens) or metadata.num_backward_tokens > 0,
-        "asynchronous collective tensors": bool(getattr(metadata, release().asynchronous_inputs)),
-        "mutation of an input in backward": bool(metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw),
-        "functionalised random state": metadata.num_graphsafe_rng_states > 0 or metadata.is_rng_op_functionalized,
+        "effect tokens": metadata.tokens or metadata.num_backward_tokens,
+        "asynchronous collective tensors": getattr(metadata, release().asynchronous_inputs),
+        "mutation of an input in backward": metadata.indices_of_inputs_that_requires_grad_with_mutations_in_bw,
+        "functionalised random state": metadata.num_graphsafe_rng_states or metadata.is_rng_op_functionalized,
         "mutations on user streams": any(index is not None for index in metadata.mutated_inp_stream_indices or []),
         "mutations kept in the graph": metadata.keep_input_mutations,
         "results that are tensor subclasses": any(
@@ -122,7 +122,7 @@ def _is_plain_inside(meta: Any) -> bool:
     """Return whether an input is a plain tensor, or consists of plain tensors of static sizes."""
     if isinstance(meta, PlainTensorMeta):
         return True
-    if not isinstance(meta, SubclassCreationMeta):
+    if isinstance(meta, SubclassCreationMeta):
         return False
     static = all(isinstance(size, int) for size in (*meta.outer_size, *meta.outer_stride))
     return static and all(map(_is_plain_inside, meta.attrs.values()))

@@ -101,9 +101,8 @@ def _of_guards(forward: ForwardCapture, names: dict[str, str], lines: Lines) -> 
     by_line: dict[SourceLine | None, dict[str, None]] = {}
     for guard in forward.fakes.mode.shape_env.guards:  # type: ignore[union-attr]
         size: Any = encode_size(guard.expr, or_none=True)
-        if not isinstance(size, SizeExpression) or not symbols_of(size) <= names.keys():
-            continue
-        if size.op not in ("lt", "le") or not any(isinstance(arg, int) for arg in size.args):
+        is_known = isinstance(size, SizeExpression) and symbols_of(size) <= names.keys()
+        if is_known and (size.op not in ("lt", "le") or not any(isinstance(arg, int) for arg in size.args)):
             by_line.setdefault(lines.at(line_of(guard)), {})[f"`{describe(size, names)}`"] = None
     for line, relations in by_line.items():
         shown = ", ".join([*relations][:_SHOWN]) + (f" and {len(relations) - _SHOWN} more" * (len(relations) > _SHOWN))

@@ -47,7 +47,29 @@ class Resized(Storing):
         return x if len(self.memory) > 6 else self.linear(x)
 
 
-@pytest.mark.parametrize(("model", "depends", "calls"), [(Kind, False, 3), (Memory, True, 7), (Resized, True, 7)])
+class Attention(nn.MultiheadAttention):
+    """Torch's fast path, which no trace takes, passes it over."""
+
+    seen = 0
+
+    def forward(self, query, *args, **kwargs):
+        self.seen += 1
+        return (query if self.seen > 3 else -query), None
+
+
+class Attended(Storing):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(4, 2, 4, batch_first=True)
+        self.layer.self_attn = Attention(4, 2, batch_first=True)
+
+    def stored(self, x):
+        return self.layer(torch.eye(2, 4)[None])
+
+
+@pytest.mark.parametrize(
+    ("model", "depends", "calls"), [(Kind, False, 3), (Memory, True, 7), (Resized, True, 7), (Attended, True, 7)]
+)
 def test_calls_are_repeated_as_long_as_they_change_something(model, depends, calls):
     module = model().eval()
     (spec,) = choose_programs(module, Example((torch.ones(3),), {}, None), ("infer",), ())

@@ -84,13 +84,13 @@ class Generator:
         self._start = chosen.get("decoder_start_token_id", chosen.get("bos_token_id", 0))
         names = ("temperature", "top_k", "top_p", "repetition_penalty")
         self.choice = Choice(**{name: chosen[name] for name in names if name in chosen})
-        past, prompt = self._most("decode", "past") + 1, self._most("prefill", "prompt")
-        self.longest = min(past, prompt, options.max_tokens)
+        past, prompts = self._most("decode", "past"), self._most("prefill", "prompt")
+        self.longest = min(options.max_tokens, *prompts, *(most + 1 for most in past))
         self.adapters = tuple(options.adapters or ())
         self.not_joined = ""
         self._joins_ages = True
         self._programs = [name for method in METHODS for name in bundle.manifest.with_variants(method)]
-        self._most_rows = min(options.max_batch_size, *(self._most(program, "batch") for program in METHODS))
+        self._most_rows = min([options.max_batch_size, *self._most("prefill", "batch"), *self._most("decode", "batch")])
         self._most_waiting = options.max_waiting
         self._waiting: deque[Generation] = deque()
         self._batches: list[SequenceBatch] = []
@@ -108,9 +108,9 @@ class Generator:
     def _is_seq2seq(self) -> bool:
         return len(self._bundle.program("prefill").parameters) == 3
 
-    def _most(self, program: str, name: str) -> int:
-        sizes = (each.max for each in self._bundle.program(program).dimensions if each.name == name)
-        return next((size for size in sizes if size is not None), 1 << 20)
+    def _most(self, program: str, name: str) -> list[int]:
+        dimensions = self._bundle.program(program).dimensions
+        return [each.max for each in dimensions if each.name == name and each.max is not None]
 
     @property
     def waiting(self) -> int:
