@@ -122,7 +122,7 @@ def _is_plain_inside(meta: Any) -> bool:
     """Return whether an input is a plain tensor, or consists of plain tensors of static sizes."""
     if isinstance(meta, PlainTensorMeta):
         return True
-    if isinstance(meta, SubclassCreationMeta):
+    if not isinstance(meta, SubclassCreationMeta):
         return False
     static = all(isinstance(size, int) for size in (*meta.outer_size, *meta.outer_stride))
     return static and all(map(_is_plain_inside, meta.attrs.values()))
