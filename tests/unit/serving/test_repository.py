@@ -1,7 +1,9 @@
 """The models of a repository without a server: what is chosen, swapped, let go and refused."""
 
+import os
 import shutil
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -263,3 +265,15 @@ def test_wrong_options_beside_a_version_are_the_reason_why_it_is_not_served(root
     repository = Repository(root, lambda path: Servable(path, **options_beside(path)))
     repository.scan()
     assert repository.models["digits"].reason == f"version 1: {message}"
+
+
+def test_first_look_beside_directories_that_are_renamed_finds_the_others(root, monkeypatch):
+    def renamed_meanwhile(path, scan=os.scandir):
+        if Path(path).name == "new":
+            Path(path).rename(root / "digits/3")
+        return scan(path)
+
+    (root / "digits/new").mkdir()
+    repository = Repository(root, Servable)
+    monkeypatch.setattr(os, "scandir", renamed_meanwhile)
+    assert repository.find().keys() == {"digits", "words"}

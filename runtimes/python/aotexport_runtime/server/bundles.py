@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import math
 import os
 from dataclasses import dataclass
@@ -73,8 +74,10 @@ def places(root: Path, name: str | None = None) -> str:
 def misplaced(root: Path, found: dict[str, list[Candidate]]) -> list[Path]:
     """Return the bundles up to four levels below `root` that are in no place where `find_models` looks."""
     known = {bundle.path for bundles in found.values() for bundle in bundles}
-    paths = (path.parent for depth in range(5) for path in root.glob("*/" * depth + MANIFEST))
-    return [path for path in paths if known.isdisjoint([path, *path.parents]) and "/." not in str(path)]
+    # Not by `Path.glob`, which fails where a directory goes meanwhile.
+    looks = (glob.iglob("*/" * depth + MANIFEST, root_dir=root) for depth in range(5))
+    paths = [(root / path).parent for look in looks for path in look]
+    return [path for path in paths if known.isdisjoint([path, *path.parents])]
 
 
 def _candidates(model: Path) -> list[Candidate]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
+import faulthandler
 import gc
 import logging
 import os
@@ -11,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+from collections.abc import Generator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,6 +48,7 @@ _CLOSING_S = 3.0
 def work(options: ServeOptions, ports: list[socket.socket], grpc_port: int, marks: Path, life: Connection) -> None:
     """Serve until SIGTERM, or until the parent is gone, which sees in `life` since when it has not come further."""
     log_as_json()
+    faulthandler.enable()  # a crash says where
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(options, ports, grpc_port, marks, life))
 
@@ -68,7 +72,8 @@ async def _serve(
     )
     marks = Marks(directory)
     plane = BundlePlane(repository, options, marks)
-    repository.find()
+    with _told():
+        repository.find()
     watching = threading.Thread(target=watch, args=(repository, marks, options.poll_s, again, ended), daemon=True)
     watching.start()
     beating = asyncio.create_task(beat(repository, life))
@@ -116,14 +121,21 @@ def make_servable(path: Path, options: ServeOptions) -> AnyServable:
 def watch(repository: Repository, marks: Marks, poll_s: float, again: threading.Event, ended: threading.Event) -> None:
     """Look at the repository until the end; `again`: at once, and try again what has failed."""
     while not ended.is_set():
-        try:
+        with _told():
             repository.scan()
             marks.follow(repository)
-        except Exception:  # Told in the log; the models that are served stay.
-            log.exception("the repository cannot be looked at")
         if again.wait(poll_s):
             again.clear()
             repository.forget_failures()
+
+
+@contextlib.contextmanager
+def _told() -> Generator[None]:
+    """Tell in the log what goes wrong in the block; the models that are served stay."""
+    try:
+        yield
+    except Exception:
+        log.exception("the repository cannot be looked at")
 
 
 async def beat(repository: Repository, life: Connection) -> None:
