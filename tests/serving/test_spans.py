@@ -48,14 +48,14 @@ def test_request_goes_on_with_the_trace_that_it_names(repository, collector):
         server.wait_until_ready()
         server.ask(infer, BODY, {"traceparent": f"00-{'ab' * 16}-{'cd' * 8}-01"})
         whole = wait_for(lambda: {span.name: span for span in collector if span.trace_id.hex() == "ab" * 16}, server)
-        assert whole.keys() == {"infer", "queue", "batch"}
+        assert whole.keys() == {"infer", "queue", "batch", "engine"}
         first = whole["infer"]
         assert first.parent_span_id.hex() == "cd" * 8
-        for name in ("queue", "batch"):
-            assert whole[name].parent_span_id == first.span_id
+        for name, outer in (("queue", "infer"), ("batch", "infer"), ("engine", "batch")):
+            assert whole[name].parent_span_id == whole[outer].span_id
         times = {name: (span.start_time_unix_nano, span.end_time_unix_nano) for name, span in whole.items()}
-        (begin, end), (waits, runs), (ran_from, ran) = (times[name] for name in ("infer", "queue", "batch"))
-        assert begin <= waits <= runs == ran_from < ran <= end
+        (begin, end), (waits, runs), (ran_from, ran), engine = (times[n] for n in ("infer", "queue", "batch", "engine"))
+        assert begin <= waits <= runs == ran_from <= engine[0] < engine[1] <= ran <= end
         assert server.ask(infer, {"inputs": []})[0] == 400
         failed = server.wait_for_log("request", outcome="invalid")
         # What was not sent when the server ends is sent then.

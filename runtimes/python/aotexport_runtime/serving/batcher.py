@@ -42,6 +42,7 @@ class Answer(Future[Any]):
         began: when its batch began, by `time.monotonic`; 0 before.
         waited_s: from its coming until then, in seconds; 0 before.
         ran_s: how long its batch ran, in seconds; 0 before its end.
+        engine_ran: when the engine began and ended, as `began`; None: it is not known.
         batch_size: of all calls that ran as one; 0 before.
         is_first: whether it is the first of them.
     """
@@ -49,6 +50,7 @@ class Answer(Future[Any]):
     began: float = 0.0
     waited_s: float = 0.0
     ran_s: float = 0.0
+    engine_ran: tuple[float, float] | None = None
     batch_size: int = 0
     is_first: bool = True
 

@@ -44,10 +44,12 @@ class AnyProgram:
         interface: its named inputs and outputs.
         adapters: names of the adapters that calls may ask for.
         least: the error that values may have at least, see `compare`.
+        ran: when the engine began and ended the last call of `run_together`, by `time.monotonic`.
     """
 
     adapters: tuple[str, ...] = ()
     least: float = 0.0
+    ran: tuple[float, float] = (0.0, 0.0)
 
     def __init__(self, bundle: Bundle, variants: list[str], target: str) -> None:
         """Read the interface of a program, one of its `variants`; `NotSupported`: clients cannot call it."""
@@ -80,6 +82,13 @@ class AnyProgram:
             ValueError: ONNX Runtime refuses a value, such as an index out of range.
         """
         raise NotImplementedError
+
+    def timed(self, values: Values, choice: int) -> list[Any]:
+        """`run`, and note in `ran` when."""
+        began = time.monotonic()
+        outputs = self.run(values, choice)
+        self.ran = (began, time.monotonic())
+        return outputs
 
     def values_of(self, entry: VectorEntry) -> Values:
         """Return the arguments of a recorded call."""
@@ -121,12 +130,12 @@ def run_together(
     With axes, calls are alike in all but the size of the batch, and the length that is padded with zeros at its end.
     """
     if axes is None or len(calls) == 1:
-        return [program.run(values, choice) for values in calls]
+        return [program.timed(values, choice) for values in calls]
     if axes.padded is not None:
         return _run_padded(program, calls, axes, axes.padded, choice)
     joined = [_concatenated(values, axis) for values, axis in zip(zip(*calls, strict=True), axes.inputs, strict=True)]
     ends = list(itertools.accumulate(values[0].shape[axes.inputs[0]] for values in calls))
-    outputs = program.run(joined, choice)
+    outputs = program.timed(joined, choice)
     return [
         [_part(output, axis, begin, end) for output, axis in zip(outputs, axes.outputs, strict=True)]
         for begin, end in itertools.pairwise([0, *ends])

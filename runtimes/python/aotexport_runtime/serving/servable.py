@@ -137,7 +137,8 @@ class Servable:
             NotSupported: the servable is closed.
         """
         values, choice = self._values(inputs, adapter)
-        return self.batcher.submit(Waiting(call=(inputs, values, adapter, choice))).result()
+        result = Answer()
+        return self.batcher.submit(Waiting(call=(inputs, values, adapter, choice, result), result=result)).result()
 
     def submit(
         self, inputs: Mapping[str, Any], *, timeout_s: float | None = None, adapter: str | None = None
@@ -160,8 +161,10 @@ class Servable:
         values, choice = self._values(inputs, adapter)
         key, size, length = self._key(values, choice, adapter)
         deadline = math.inf if timeout_s is None else time.monotonic() + timeout_s
-        call = (inputs, values, adapter, choice)
-        return self.batcher.submit(Waiting(call=call, key=key, size=size, length=length, deadline=deadline))
+        result = Answer()
+        call = (inputs, values, adapter, choice, result)
+        waiting = Waiting(call=call, key=key, size=size, length=length, deadline=deadline, result=result)
+        return self.batcher.submit(waiting)
 
     def close(self) -> None:
         """Answer the calls that wait, and let go of the module; later calls are refused."""
@@ -197,12 +200,14 @@ class Servable:
                         for size, seconds in paces(program, values, axes, choice, most):
                             self.batcher.pace.note(key, size, seconds, length)
 
-    def _run(self, calls: Sequence[tuple[Mapping[str, Any], Values, str | None, int]]) -> list[dict[str, Any]]:
+    def _run(self, calls: Sequence[tuple[Mapping[str, Any], Values, str | None, int, Answer]]) -> list[dict[str, Any]]:
         """Return the outputs of calls of one adapter and one choice of strings."""
         program = self._served()
-        _, _, adapter, choice = calls[0]
+        _, _, adapter, choice, _ = calls[0]
         with program.applying(adapter):
             results = run_together(program, [call[1] for call in calls], self._batches.get(choice), choice)
+        for call in calls:
+            call[-1].engine_ran = program.ran
         return [self._named(call[0], outputs) for call, outputs in zip(calls, results, strict=True)]
 
     def _served(self) -> AnyProgram:

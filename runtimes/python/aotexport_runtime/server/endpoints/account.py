@@ -107,7 +107,11 @@ def _note_spans(provider: Any, asked: Asked, outcome: str, text: str, seconds: f
     if answer is not None:
         context, ran = set_span_in_context(whole), answer.began + answer.ran_s
         end(span("queue", answer.began - answer.waited_s, context, {}), answer.began)
-        end(span("batch", answer.began, context, {"rows": answer.batch_size}), ran)
+        batch = span("batch", answer.began, context, {"rows": answer.batch_size})
+        if answer.engine_ran is not None and asked.served is not None:
+            begin, ended = answer.engine_ran
+            end(span("engine", begin, set_span_in_context(batch), {"engine": asked.served.servable.engine}), ended)
+        end(batch, ran)
     if outcome != "ok":
         whole.set_status(Status(StatusCode.ERROR, text or outcome))
     end(whole, asked.began + seconds)
