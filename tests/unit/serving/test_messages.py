@@ -98,6 +98,11 @@ SHAPED = Signature(inputs={"b": ("BF16", (-1, -1)), "f": ("BOOL", (2,)), "x": ("
             "`f`: bytes of BOOL are 0 and 1",
         ),
         (NUMBERS | {"data": [10**400]}, b"", "`x`: one of its data is beyond FP32"),
+        (
+            NUMBERS | {"data": 5},
+            b"",
+            "the body is no inference request: Expected `array`, got `int` - at `$.inputs[0].data`",
+        ),
         # Of numpy's strings each would take 8 MB.
         (
             NUMBERS | {"data": ["x" * 2_000_000, *[""] * 50_000]},
@@ -127,3 +132,13 @@ def test_large_answer_is_written_in_pieces_of_the_same_json():
         body, length = write_answer(asked, "model", "1", {"y": array}, signature)
         assert length is None
         assert json.loads(body)["outputs"][0]["data"] == array.ravel().tolist()
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_large_request_is_read_in_pieces_as_the_same_numbers(indent):
+    values = np.arange(60_000, dtype=np.float32).reshape(3, 10_000, 2) / 7
+    entry = {"name": "x", "datatype": "FP32", "shape": values.shape, "data": values.tolist()}
+    signature = Signature(inputs={"x": ("FP32", (-1, -1, -1))}, outputs={})
+    for data in (values.tolist(), values.ravel().tolist()):
+        body = json.dumps({"inputs": [entry | {"data": data}]}, indent=indent).encode()
+        np.testing.assert_array_equal(read_request(bytearray(body), None, signature).inputs["x"], values)

@@ -9,6 +9,7 @@ import hmac
 import os
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import aotexport_runtime
@@ -30,8 +31,9 @@ Hold = Callable[[int], None]
 
 _EXTENSIONS = ["model_repository", "binary_tensor_data", "model_configuration", "statistics"]
 ENDING = "the server is ending; ask another"
-_WRITTEN_AT_ONCE_NBYTES = 1 << 18
-"""Outputs that are larger are written in a thread, while the event loop serves others."""
+_CODED_AT_ONCE_NBYTES = 1 << 18
+_CODERS = ThreadPoolExecutor(2, "aotexport coding")
+"""Not the threads of `asyncio.to_thread`, all of which may wait for a model that is being loaded."""
 
 
 class BundlePlane:
@@ -247,9 +249,8 @@ class BundlePlane:
                 asked.answer = answer
         except TimeoutError:
             raise Refusal(f"the request was not answered within {wait_s * 1e3:g} ms", "deadline") from None
-        if sum(outputs[name].nbytes for name in request.outputs) > _WRITTEN_AT_ONCE_NBYTES:
-            return await asyncio.to_thread(write, request, served, answer)
-        return write(request, served, answer)
+        nbytes = sum(outputs[name].nbytes for name in request.outputs)
+        return await coded(nbytes, write, request, served, answer)
 
     async def submit(
         self, name: str, version: str, submit: Callable[[Served], Awaitable[Reply]], served: Served | None = None
@@ -272,6 +273,13 @@ class BundlePlane:
                 if self.repository.model(name).served.get(served.version) is served:
                     raise
                 served = None
+
+
+async def coded(nbytes: int, code: Callable[..., Reply], *arguments: Any) -> Reply:
+    """Return what a function reads or writes; more than a little in a thread, while the event loop serves others."""
+    if nbytes <= _CODED_AT_ONCE_NBYTES:
+        return code(*arguments)
+    return await asyncio.get_running_loop().run_in_executor(_CODERS, code, *arguments)
 
 
 async def _result_of(answer: Answer) -> Any:

@@ -20,7 +20,7 @@ from starlette.routing import Route, Router
 from aotexport_runtime.server.endpoints import metrics
 from aotexport_runtime.server.endpoints.connections import Connection, Door, Endpoint, cancel_when_gone, read_body
 from aotexport_runtime.server.endpoints.generation import generation_routes
-from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold, tensors_of
+from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold, coded, tensors_of
 from aotexport_runtime.server.messages import Request as InferRequest
 from aotexport_runtime.server.messages import Signature, read_request, write_answer, write_call
 from aotexport_runtime.server.options import ServeOptions
@@ -165,7 +165,8 @@ class RestServer(RESTServer):
             nonlocal later
             body = await read_body(request, self._options, hold)
             later = asyncio.get_running_loop().call_later(_QUICK_S, watch)
-            return read_request(body, _json_nbytes(request), signature, request.headers.get("x-request-id", ""))
+            named = request.headers.get("x-request-id", "")
+            return await coded(len(body), read_request, body, _json_nbytes(request), signature, named)
 
         def write(asked: InferRequest, served: Served, took: Answer) -> Response:
             body, json_nbytes = write_answer(asked, model, served.version, took.result(), served.signature)

@@ -15,7 +15,7 @@ from kserve.protocol.grpc import grpc_predict_v2_pb2 as pb
 from kserve.protocol.grpc import grpc_predict_v2_pb2_grpc as service
 from kserve.protocol.grpc.servicer import InferenceServicer
 
-from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold
+from aotexport_runtime.server.endpoints.plane import BundlePlane, Hold, coded
 from aotexport_runtime.server.endpoints.triton import MoreMethods
 from aotexport_runtime.server.messages import (
     OfInput,
@@ -69,8 +69,8 @@ class Service(InferenceServicer):
         remaining = context.time_remaining()
 
         async def read(signature: Signature, hold: Hold) -> Request:
-            hold(request.ByteSize())
-            return read_grpc(request, signature, remaining)
+            hold(nbytes := request.ByteSize())
+            return await coded(nbytes, read_grpc, request, signature, remaining)
 
         def write(asked: Request, served: Served, answer: Answer) -> Any:
             return write_grpc(asked, request.model_name, served, answer.result())
