@@ -9,6 +9,7 @@ from torch.nn import functional
 
 import aotexport
 import aotexport_runtime
+from aotexport.capture.effects.sizes_as_integers import FUNCTIONS
 from aotexport.torch_internals.calls import tree_leaves
 
 EXAMPLE = 12
@@ -96,6 +97,22 @@ REFUSED = {
 """What is refused with the name of the function, by operator and argument."""
 
 
+@pytest.mark.parametrize(
+    ("name", "args"),
+    [
+        ("avg_pool1d", (torch.randn(2, 9), 3)),
+        ("avg_pool2d", (torch.randn(2, 3, 9, 8), (3, 2), (2, 1), (1, 0))),
+        ("avg_pool3d", (torch.randn(2, 7, 9, 8), (3, 2, 4), (2, 1, 3), (1, 0, 2))),
+        ("adaptive_avg_pool1d", (torch.randn(2, 9), 4)),
+        *(("fft_fftfreq", (n, 0.5)) for n in (5, 6)),
+        *(("fft_rfftfreq", (n, 0.5)) for n in (5, 6)),
+        *(("hann_window", (5, periodic)) for periodic in (True, False)),
+    ],
+)
+def test_function_that_takes_sizes_equals_torchs_for_plain_integers(name, args):
+    torch.testing.assert_close(FUNCTIONS[name](*args), getattr(torch.ops.aten, name)(*args))
+
+
 def _export(function, path):
     axes = {1: Dim("n", min=4, max=40)}
     model = lambda x: function(x, x.shape[1])  # noqa: E731
@@ -112,7 +129,7 @@ def _called(function, size, *, grad):
     return results, torch.autograd.grad(losses, x, allow_unused=True) if losses else None
 
 
-QUICK = ("hann_window.window_length", "max_pool1d.kernel_size", "stft.n_fft")
+QUICK = ("linspace.steps", "max_pool1d.kernel_size", "stft.n_fft")
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, marks=[pytest.mark.slow] * (row not in QUICK)) for row in SERVED])

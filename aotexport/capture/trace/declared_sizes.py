@@ -63,7 +63,7 @@ class DeclaredSize:
 
     def root_of(self, size: Any) -> Any:
         """Return the value of the root for the size."""
-        return size if (self.factor, self.offset) == (1, 0) else (size - self.offset) // self.factor
+        return (size - self.offset) // self.factor
 
     @property
     def is_required(self) -> bool:
