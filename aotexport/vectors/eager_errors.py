@@ -38,6 +38,9 @@ from aotexport_runtime.values.observe import Observation
 _DIGITS = 3
 _OTHERS = 4
 """Number of further calls that measure eager's error: a single one may round well by luck."""
+_NEAR = 2.0**-19
+"""How far, relative to itself, a parameter of such a call may be from that of this one: 16 roundings, as sums in
+another order differ by. A ReLU whose operand is that near 0 is then on the other side of it in one call or another."""
 
 
 class EagerErrors:
@@ -112,10 +115,9 @@ def eager_errors(
 ) -> dict[str, float]:
     """Return the errors of eager's float32 in a recorded call, by name of the value, on the scale of comparisons.
 
-    A copy of the model runs with its tensors of float32 in float64, as the truth. Further runs have parameters changed
-    by up to their last bit: one call may round well by luck. Only errors that allow for more than the tolerance are
-    returned; none if float64 tells nothing: the program draws other random numbers in it, or computes in 16 bits too,
-    or the copy cannot be made or does not run.
+    A copy of the model runs with its tensors of float32 in float64, as the truth. Further runs have parameters near
+    those of the call. Only errors that allow for more than the tolerance are returned; none if float64 tells nothing:
+    the program draws other random numbers in it, or computes in 16 bits too, or no copy can be made or does run.
     """
     if has_16_bits(forward):
         return {}
@@ -174,7 +176,7 @@ def _nudged(call: ExampleCall, program: Program, vector: RecordedCall, generator
     copied, state = _copied(call, program)
     for entry in state.entries:
         if entry.role == "parameter" and entry.tensor.dtype == torch.float32:
-            by = (torch.rand(entry.tensor.shape, generator=generator) * 2 - 1) * torch.finfo(torch.float32).eps
+            by = (torch.rand(entry.tensor.shape, generator=generator) * 2 - 1) * _NEAR
             entry.tensor.data.mul_(1 + by.to(entry.tensor.device, torch.float64))
     return _run(copied, state, program, vector, vector.tensors)
 

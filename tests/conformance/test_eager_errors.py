@@ -54,6 +54,14 @@ class Uncopied(Cancelling):
         raise RuntimeError("no copies")
 
 
+class Kink(Cancelling):
+    """Has a ReLU whose operand is some roundings above 0, and in its trace below."""
+
+    def forward(self, x):
+        near = torch.ones_like(x[:, :1]) + (-(2.0**-21) if traced() else 2.0**-21)
+        return (torch.cat([x.exp() + 2, near], 1) * self.weight[-1] - 1).relu().sum()
+
+
 def errors_of(bundle):
     files = sorted((bundle / "testvectors").glob("*.json"))
     return {file.stem: json.loads(file.read_text()).get("eager_errors", {}) for file in files}
@@ -98,6 +106,12 @@ def test_bundle_may_be_as_far_from_eager_as_eager_is_from_the_truth(tmp_path):
     assert found["infer.example"].keys() == {"call 0: output"}
     for target in ("portable", "autograd", "auto"):
         aotexport_runtime.selftest(tmp_path / "b", target=target)
+
+
+def test_gradient_at_a_kink_may_be_that_of_its_other_side(tmp_path):
+    report = aotexport.export(Kink().train(), (example(),), output=tmp_path / "b", programs="train")
+    assert [program.record.refusals for program in report.programs] == [()]
+    assert errors_of(tmp_path / "b")["train.example"].keys() == {"call 0: gradient of weight"}
 
 
 def test_saved_bundle_keeps_the_errors(tmp_path):
