@@ -165,8 +165,14 @@ def test_command_line_derives_even_sizes_in_another_dtype_and_shows_of_which_bun
 
 
 def grad_mode():
-    """Code that asks whether gradients are recorded."""
-    return module(lambda self, x: self.layer(x) * (2 if torch.is_grad_enabled() else 3), layer=nn.Linear(4, 4))
+    """Code that asks whether gradients are recorded, after a region in which none are."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            x = x * self.layer(x).sum()
+        return self.layer(x) * (2 if torch.is_grad_enabled() else 3)
+
+    return module(forward, layer=nn.Linear(4, 4))
 
 
 def test_each_program_is_made_of_the_one_of_its_grad_mode(tmp_path):

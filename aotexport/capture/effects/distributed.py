@@ -87,8 +87,8 @@ def patches() -> list[Patch]:
     ]
 
 
-def _distribute_tensor(tensor: Any, device_mesh: Any = None, placements: Any = None, *, src_data_rank: Any = 0) -> Any:
-    """Replace torch's function of this signature; the code runs among that function's globals."""
+def _distribute_tensor(tensor: Any, device_mesh: Any, placements: Any, *, src_data_rank: Any) -> Any:
+    """Replace the code of torch's function of this signature, which keeps its defaults and globals."""
     from aotexport.capture.effects.distributed import refuse_distribution  # pyrefly: ignore
 
     refuse_distribution()
