@@ -62,6 +62,11 @@ def test_files_that_differ_are_all_found(crafted: Crafted):
     ]
 
 
+def test_recorded_call_whose_tensors_are_no_safetensors_file_is_found(crafted: Crafted):
+    crafted.write(crafted.document("manifest")["testvectors"][0]["tensors"], b"none")
+    assert found(crafted) == [("bundle.json", "$.testvectors[0]", "tensor-stored")]
+
+
 def test_check_prints_every_fault_and_says_by_its_exit_code_whether_there_are(crafted: Crafted, capsys):
     crafted.put("forward", "outputs/0", "nothing")
     root = str(crafted.seal())
