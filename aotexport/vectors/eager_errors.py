@@ -36,11 +36,8 @@ from aotexport_runtime.values.compare import NORMS, TOLERANCES, allowance, compa
 from aotexport_runtime.values.observe import Observation
 
 _DIGITS = 3
-_OTHERS = 4
-"""Number of further calls that measure eager's error: a single one may round well by luck."""
-_NEAR = 2.0**-19
-"""How far, relative to itself, a parameter of such a call may be from that of this one: 16 roundings, as sums in
-another order differ by. A ReLU whose operand is that near 0 is then on the other side of it in one call or another."""
+OTHERS = 6
+"""Number of further calls, near this one, that measure the error: a single one may round well by luck."""
 
 
 class EagerErrors:
@@ -129,7 +126,7 @@ def eager_errors(
     try:
         with attempt("float64 run"), quiet(), restored(state), attributes_restored(call.module):
             wide, drawn = _in_float64(call, program, vector)
-            others = [_nudged(call, program, vector, generator) for _ in range(_OTHERS)]
+            others = [_nudged(call, program, vector, generator) for _ in range(OTHERS)]
     except ExportFailed:  # Whatever a model's code raises in a dtype that it was not written for.
         return {}
     if any(other != drawn for _, other in others):
@@ -175,10 +172,20 @@ def _in_float64(call: ExampleCall, program: Program, vector: RecordedCall) -> _O
 def _nudged(call: ExampleCall, program: Program, vector: RecordedCall, generator: torch.Generator) -> _ObservedRun:
     copied, state = _copied(call, program)
     for entry in state.entries:
-        if entry.role == "parameter" and entry.tensor.dtype == torch.float32:
-            by = (torch.rand(entry.tensor.shape, generator=generator) * 2 - 1) * _NEAR
-            entry.tensor.data.mul_(1 + by.to(entry.tensor.device, torch.float64))
+        if entry.role == "parameter":
+            entry.tensor.data.copy_(near(entry.tensor, generator))
     return _run(copied, state, program, vector, vector.tensors)
+
+
+def near(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Return a tensor of which floats of 32 bits are up to 16 roundings off, as sums in another order are.
+
+    A ReLU whose operand is that near 0 is on its other side in one call or another.
+    """
+    if tensor.dtype != torch.float32:
+        return tensor.detach()
+    by = (torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1) * 2.0**-19
+    return (tensor.detach().double() * (1 + by.to(tensor.device))).float()
 
 
 def _copied(call: ExampleCall, program: Program) -> tuple[ExampleCall, State]:

@@ -55,10 +55,10 @@ class Uncopied(Cancelling):
 
 
 class Kink(Cancelling):
-    """Has a ReLU whose operand is some roundings above 0, and in its trace below."""
+    """Has a ReLU whose operand is some roundings below 0, and in its trace above."""
 
     def forward(self, x):
-        near = torch.ones_like(x[:, :1]) + (-(2.0**-21) if traced() else 2.0**-21)
+        near = torch.ones_like(x[:, :1]) + (2.0**-22 if traced() else -(2.0**-22))
         return (torch.cat([x.exp() + 2, near], 1) * self.weight[-1] - 1).relu().sum()
 
 

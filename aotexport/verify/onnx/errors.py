@@ -14,7 +14,7 @@ from aotexport.errors import ExportFailed
 from aotexport.lower.onnx.draws import drawing
 from aotexport.model.refusals import attempt
 from aotexport.torch_internals.calls import tree_leaves, tree_map
-from aotexport.vectors.eager_errors import has_16_bits, worth_recording
+from aotexport.vectors.eager_errors import OTHERS, has_16_bits, near, worth_recording
 from aotexport_runtime import load
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.onnx_calls import Calls, calling, observed
@@ -24,11 +24,6 @@ from aotexport_runtime.schema.manifest import OnnxModel, step_program
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.values.compare import compare
 from aotexport_runtime.values.observe import Observation
-
-_OTHERS = 6
-"""Number of further calls, near this one, that measure the error: a single one may round well by luck."""
-_NEAR = 2.0**-16
-"""How far, relative to itself, a value of such a call may be from that of this one: some hundred roundings."""
 
 
 def own_errors(bundle: Bundle, program: Program, model: OnnxModel, calls: Calls) -> dict[str, float]:
@@ -47,19 +42,18 @@ def own_errors(bundle: Bundle, program: Program, model: OnnxModel, calls: Calls)
         with attempt("float64 run"):
             steps, narrow = program.name == step_program(bundle.manifest), load(bundle.root, **options)
             wide = narrow if steps else load(bundle.root, dtype=torch.float64, **options)
-            for number in range(1 + _OTHERS):
-                near = (lambda value: _near(value, generator)) if number else (lambda value: value)
-                values = [near(value) if isinstance(value, torch.Tensor) else value for value in calls.values]
-                ours, truth = narrow.twin(), wide.twin()
-                for own, true in zip(ours.state_tensors().values(), truth.state_tensors().values(), strict=True):
-                    own.data.copy_(near(own.data))
-                    true.data.copy_(own.data)
+            wide_values = calls.values if steps else [_to_float64(value) for value in calls.values]
+            wider = _InFloat64 if steps else contextlib.nullcontext
+            exact = seen(wide.twin(), program, model, replace(calls, values=wide_values), wider)
+            for number in range(1 + OTHERS):
+                ours, values = narrow.twin(), calls.values
+                if number:
+                    values = [near(each, generator) if isinstance(each, torch.Tensor) else each for each in values]
+                    for own in ours.state_tensors().values():
+                        own.data.copy_(near(own, generator))
                 found = seen(ours, program, model, replace(calls, values=values))
-                wide_values = values if steps else [_to_float64(value) for value in values]
-                wider = _InFloat64 if steps else contextlib.nullcontext
-                exact = seen(truth, program, model, replace(calls, values=wide_values), wider)
-                exact.values = {name: value.to(found.values[name].dtype) for name, value in exact.values.items()}
-                for each in compare(Observation({}, found.values), Observation({}, exact.values)):
+                truth = {name: value.to(found.values[name].dtype) for name, value in exact.values.items()}
+                for each in compare(Observation({}, found.values), Observation({}, truth)):
                     errors[each.name] = max(errors.get(each.name, 0.0), each.error)
     except (ExportFailed, NotSupported):
         return {}
@@ -102,10 +96,3 @@ def _to_float64(value: Any) -> Any:
     if value is torch.float32:
         return torch.float64
     return value.double() if isinstance(value, torch.Tensor) and value.dtype == torch.float32 else value
-
-
-def _near(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    if tensor.dtype != torch.float32:
-        return tensor
-    by = (torch.rand(tensor.shape, generator=generator, dtype=torch.float64) * 2 - 1) * _NEAR
-    return (tensor.double() * (1 + by.to(tensor.device))).float()
