@@ -168,8 +168,7 @@ def cuda_guard() -> Iterator[None]:
     Raises:
         RuntimeError: this build of torch has another registry of guards.
     """
-    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    registry: Any = (ctypes.c_void_p * _DEVICE_TYPES).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    registry = _guard_registry()
     before = registry[_CUDA]
     if not registry[_META]:
         raise RuntimeError("torch's registry of device guards is not as expected")
@@ -179,6 +178,11 @@ def cuda_guard() -> Iterator[None]:
         yield
     finally:
         registry[_CUDA] = before
+
+
+def _guard_registry() -> Any:
+    library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    return (ctypes.c_void_p * _DEVICE_TYPES).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
 
 
 def _forget_devices() -> None:
