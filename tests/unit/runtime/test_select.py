@@ -61,10 +61,16 @@ def test_a_step_is_written_in_place_by_its_forward_graph_or_a_library():
     functional = record(file="functional", mutations=range(4))
     forward = record(file="forward", differentiable=True)
     program = record(name="step", grad=False, inputs=range(6), refusals=(), forward=forward, functional=functional)
-    bundle: Any = record(graph=lambda name, file: SMALL, compiled=lambda target, name: object())
-    choices = [select_engine(bundle, program, Request(), targets=Choice(engines=each)) for each in ((), (LEVEL,))]
-    assert [choice.engines for choice in choices] == [("autograd",), (LEVEL, "portable", "autograd")]
+    convolutions = graph("convolution.default", "convolution.default", "mm.default")
+    choices = []
+    for captured, engines in ((SMALL, ()), (SMALL, (LEVEL,)), (convolutions, (LEVEL,))):
+        bundle: Any = record(graph=lambda name, file, of=captured: of, compiled=lambda target, name: object())
+        choices.append(select_engine(bundle, program, Request(), targets=Choice(engines=engines)))
+    assert [choice.engines for choice in choices] == [("autograd",), (LEVEL, "portable", "autograd"), ("autograd",)]
     assert choices[0].why_not["portable"] == "the other graph writes most of what it reads, and in place"
+    assert (
+        choices[2].why_not[LEVEL] == "most of its products are convolutions, which libraries make no faster in a step"
+    )
 
 
 @pytest.mark.parametrize(

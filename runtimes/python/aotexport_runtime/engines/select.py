@@ -202,7 +202,14 @@ def _by_figures(
     assert program.functional is not None
     if not program.grad and 2 * len(program.functional.mutations) > len(program.inputs):
         # As training steps do, which libraries write in place too.
-        return (None if engine != PORTABLE else "the other graph writes most of what it reads, and in place"), ""
+        if engine == PORTABLE:
+            return "the other graph writes most of what it reads, and in place", ""
+        names = [_name(node.op) for node in bundle.graph(program.name, program.functional.file).nodes]
+        convolves = 2 * names.count("convolution") > sum(name in _CONTRACTIONS for name in names)
+        return (
+            "most of its products are convolutions, which libraries make no faster in a step" if convolves else None,
+            "",
+        )
     files = program.forward.file, program.functional.file
     forward, functional = (bundle.graph(program.name, file) for file in files)
     if engine == PORTABLE:
@@ -308,8 +315,12 @@ def libraries_win(forward: Graph, functional: Graph) -> bool:
         return len(forward.nodes) > LIBRARY_LOSES_UP_TO_OPERATORS
     operators = [node.op for node in forward.nodes]
     fused = sum(op in _ELEMENT_WISE or op in _FUSED_NORMS for op in operators)
-    matmuls = sum(op.removeprefix("aten::").partition(".")[0] in _CONTRACTIONS for op in operators)
+    matmuls = sum(_name(op) in _CONTRACTIONS for op in operators)
     return fused >= FUSED_PER_MATMUL * matmuls
+
+
+def _name(op: str) -> str:
+    return op.removeprefix("aten::").partition(".")[0]
 
 
 def _is_small(graph: Graph) -> bool:
