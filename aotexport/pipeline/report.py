@@ -139,7 +139,7 @@ def output_noted() -> Iterator[Callable[[], list[str]]]:
 
         return call
 
-    opened = watched(open, "writes to a file", lambda _, mode="r", *more, **named: bool({*"wax+"} & {*str(mode)}))
+    opened = watched(open, "writes to a file", _writes)
     # Libraries log many things once in a process.
     logged = watched(logging.Logger.handle, "logs", lambda _, record: not is_library_file(record.pathname))
     with patched(
@@ -162,3 +162,7 @@ def _is_models(frame: FrameType | None) -> bool:
         return False
     rooms = (room for frame, _ in traceback.walk_stack(frame) if (room := own_room(frame.f_code.co_filename)))
     return next((room in _CALL_MODELS for room in rooms if room != "process"), False)
+
+
+def _writes(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> bool:
+    return not set(str(mode)).isdisjoint("wax+")

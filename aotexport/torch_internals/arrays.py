@@ -8,8 +8,6 @@ from typing import Any
 import torch._numpy as counterparts
 from torch._numpy._ndarray import ndarray
 
-__all__ = ["counterpart", "counterpart_method", "ndarray"]
-
 
 def counterpart(module: str, name: str) -> Callable[..., Any] | None:
     """Return torch's counterpart of a function of NumPy (module `numpy` or one below); None: it has none."""

@@ -33,7 +33,7 @@ def compute_read_rows(graph: torch.fx.Graph) -> None:
             if node.target is _DROPOUT and all(node.args[1:]):
                 (row,) = rows.values()
                 size = [
-                    graph.call_function(aten.sym_size.int, at) if isinstance(at, tuple) else at for at in _sizes(node)
+                    at if isinstance(at, int) else graph.call_function(aten.sym_size.int, at) for at in _sizes(node)
                 ]
                 ones = graph.call_function(aten.new_ones.default, (row, size))
                 scales = graph.call_function(_DROPOUT, (ones, *node.args[1:]))
@@ -52,11 +52,11 @@ def _rows_read(node: torch.fx.Node, axis: int) -> dict[torch.fx.Node, int]:
     """Return the operands of which a row along `axis` reads one row, by their axis; none: it may read more."""
     args: Any = node.args
     target, value, found = node.target, node.meta["val"], dict[torch.fx.Node, int]()
-    if target in (_DROPOUT, _LINEAR, _NORM):
-        within = len(args[1]) if target is _NORM else int(target is _LINEAR)
-        may_draw = value.device.type == "cpu" and value.is_contiguous() and None not in _sizes(node)
-        is_alone = axis < value.dim() - within and args[0] not in args[1:]
-        read = args[:1] if is_alone and (may_draw or target is not _DROPOUT) else ()
+    if target is _DROPOUT:
+        read = args[:1] if value.device.type == "cpu" and value.is_contiguous() and None not in _sizes(node) else ()
+    elif target in (_LINEAR, _NORM):
+        within = len(args[1]) if target is _NORM else 1
+        read = args[:1] if axis < value.dim() - within and args[0] not in args[1:] else ()
     else:
         tags = target.tags if isinstance(target, OpOverload) and not target._schema.is_mutable else ()
         is_row_wise = torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
@@ -64,11 +64,13 @@ def _rows_read(node: torch.fx.Node, axis: int) -> dict[torch.fx.Node, int]:
     for operand in read:
         given: Any = operand.meta.get("val")
         own = axis - value.dim() + given.dim() if isinstance(given, torch.Tensor) else -1
+        if own < 0:
+            continue
         # A row without an axis would promote dtypes as a number does.
-        is_row = operand.op == "call_function" and given.dim() > 1 if own >= 0 else True
-        if not is_row or (own >= 0 and (own > axis or str(given.shape[own]) != str(value.shape[axis]))):
+        is_row = operand.op == "call_function" and given.dim() > 1 and own <= axis
+        if not is_row or str(given.shape[own]) != str(value.shape[axis]):
             return {}
-        found.update({operand: own} if own >= 0 else {})
+        found[operand] = own
     return found
 
 

@@ -82,11 +82,6 @@ def _exported(strict: bool) -> Callable[[ExampleCall], nn.Module]:
     return prepare
 
 
-def _exported_without_gradients(call: ExampleCall) -> nn.Module:
-    with torch.no_grad():
-        return _exported(strict=False)(call)
-
-
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
     """Silence the output and logs of a strategy; the user gets its error."""
@@ -156,6 +151,6 @@ STRATEGIES = (
     Strategy("torch.export", _exported(strict=False)),
     Strategy("dynamo", _exported(strict=True), reads_code=True),
     # Branches and loops may write to their operands, and may be recorded by autograd, but not both.
-    Strategy("torch.export without gradients", _exported_without_gradients, grad=False),
+    Strategy("torch.export without gradients", torch.no_grad()(_exported(strict=False)), grad=False),
     Strategy("example's path", _direct, follows_values=True, runs_own_code=True),
 )
