@@ -110,7 +110,7 @@ class Talking(torch.nn.Module):
         print("called")
         logging.getLogger("talking").warning("called")
         logging.getLogger("talking").debug("called")
-        with self.file.open("a") as file:
+        with self.file.open("a") as file, open(file=self.file):
             file.write("called\n")
         return self.drop(x) * 2
 
