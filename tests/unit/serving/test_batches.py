@@ -133,7 +133,7 @@ def test_calls_of_many_threads_each_have_their_own_answer(exported):
     servable.close()
 
 
-FEW = ServableOptions(max_batch_size=4, max_waiting=5)
+FEW = ServableOptions(max_batch_size=4, max_waiting=5, threads=1)
 
 
 class Gate:
@@ -294,6 +294,36 @@ def test_fork_of_a_process_has_a_thread_of_its_own():
         os._exit(0 if forked.apply(os.getpid) == os.getpid() else 1)
     assert os.waitpid(child, 0)[1] == 0
     forked.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds", "key", "is_here"),
+    [
+        ({"threads": 1}, 0.001, "a", True),
+        ({"threads": 1}, 0.003, "a", False),
+        ({"threads": 1}, 0.001, "of no known pace", False),
+        ({"threads": 2}, 0.001, "a", False),
+        ({"threads": 1, "priority": 1}, 0.001, "a", False),
+        ({"threads": 1, "device": "cuda"}, 0.001, "a", False),
+    ],
+)
+def test_quick_call_runs_at_once_in_the_thread_that_submits_it(options, seconds, key, is_here):
+    quick = Batcher(lambda calls: [threading.current_thread() for _ in calls], ServableOptions(**options))
+    quick.pace.note("a", 1, seconds)
+    ran = [quick.submit(Waiting(key=key), at_once=at_once).result() for at_once in (True, False)]
+    assert [each is threading.current_thread() for each in ran] == [is_here, False]
+    quick.close()
+    with pytest.raises(NotSupported, match="closed"):
+        quick.submit(Waiting(key=key), at_once=True)
+
+
+def test_call_waits_for_the_batch_that_runs_however_quick_it_is(gate):
+    gate.batcher.pace.note("a", 1, 0.001)
+    gate.submit("first")
+    second = gate.batcher.submit(Waiting(call="second", key="a"), at_once=True)
+    assert not second.done()
+    gate.finish()
+    assert gate.batches == [["first"], ["second"]]
 
 
 def test_every_operator_of_a_servable_runs_in_its_thread(exported, monkeypatch):

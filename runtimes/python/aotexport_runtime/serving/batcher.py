@@ -23,6 +23,8 @@ from aotexport_runtime.serving.options import ServableOptions
 Run = Callable[[Sequence[Any]], Sequence[Any]]
 """Runs one or more calls as one; returns the result of each."""
 
+_QUICK_S = 0.002
+"""A batch that takes less may run in the thread that submits it: two changes of threads take a good part of it."""
 _IDLE_S = 5.0
 """The thread ends when nothing has come for so long."""
 _KEYS = 256
@@ -114,10 +116,14 @@ class Pace:
         slowest = max((rate for rates in known for rate in rates.values()), default=0.0)
         return size * length * self._rates.get(key, {}).get(_rounded(size), slowest)
 
+    def knows(self, key: Hashable, size: int) -> bool:
+        """Return whether a batch of the key, of about the size, has run."""
+        return _rounded(size) in self._rates.get(key, {})
+
     def gains(self, key: Hashable, one: tuple[int, int], other: tuple[int, int]) -> bool:
         """Return whether two batches, each a size and a length, gain by joining what padding costs, if it is known."""
         size, length = one[0] + other[0], max(one[1], other[1])
-        is_known = one[1] != other[1] and _rounded(size) in self._rates.get(key, {})
+        is_known = one[1] != other[1] and self.knows(key, size)
         return not is_known or self.seconds(key, size, length) <= self.seconds(key, *one) + self.seconds(key, *other)
 
 
@@ -149,6 +155,7 @@ class Batcher:
         self.max_waiting = options.max_waiting
         self._waiting: deque[Waiting] = deque()
         self._changed = threading.Condition()
+        self._engine = threading.Lock()
         self._closed = False
         self._thread: threading.Thread | None = None
 
@@ -157,8 +164,19 @@ class Batcher:
         """How many calls wait."""
         return len(self._waiting)
 
-    def submit(self, waiting: Waiting) -> Answer:
-        """Queue a call; return its future result (`Overloaded`: the queue is full; `NotSupported`: it is closed)."""
+    def submit(self, waiting: Waiting, *, at_once: bool = False) -> Answer:
+        """Queue a call; return its future result (`Overloaded`: the queue is full; `NotSupported`: it is closed).
+
+        `at_once`: run it here if it is known to be quick, takes one thread of the processor, and none waits or runs.
+        """
+        if at_once and self._is_quick(waiting) and not self._waiting and self._engine.acquire(blocking=False):
+            try:
+                if not self._closed:
+                    self.begin()
+                    self._answer([waiting])
+                    return waiting.result
+            finally:
+                self._engine.release()
         waiting.result.add_done_callback(lambda result: self._forget(waiting) if result.cancelled() else None)
         with self._changed:
             if self._closed:
@@ -203,12 +221,21 @@ class Batcher:
         """Answer batch after batch, until none comes."""
         self.begin()
         while batch := self._next():
-            self.running_since = time.monotonic()
-            answer(self._run, wanted := [each for each in batch if _is_wanted(each)])
-            if wanted and wanted[0].key is not None and (took_s := wanted[0].result.ran_s):
-                longest = max(each.length for each in wanted)
-                self.pace.note(wanted[0].key, wanted[0].result.batch_size, took_s, longest)
-            self.running_since = None
+            with self._engine:
+                self._answer(batch)
+
+    def _answer(self, batch: Sequence[Waiting]) -> None:
+        self.running_since = time.monotonic()
+        answer(self._run, wanted := [each for each in batch if _is_wanted(each)])
+        if wanted and wanted[0].key is not None and (took_s := wanted[0].result.ran_s):
+            longest = max(each.length for each in wanted)
+            self.pace.note(wanted[0].key, wanted[0].result.batch_size, took_s, longest)
+        self.running_since = None
+
+    def _is_quick(self, waiting: Waiting) -> bool:
+        key, size, options = waiting.key, waiting.size, self._options
+        is_plain = options.threads == 1 and options.device == "cpu" and not options.priority
+        return is_plain and self.pace.knows(key, size) and self.pace.seconds(key, size, waiting.length) < _QUICK_S
 
     def _next(self) -> list[Waiting]:
         with self._changed:
