@@ -83,13 +83,6 @@ def test_state_that_does_not_fit_its_file_is_refused(crafted: Crafted, mapped, h
     assert _refusal(crafted, mapped) == f"weights/extra.safetensors: {message}"
 
 
-def test_tensor_at_an_odd_address_is_refused(crafted: Crafted):
-    header = {"a": {"dtype": "U8", "shape": [1], "data_offsets": [0, 1]}, "pair": {**PAIR, "data_offsets": [1, 9]}}
-    _add(crafted, header, STATE, bytes(9))
-    message = "'pair' does not begin at a multiple of its element size"
-    assert _refusal(crafted, mapped=True) == f"weights/extra.safetensors: {message}"
-
-
 @pytest.mark.parametrize("mapped", [True, False])
 def test_dtype_that_the_format_lacks_is_refused(crafted: Crafted, mapped):
     header = {"pair": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}

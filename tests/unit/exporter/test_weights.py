@@ -3,6 +3,8 @@
 import copy
 import hashlib
 import json
+import subprocess
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from aotexport.errors import ExportFailed
 from aotexport.model.state import collect_state
 from aotexport.write.files import list_files
 from aotexport.write.weights import write_weights
+from aotexport_runtime.bundle import weights
 from aotexport_runtime.bundle.directory import BundleDirectory
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.bundle.weights import load_tensors
@@ -174,6 +177,25 @@ def test_training_in_place_never_reaches_the_file(tmp_path, mapped):
     assert tensor[0] == -6
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before
     assert load_tensors(bundle, bundle.manifest.state, Environment().form, mapped=mapped)["weight"][0] == 1
+
+
+def test_file_that_is_compared_in_many_parts_is_taken(tmp_path, monkeypatch):
+    monkeypatch.setattr(weights, "_PART_NBYTES", 4096)
+    bundle = written(module(weight=torch.arange(1 << 20)), tmp_path)
+    bundle.compared_by_readers = frozenset([bundle.manifest.state[0].file])
+    restored = load_tensors(bundle, bundle.manifest.state, Environment().form, mapped=False)
+    assert torch.equal(restored["weight"], torch.arange(1 << 20))
+
+
+def test_file_is_mapped_by_default_if_nobody_can_change_it(tmp_path):
+    bundle, path = written(module(weight=torch.ones(3)), tmp_path), tmp_path / "weights/model.safetensors"
+    for immutable in (False, True):
+        if immutable and subprocess.run(["chattr", "+i", path], check=False).returncode:
+            pytest.skip("no right or no file system to make a file immutable")
+        restored = load_tensors(bundle, bundle.manifest.state, Environment().form)
+        subprocess.run(["chattr", "-i", path], check=False)
+        assert (str(path) in Path("/proc/self/maps").read_text()) == immutable
+        assert restored["weight"].tolist() == [1, 1, 1]
 
 
 def adding(self, x):
