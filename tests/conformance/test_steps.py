@@ -6,6 +6,7 @@ import json
 import math
 import operator
 import shutil
+from collections import Counter
 
 import msgspec
 import pytest
@@ -19,6 +20,7 @@ from aotexport.torch_internals.calls import tree_leaves
 from aotexport_runtime import CallInvalid, adapters, load, open_bundle
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.module.optimizer import optimizer_of, state_of
+from aotexport_runtime.rewrite.names import operands
 from aotexport_runtime.rewrite.updates import UPDATE, with_fused_updates
 
 BATCH = torch.export.Dim("batch", min=2, max=64)
@@ -358,6 +360,10 @@ def test_steps_by_libraries_are_written_in_place_or_not_at_all(tmp_path):
     assert not report.notes
     by_library = load(tmp_path / "bundle", target="cpu", trust="native").train()
     by_graph = load(tmp_path / "bundle", target="autograd").train()
+    nodes = by_graph.bundle.graph("step", by_graph.bundle.program("step").forward.file).nodes
+    read = Counter(name for node in nodes for name in operands(node))
+    copied = [node.args[1] for node in nodes if node.op == "aten::copy_.default"]
+    assert {read[name] for name in copied} == {1}, "backward keeps values that the buffers hold"
     steppers = [module.stepper() for module in (by_library, by_graph)]
     for _ in range(5):
         losses = [stepper(words, labels) for stepper in steppers]

@@ -252,7 +252,10 @@ class _Trace(torch.fx.Interpreter):
             else:
                 old, new = self._plan.copies[index]
                 self.env[old].copy_(self.given[new])
-        return value
+                if self.env[old].stride() == self.env[new].stride() and self.env[old].dtype is self.env[new].dtype:
+                    # Later nodes read the buffer, so that the copied value is freed.
+                    self.env[new] = self.env[old]
+        return self.env[n]
 
     def _grad(self, index: int) -> torch.Tensor:
         if index not in self._grads:

@@ -48,7 +48,8 @@ def _is_fusible(parameter: torch.Tensor, grad: torch.Tensor, mean: torch.Tensor,
     """Return whether the operator, which reads memory by the parameter's number of elements, may have tensors."""
     return (
         type(grad) is torch.Tensor
-        and all(each.is_cpu and each.is_contiguous() for each in (parameter, grad, mean, square))
+        and (parameter.is_cpu and grad.is_cpu and mean.is_cpu and square.is_cpu)
+        and (parameter.is_contiguous() and grad.is_contiguous() and mean.is_contiguous() and square.is_contiguous())
         and parameter.dtype is grad.dtype is mean.dtype is square.dtype
         and parameter.dtype in (torch.float32, torch.float64)
         and parameter.shape == grad.shape == mean.shape == square.shape
