@@ -67,9 +67,6 @@ def selftest(capsys):
     return run
 
 
-# --- explain ----------------------------------------------------------------------------------------------
-
-
 @has_level
 def test_passes_that_ran_are_told_with_the_reason_for_a_slower_engine(net, caplog):
     caplog.set_level(logging.INFO, "aotexport_runtime")
@@ -115,8 +112,6 @@ def test_text_has_a_few_lines_per_program(tiny):
         "  has run: nothing"
     )
 
-
-# --- targets that were asked for --------------------------------------------------------------------------
 
 no_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 

@@ -134,6 +134,18 @@ def test_call_with_another_pattern_of_requires_grad_equals_eager_or_is_refused(t
                     torch.testing.assert_close(found, expected)
 
 
+def asks_beside_a_branch_on_values(m, x):
+    return reads_a_parameter(m, x) if x.isfinite().all() else x
+
+
+def test_code_that_asks_of_a_parameter_is_served_in_either_grad_mode(tmp_path):
+    module, x = exported(tmp_path, asks_beside_a_branch_on_values, "ab"), torch.randn(3, 4)
+    loaded = aotexport_runtime.load(tmp_path / "b")
+    for mode in (True, False):
+        with torch.set_grad_enabled(mode):
+            torch.testing.assert_close(loaded(x), module(x))
+
+
 def test_layers_frozen_for_serving_are_served_where_only_gradients_depend_on_them(tmp_path):
     module = exported(tmp_path, reentrant, "ab")
     loaded = aotexport_runtime.load(tmp_path / "b").eval()

@@ -36,9 +36,6 @@ def load(tmp_path_factory, request):
     return export_and_load
 
 
-# --- versions ---------------------------------------------------------------------------------------------
-
-
 def through_data(x, w):
     x.data.mul_(2)
     return x * w
@@ -70,9 +67,6 @@ def test_versions_of_running_statistics_rise_as_in_eager(load):
         return {name: buffer._version - before[name] for name, buffer in callable_.named_buffers()}
 
     assert rises(module) == rises(eager) == {"running_mean": 0, "running_var": 0, "num_batches_tracked": 1}
-
-
-# --- saved tensors ----------------------------------------------------------------------------------------
 
 
 def changed_in_the_call(x, w):
@@ -219,9 +213,6 @@ def test_two_calls_in_a_row_can_both_be_differentiated_where_kernels_write_stati
     losses = [module(torch.randn(3, 4)).square().sum() for _ in range(2)]
     for loss in losses:
         loss.backward()
-
-
-# --- views ------------------------------------------------------------------------------------------------
 
 
 def row_of_rows(x):

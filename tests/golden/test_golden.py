@@ -176,9 +176,6 @@ def test_what_goldens_note_is_what_the_prose_lists():
     assert set(patterns) - {one for listed in used.values() for one in listed} == {"call 0: backward"}
 
 
-# --- the file from the future -----------------------------------------------------------------------------
-
-
 def test_file_from_the_future_is_refused_with_both_versions_and_both_remedies():
     with pytest.raises(BundleTooNew) as caught:
         aotexport_runtime.open_bundle(HERE / "future")
@@ -186,9 +183,6 @@ def test_file_from_the_future_is_refused_with_both_versions_and_both_remedies():
         "bundle.json: this bundle has format 7.2 and needs a reader of format 7.1 or newer; this runtime reads up to "
         "1.1. Install a newer aotexport-runtime, or export the model again with an aotexport that writes format 1.1"
     )
-
-
-# --- the generator ----------------------------------------------------------------------------------------
 
 
 def test_regenerate_of_a_released_version_is_refused(tmp_path):

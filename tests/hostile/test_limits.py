@@ -39,9 +39,6 @@ def body(crafted: Crafted, name: str, inputs: dict[str, Any], nodes: list[dict[s
     crafted.put("forward", f"subgraphs/{name}", {"inputs": values, "nodes": nodes, "outputs": outputs})
 
 
-# --- numbers ------------------------------------------------------------------------------------------------
-
-
 def test_integer_that_grows_from_subgraph_to_subgraph_is_refused(crafted: Crafted):
     crafted.node("forward", name="n0", op="aten::sym_size.int", args=["linear", 1], meta=SIZE)
     squares = [{"name": f"s{i}", "op": "python::mul", "args": [f"s{i - 1}"] * 2, "meta": SIZE} for i in range(1, 4)]
@@ -78,9 +75,6 @@ def test_stricter_limit_of_bits_holds(crafted: Crafted):
     crafted.node("forward", name="m", op="python::mul", args=["n", "n"], meta=SIZE)
     message = "may give numbers of more than 64 bits"
     assert crafted.refusal(Limits(number_nbits=64)) == f"{WHERE}: builtin `python::mul` {message}"
-
-
-# --- loops and lists ----------------------------------------------------------------------------------------
 
 
 def test_loop_without_end_is_ended(crafted: Crafted):
@@ -152,8 +146,6 @@ def test_list_beyond_the_limit_is_refused(crafted: Crafted):
     assert crafted.refusal(Limits(results=8)) == expected
 
 
-# --- memory -------------------------------------------------------------------------------------------------
-
 SIZED = [
     ("aten::zeros.default", [[1 << 20, 1 << 20]], 4 << 40),
     ("aten::arange.default", [1 << 40], 4 << 40),
@@ -185,8 +177,6 @@ def test_files_beyond_the_limit_are_refused(crafted: Crafted):
         aotexport_runtime.open_bundle(sealed, limits=Limits(bundle_nbytes=1000))
     assert str(caught.value) == f"bundle.json: the files have {nbytes} bytes; at most 1000 are read"
 
-
-# --- time and memory of refusals ------------------------------------------------------------------------------
 
 READ = """
 import resource, sys, time

@@ -34,9 +34,6 @@ def spelled(dynamic_shapes: Any) -> Any:
     return f"{dynamic_shapes.__name__}[{dynamic_shapes.min}:{dynamic_shapes.max}]"
 
 
-# --- grammar ----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -76,9 +73,6 @@ def test_dynamic_option_outside_the_grammar_is_refused(text: str, why: str) -> N
     with pytest.raises(ModelFileInvalid) as raised:
         parse_dynamic(text)
     assert str(raised.value) == f"--dynamic {text!r}: {why}"
-
-
-# --- place ------------------------------------------------------------------------------------------------
 
 
 def nested(x, batch, scale=1.0, *rest, **named): ...
@@ -147,9 +141,6 @@ def test_dynamic_option_that_does_not_fit_the_example_is_refused(options: list[s
     with pytest.raises(ModelFileInvalid) as raised:
         merge_dynamic(EXAMPLE, options)
     assert str(raised.value) == f"--dynamic {message}"
-
-
-# --- meaning ----------------------------------------------------------------------------------------------
 
 
 def repeated(x, steps, more):

@@ -50,9 +50,6 @@ def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Write]:
             del sys.modules[name]
 
 
-# --- the model --------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("line", "is_module"),
     [
@@ -92,9 +89,6 @@ def test_model_file_importing_a_sibling_finds_it_from_another_directory(
     assert str(source.root) not in sys.path
 
 
-# --- the example and the rest -----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("lines", "args", "kwargs"),
     [
@@ -114,9 +108,6 @@ def test_example_inputs_in_any_form_give_the_arguments(
     write(model=NET + "model = Net()\n" + lines)
     source = load_source("model.py")
     assert (source.example.args, source.example.kwargs) == (args, kwargs)
-
-
-# --- errors -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -173,9 +164,6 @@ def test_model_file_that_raises_is_refused_with_the_users_line(write: Write, tex
     assert str(raised.value) == f"running `model.py` failed at {message}"
 
 
-# --- dtype ------------------------------------------------------------------------------------------------
-
-
 def test_cast_changes_floating_tensors_alone_and_keeps_ties(write: Write) -> None:
     lines = "model.tied = model.linear.weight\nmodel.register_buffer('count', torch.tensor(3))\n"
     inputs = (
@@ -221,9 +209,6 @@ example_inputs = (batch, {"again": batch, "x": x})
     assert batch.x is others["x"] is batch.rest.parts[0]
     assert batch.rest.nothing.size == 3
     assert before.x.dtype is before.rest.parts[0].dtype is torch.float32
-
-
-# --- files of torch.export.save -------------------------------------------------------------------------------
 
 
 class Dropping(nn.Module):

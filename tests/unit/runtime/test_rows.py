@@ -54,8 +54,6 @@ def rows_into_what_has_none(m, x):
     return x + total
 
 
-# --- each row knows of others: the operator that says so ---------------------------------------------------
-
 DEPENDENT = {
     "capacity_of_experts": (capacity, "cumsum.default", "computes along axis 0 of `self`, which has the rows"),
     "greatest_of_the_call": (lambda m, x: x / x.abs().amax().clamp(min=4), "amax.default", "computes along axis 0"),
@@ -111,8 +109,6 @@ DEPENDENT = {
     "padded_batch": (lambda m, x: functional.pad(x, (0, 0, 0, 0, 1, 0))[:-1], "pad.default", "computes along axis 0"),
     "repeated": (lambda m, x: x.repeat(2, 1, 1).cumsum(1), "repeat.default", "changes the number of rows"),
 }
-
-# --- no row knows of another -------------------------------------------------------------------------------
 
 
 def merged_and_back(m, x):
@@ -276,9 +272,6 @@ def is_same(function, model, calls):
         for got, expected in zip(joined.split([len(x) for x in calls]), alone, strict=True)
         if got.shape == expected.shape
     )
-
-
-# --- the table of operators --------------------------------------------------------------------------------
 
 
 POINTWISE_THOUGH_NOT_TAGGED = {
