@@ -12,7 +12,6 @@ import random
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -54,14 +53,7 @@ class Row:
     outcome: str
 
 
-def fuzz(operators: Iterable[str], calls: int, first: int = 0) -> Iterator[Row]:
-    """Differentiate the calls `first` to `calls` of operators in a process with guarded memory; yield their rows.
-
-    Raises:
-        RuntimeError: the process failed itself.
-    """
-    for row in rows_of("tests.fuzz.gradients", operators, calls, first):
-        yield Row(**row)
+fuzz = partial(rows_of, "tests.fuzz.gradients", Row)
 
 
 def _call_often(operator: str, calls: range, note: Note) -> None:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -26,6 +26,7 @@ from tests.preload import preloaded
 GUARD = Path(__file__).parent / "guard.c"
 _CASE_S = 60
 _MOST_NBYTES = 8 << 30
+Row = TypeVar("Row")
 
 
 class Note(Protocol):
@@ -34,8 +35,10 @@ class Note(Protocol):
     def __call__(self, call: int, facts: Any, outcome: str) -> None: ...
 
 
-def rows_of(module: str, operators: Iterable[str], calls: int, first: int) -> Iterator[dict[str, Any]]:
-    """Run `python -m module --guarded` in guarded memory, for the calls `first` to `calls`; yield what it prints.
+def rows_of(
+    module: str, row: Callable[..., Row], operators: Iterable[str], calls: int, first: int = 0
+) -> Iterator[Row]:
+    """Run `python -m module --guarded` in guarded memory, for the calls `first` to `calls`; yield a `row` per operator.
 
     Raises:
         RuntimeError: the process failed itself.
@@ -47,7 +50,7 @@ def rows_of(module: str, operators: Iterable[str], calls: int, first: int) -> It
     ):
         assert process.stdout is not None
         for line in process.stdout:
-            yield json.loads(line)
+            yield row(**json.loads(line))
     if process.returncode:
         raise RuntimeError(f"the guarded process ended with {process.returncode}")
 

@@ -47,14 +47,7 @@ class Row:
     outcome: str
 
 
-def fuzz(operators: Iterable[str], calls: int, first: int = 0) -> Iterator[Row]:
-    """Make the calls `first` to `calls` of operators in a process with guarded memory; yield their rows.
-
-    Raises:
-        RuntimeError: the process failed itself.
-    """
-    for row in rows_of("tests.fuzz.operators", operators, calls, first):
-        yield Row(**row)
+fuzz = partial(rows_of, "tests.fuzz.operators", Row)
 
 
 def _call_often(operator: str, calls: range, note: Note) -> None:
