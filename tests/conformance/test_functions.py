@@ -44,6 +44,12 @@ def inputs(*, x=True, w=True):
     return torch.randn(3, 4).requires_grad_(x), torch.randn(4).requires_grad_(w)
 
 
+def gradients_of(function):
+    tensors = inputs()
+    function(*tensors).sum().backward()
+    return [tensor.grad for tensor in tensors]
+
+
 def wanted(tensors):
     return [tensor for tensor in tensors if tensor.requires_grad]
 
@@ -63,17 +69,13 @@ def test_function_differentiated_twice_equals_eager(load, target, pattern):
 
 @pytest.mark.parametrize("target", TARGETS)
 def test_bound_function_has_its_own_backward(load, target):
-    module, found = load(scaled_by_a_bound_function, inputs(), target), []
-    for function in (module, scaled):
-        tensors = inputs()
-        function(*tensors).sum().backward()
-        found.append([tensor.grad for tensor in tensors])
-    torch.testing.assert_close(found[0], found[1])
+    module = load(scaled_by_a_bound_function, inputs(), target)
+    torch.testing.assert_close(gradients_of(module), gradients_of(scaled))
 
 
 @pytest.mark.parametrize("in_checkpoint", [False, True])
 def test_function_bound_where_no_trace_sees_it_is_refused_or_has_its_own_backward(load, in_checkpoint):
-    apply, found = cases.Scale.apply, []
+    apply = cases.Scale.apply
 
     def scaled_by_a_cell(x, w):
         # Torch's own code calls it within a checkpoint.
@@ -84,11 +86,7 @@ def test_function_bound_where_no_trace_sees_it_is_refused_or_has_its_own_backwar
             load(scaled_by_a_cell, inputs(), "portable")
         return
     module = load(scaled_by_a_cell, inputs(), "portable")
-    for function in (module, scaled):
-        tensors = inputs()
-        function(*tensors).sum().backward()
-        found.append([tensor.grad for tensor in tensors])
-    torch.testing.assert_close(found[0], found[1])
+    torch.testing.assert_close(gradients_of(module), gradients_of(scaled))
 
 
 @pytest.mark.parametrize("target", ["autograd"])

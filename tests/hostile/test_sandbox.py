@@ -122,31 +122,29 @@ def test_path_that_does_not_exist_is_refused_before_anything_changes(monkeypatch
     assert str(caught.value) == "no file or directory `/nothing`"
 
 
-def test_kernel_without_filters_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("lacked", "error", "text"),
+    [
+        (SECCOMP, OSError(22, "Invalid argument"), "has no filters of seccomp (Invalid argument); "),
+        (
+            None,
+            OSError(38, "Function not implemented"),
+            "has no Landlock (Function not implemented): it needs Linux 5.13, with `landlock` among its security "
+            "modules (`lsm=`); ",
+        ),
+    ],
+)
+def test_kernel_without_filters_or_landlock_is_named(
+    monkeypatch: pytest.MonkeyPatch, lacked: int | None, error: OSError, text: str
+) -> None:
     call = sandbox.call
 
     def lacks(number: int, *arguments: bytes | int | None) -> int:
-        if number == SECCOMP:
-            raise OSError(22, "Invalid argument")
+        if lacked in (None, number):
+            raise error
         return call(number, *arguments)
 
     monkeypatch.setattr(sandbox, "call", lacks)
     with pytest.raises(NotSupported) as caught:
         sandbox.enter()
-    assert str(caught.value) == (
-        "the kernel has no filters of seccomp (Invalid argument); run the process in a container without network "
-        "instead"
-    )
-
-
-def test_kernel_without_landlock_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lacks(*arguments: object) -> int:
-        raise OSError(38, "Function not implemented")
-
-    monkeypatch.setattr(sandbox, "call", lacks)
-    with pytest.raises(NotSupported) as caught:
-        sandbox.enter()
-    assert str(caught.value) == (
-        "the kernel has no Landlock (Function not implemented): it needs Linux 5.13, with `landlock` among its "
-        "security modules (`lsm=`); run the process in a container without network instead"
-    )
+    assert str(caught.value) == f"the kernel {text}run the process in a container without network instead"

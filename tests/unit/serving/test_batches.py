@@ -296,22 +296,17 @@ def test_fork_of_a_process_has_a_thread_of_its_own():
     forked.close()
 
 
-@pytest.mark.parametrize(
-    ("options", "seconds", "key", "is_here"),
-    [
-        ({"threads": 1}, 0.001, "a", True),
-        ({"threads": 1}, 0.003, "a", False),
-        ({"threads": 1}, 0.001, "of no known pace", False),
-        ({"threads": 2}, 0.001, "a", False),
-        ({"threads": 1, "priority": 1}, 0.001, "a", False),
-        ({"threads": 1, "device": "cuda"}, 0.001, "a", False),
-    ],
-)
-def test_quick_call_runs_at_once_in_the_thread_that_submits_it(options, seconds, key, is_here):
+OTHERWISE = ({"seconds": 0.003}, {"key": "of no known pace"}, {"threads": 2}, {"priority": 1}, {"device": "cuda"})
+
+
+@pytest.mark.parametrize("own", [{}, *OTHERWISE], ids=str)
+def test_quick_call_runs_at_once_in_the_thread_that_submits_it(own):
+    options = {"threads": 1, "seconds": 0.001, "key": "a"} | own
+    seconds, key = options.pop("seconds"), options.pop("key")
     quick = Batcher(lambda calls: [threading.current_thread() for _ in calls], ServableOptions(**options))
     quick.pace.note("a", 1, seconds)
     ran = [quick.submit(Waiting(key=key), at_once=at_once).result() for at_once in (True, False)]
-    assert [each is threading.current_thread() for each in ran] == [is_here, False]
+    assert [each is threading.current_thread() for each in ran] == [not own, False]
     quick.close()
     with pytest.raises(NotSupported, match="closed"):
         quick.submit(Waiting(key=key), at_once=True)
