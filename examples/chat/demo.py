@@ -85,7 +85,7 @@ def served(models: Path) -> Iterator[int]:
             while log[-1].get("message") != "model is served":
                 line = server.stderr.readline()
                 if not line:
-                    sys.exit("the server has ended")
+                    sys.exit("\n".join(["the server has ended:", *(str(each) for each in log[-20:])]))
                 log.append(json.loads(line) if line.startswith("{") else {"message": line})
             yield next(each["http_port"] for each in log if "http_port" in each)
         finally:
@@ -113,19 +113,8 @@ def main() -> int:
     aotexport(output / "llama", "--recipe", "causal-lm", "-o", output / "base", "--fast", "--force")
     aotexport(
         *("finetune", output / "base", "--data", output / "chats.jsonl", "--tokenizer", output / "llama"),
-        *(
-            "--loss",
-            "completion",
-            "--epochs",
-            options.epochs,
-            "--batch-size",
-            "16",
-            "--lr",
-            "3e-3",
-            "--validation",
-            "0",
-        ),
-        *("-o", output / "models/chat/1", "--run", output / "run", "--force"),
+        *("--loss", "completion", "--epochs", options.epochs, "--batch-size", "16", "--lr", "3e-3"),
+        *("--validation", "0", "-o", output / "models/chat/1", "--run", output / "run", "--force"),
     )
     with served(output / "models") as port:
         given = {question: ask(port, question) for question in [*answers][::8]}

@@ -75,15 +75,10 @@ def generator(request, tmp_path_factory):
     return Generator(request.param, tmp_path_factory.mktemp(request.param) / "bundle")
 
 
+DRAWN = {"do_sample": True, "temperature": 1.8}
 OPTIONS = {
     "greedy": {},
-    "sampled_from_the_best": {
-        "do_sample": True,
-        "temperature": 1.8,
-        "top_k": 20,
-        "top_p": 0.8,
-        "repetition_penalty": 1.2,
-    },
+    "sampled_from_the_best": {**DRAWN, "top_k": 20, "top_p": 0.8, "repetition_penalty": 1.2},
     "beams": {"num_beams": 3},
     "many_beams": {"num_beams": 7, "length_penalty": -0.5, "repetition_penalty": 1.3},
     "beams_that_stop_early": {"num_beams": 4, "length_penalty": 1.6, "early_stopping": True},
@@ -263,24 +258,6 @@ def test_model_with_more_tokens_computes_what_that_of_transformers_does(generato
     words = {"attention_mask": MASK, "max_new_tokens": 8, "pad_token_id": PAD, "eos_token_id": EOS}
     model.generation_config = transformers.GenerationConfig(decoder_start_token_id=PAD)
     assert torch.equal(module.eval().generate(ids, **words), model.eval().generate(ids, **words))
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_tokens_of_tied_weights_are_trained_as_by_peft(generator):
-    given = {"input_ids": PROMPTS, "attention_mask": MASK, "labels": PROMPTS.clone()}
-    config, found = peft.TrainableTokensConfig(token_indices=[5, 9]), []
-    for base in (copy.deepcopy(generator.model), aotexport_runtime.load(generator.path, matmul="torch").eval()):
-        torch.manual_seed(1)
-        module = peft.get_peft_model(base, config)
-        optimizer = torch.optim.SGD([each for each in module.parameters() if each.requires_grad], lr=0.1)
-        for _ in range(3):
-            loss = module(**given).loss
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            found.append(loss.item())
-    assert found[:3] == pytest.approx(found[3:], abs=1e-5)
-    assert found[0] != found[2]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.trainers.digits import export_classifier, export_reader
+from tests.trainers.digits import export_classifier, export_reader, export_writer
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +17,9 @@ def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The bundle of a classifier of text that computes its loss."""
     return export_reader(tmp_path_factory.mktemp("trainers") / "reader")
+
+
+@pytest.fixture(scope="session")
+def writer(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of a language model of a recipe, with one weight that reads and scores tokens."""
+    return export_writer(tmp_path_factory.mktemp("trainers") / "writer")

@@ -8,7 +8,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, GPT2Config, GPT2LMHeadModel
 
 import aotexport
 
@@ -74,4 +74,17 @@ def export_reader(path: Path) -> Path:
     example = {"input_ids": images[:8], "labels": labels[:8]}
     shapes = {"input_ids": {0: batch}, "labels": {0: batch}}
     aotexport.export(make_reader(), (), example, output=path, dynamic_shapes=shapes, verify=False)
+    return path
+
+
+def make_writer() -> GPT2LMHeadModel:
+    """Return a small GPT-2, whose tokens are read and scored by one weight, always with the same weights."""
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_embd=16, n_layer=1, n_head=2, n_positions=64))
+
+
+def export_writer(path: Path) -> Path:
+    """Export the writer by a recipe, without the programs of its base model."""
+    recipe = aotexport.recipe("causal-lm", make_writer())
+    aotexport.export(recipe.model, (), programs=recipe.programs[:4], output=path, verify=False)
     return path

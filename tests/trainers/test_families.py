@@ -14,34 +14,13 @@ transformers = pytest.importorskip("transformers", reason="needs the extra `exam
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-COMMON = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 32,
-    "num_attention_heads": 4,
-    "num_hidden_layers": 1,
-    "max_position_embeddings": 64,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-}
+ENDS = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
+WIDTHS = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 4}
+COMMON = {**WIDTHS, "num_hidden_layers": 1, "max_position_embeddings": 64, **ENDS}
 SHARED, GATED = {**COMMON, "num_key_value_heads": 2}, ["q_proj", "v_proj", "gate_proj"]
-BART = {
-    "vocab_size": 64,
-    "d_model": 32,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 32,
-    "decoder_ffn_dim": 32,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 2,
-    "dropout": 0.0,
-}
+HALF = {"layers": 1, "attention_heads": 2, "ffn_dim": 32}
+HALVES = {f"{half}_{name}": size for half in ("encoder", "decoder") for name, size in HALF.items()}
+BART = {"vocab_size": 64, "d_model": 32, "max_position_embeddings": 64, "dropout": 0.0, **HALVES, **ENDS}
 T5 = {"vocab_size": 64, "d_model": 32, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2, "dropout_rate": 0.0}
 GPT2 = {"vocab_size": 64, "n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64}
 FALCON = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
@@ -56,7 +35,7 @@ FAMILIES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "GPT2": ({**GPT2, "attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}, ["c_attn", "c_fc"]),
     "Falcon": (FALCON, ["query_key_value", "dense_h_to_4h"]),
     "T5": ({**T5, "decoder_start_token_id": 0}, ["q", "v", "wi"]),
-    "Bart": (BART, ["q_proj", "v_proj", "fc1"]),
+    "Bart": ({**BART, "decoder_start_token_id": 2}, ["q_proj", "v_proj", "fc1"]),
 }
 """Configurations, and layers that adapters stand beside."""
 

@@ -10,6 +10,7 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from tests.models import module
+from tests.trainers.digits import make_writer
 
 
 def make():
@@ -29,23 +30,44 @@ def bundle(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize(
-    "config",
-    [
-        {"target_modules": ["query", "value", "line"], "lora_dropout": 0.1},
-        {"target_modules": ["query"], "use_dora": True},
-        {"target_modules": "all-linear", "modules_to_save": ["head"], "exclude_modules": ["head"]},
-    ],
-    ids=["LoRA", "DoRA", "a head beside"],
-)
+CONFIGS = {
+    "LoRA": {"target_modules": ["query", "value", "line"], "lora_dropout": 0.1},
+    "DoRA": {"target_modules": ["query"], "use_dora": True},
+    "a head beside": {"target_modules": "all-linear", "modules_to_save": ["head"], "exclude_modules": ["head"]},
+}
+OF_TRANSFORMERS = {
+    "LoRA": {"target_modules": ["c_attn", "c_fc"], "lora_dropout": 0.1, "task_type": "CAUSAL_LM"},
+    "DoRA": {"target_modules": ["c_attn"], "use_dora": True, "modules_to_save": ["lm_head"]},
+    "all-linear": {"target_modules": "all-linear", "trainable_token_indices": [4, 5]},
+}
+
+
+@pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_adapters_train_on_a_loaded_bundle_as_on_the_original(bundle, config):
-    x, losses, adapters = torch.randn(6, 5, 8), [], []
-    for network in (make(), aotexport_runtime.load(bundle, matmul="torch").train()):
+    assert_same_adapters(make(), bundle, peft.LoraConfig(r=2, **config), {"input": torch.randn(6, 5, 8)})
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", OF_TRANSFORMERS.values(), ids=OF_TRANSFORMERS)
+def test_adapters_train_on_layers_of_transformers_as_on_the_original(writer, config):
+    ids = torch.arange(21).reshape(3, 7) * 5 % 61
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+    config = peft.LoraConfig(r=2, fan_in_fan_out=True, **config)
+    adapted = assert_same_adapters(make_writer(), writer, config, given).eval()
+    if config.trainable_token_indices is None:
+        before = adapted(**given).logits
+        torch.testing.assert_close(adapted.merge_and_unload()(**given).logits, before)
+
+
+def assert_same_adapters(model, bundle, config, given):
+    losses, adapters = [], []
+    for network in (model, aotexport_runtime.load(bundle, matmul="torch").train()):
         torch.manual_seed(1)
-        adapted = peft.get_peft_model(network, peft.LoraConfig(r=2, **config))
+        adapted = peft.get_peft_model(network, config)
         optimizer = torch.optim.AdamW([p for p in adapted.parameters() if p.requires_grad], lr=0.1)
         for _ in range(3):
-            loss = adapted(x).square().mean()
+            result = adapted(**given)
+            loss = result.square().mean() if isinstance(result, torch.Tensor) else result.loss
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -54,3 +76,4 @@ def test_adapters_train_on_a_loaded_bundle_as_on_the_original(bundle, config):
     assert losses[0] == losses[1]
     assert adapters[0].keys() == adapters[1].keys()
     assert all(torch.equal(adapters[0][name], adapters[1][name]) for name in adapters[0])
+    return adapted

@@ -5,10 +5,11 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import EvalPrediction, Trainer, TrainingArguments
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM, EvalPrediction, Trainer, TrainingArguments
 
 from aotexport_runtime import load
-from tests.trainers.digits import Text, make_reader
+from tests.trainers.digits import Text, make_reader, make_writer
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 
@@ -84,3 +85,25 @@ def test_trainer_accumulates_gradients_in_bfloat16_as_with_a_model_that_does_not
     model.accepts_loss_kwargs = False
     expected = trained(model, tmp_path / "model", **options)
     assert_same_history(trained(load(reader), tmp_path / "bundle", **options), expected)
+
+
+def test_trainer_saves_tied_weights_once_and_resumes_among_noisy_embeddings_as_with_the_model(writer, tmp_path):
+    options = {"save_steps": 2, "max_steps": 4, "neftune_noise_alpha": 5.0}
+    rows = [{"input_ids": row, "labels": row.clone()} for row in torch.arange(64).reshape(8, 8) * 7 % 61]
+
+    def run(module: Any, name: str, checkpoint: Path | None = None) -> Trainer:
+        module.accepts_loss_kwargs = False
+        arguments = TrainingArguments(tmp_path / name, logging_steps=1, disable_tqdm=True, **options)
+        trainer = Trainer(module, arguments, train_dataset=rows)
+        trainer.train(resume_from_checkpoint=checkpoint)
+        return trainer
+
+    expected, trainer = run(make_writer(), "model"), run(load(writer, matmul="torch"), "bundle")
+    assert_same_history(trainer, expected)
+    saved, wanted = (load_file(tmp_path / name / "checkpoint-2/model.safetensors") for name in ("bundle", "model"))
+    torch.testing.assert_close(saved, wanted, rtol=0, atol=1e-6)
+    assert_same_weights(AutoModelForCausalLM.from_pretrained(tmp_path / "bundle/checkpoint-4"), expected.model)
+    for name in ("bundle", "model"):
+        rest = run(load(writer, matmul="torch"), "rest", tmp_path / name / "checkpoint-2")
+        assert_same_history(rest, expected)
+        assert_same_weights(rest.model, expected.model)

@@ -8,27 +8,36 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import msgspec
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from aotexport_runtime.errors import ArgumentInvalid, NotSupported
 from aotexport_runtime.generation.generate import Processor, Streamer, generate
 from aotexport_runtime.schema.manifest import TRANSFORMERS, Manifest
+from aotexport_runtime.submodules.submodule import LoadedSubmodule
+from aotexport_runtime.submodules.tables import module_at
 
 log = logging.getLogger("aotexport_runtime")
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """The extension of a manifest: configs as transformers writes them, paths of the layers that read and score."""
+    """The extension of a manifest: configs as transformers writes them, paths of the layers that read and score.
+
+    `conv1d`: paths of the layers whose class is transformers' `Conv1D`, a linear layer with its weight transposed.
+    """
 
     config: dict[str, Any]
     generation_config: dict[str, Any]
     input_embeddings: str
     output_embeddings: str
+    conv1d: tuple[str, ...] = ()
 
 
 class Config(dict[str, Any]):
@@ -69,19 +78,56 @@ def described(manifest: Manifest) -> dict[str, Any]:
         "config": Config(found.config),
         "generation_config": Config(found.generation_config),
         "_embeddings": (found.input_embeddings, found.output_embeddings),
+        "_conv1d": found.conv1d,
     }
 
 
-class LanguageModel:
+class OfTransformers:
+    """Mixed into a module that `isinstance` also takes for one of a class of transformers, once that is imported."""
+
+    _seen_as: ClassVar[tuple[str, str]]
+
+    def __init_subclass__(cls) -> None:
+        """Keep away what transformers does for its own classes."""
+
+    @property
+    def __class__(self) -> type[Any]:
+        own, (module, name) = type(self), self._seen_as
+        other = getattr(sys.modules.get(module), name, own)
+        if not issubclass(own, other) and "_both" not in own.__dict__:
+            own._both = type(own.__name__, (own, other), {"__module__": own.__module__})  # type: ignore[attr-defined]
+        return own.__dict__.get("_both", own)
+
+    @__class__.setter
+    def __class__(self, value: type[Any]) -> None:
+        object.__dict__["__class__"].__set__(self, value)
+
+
+class Conv1D(OfTransformers, LoadedSubmodule):
+    """A layer whose class is transformers' `Conv1D`, beside which peft puts adapters."""
+
+    _seen_as = ("transformers.pytorch_utils", "Conv1D")
+
+
+class LanguageModel(OfTransformers):
     """Methods of a loaded language model that libraries call: transformers' `Trainer`, peft, TRL."""
 
     config: Config
     """The model's config, which calls do not read."""
     generation_config: Any
     """Settings of `generate` that its caller leaves out."""
-    is_gradient_checkpointing = False
+    is_gradient_checkpointing = is_activation_checkpointing = False
     """A bundle recomputes by the choice of its load."""
+    _keys_to_ignore_on_save: None = None
+    _seen_as = ("transformers.modeling_utils", "PreTrainedModel")
     _embeddings: tuple[str, str]
+    _conv1d: tuple[str, ...]
+
+    def _place_layers(self: Any) -> None:
+        """Let layers be known as those of transformers that they were."""
+        for layer in (module_at(self, path) for path in self._conv1d):
+            if type(layer) is LoadedSubmodule and "weight" in layer._parameters:
+                object.__setattr__(layer, "__class__", Conv1D)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program of the current mode; without mask and positions every token counts, as for the model.
@@ -204,9 +250,32 @@ class LanguageModel:
         weights: Any = self.parameters()  # type: ignore[attr-defined]
         return next((each.dtype for each in weights if each.is_floating_point()), torch.get_default_dtype())
 
+    def save_pretrained(
+        self, save_directory: str | Path, *, state_dict: Any = None, is_main_process: bool = True, **_: Any
+    ) -> None:
+        """Write weights, tied ones once, and configs into a directory, which `from_pretrained` of transformers reads.
+
+        Checkpoints of `Trainer` are made by it; `aotexport_runtime.save` writes a bundle.
+        """
+        if not is_main_process:
+            return
+        directory = Path(save_directory)
+        directory.mkdir(parents=True, exist_ok=True)
+        found: Any = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
+        # The last one stays: of one weight its first name.
+        names = {(x.data_ptr() or name, x.shape, x.stride()): name for name, x in reversed(found.items())}
+        weights = {name: found[name].contiguous() for name in names.values()}
+        save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+        own = {"architectures": [type(self).__name__], "dtype": str(self.dtype).removeprefix("torch.")}
+        for name, config, more in (("config", self.config, own), ("generation_config", self.generation_config, {})):
+            (directory / f"{name}.json").write_text(Config(config.to_dict() | more).to_json_string())
+
     def can_generate(self) -> bool:
         """Return True."""
         return True
+
+    # Asked by transformers, which renames no weights of other code than its own.
+    is_custom_code = can_generate
 
     def gradient_checkpointing_enable(self, **_: Any) -> None:
         """Keep activations as they are, and say how a bundle saves them: what is computed does not depend on it."""

@@ -76,6 +76,8 @@ class BundleModule(BundleState):
         self._constants.update(
             build(self, bundle.manifest, tensors, lambda leaf: constant_value(leaf.value, environment))
         )
+        if TRANSFORMERS in bundle.manifest.extensions:
+            self._place_layers()
         # Bypasses `__setattr__`, which handles the user's names.
         self.__dict__["_python_state"] = PythonState(bundle.manifest.attributes, [*self.state_tensors().values()])
         self._keep_attributes()

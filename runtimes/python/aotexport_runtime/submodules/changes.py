@@ -26,6 +26,7 @@ class SubmoduleChange:
         how: the change, as the rest of a sentence that begins with the path.
         keeps_state: whether its parameters, buffers and submodules are those that were loaded.
         runs_part: whether it still computes as the original, on its current arguments and state.
+        wrapped: the original, a layer of the model's own class, if the current module holds it and may call it.
         needs_call: whether only a call of the submodule can follow the change.
         computes_state: whether it now computes its tensors, and nothing else changed.
     """
@@ -37,6 +38,7 @@ class SubmoduleChange:
     runs_part: bool = False
     needs_call: bool = False
     computes_state: bool = False
+    wrapped: LoadedSubmodule | None = None
 
 
 def _changes_below(module: nn.Module, mode: bool) -> Iterator[SubmoduleChange]:
@@ -47,12 +49,21 @@ def _changes_below(module: nn.Module, mode: bool) -> Iterator[SubmoduleChange]:
         if now is None:
             yield SubmoduleChange(path, None, "was removed")
         elif now is not child:
-            yield SubmoduleChange(path, now, f"was replaced by a `{type(now).__name__}`")
+            wrapped = _wrapped(child, now)
+            how = f"was replaced by a `{type(now).__name__}`"
+            yield SubmoduleChange(path, now, how, runs_part=wrapped is not None, wrapped=wrapped)
         elif isinstance(now, LoadedSubmodule):
             change = _change(now, now.__dict__["_origin"], mode)
             if change is not None:
                 yield change
             yield from _changes_below(now, mode)
+
+
+def _wrapped(child: nn.Module, now: nn.Module) -> LoadedSubmodule | None:
+    """Return the original below the module that replaced it, where only its part of a program can compute it."""
+    if not isinstance(child, LoadedSubmodule) or child.__dict__["_origin"].known or child._modules:
+        return None
+    return child if any(module is child for module in now.modules()) else None
 
 
 def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleChange | None:

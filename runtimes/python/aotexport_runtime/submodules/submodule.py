@@ -156,7 +156,8 @@ class LoadedSubmodule(Loaded):
         is_seen = isinstance(value, nn.Module | torch.Tensor) or isinstance(getattr(type(self), name, None), property)
         is_seen |= name in ("__class__", "forward", "extra_repr", *origin.tensors, *origin.attributes)
         is_seen |= self.kept(name) is not None
-        if not (tells or is_seen or name.startswith("_")):
+        # A class of torch's reads no attribute that its module did not have.
+        if not (tells or is_seen or origin.known or name.startswith("_")):
             raise NotSupported(
                 f"no call looks at the attribute `{name}` of `{origin.path}`: what the model's code read of it was "
                 "fixed at export. Set it before the export"

@@ -82,7 +82,7 @@ class SubmoduleCall:
         assert change.module is not None
         assert isinstance(call.arguments, SequenceTree)
         assert call.result is not None
-        self._change, self._module = change, change.module
+        self._change, self._module, self._original = change, change.module, change.wrapped or change.module
         self._count = len(call.values)
         self._inputs = inputs
         self._names = [value for value in inputs.values() if isinstance(value, str)]
@@ -116,7 +116,7 @@ class SubmoduleCall:
         if self._part is None:
             returned = self._module(*args, **kwargs)
         else:
-            with running(self._module, functools.partial(self._run, self._part, captured, symbols)):
+            with running(self._original, functools.partial(self._run, self._part, captured, symbols)):
                 returned = self._module(*args, **kwargs)
         found: list[Any] = [None] * self._count
         violations = self._result.flatten((returned,), {}, found)
@@ -164,7 +164,7 @@ class SubmoduleCall:
 
     def _tensor(self, name: str, meta: ValueMeta) -> Any:
         """Return the current tensor of a name below the module, which may compute it."""
-        slot = slot_of(self._module, name)
+        slot = slot_of(self._original, name)
         value = None if slot is None else slot[0].get(slot[1])
         for fault in _faults(value, meta, f"{self._change.path}.{name}", {}):
             raise NotSupported(
