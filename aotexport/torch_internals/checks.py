@@ -107,11 +107,11 @@ def branches_follow(
     defer, ranges = shape_env.guard_or_defer_runtime_assert, shape_env.var_to_range
     narrowed: dict[Any, tuple[Any, Any]] = {}
 
-    def defer_but_branches(expression: Any, message: str, fx_node: Any = None) -> bool:
+    def defer_but_branches(expression: Any, message: str, **node: Any) -> bool:
         if not message.startswith("propagate_real_tensors"):
-            return defer(expression, message, fx_node)
+            return defer(expression, message, **node)
         old = {symbol: ranges[symbol] for symbol in expression.free_symbols}
-        holds = defer(expression, message, fx_node)
+        holds = defer(expression, message, **node)
         for asserts in shape_env.deferred_runtime_asserts.values():
             asserts[:] = [deferred for deferred in asserts if deferred.msg != message]
         for symbol, range_ in old.items():

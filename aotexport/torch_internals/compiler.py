@@ -39,7 +39,7 @@ def symbolic_sizes(sizes: Mapping[str, tuple[int, int | None]]) -> tuple[FakeTen
     symbols: dict[str, torch.SymInt] = {}
     for name, (value, high) in sizes.items():
         source = ConstantSource(name)
-        symbol = environment.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC, constraint_dim=None)
+        symbol = environment.create_symbol(value, source, dynamic_dim=DimDynamic.DYNAMIC)
         environment.constrain_symbol_range(symbol, 2, int_oo if high is None else high)
         size = environment.create_symintnode(symbol, hint=value, source=source)
         assert isinstance(size, torch.SymInt)

@@ -162,8 +162,7 @@ def _is_tie(bundle: Bundle, program: Program, values: Sequence[Any], path: str, 
     apart, graph, tensors = plain(bundle, program)
     places = {at: leaf.index for at, leaf in leaves(program.output_tree, "output") if isinstance(leaf, Leaf)}
     index = places.get(path)
-    order = None if index is None else _order(graph, graph.outputs[index])
-    if index is None or order is None:
+    if index is None or (order := _order(graph, graph.outputs[index])) is None:
         return False
     value, meta, axis = order
     alone = msgspec.structs.replace(graph, outputs=[value, graph.outputs[index]])

@@ -93,6 +93,12 @@ def test_forward_has_the_captured_signature(exported, function, args, kwargs, sh
     assert [*of_class.parameters.values()][1:] == [*inspect.signature(module.forward).parameters.values()]
 
 
+def test_parameter_of_some_programs_alone_has_a_default(exported):
+    programs = [aotexport.Program("more", example=aotexport.Example((X,), {"shift": X, "gain": X})), "infer"]
+    module = exported(open_ended, (X,), {"shift": X}, programs=programs)
+    assert str(inspect.signature(module.forward)) == "(*args, shift, gain=Ellipsis)"
+
+
 def test_class_is_named_after_the_model_and_is_a_bundle_module(exported):
     module = exported(WithMethods(), (X,), programs=["infer"])
     assert (type(module).__name__, type(module).__mro__[1]) == ("WithMethods", BundleModule)
