@@ -333,7 +333,8 @@ class Layers(nn.Module):
         activated = [activation(self.inner(rows)) for activation in self.activations]
         table, repeated = self.bias.exp(), self.bias.cos().expand(len(x), 64)
         means = self.deep(x).mean((2, 3)) @ self.line.weight.sum(2).T
-        return x, self.up(x), rows, *activated, table, table[1:], repeated, means
+        shifted = torch.addmm(self.inner(means), means, self.inner.weight.T)
+        return x, self.up(x), rows, *activated, table, table[1:], repeated, means, shifted
 
 
 def make_layers():
@@ -372,13 +373,13 @@ def test_every_layer_of_a_graph_is_packed_with_what_follows(layers):
     metas = {value.name: value.meta for value in (*graph.inputs, *graph.nodes)}
     found, rest, constants = layered(whole, metas, constants_of(whole, states, set()), sums=True)
     followed = Counter(node.op.partition("::")[2].partition(".")[0] for node in rest.nodes)
-    # A transposed convolution, softplus, and the second sum of a residual block stay.
-    assert followed["convolution"] == followed["softplus"] == followed["add"] == 1
-    assert not followed.keys() & {"relu", "gelu", "addmm", "_native_batch_norm_legit_no_training"}
+    # A transposed convolution, softplus, a sum with a matrix, and the second sum of a residual block stay.
+    assert followed["convolution"] == followed["softplus"] == followed["addmm"] == followed["add"] == 1
+    assert not followed.keys() & {"relu", "gelu", "_native_batch_norm_legit_no_training"}
     assert sum(len(layer.inputs) == 2 for layer in found.values()) == 2
     assert followed["hardswish"] == 1  # After a sum, oneDNN has `relu` alone.
-    assert followed["layer"] == len(found) == 9 + len(make_layers().activations)
-    assert [name.partition("_")[0] for name in constants] == ["cos", "cosh", "permute"]
+    assert followed["layer"] == len(found) == 10 + len(make_layers().activations)
+    assert [name.partition("_")[0] for name in constants] == ["cos", "cosh", "permute", "permute"]
 
 
 @pytest.mark.skipif(

@@ -65,9 +65,6 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "bundle"
 
 
-# --- the whole way ----------------------------------------------------------------------------------------
-
-
 def test_interrupt_leaves_nothing_and_exits_with_130(tmp_path: Path) -> None:
     interrupted = (
         "\ndef model(x, y):\n    import os, signal\n    os.kill(os.getpid(), signal.SIGINT)\n    return x + y\n"
@@ -78,9 +75,6 @@ def test_interrupt_leaves_nothing_and_exits_with_130(tmp_path: Path) -> None:
     done = run_script(None, "net.py", "-o", "bundle", cwd=tmp_path, text=text)
     assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "error: interrupted; nothing was written")
     assert [path.name for path in tmp_path.iterdir()] == ["net.py"]
-
-
-# --- export -----------------------------------------------------------------------------------------------
 
 
 def test_export_closes_with_a_summary_and_tells_the_stages(run: Run) -> None:
@@ -219,9 +213,6 @@ def test_failure_of_the_exporter_itself_asks_for_a_report_with_versions(run: Run
     assert "RuntimeError: odd" in lines
 
 
-# --- inspect ----------------------------------------------------------------------------------------------
-
-
 def test_inspect_shows_inputs_outputs_changes_and_graphs(run: Run, bundle: Path) -> None:
     result = run("inspect", bundle)
     assert result.exit_code == 0
@@ -260,9 +251,6 @@ def test_inspect_as_json_prints_one_document(run: Run, bundle: Path) -> None:
 )
 def test_control_characters_of_a_bundle_do_not_reach_the_terminal(text: str, shown: str) -> None:
     assert printable(text) == shown
-
-
-# --- verify -----------------------------------------------------------------------------------------------
 
 
 def test_verify_finds_a_recorded_result_that_the_bundle_does_not_give(run: Run, bundle: Path, tmp_path: Path) -> None:
@@ -331,6 +319,13 @@ def test_verify_against_a_changed_model_file_shows_what_differs(run: Run, bundle
             "  `extra` is in `net.py` alone\n",
         ),
         (
+            "self.linear = nn.Linear(3, 2)",
+            "self.linear = nn.Linear(3, 2).double(); self.linear.bias = nn.Parameter(torch.ones(3))",
+            "error: the weights of the bundle do not fit the model of `net.py`:\n"
+            "  `linear.weight` is float32[2, 3] in the bundle and float64[2, 3] in the model (give --dtype as at the "
+            "export)\n  `linear.bias` is float32[2] in the bundle and float32[3] in the model\n",
+        ),
+        (
             "def forward(self, x):",
             "def forward(self, y):\n        x = y",
             "error: program `train` has the tensor inputs x; the example call of `net.py` has y\n",
@@ -343,9 +338,6 @@ def test_verify_against_a_model_file_that_does_not_fit_says_why(
     Path("net.py").write_text(NET.replace(old, new))
     result = run("verify", bundle, "--against", "net.py")
     assert (result.exit_code, result.stderr) == (1, "compare with net.py\n" + message)
-
-
-# --- diff -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -391,9 +383,6 @@ def test_diff_as_json_gives_the_largest_difference_of_weights(run: Run, bundle: 
     ]
 
 
-# --- help -------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("command", [[], ["export"], ["inspect"], ["verify"], ["diff"]])
 def test_help_of_every_command_teaches_by_an_example(run: Run, command: list[str]) -> None:
     result = run(*command, "--help")
@@ -408,9 +397,6 @@ def test_help_and_version_do_not_import_torch(tmp_path: Path) -> None:
     for option in ("--help", "--version"):
         done = subprocess.run([sys.executable, "-c", script, option], cwd=tmp_path, capture_output=True, check=False)
         assert done.returncode == 0
-
-
-# --- onnx -------------------------------------------------------------------------------------------------
 
 
 def test_onnx_adds_a_model_to_a_bundle_and_shows_the_errors(run: Run, tmp_path: Path) -> None:

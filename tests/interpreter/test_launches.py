@@ -2,11 +2,15 @@
 
 import shutil
 
+import pytest
 import torch
 
 import aotexport
 from aotexport.lower.cuda import compile as compilation
+from aotexport.verify.interpret import interpret
+from aotexport_runtime import NotSupported, open_bundle
 from tests.cases.triton_kernels import Computing, Launching
+from tests.golden.refuse import edited_bundle
 from tests.hostile.crafted import Crafted
 from tests.interpreter.test_models import interpreted
 
@@ -29,3 +33,10 @@ def test_launches_give_what_operators_of_torch_give(tmp_path, monkeypatch):
     found = interpreted(bundle.seal())
     assert {result.vector for result in found.results} == {"example", "least-sizes", "other-sizes"}
     assert {launch.rpartition("_")[0] for launch in found.launches} >= {"scaling", "multiplying", "counting"}
+
+
+def test_kernels_without_their_sources_are_not_interpreted(tmp_path):
+    edit = {"file": "targets/cuda/kernels/kernels.json", "at": ["kernels", 0, "source"], "set": None}
+    edited_bundle({"golden": "kernels", "edits": [edit]}, tmp_path / "bundle")
+    with pytest.raises(NotSupported, match="the bundle has its kernels without their sources"):
+        interpret(open_bundle(tmp_path / "bundle"))
