@@ -243,10 +243,10 @@ class Choice:
         """Return a token per row of `scores`, (batch, vocabulary), drawn by `source`; None: by torch's default one."""
         if not self.do_sample:
             return scores.argmax(-1)
-        return torch.multinomial(self._limited(scores).softmax(-1), num_samples=1, generator=source).squeeze(1)
+        return torch.multinomial(self.probabilities(scores), num_samples=1, generator=source).squeeze(1)
 
-    def _limited(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the scores by which tokens are drawn."""
+    def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return those by which tokens are drawn."""
         if self.temperature != 1.0:
             scores = scores / self.temperature
         if self.top_k:
@@ -257,7 +257,7 @@ class Choice:
             dropped = ascending.softmax(-1).cumsum(-1) <= 1 - self.top_p
             dropped[..., -1:] = False
             scores = scores.masked_fill(dropped.scatter(1, order, dropped), _NEVER)
-        return scores
+        return scores.softmax(-1)
 
 
 class _Beams:

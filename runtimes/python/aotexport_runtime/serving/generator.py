@@ -28,7 +28,7 @@ from aotexport_runtime.rows.analysis import dependence, row_axes
 from aotexport_runtime.serving.batcher import Batcher, Waiting
 from aotexport_runtime.serving.options import ServableOptions
 from aotexport_runtime.serving.program import least_of, load_served, run_recorded, without_gradients
-from aotexport_runtime.serving.sequences import Generation, SequenceBatch, Token, agree, padded
+from aotexport_runtime.serving.sequences import Generation, SequenceBatch, Token, agree, likely_tokens, padded
 from aotexport_runtime.serving.tokenizer import Tokenizer
 from aotexport_runtime.values.arguments import keywords_of
 
@@ -98,7 +98,7 @@ class Generator:
         self._changed = threading.Condition()
         self._is_running = self._is_closed = False
         self._without_gradients = without_gradients(map(bundle.program, METHODS))
-        self.batcher = Batcher(_none, replace(options, max_batch_size=1, max_latency_ms=0))
+        self.batcher = Batcher(lambda _: (), replace(options, max_batch_size=1, max_latency_ms=0))
         self._reader = ThreadPoolExecutor(1, "aotexport prompts", self.batcher.begin)
         self._module: Any = self.batcher.apply(lambda: load_served(bundle, self._target, options))
         self._device: Any = self._module.device
@@ -246,7 +246,7 @@ class Generator:
             return False
         with self._without_gradients():
             old, new, alone = (
-                self._prefilled([Generation(prompt=each, most=4, put=_none, tokens=[1])])[0]
+                self._prefilled([Generation(prompt=each, most=4, tokens=[1])])[0]
                 for each in ([3, 1, 2], [4, 5, 1, 2, 6, 3], [4, 5, 1, 2, 6, 3])
             )
             for _ in range(2):
@@ -257,7 +257,7 @@ class Generator:
     def _tried(self, prompts: list[list[int]]) -> list[torch.Tensor]:
         """Return the scores of two steps."""
         with self._without_gradients():
-            new = [Generation(prompt=each, most=2, put=_none, tokens=[1]) for each in prompts]
+            new = [Generation(prompt=each, most=2, tokens=[1]) for each in prompts]
             batch, first = self._prefilled(new)
             return [first, self._decoded(batch)]
 
@@ -371,18 +371,20 @@ class Generator:
         """Choose a token for each sequence of a batch, and keep those that go on."""
         going: list[int] = []
         best, scores = scores.argmax(-1).tolist(), scores.float()
-        for row, each in enumerate(batch.rows):
+        for row, (each, likely) in enumerate(zip(batch.rows, likely_tokens(batch.rows, scores), strict=True)):
             each.company = max(each.company, len(batch.rows))
-            token = attempt(lambda: self._token(each, scores[row : row + 1], best[row]))  # noqa: B023
+            token = attempt(lambda: self._token(each, scores[row : row + 1], best[row], likely))  # noqa: B023
             each.put(token)
             if isinstance(token, Token) and not token.ended and each.wanted:
                 going.append(row)
         batch.keep(going)
 
-    def _token(self, sequence: Generation, scores: torch.Tensor, best: int) -> Token:
-        """Return the next token of a sequence, by its scores, (1, vocabulary)."""
+    def _token(self, sequence: Generation, scores: torch.Tensor, best: int, likely: torch.Tensor | None) -> Token:
+        """Return the next token of a sequence, by its scores, (1, vocabulary), and its probabilities if there are."""
         chosen, choice = best, sequence.choice
-        if choice.repetition_penalty != 1.0 or choice.processors or choice.do_sample:
+        if likely is not None:
+            chosen = int(torch.multinomial(likely, 1, generator=sequence.source))
+        elif choice.repetition_penalty != 1.0 or choice.processors or choice.do_sample:
             before = [self._start] if self._is_seq2seq else sequence.prompt
             read = torch.tensor([[*before, *sequence.tokens]], device=scores.device)
             processed = choice.processed(read, read.new_zeros(1), scores)
@@ -391,11 +393,7 @@ class Generator:
         ended = "stop" if chosen in self._ends else "length" if len(sequence.tokens) >= sequence.most else ""
         if sequence.logprobs is None:
             return Token(chosen, ended=ended)
-        likely = scores[0].log_softmax(-1)
-        values, places = likely.topk(sequence.logprobs)
+        logarithms = scores[0].log_softmax(-1)
+        values, places = logarithms.topk(sequence.logprobs)
         pairs = tuple(zip(places.tolist(), values.tolist(), strict=True))
-        return Token(chosen, float(likely[chosen]), pairs, ended)
-
-
-def _none(_: Any) -> Any:
-    """Take tokens of trials, and calls that a queue of steps does not get."""
+        return Token(chosen, float(logarithms[chosen]), pairs, ended)

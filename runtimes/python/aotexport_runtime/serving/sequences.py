@@ -36,7 +36,7 @@ class Generation:
         prompt: tokens; of an encoder-decoder model, what the encoder reads.
         most: the most tokens that may come.
         choice: how they are chosen.
-        put: takes each token, or the error that ends the sequence, in the thread of the generator.
+        put: takes each token, or the error that ends the sequence, in the thread of the generator; of trials, none.
         source: draws tokens.
         logprobs: how many of the likeliest tokens are told of at each place; None: no logarithms at all.
         adapter: name of the adapter that is applied; None: none.
@@ -47,7 +47,7 @@ class Generation:
 
     prompt: Sequence[int]
     most: int
-    put: Callable[[Token | Exception], None]
+    put: Callable[[Token | Exception], None] = lambda _: None
     choice: Choice = field(default_factory=Choice)
     source: torch.Generator | None = None
     logprobs: int | None = None
@@ -142,3 +142,16 @@ def agree(alone: torch.Tensor, beside: torch.Tensor, least: float) -> bool:
     """Return whether scores are the same but for rounding; `least`: the error that they may have anyway."""
     limit = max(torch.finfo(alone.dtype).eps ** 0.5, least) * float(alone.abs().max())
     return float((alone - beside).abs().max()) <= limit
+
+
+def likely_tokens(rows: Sequence[Generation], scores: torch.Tensor) -> list[torch.Tensor | None]:
+    """Return the probabilities of tokens per row, computed at once for rows that draw alike; of others, None."""
+    alike: dict[tuple[float, int | None, float], list[int]] = {}
+    for row, choice in enumerate(each.choice for each in rows):
+        if choice.do_sample and choice.repetition_penalty == 1.0 and not choice.processors:
+            alike.setdefault((choice.temperature, choice.top_k, choice.top_p), []).append(row)
+    found: list[torch.Tensor | None] = [None] * len(rows)
+    for places in alike.values():
+        for row, likely in zip(places, rows[places[0]].choice.probabilities(scores[places]), strict=True):
+            found[row] = likely
+    return found
