@@ -28,10 +28,7 @@ log = logging.getLogger("aotexport_runtime")
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """The extension of a manifest: configs as transformers writes them, paths of the layers that read and score.
-
-    `conv1d`: paths of the layers whose class is transformers' `Conv1D`, a linear layer with its weight transposed.
-    """
+    """The extension of a manifest: configs of transformers, paths of layers that read, score, are `Conv1D`."""
 
     config: dict[str, Any]
     generation_config: dict[str, Any]
@@ -64,22 +61,12 @@ class Config(dict[str, Any]):
         return self
 
 
-def described(manifest: Manifest) -> dict[str, Any]:
-    """Return the attributes that a loaded module has by the extension.
-
-    Raises:
-        NotSupported: the extension is malformed.
-    """
+def described(manifest: Manifest) -> Description:
+    """Return the extension of a manifest (`NotSupported`: it is malformed)."""
     try:
-        found = msgspec.convert(manifest.extensions[TRANSFORMERS], Description)
+        return msgspec.convert(manifest.extensions[TRANSFORMERS], Description)
     except msgspec.ValidationError as error:
         raise NotSupported(f"the bundle's extension `{TRANSFORMERS}` is malformed: {error}") from None
-    return {
-        "config": Config(found.config),
-        "generation_config": Config(found.generation_config),
-        "_embeddings": (found.input_embeddings, found.output_embeddings),
-        "_conv1d": found.conv1d,
-    }
 
 
 class OfTransformers:
@@ -121,13 +108,16 @@ class LanguageModel(OfTransformers):
     _keys_to_ignore_on_save: None = None
     _seen_as = ("transformers.modeling_utils", "PreTrainedModel")
     _embeddings: tuple[str, str]
-    _conv1d: tuple[str, ...]
 
-    def _place_layers(self: Any) -> None:
-        """Let layers be known as those of transformers that they were."""
-        for layer in (module_at(self, path) for path in self._conv1d):
+    def _describe(self: Any, manifest: Manifest) -> set[str]:
+        """Take configs and classes of layers from a manifest (`NotSupported`); return names of settable attributes."""
+        found = described(manifest)
+        own = {"config": Config(found.config), "generation_config": Config(found.generation_config)}
+        self.__dict__ |= {**own, "_embeddings": (found.input_embeddings, found.output_embeddings)}
+        for layer in (module_at(self, path) for path in found.conv1d):
             if type(layer) is LoadedSubmodule and "weight" in layer._parameters:
                 object.__setattr__(layer, "__class__", Conv1D)
+        return {*own}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program of the current mode; without mask and positions every token counts, as for the model.
@@ -253,16 +243,11 @@ class LanguageModel(OfTransformers):
     def save_pretrained(
         self, save_directory: str | Path, *, state_dict: Any = None, is_main_process: bool = True, **_: Any
     ) -> None:
-        """Write weights, tied ones once, and configs into a directory, which `from_pretrained` of transformers reads.
-
-        Checkpoints of `Trainer` are made by it; `aotexport_runtime.save` writes a bundle.
-        """
+        """Write weights, tied ones by their first name, and configs, as `from_pretrained` of transformers reads them."""
         if not is_main_process:
             return
-        directory = Path(save_directory)
-        directory.mkdir(parents=True, exist_ok=True)
+        (directory := Path(save_directory)).mkdir(parents=True, exist_ok=True)
         found: Any = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
-        # The last one stays: of one weight its first name.
         names = {(x.data_ptr() or name, x.shape, x.stride()): name for name, x in reversed(found.items())}
         weights = {name: found[name].contiguous() for name in names.values()}
         save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
@@ -274,18 +259,16 @@ class LanguageModel(OfTransformers):
         """Return True."""
         return True
 
-    # Asked by transformers, which renames no weights of other code than its own.
     is_custom_code = can_generate
 
     def gradient_checkpointing_enable(self, **_: Any) -> None:
         """Keep activations as they are, and say how a bundle saves them: what is computed does not depend on it."""
         log.warning("gradient checkpointing is a choice of the load: `load(..., memory_budget=0.5)`")
 
-    def enable_input_require_grads(self) -> None:
-        """Do nothing: backward needs no gradients of inputs, as reentrant checkpoints would."""
+    def enable_input_require_grads(self, _: Any = None) -> None:
+        """Do nothing: no reentrant checkpoint needs gradients of inputs, and a bundle has no card for tags."""
 
-    def add_model_tags(self, tags: Any) -> None:
-        """Take tags for a card of the model, which a bundle has not."""
+    add_model_tags = enable_input_require_grads
 
 
 def _resized(values: Any, count: int) -> nn.Parameter:

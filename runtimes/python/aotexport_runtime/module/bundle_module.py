@@ -66,18 +66,13 @@ class BundleModule(BundleState):
         self._served: dict[tuple[bool, bool], Call] = {}
         self._methods = methods_of(bundle)
         self._fixed = frozenset(bundle.manifest.settings)
-        if TRANSFORMERS in bundle.manifest.extensions:
-            from aotexport_runtime.generation.language_model import described
-
-            self.__dict__ |= (libraries := described(bundle.manifest))
-            self._fixed -= libraries.keys()
         self._taps = tuple(taps)
         # Last: a name of the user's may equal one of ours, which can then no longer be assigned to.
         self._constants.update(
             build(self, bundle.manifest, tensors, lambda leaf: constant_value(leaf.value, environment))
         )
         if TRANSFORMERS in bundle.manifest.extensions:
-            self._place_layers()
+            self._fixed -= self._describe(bundle.manifest)
         # Bypasses `__setattr__`, which handles the user's names.
         self.__dict__["_python_state"] = PythonState(bundle.manifest.attributes, [*self.state_tensors().values()])
         self._keep_attributes()

@@ -77,7 +77,7 @@ class Generator:
             raise NotSupported(f"engine `{self._target}` generates no tokens; serve the bundle by torch")
         self._least = least_of(options)
         self.tokenizer = Tokenizer.of(bundle)
-        config = described(bundle.manifest)["generation_config"]
+        config = described(bundle.manifest).generation_config
         chosen = self._settings = {name: value for name, value in config.items() if value is not None}
         known = options_of(chosen)
         self._ends = frozenset([known["eos"]] if isinstance(known.get("eos"), int) else known.get("eos", ()))

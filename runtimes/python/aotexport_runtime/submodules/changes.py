@@ -59,11 +59,10 @@ def _changes_below(module: nn.Module, mode: bool) -> Iterator[SubmoduleChange]:
             yield from _changes_below(now, mode)
 
 
-def _wrapped(child: nn.Module, now: nn.Module) -> LoadedSubmodule | None:
+def _wrapped(child: Any, now: nn.Module) -> LoadedSubmodule | None:
     """Return the original below the module that replaced it, where only its part of a program can compute it."""
-    if not isinstance(child, LoadedSubmodule) or child.__dict__["_origin"].known or child._modules:
-        return None
-    return child if any(module is child for module in now.modules()) else None
+    origin: Origin = child.__dict__["_origin"]
+    return child if not (origin.known or origin.submodules) and child in now.modules() else None
 
 
 def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleChange | None:
