@@ -243,7 +243,7 @@ class LanguageModel(OfTransformers):
     def save_pretrained(
         self, save_directory: str | Path, *, state_dict: Any = None, is_main_process: bool = True, **_: Any
     ) -> None:
-        """Write configs, and weights, tied ones by their first name, as `from_pretrained` of transformers reads them."""
+        """Write configs, and weights, tied ones by their first name, so that transformers reads the directory."""
         if not is_main_process:
             return
         (directory := Path(save_directory)).mkdir(parents=True, exist_ok=True)
