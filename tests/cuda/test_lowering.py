@@ -240,7 +240,8 @@ def test_workspace_is_zeroed_before_the_kernel_that_counts_in_it():
     assert names[place + 1].startswith("kernel::")
 
 
-def test_recurrence_over_many_steps_is_refused(monkeypatch):
+def test_recurrence_over_many_steps_is_refused_and_over_few_is_not(monkeypatch):
+    assert launches(lowered(nn.LSTM(4, 4), torch.randn(6, 1, 4), program="train"))
     monkeypatch.setattr(lowering, "UNROLLED_NODES", lowering.UNROLLED_NODES // 10)
     with pytest.raises(CannotLower, match="step by step"):
         lowered(nn.LSTM(4, 4), torch.randn(6, 1, 4), program="train")
