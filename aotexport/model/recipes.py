@@ -170,7 +170,7 @@ def extensions_of(module: Any, methods: Collection[str]) -> dict[str, Any]:
         generation_config=_plain(module.generation_config),
         input_embeddings=paths[id(module.get_input_embeddings())],
         output_embeddings=paths[id(module.get_output_embeddings())],
-        conv1d=tuple(path for path, child in module.named_modules() if type(child).__name__ == "Conv1D"),
+        conv1d=tuple(at for at, m in module.named_modules() if type(m).__module__ == "transformers.pytorch_utils"),
     )
     return {TRANSFORMERS: msgspec.to_builtins(description)}
 
