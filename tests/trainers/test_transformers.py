@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import peft
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,6 +11,7 @@ from transformers import AutoModelForCausalLM, EvalPrediction, Trainer, Training
 
 from aotexport_runtime import load
 from tests.trainers.digits import Text, make_reader, make_writer
+from tests.trainers.test_peft import assert_same_adapters
 
 pytestmark = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 
@@ -107,3 +109,22 @@ def test_trainer_saves_tied_weights_once_and_resumes_among_noisy_embeddings_as_w
         rest = run(load(writer, matmul="torch"), "rest", tmp_path / name / "checkpoint-2")
         assert_same_history(rest, expected)
         assert_same_weights(rest.model, expected.model)
+
+
+OF_TRANSFORMERS = {
+    "LoRA": {"target_modules": ["c_attn", "c_fc"], "lora_dropout": 0.1, "task_type": "CAUSAL_LM"},
+    "DoRA": {"target_modules": ["c_attn"], "use_dora": True, "modules_to_save": ["lm_head"]},
+    "all-linear": {"target_modules": "all-linear", "trainable_token_indices": [4, 5]},
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("config", OF_TRANSFORMERS.values(), ids=OF_TRANSFORMERS)
+def test_adapters_train_on_layers_of_transformers_as_on_the_original(writer, config):
+    ids = torch.arange(21).reshape(3, 7) * 5 % 61
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids.clone()}
+    config = peft.LoraConfig(r=2, fan_in_fan_out=True, **config)
+    adapted = assert_same_adapters(make_writer(), writer, config, given).eval()
+    if config.trainable_token_indices is None:
+        before = adapted(**given).logits
+        torch.testing.assert_close(adapted.merge_and_unload()(**given).logits, before)
