@@ -84,11 +84,14 @@ class Supervisor:
         while not self._ending:
             self._start_missing()
             wait([worker.process.sentinel for worker in self._workers], _LOOK_S)
-            self._remove_ended()
+            if not self._ending:
+                self._remove_ended()
         self._drain()
 
     def _end(self, number: int, frame: Any) -> None:
         self._ending = True
+        for worker in self._workers:
+            worker.process.terminate()  # it refuses requests at once; `wait` goes on after this
 
     def _reload(self, number: int, frame: Any) -> None:
         for worker in self._workers:

@@ -234,7 +234,7 @@ class Batcher:
 
     def _is_quick(self, waiting: Waiting) -> bool:
         key, size, options = waiting.key, waiting.size, self._options
-        is_plain = options.threads == 1 and options.device == "cpu" and not options.priority
+        is_plain = (options.threads, options.device, options.priority, options.max_latency_ms) == (1, "cpu", 0, 0)
         return is_plain and self.pace.knows(key, size) and self.pace.seconds(key, size, waiting.length) < _QUICK_S
 
     def _next(self) -> list[Waiting]:
