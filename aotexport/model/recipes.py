@@ -63,7 +63,8 @@ def recipe(name: str, model: nn.Module) -> Recipe:
     is_seq2seq, config = name == "seq2seq", model.config
     calls: Any = Seq2Seq if is_seq2seq else CausalLM
     ids = torch.arange(1, 1 + _BATCH * _PROMPT).reshape(_BATCH, _PROMPT) % 8
-    mask = (torch.arange(ids.numel()) > 0).long().view_as(ids)
+    mask = torch.ones_like(ids)
+    mask[0, 0] = 0
     tokens = ids[:, :1].contiguous()
     first = (ids, mask, tokens) if is_seq2seq else (ids, mask)
     with torch.no_grad():

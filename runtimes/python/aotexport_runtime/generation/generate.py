@@ -246,7 +246,7 @@ class Choice:
         return torch.multinomial(self.probabilities(scores), num_samples=1, generator=source).squeeze(1)
 
     def probabilities(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return those by which tokens are drawn."""
+        """Return the probability of each token, (batch, vocabulary), by the limits of the choice."""
         if self.temperature != 1.0:
             scores = scores / self.temperature
         if self.top_k:

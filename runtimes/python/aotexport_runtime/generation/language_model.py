@@ -112,6 +112,7 @@ class LanguageModel(OfTransformers):
     def _describe(self: Any, manifest: Manifest) -> set[str]:
         """Take configs and classes of layers from a manifest (`NotSupported`); return names of settable attributes."""
         found = described(manifest)
+        # Libraries may set these two: calls do not read them.
         own = {"config": Config(found.config), "generation_config": Config(found.generation_config)}
         self.__dict__ |= {**own, "_embeddings": (found.input_embeddings, found.output_embeddings)}
         for layer in (module_at(self, path) for path in found.conv1d):
@@ -243,7 +244,7 @@ class LanguageModel(OfTransformers):
     def save_pretrained(
         self, save_directory: str | Path, *, state_dict: Any = None, is_main_process: bool = True, **_: Any
     ) -> None:
-        """Write configs, and weights, tied ones by their first name, so that transformers reads the directory."""
+        """Write a directory that transformers reads: configs, and weights; a tied weight once, by its first name."""
         if not is_main_process:
             return
         (directory := Path(save_directory)).mkdir(parents=True, exist_ok=True)
@@ -265,10 +266,11 @@ class LanguageModel(OfTransformers):
         """Keep activations as they are, and say how a bundle saves them: what is computed does not depend on it."""
         log.warning("gradient checkpointing is a choice of the load: `load(..., memory_budget=0.5)`")
 
-    def enable_input_require_grads(self, _: Any = None) -> None:
-        """Do nothing: no reentrant checkpoint needs gradients of inputs, and a bundle has no card for tags."""
+    def enable_input_require_grads(self) -> None:
+        """Do nothing: backward needs no gradients of inputs, as reentrant checkpoints would."""
 
-    add_model_tags = enable_input_require_grads
+    def add_model_tags(self, tags: Any) -> None:
+        """Take tags for a card of the model, which a bundle has not."""
 
 
 def _resized(values: Any, count: int) -> nn.Parameter:

@@ -155,7 +155,7 @@ class Batcher:
         self.max_waiting = options.max_waiting
         self._waiting: deque[Waiting] = deque()
         self._changed = threading.Condition()
-        self._engine = threading.Lock()
+        self._engine = threading.Lock()  # of the thread that runs a batch
         self._closed = False
         self._thread: threading.Thread | None = None
 
