@@ -14,6 +14,7 @@ from aotexport.model.call import ExampleCall
 from aotexport.model.source_lines import relative_path, source_of
 from aotexport.torch_internals.checks import line_of
 from aotexport.values.sizes import encode_size
+from aotexport_runtime.errors import listed
 from aotexport_runtime.schema.graph import SourceLine
 from aotexport_runtime.schema.program import Note, Parameter
 from aotexport_runtime.schema.sizes import Dimension, SizeExpression
@@ -24,7 +25,6 @@ from aotexport_runtime.values.trees import leaves
 OTHER_SIZES = "other sizes are refused (CallInvalid)"
 
 _LINE = re.compile(r"(?P<file>\S+):(?P<line>\d+): in (?P<function>\S+): ")
-_SHOWN = 3
 
 
 def trace_notes(
@@ -105,7 +105,7 @@ def _of_guards(forward: ForwardCapture, names: dict[str, str], lines: Lines) -> 
         if is_known and (size.op not in ("lt", "le") or not any(isinstance(arg, int) for arg in size.args)):
             by_line.setdefault(lines.at(line_of(guard)), {})[f"`{describe(size, names)}`"] = None
     for line, relations in by_line.items():
-        shown = ", ".join([*relations][:_SHOWN]) + (f" and {len(relations) - _SHOWN} more" * (len(relations) > _SHOWN))
+        shown = listed([*relations])
         text = f"the model holds sizes to {shown}"
         yield Note(kind="size", text=text, fixed=shown, outside=OTHER_SIZES, source=line)
 

@@ -11,16 +11,13 @@ from torch import nn
 from aotexport.model.call import ExampleCall
 from aotexport.values.same_tensors import have_same_values
 from aotexport_runtime.bundle.weights import load_tensors
-from aotexport_runtime.errors import NotSupported, first_line
+from aotexport_runtime.errors import NotSupported, first_line, listed
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle
 from aotexport_runtime.schema.bounded import MAX_TEXT
 from aotexport_runtime.schema.manifest import Ancestor
 from aotexport_runtime.schema.program import Program
 from aotexport_runtime.submodules.adapter import adapters_below
-
-_NAMED = 3
-"""Most names that a phrase lists."""
 
 
 def ancestors_of(call: ExampleCall, programs: Iterable[Program]) -> tuple[Ancestor, ...]:
@@ -59,7 +56,7 @@ def _changes(module: BundleModule, programs: Iterable[Program]) -> Iterator[str]
     adapted = [f"{path}.{adapter.tensor}" for path, adapter in adapters_below(module)]
     other = _with_other_values(module)
     found = {"adapters on": adapted, "frozen:": frozen, "no longer frozen:": thawed, "other values:": other}
-    yield from (f"{what} {_listed(names)}" for what, names in found.items() if names)
+    yield from (f"{what} {listed([f'`{name}`' for name in names])}" for what, names in found.items() if names)
     records, before = [*programs], [*module.bundle.program_names]
     names = [record.name for record in records]
     if names and names != before:
@@ -83,8 +80,3 @@ def _with_other_values(module: BundleModule) -> list[str]:
     is_cast = isinstance(bundle, CastBundle)
     stored = bundle.load_state(module.form) if is_cast else load_tensors(bundle, bundle.manifest.state, module.form)
     return [name for name, tensor in module.present_tensors().items() if not have_same_values(tensor, stored[name])]
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(f"`{name}`" for name in names[:_NAMED]) + more

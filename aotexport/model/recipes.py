@@ -154,7 +154,7 @@ def _check(name: str, model: nn.Module) -> None:
 
 
 def extensions_of(module: Any, methods: Collection[str]) -> dict[str, Any]:
-    """Return the extensions of a bundle with programs of these methods: those of a loaded one, or the recipe's."""
+    """Return the extensions of a bundle with these methods: those of a loaded one, or of a model, in eval mode."""
     if isinstance(module, BundleModule):
         found = module.bundle.manifest.extensions
         own = {"config": module.config.to_dict()} if isinstance(module, LanguageModel) else {}
@@ -171,9 +171,21 @@ def extensions_of(module: Any, methods: Collection[str]) -> dict[str, Any]:
         generation_config=_plain(module.generation_config),
         input_embeddings=paths[id(module.get_input_embeddings())],
         output_embeddings=paths[id(module.get_output_embeddings())],
+        counts=_counts(module),
         conv1d=tuple(at for at, m in module.named_modules() if type(m).__module__ == "transformers.pytorch_utils"),
     )
     return {TRANSFORMERS: msgspec.to_builtins(description)}
+
+
+def _counts(model: Any) -> bool | None:
+    """Return whether losses are divided by `num_items_in_batch`; None: only in part, or `Trainer` 5.24 passes none."""
+    if not getattr(model, "accepts_loss_kwargs", "kwargs" in _options(model)):
+        return None
+    ids, counts = torch.ones(1, 4, dtype=torch.long, device=model.device), ({}, {"num_items_in_batch": 1})
+    with torch.no_grad():
+        mean, counted = (model(input_ids=ids, labels=ids, **count).loss for count in counts)
+    factors = 1, 4 - (not model.config.is_encoder_decoder)
+    return next((factor > 1 for factor in factors if torch.allclose(mean * factor, counted)), None)
 
 
 def write_tokenizer(module: nn.Module | None, directory: Path) -> None:

@@ -19,6 +19,7 @@ from aotexport.model.state import State
 from aotexport.pipeline.options import ExportOptions
 from aotexport.process.blocks import collected_rarely
 from aotexport.process.clock import Clock
+from aotexport.state.mode import in_mode
 from aotexport.vectors.record import RecordedCall
 from aotexport.verify.comparisons import Comparison
 from aotexport.write import weights
@@ -95,7 +96,8 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
     write_targets(programs, draft.target_files, directory)
     write_readme(directory, name, programs)
     optimizer = next((each.optimizer for each in programs if each.optimizer is not None), None)
-    extensions = extensions_of(module, {program.record.method for program in programs}) | {OPTIMIZER: optimizer}
+    with in_mode(module, "eval"):
+        extensions = extensions_of(module, {program.record.method for program in programs}) | {OPTIMIZER: optimizer}
     extensions = {name: value for name, value in extensions.items() if value is not None}
     if TRANSFORMERS in extensions:
         write_tokenizer(module, directory)

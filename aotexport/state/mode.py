@@ -13,6 +13,7 @@ from aotexport.model.programs import Mode
 from aotexport.model.state import State
 from aotexport.state.tensors import UNCHANGED, restored
 from aotexport.state.world import World, attributes_restored
+from aotexport_runtime.errors import listed
 
 
 @contextlib.contextmanager
@@ -113,8 +114,7 @@ def eval_mode_note(module: nn.Module | None, mode: Mode) -> list[str]:
     outermost = [f"`{name}`" for name in found if name.rpartition(".")[0] not in found]
     if not outermost:
         return []
-    more = f" and {len(outermost) - 3} more" if len(outermost) > 3 else ""
     return [
-        f"in eval mode, as the model has them: {', '.join(outermost[:3])}{more}; their dropout and batch statistics do "
+        f"in eval mode, as the model has them: {listed(outermost)}; their dropout and batch statistics do "
         "not train. Call `.train()` on the whole model in the model file to train all of it"
     ]

@@ -365,6 +365,10 @@ REFUSED_AT_A_CALL = {
         lambda m: m.block.register_parameter("extra", nn.Parameter(torch.ones(2))),
         f"`block.extra` was not there at export, so no call would use it. {WRAP}",
     ),
+    "an attribute of a layer of torch, which no hook reads": (
+        lambda m: setattr(m.head, "factor", 3.0),
+        f"no call looks at the attribute `factor` of `head`: {FIXED}",
+    ),
     "a result of another structure": (
         lambda m: m.layers[0].register_forward_hook(lambda module, args, output: [output]),
         "`layers.0` has hooks, and now returns what the rest of the program is not right for. Return what the original "

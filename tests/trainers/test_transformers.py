@@ -89,12 +89,14 @@ def test_trainer_accumulates_gradients_in_bfloat16_as_with_a_model_that_does_not
     assert_same_history(trained(load(reader), tmp_path / "bundle", **options), expected)
 
 
-def test_trainer_saves_tied_weights_once_and_resumes_among_noisy_embeddings_as_with_the_model(writer, tmp_path):
+def test_trainer_weighs_tokens_and_resumes_among_noisy_embeddings_as_with_the_model(writer, tmp_path):
     options = {"save_steps": 2, "max_steps": 4, "neftune_noise_alpha": 5.0}
-    rows = [{"input_ids": row, "labels": row.clone()} for row in torch.arange(64).reshape(8, 8) * 7 % 61]
+    options |= {"gradient_accumulation_steps": 3, "per_device_train_batch_size": 1}
+    rows = [{"input_ids": row, "labels": row.clone()} for row in torch.arange(96).reshape(12, 8) * 7 % 61]
+    for index, row in enumerate(rows):
+        row["labels"][: index % 9] = -100
 
     def run(module: Any, name: str, checkpoint: Path | None = None) -> Trainer:
-        module.accepts_loss_kwargs = False
         arguments = TrainingArguments(tmp_path / name, logging_steps=1, disable_tqdm=True, **options)
         trainer = Trainer(module, arguments, train_dataset=rows)
         trainer.train(resume_from_checkpoint=checkpoint)

@@ -143,15 +143,11 @@ def _unfit_output(node: torch.fx.Node) -> str | None:
     outputs = [] if schema is None else [argument.name for argument in schema.arguments if argument.is_out]
     for name, result in zip(outputs, tensors_in(node.meta.get("val")) if outputs else (), strict=False):
         given = node.kwargs.get(name)
+        inputs = [each for put in node.graph.find_nodes(op="placeholder") for each in tensors_in(put.meta.get("val"))]
         for written in tensors_in(given.meta.get("val")) if isinstance(given, torch.fx.Node) else ():
-            if not is_sized_alike(written, result) and _is_of_input(result, node.graph):
+            if not is_sized_alike(written, result) and memory_of(result) in map(memory_of, inputs):
                 return f"`{node.target}` gives an input another shape"
     return None
-
-
-def _is_of_input(tensor: torch.Tensor, graph: torch.fx.Graph) -> bool:
-    inputs = [each for node in graph.find_nodes(op="placeholder") for each in tensors_in(node.meta.get("val"))]
-    return memory_of(tensor) in map(memory_of, inputs)
 
 
 _UNFIT: dict[Any, Callable[[torch.fx.Node, bool], str | None]] = {

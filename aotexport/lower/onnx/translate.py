@@ -139,7 +139,11 @@ def _updated(program: Program, rebuilt: Rebuilt, exported: ExportedProgram) -> l
 
 def _capture(program: Program, rebuilt: Rebuilt) -> ExportedProgram:
     """Return the module traced by `torch.export`, dynamic sizes as the program has them."""
-    symbols = _example_sizes(program)
+    # Torch treats 0 and 1 as special.
+    symbols = {
+        d.symbol: min(max(d.min or 0, 5 + 2 * i), d.max if d.max is not None else 1 << 30)
+        for i, d in enumerate(program.dimensions)
+    }
     # Torch's `Dim` cannot have a single size, nor a name that is no identifier, as that of an item of a list.
     dims = {
         d.symbol: Dim(d.name if d.name.isidentifier() else d.symbol, min=d.min, max=d.max)
@@ -192,14 +196,6 @@ def _untouched_sizes() -> Iterator[None]:
     """Fix no size of 0 or 1, as torch's own ONNX exporter; record no gradients, and let libraries be quiet."""
     with torch.no_grad(), zero_and_one_symbolic(symbolic=True), quiet(*_LOGGERS):
         yield
-
-
-def _example_sizes(program: Program) -> dict[str, int]:
-    """Return a value per symbol that torch does not treat as special (0, 1), if its range allows."""
-    return {
-        d.symbol: min(max(d.min or 0, 5 + 2 * i), d.max if d.max is not None else 1 << 30)
-        for i, d in enumerate(program.dimensions)
-    }
 
 
 def _dim(size: Size, dims: Mapping[str, Any]) -> Any:

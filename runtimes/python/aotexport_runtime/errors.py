@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import ClassVar, TypeVar
 
 Result = TypeVar("Result")
@@ -33,6 +33,12 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, and the next if it ends at a colon, at most 300 characters."""
     first, second, *_ = *(line.strip() for line in str(error).splitlines() if line.strip()), "", ""
     return (f"{first} {second}" if first.endswith(":") else first)[:300]
+
+
+def listed(texts: Sequence[str], most: int = 3) -> str:
+    """Return the first of some texts in a row, and how many more there are."""
+    more = f" and {len(texts) - most} more" if len(texts) > most else ""
+    return ", ".join(texts[:most]) + more
 
 
 def attempt(run: Callable[[], Result]) -> Result | Exception:

@@ -22,7 +22,7 @@ from aotexport_runtime.bundle.staging import link, staged
 from aotexport_runtime.bundle.weights import load_parts, load_tensors, parts_of
 from aotexport_runtime.commands.saved_attributes import FILE, SavedAttributes, saved_attributes
 from aotexport_runtime.commands.self_test import record_again
-from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported, listed
 from aotexport_runtime.module.bundle_module import BundleModule
 from aotexport_runtime.module.cast import CastBundle, in_dtype
 from aotexport_runtime.schema.codec import encode_record
@@ -98,10 +98,9 @@ def _check_unchanged(module: BundleModule) -> None:
         )
     changed = [change for change in module.changes() if not change.keeps_state]
     if changed:
-        listed = ", ".join(f"`{change.path}` {change.how}" for change in changed[:3])
-        listed += f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        found = listed([f"`{change.path}` {change.how}" for change in changed])
         raise NotSupported(
-            f"{listed}, and `save` writes the programs that were exported, with other weights. Export the loaded "
+            f"{found}, and `save` writes the programs that were exported, with other weights. Export the loaded "
             "module as it is now (`aotexport.export(module, ...)`), which captures it whole"
         )
 
@@ -113,8 +112,8 @@ def _check_ties(module: BundleModule) -> None:
         slots = [slot_of(module, name) for name in names]
         first, *others = [None if slot is None else slot[0].get(slot[1]) for slot in slots]
         if any(other is not first for other in others):
-            listed = ", ".join(f"`{name}`" for name in names)
-            raise NotSupported(f"{listed} are one tensor in the programs, and no longer are in the module")
+            found = ", ".join(f"`{name}`" for name in names)
+            raise NotSupported(f"{found} are one tensor in the programs, and no longer are in the module")
 
 
 def _check_module(module: Any) -> None:

@@ -28,13 +28,17 @@ log = logging.getLogger("aotexport_runtime")
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """The extension of a manifest: configs of transformers, paths of layers that read, score, are `Conv1D`."""
+    """The extension of a manifest: configs of transformers, paths of layers that read, score, are `Conv1D`.
+
+    `counts`: whether losses are divided by `num_items_in_batch`; None: calls take none.
+    """
 
     config: dict[str, Any]
     generation_config: dict[str, Any]
     input_embeddings: str
     output_embeddings: str
     conv1d: tuple[str, ...] = ()
+    counts: bool | None = None
 
 
 class Config(dict[str, Any]):
@@ -108,13 +112,16 @@ class LanguageModel(OfTransformers):
     _keys_to_ignore_on_save: None = None
     _seen_as = ("transformers.modeling_utils", "PreTrainedModel")
     _embeddings: tuple[str, str]
+    _counts: bool | None
 
     def _describe(self: Any, manifest: Manifest) -> set[str]:
         """Take configs and classes of layers from a manifest (`NotSupported`); return names of settable attributes."""
         found = described(manifest)
-        # Libraries may set these two: calls do not read them.
-        own = {"config": Config(found.config), "generation_config": Config(found.generation_config)}
-        self.__dict__ |= {**own, "_embeddings": (found.input_embeddings, found.output_embeddings)}
+        # Libraries may set these: calls do not read them.
+        own: dict[str, Any] = {"accepts_loss_kwargs": found.counts is not None, "config": Config(found.config)}
+        own["generation_config"] = Config(found.generation_config)
+        embeddings = found.input_embeddings, found.output_embeddings
+        self.__dict__ |= {**own, "_embeddings": embeddings, "_counts": found.counts}
         for layer in (module_at(self, path) for path in found.conv1d):
             if type(layer) is LoadedSubmodule and "weight" in layer._parameters:
                 object.__setattr__(layer, "__class__", Conv1D)
@@ -122,6 +129,9 @@ class LanguageModel(OfTransformers):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program of the current mode; without mask and positions every token counts, as for the model.
+
+        For `num_items_in_batch`, by which `Trainer` weighs tokens of several calls alike, the loss is the sum over the
+        call's labels, divided by it.
 
         Raises:
             CallInvalid: the call does not fit the program.
@@ -131,7 +141,15 @@ class LanguageModel(OfTransformers):
         told = len(args) > 1 or any(kwargs.get(name) is not None for name in ("attention_mask", "position_ids"))
         if not told and isinstance(ids, torch.Tensor):
             kwargs["attention_mask"] = torch.ones_like(ids)
-        return super().forward(*args, **kwargs)  # type: ignore[misc]
+        count = None if self._counts is None else kwargs.pop("num_items_in_batch", None)
+        if not self._counts or count is None or (labels := kwargs.get("labels")) is None:
+            return super().forward(*args, **kwargs)  # type: ignore[misc]
+        own = (labels if self.config.get("is_encoder_decoder") else labels[..., 1:]).ne(_IGNORED).sum()
+        # The mean of no label is no number, and so is its gradient.
+        kwargs["labels"] = labels.where(own > 0, 0)
+        results = super().forward(*args, **kwargs)  # type: ignore[misc]
+        results["loss"] = results["loss"] * (own / count)
+        return results
 
     def generate(
         self,
@@ -283,6 +301,9 @@ def _resized(values: Any, count: int) -> nn.Parameter:
     new = torch.cat([kept, (mean + drawn).to(values.dtype)])
     return nn.Parameter(new, requires_grad=values.requires_grad)
 
+
+_IGNORED = -100
+"""The label of a token that has no loss."""
 
 _NEW_TOKENS = 20
 _SAME = ("max_new_tokens", "do_sample", "repetition_penalty", "num_beams", "length_penalty", "early_stopping")

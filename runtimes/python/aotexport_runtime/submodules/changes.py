@@ -11,7 +11,7 @@ from torch import nn
 
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.schema.manifest import Manifest
-from aotexport_runtime.submodules.submodule import LoadedSubmodule
+from aotexport_runtime.submodules.submodule import LoadedSubmodule, unread
 from aotexport_runtime.submodules.tables import HOOKS, WRAP, Origin, is_below, is_sharded, module_at, named
 
 _MISSING = object()
@@ -68,6 +68,10 @@ def _wrapped(child: Any, now: nn.Module) -> LoadedSubmodule | None:
 def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleChange | None:
     """Return the change of a submodule itself; None: it did not change."""
     change, runs_part = functools.partial(SubmoduleChange, origin.path, module), not origin.known
+    has_hooks, own = any(module.__dict__[table] for table in HOOKS), ("training", "forward", "extra_repr")
+    new = (name for name in module.__dict__ if not name.startswith("_") and name not in (*own, *origin.attributes))
+    if not has_hooks and (name := next(new, None)) is not None:
+        raise NotSupported(unread(name, origin.path))
     # `fully_shard` makes a class of its own, and gathers parameters by hooks.
     is_unit = is_sharded(module._parameters) and type(module).__bases__[1:] == (origin.type,)
     if type(module) is not origin.type and not is_unit:
@@ -94,7 +98,7 @@ def _change(module: LoadedSubmodule, origin: Origin, mode: bool) -> SubmoduleCha
         return change("has another `forward`", keeps_state=True, runs_part=True)
     if module.training != mode and origin.known and not module._modules:
         return change(f"is in {'train' if module.training else 'eval'} mode", keeps_state=True)
-    if any(module.__dict__[table] for table in HOOKS):
+    if has_hooks:
         return change("has hooks", keeps_state=True, runs_part=True)
     _check_nothing_added(module, origin)
     return None

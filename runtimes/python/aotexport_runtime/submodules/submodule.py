@@ -156,14 +156,12 @@ class LoadedSubmodule(Loaded):
         is_seen = isinstance(value, nn.Module | torch.Tensor) or isinstance(getattr(type(self), name, None), property)
         is_seen |= name in ("__class__", "forward", "extra_repr", *origin.tensors, *origin.attributes)
         is_seen |= self.kept(name) is not None
-        # A class of torch's reads no attribute that its module did not have.
-        if not (tells or is_seen or origin.known or name.startswith("_")):
-            raise NotSupported(
-                f"no call looks at the attribute `{name}` of `{origin.path}`: what the model's code read of it was "
-                "fixed at export. Set it before the export"
-            )
+        is_new = not (tells or is_seen or name.startswith("_"))
+        # A hook may read what is set on a class of torch's; without one, the next call refuses it.
+        if is_new and not origin.known:
+            raise NotSupported(unread(name, origin.path))
         super().__setattr__(name, value)
-        if is_seen and not tells:
+        if is_new or (is_seen and not tells):
             origin.whole.changed()
 
     def __delattr__(self, name: str) -> None:
@@ -188,6 +186,14 @@ class LoadedSubmodule(Loaded):
             f"`{self.__dict__['_origin'].path}` is a part of a loaded bundle, which is not pickled. Save the whole "
             "with `aotexport_runtime.save(module, path)`, or weights with `state_dict()`"
         )
+
+
+def unread(name: str, path: str) -> str:
+    """Return why a new attribute of the submodule at a path is refused."""
+    return (
+        f"no call looks at the attribute `{name}` of `{path}`: what the model's code read of it was fixed at export. "
+        "Set it before the export"
+    )
 
 
 def _unfitting(module: LoadedSubmodule, name: str, error: RuntimeError) -> str:
