@@ -284,7 +284,8 @@ class CausalLM:
     @staticmethod
     def _step(model: Any, ids: torch.Tensor, mask: torch.Tensor, cache: Any) -> tuple[torch.Tensor, Layers]:
         known = _options(model)
-        options: dict[str, Any] = {"logits_to_keep": 1} if "logits_to_keep" in known else {}
+        wanted = {"logits_to_keep": 1, "output_router_logits": False}
+        options: dict[str, Any] = {name: value for name, value in wanted.items() if name in known}
         if "position_ids" in known:
             options["position_ids"] = (mask.long().cumsum(-1) - 1).clamp(min=0)[:, -ids.shape[1] :]
         options[_cache_name(known)] = cache
