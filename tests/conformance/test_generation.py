@@ -260,6 +260,17 @@ def test_model_with_more_tokens_computes_what_that_of_transformers_does(generato
     assert torch.equal(module.eval().generate(ids, **words), model.eval().generate(ids, **words))
 
 
+def test_trainer_predicts_by_generating_as_with_the_model(generator, tmp_path):
+    model, module = copy.deepcopy(generator.model), aotexport_runtime.load(generator.path).eval()
+    model.generation_config = transformers.GenerationConfig.from_dict(module.generation_config.to_dict())
+    model.config.pad_token_id = module.config.pad_token_id = PAD
+    rows = [{"input_ids": ids, "attention_mask": MASK[1], "labels": ids} for ids in PROMPTS + 3]
+    options = transformers.Seq2SeqTrainingArguments(tmp_path, predict_with_generate=True, use_cpu=True, report_to=[])
+    wanted, got = (transformers.Seq2SeqTrainer(each, options).predict(rows, max_length=9) for each in (model, module))
+    assert (got.predictions == wanted.predictions).all()
+    assert got.metrics["test_loss"] == pytest.approx(wanted.metrics["test_loss"], abs=1e-6)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_preferences_are_learned_as_by_peft(generator):
     if generator.is_seq2seq:
@@ -295,9 +306,7 @@ def test_recipe_of_another_kind_of_model_is_refused():
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS["gpt2"])
     with pytest.raises(ModelFileInvalid) as caught:
         aotexport.recipe("seq2seq", model)
-    assert str(caught.value) == (
-        "recipe `seq2seq` takes an encoder-decoder model of transformers, got `GPT2LMHeadModel`"
-    )
+    assert str(caught.value) == "recipe `seq2seq` takes an encoder-decoder model of transformers, got `GPT2LMHeadModel`"
 
 
 ALONE = """

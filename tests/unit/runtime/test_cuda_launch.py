@@ -15,9 +15,6 @@ from aotexport_runtime.schema.targets import Kernel, KernelBinary, KernelCandida
 ALL = ("sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120", "ptx")
 
 
-# --- choice -----------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("capability", "available", "expected"),
     [
@@ -41,9 +38,6 @@ def kernel(*parameters, name="k", candidates=None, grid=("n", 1, 1), grid_argume
 
 def binary(architecture, shared_nbytes=0):
     return KernelBinary(architecture=architecture, offset=0, nbytes=1, sha256="0" * 64, shared_nbytes=shared_nbytes)
-
-
-# --- packing ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -70,9 +64,6 @@ def test_number_that_its_type_cannot_hold_is_refused(type_, value):
     assert str(caught.value) == f"{value} does not fit a parameter of type {type_}"
 
 
-# --- grids ------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("axis", "most"), [(0, 2147483647), (1, 65535), (2, 65535)])
 def test_grid_beyond_the_device_is_refused(axis, most):
     record = kernel(grid=tuple("n" if each == axis else 1 for each in range(3)))
@@ -82,9 +73,6 @@ def test_grid_beyond_the_device_is_refused(axis, most):
         grid_of(record, record.candidates[0], {"n": most + 1})
     blocks = " x ".join(str(most + 1 if each == axis else 1) for each in range(3))
     assert str(caught.value) == f"kernel `k` would need {blocks} blocks, more than a device takes"
-
-
-# --- launches ---------------------------------------------------------------------------------------------
 
 
 class RecordingLibrary:

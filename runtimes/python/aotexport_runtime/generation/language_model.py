@@ -105,27 +105,38 @@ class LanguageModel(OfTransformers):
 
     config: Config
     """The model's config, which calls do not read."""
-    generation_config: Any
-    """Settings of `generate` that its caller leaves out."""
     is_gradient_checkpointing = is_activation_checkpointing = False
     """A bundle recomputes by the choice of its load."""
     _keys_to_ignore_on_save: None = None
     _seen_as = ("transformers.modeling_utils", "PreTrainedModel")
     _embeddings: tuple[str, str]
     _counts: bool | None
+    _generation_config: Any
 
     def _describe(self: Any, manifest: Manifest) -> set[str]:
         """Take configs and classes of layers from a manifest (`NotSupported`); return names of settable attributes."""
         found = described(manifest)
         # Libraries may set these: calls do not read them.
-        own: dict[str, Any] = {"accepts_loss_kwargs": found.counts is not None, "config": Config(found.config)}
-        own["generation_config"] = Config(found.generation_config)
+        own = {"accepts_loss_kwargs": found.counts is not None, "config": Config(found.config)}
         embeddings = found.input_embeddings, found.output_embeddings
         self.__dict__ |= {**own, "_embeddings": embeddings, "_counts": found.counts}
+        self.__dict__["_generation_config"] = Config(found.generation_config)
         for layer in (module_at(self, path) for path in found.conv1d):
             if type(layer) is LoadedSubmodule and "weight" in layer._parameters:
                 object.__setattr__(layer, "__class__", Conv1D)
-        return {*own}
+        return {*own, "generation_config"}
+
+    @property
+    def generation_config(self) -> Any:
+        """Settings of `generate` that its caller leaves out: a `GenerationConfig` once transformers is imported."""
+        found, other = self._generation_config, sys.modules.get("transformers.generation.configuration_utils")
+        if type(found) is Config and other is not None:
+            self._generation_config = found = other.GenerationConfig.from_dict(found)
+        return found
+
+    @generation_config.setter
+    def generation_config(self, value: Any) -> None:
+        self._generation_config = value
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the program of the current mode; without mask and positions every token counts, as for the model.
