@@ -183,7 +183,7 @@ def _counts(model: Any) -> bool | None:
         return None
     ids, counts = torch.ones(1, 4, dtype=torch.long, device=model.device), ({}, {"num_items_in_batch": 1})
     with torch.no_grad():
-        mean, counted = (model(input_ids=ids, labels=ids, **count).loss for count in counts)
+        mean, counted = (model(input_ids=ids, attention_mask=ids, labels=ids, **count).loss for count in counts)
     factors = 1, 4 - (not model.config.is_encoder_decoder)
     return next((factor > 1 for factor in factors if torch.allclose(mean * factor, counted)), None)
 

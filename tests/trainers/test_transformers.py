@@ -104,6 +104,9 @@ def test_trainer_weighs_tokens_and_resumes_among_noisy_embeddings_as_with_the_mo
 
     expected, trainer = run(make_writer(), "model"), run(load(writer, matmul="torch"), "bundle")
     assert_same_history(trainer, expected)
+    ids, labels = (rows[0][name][None] for name in ("input_ids", "labels"))
+    counted = trainer.model.eval()(ids, torch.ones_like(ids), labels, num_items_in_batch=14).loss
+    assert counted.item() == pytest.approx(trainer.model(input_ids=ids, labels=labels).loss.item() / 2)
     saved, wanted = (load_file(tmp_path / name / "checkpoint-2/model.safetensors") for name in ("bundle", "model"))
     torch.testing.assert_close(saved, wanted, rtol=0, atol=1e-6)
     assert_same_weights(AutoModelForCausalLM.from_pretrained(tmp_path / "bundle/checkpoint-4"), expected.model)

@@ -6,6 +6,7 @@ The data are an extension of the manifest, which means nothing to the programs.
 from __future__ import annotations
 
 import copy
+import inspect
 import json
 import logging
 import sys
@@ -153,13 +154,16 @@ class LanguageModel(OfTransformers):
         if not told and isinstance(ids, torch.Tensor):
             kwargs["attention_mask"] = torch.ones_like(ids)
         count = None if self._counts is None else kwargs.pop("num_items_in_batch", None)
-        if not self._counts or count is None or (labels := kwargs.get("labels")) is None:
+        named = {} if count is None else inspect.signature(self.forward).bind_partial(*args, **kwargs).arguments
+        if not self._counts or named.get("labels") is None:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
+        labels = named["labels"]
         own = (labels if self.config.get("is_encoder_decoder") else labels[..., 1:]).ne(_IGNORED).sum()
-        # The mean of no label is no number, and so is its gradient.
-        kwargs["labels"] = labels.where(own > 0, 0)
-        results = super().forward(*args, **kwargs)  # type: ignore[misc]
-        results["loss"] = results["loss"] * (own / count)
+        # The mean over no label is no number, and so is its gradient.
+        named["labels"] = labels.where(own > 0, 0)
+        results = super().forward(**named)  # type: ignore[misc]
+        loss = results["loss"]
+        results["loss"] = loss * (own / count).to(loss.dtype)
         return results
 
     def generate(
@@ -278,6 +282,7 @@ class LanguageModel(OfTransformers):
             return
         (directory := Path(save_directory)).mkdir(parents=True, exist_ok=True)
         found: Any = self.state_dict() if state_dict is None else state_dict  # type: ignore[attr-defined]
+        # The last one stays: of one weight its first name.
         names = {(x.data_ptr() or name, x.shape, x.stride()): name for name, x in reversed(found.items())}
         weights = {name: found[name].contiguous() for name in names.values()}
         save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
@@ -289,6 +294,7 @@ class LanguageModel(OfTransformers):
         """Return True."""
         return True
 
+    # Asked by transformers, which renames weights of its own code alone.
     is_custom_code = can_generate
 
     def gradient_checkpointing_enable(self, **_: Any) -> None:
