@@ -184,7 +184,6 @@ def keeps_results_of_weights(spec: ProgramSpec, state: State) -> bool:
 
 
 def _with_other_weights(call: ExampleCall) -> ExampleCall:
-
     def changed(*args: Any, **kwargs: Any) -> Any:
         with torch.no_grad():
             for weight in changed.__self__.parameters():  # pyrefly: ignore[missing-attribute]
@@ -295,14 +294,13 @@ def fits(program: Program, call: ExampleCall) -> bool:
     environment = Environment()
     signature = Signature(program.parameters, lambda leaf: constant_value(leaf.value, environment))
     leaves: list[Any] = [None] * len(program.inputs)
-    if signature.flatten(call.args, call.kwargs, leaves):
-        return False
-    return not GuardTable([argument_rows(program)], len(leaves)).check(leaves, {})
+    guards = GuardTable([argument_rows(program)], len(leaves))
+    return not signature.flatten(call.args, call.kwargs, leaves) and not guards.check(leaves, {})
 
 
 def initial_values(call: ExampleCall, state: State) -> tuple[State, dict[str, Tree]]:
     """Return attributes that are an argument as trees over the tensors of a state, and that state."""
-    whole = State(list(state.entries))
+    whole = State(list(state.entries), asked=state.asked)
 
     def index(value: Any, path: str) -> int | None:
         if type(value) is int:

@@ -183,7 +183,6 @@ def rows_of_example(
 
 
 def _drawing(generator: torch.Generator) -> _Fill:
-
     def draw(source: torch.Tensor, spec: VectorInput, places: torch.Tensor) -> torch.Tensor:
         count = places.numel() and int(places.max()) + 1
         return source[torch.randint(source.numel(), (count,), generator=generator)]

@@ -20,8 +20,9 @@ from aotexport.errors import ExportFailed
 from aotexport.model.call import Attribute, ExampleCall
 from aotexport.model.programs import Mode, ProgramSpec
 from aotexport.model.refusals import attempt
-from aotexport.model.source_lines import described
+from aotexport.model.source_lines import described, is_user_file
 from aotexport.model.state import State
+from aotexport.process.patches import Patch, caller, patched
 from aotexport.state.arguments import argument_tables, check_changes
 from aotexport.state.mode import in_mode
 from aotexport.state.tensors import StateSnapshot, reached_tensors, restored
@@ -49,7 +50,7 @@ class Run:
 
     Attributes:
         snapshot: the state as the block found it.
-        attributes: puts the module's attributes back as the block found them, in its mode; None: they are kept.
+        world: the module's attributes as the block found them, in its mode; empty: they are kept.
         tensors: tensors and sizes passed to the call, one per path of the example call.
         kwargs: its keyword arguments, as it left them.
     """
@@ -57,7 +58,7 @@ class Run:
     call: ExampleCall
     state: State
     snapshot: StateSnapshot
-    attributes: Callable[[], None] | None
+    world: World
     tensors: list[Any] = field(default_factory=list)
     kwargs: dict[str, Any] = field(default_factory=dict)
     _has_begun: bool = False
@@ -66,8 +67,7 @@ class Run:
         """Put the model back as the block found it, for further calls that know nothing of those before."""
         if self._has_begun:
             self.snapshot.put_back()
-            if self.attributes is not None:
-                self.attributes()
+            self.world.put_back()
             self.snapshot.drop_gradients()
         self._has_begun = True
 
@@ -110,9 +110,8 @@ def eager_run(
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(in_mode(call.module, mode, [*call.first_call_constants, *attributes]))
-        put_back = None if keeps_attributes else World.of(call.module).put_back
-        if put_back is not None:
-            stack.callback(put_back)
+        world = World.of(None if keeps_attributes else call.module)
+        stack.callback(world.put_back)
         if grad is not None:
             stack.enter_context(torch.set_grad_enabled(grad))
         reached = reached_tensors((call.callable, call.module)) if outside else ()
@@ -121,7 +120,23 @@ def eager_run(
             stack.enter_context(attention_as_traced())
         if seed is not None:
             torch.manual_seed(seed)
-        yield Run(call, state, snapshot, put_back)
+        stack.enter_context(patched(_asked_in_vain(call.module, state.asked)))
+        yield Run(call, state, snapshot, world)
+
+
+def _asked_in_vain(module: nn.Module | None, asked: set[str]) -> Patch:
+    """Return a patch that adds the names of attributes that a module lacks, and its code asks for, to `asked`."""
+    get_attribute = nn.Module.__getattr__
+
+    def get(owner: nn.Module, name: str) -> Any:
+        try:
+            return get_attribute(owner, name)
+        except AttributeError:
+            if owner is module and is_user_file(caller().f_code.co_filename):
+                asked.add(name)
+            raise
+
+    return Patch(nn.Module, "__getattr__", get, "Record attributes that code asks for in vain")
 
 
 def copies(values: Iterable[Any]) -> list[Any]:

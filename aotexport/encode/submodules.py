@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Collection
 from typing import Any
 
 from torch import nn
@@ -59,8 +60,8 @@ def _class_of(module: nn.Module) -> type[nn.Module]:
     return module.stands_for() if isinstance(module, LoadedSubmodule) else type(module)
 
 
-def settings_of(module: nn.Module | None) -> dict[str, Constant | None]:
-    """Return the attributes that a module's code may read, its own and its class's, if their values are plain."""
+def settings_of(module: nn.Module | None, asked: Collection[str]) -> dict[str, Constant | None]:
+    """Return the attributes that a module's code may read, with plain values: its own, its class's, `asked` in vain."""
     if module is None:
         return {}
     if isinstance(module, BundleModule):
@@ -69,9 +70,9 @@ def settings_of(module: nn.Module | None) -> dict[str, Constant | None]:
     own = [name for name in vars(module) if name not in _OWN]
     of_class = {name: inspect.getattr_static(type(module), name, None) for name in dir(type(module))}
     shared = [name for name, value in of_class.items() if not callable(value) and not is_a(value, classmethod)]
-    found = {name for name in (*own, *shared) if not name.startswith("_") and name not in inherited}
+    found = {name for name in (*own, *shared, *asked) if not name.startswith("_") and name not in inherited}
     names = sorted(found - {*module._parameters, *module._buffers, *module._modules})
-    return {name: _plain(inspect.getattr_static(module, name)) for name in names}
+    return {name: _plain(inspect.getattr_static(module, name, object())) for name in names}
 
 
 def _plain(value: Any) -> Constant | None:

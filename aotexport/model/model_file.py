@@ -47,9 +47,7 @@ def open_model_file(where: str) -> ModelFile:
     `ModelFileInvalid`: there is no such file or module, or its code raises.
     """
     name, attribute = _split(where)
-    if name.endswith(".py"):
-        return _open_path(name, attribute)
-    return _open_module(name, attribute)
+    return _open_path(name, attribute) if name.endswith(".py") else _open_module(name, attribute)
 
 
 def _split(where: str) -> tuple[str, str]:

@@ -224,9 +224,8 @@ def only_mode(module: nn.Module | None) -> Literal["train", "eval"] | None:
     Graphs do not record it. It is train mode where an operator that tells them apart, such as dropout, was traced so.
     """
     children = [] if module is None else list(module.modules())
-    if not any(
-        getattr(vars(child).get("train"), "__module__", "") == "torch.export.exported_program" for child in children
-    ):
+    switches = [getattr(vars(child).get("train"), "__module__", "") for child in children]
+    if "torch.export.exported_program" not in switches:
         return None
     nodes = (node for child in children if isinstance(child, GraphModule) for node in child.graph.nodes)
     return "train" if any(map(_trains, nodes)) else "eval"
@@ -291,6 +290,5 @@ def affine(size: Size) -> tuple[str, int, int] | None:
     others = [affine(arg) for arg in size.args if isinstance(arg, str | SizeExpression)]
     if len(numbers) != 1 or len(others) != 1 or others[0] is None:
         return None
-    symbol, factor, offset = others[0]
-    number = numbers[0]
+    (symbol, factor, offset), number = others[0], numbers[0]
     return (symbol, factor, offset + number) if size.op == "add" else (symbol, factor * number, offset * number)

@@ -52,11 +52,13 @@ class State:
     Attributes:
         snapshots: snapshots of their memory between calls in files; None: every call copies the memory.
         reshaped: tensors that a captured program leaves with another shape, dtype or layout, and what it leaves.
+        asked: names of attributes of the module itself that its code asked for in vain.
     """
 
     entries: list[StateEntry] = field(default_factory=list)
     snapshots: list[MemorySnapshot] | None = None
     reshaped: list[tuple[StateEntry, torch.Tensor]] = field(default_factory=list)
+    asked: set[str] = field(default_factory=set[str])
 
     def add_constant(self, tensor: torch.Tensor, *, is_copied: bool = False) -> StateEntry:
         """Return the entry of a tensor that the code closes over; made at first use.

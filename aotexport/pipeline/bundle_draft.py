@@ -115,7 +115,7 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
         state=draft.weights,
         attributes=tuple(ModuleAttribute(name=name, value=value) for name, value in draft.attributes.items()),
         modules=draft.modules,
-        settings={name: value for name, value in settings_of(module).items() if name not in kept},
+        settings={name: value for name, value in settings_of(module, draft.state.asked).items() if name not in kept},
         testvectors=draft.entries,
         verification=draft.options.verification,
         ancestors=draft.ancestors,
@@ -133,6 +133,4 @@ def _entry(program: EncodedProgram) -> ProgramEntry:
 def _starts_in_training(draft: BundleDraft) -> bool:
     """Return whether a loaded module begins in train mode, like the model if the bundle has programs of both modes."""
     module, modes = draft.call.module, {program.record.mode for program in draft.programs}
-    if module is None:
-        return False
-    return module.training if {"train", "eval"} <= modes else "train" in modes
+    return module is not None and (module.training if {"train", "eval"} <= modes else "train" in modes)

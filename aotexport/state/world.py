@@ -287,9 +287,7 @@ def _forget_fakes(outside: World, module: nn.Module | None) -> None:
 
 
 def _holds_fake(values: Any, depth: int) -> bool:
-    if depth == 0:
-        return False
-    return any(
+    return depth > 0 and any(
         is_a(value, FakeTensor) or (is_a(value, dict, list, tuple) and _holds_fake(gc.get_referents(value), depth - 1))
         for value in values
     )

@@ -136,6 +136,5 @@ def made_quickly(environment: ShapeEnv) -> Iterator[None]:
 
 def _is_plain(meta: Any, viewed: torch.Tensor | None) -> bool:
     """Return whether a result is made of its sizes, strides and memory alone."""
-    if meta.is_conj or meta.is_neg or meta.layout is not torch.strided:
-        return False
-    return viewed is None or not (viewed.dtype is not meta.dtype or viewed.is_conj() or viewed.is_neg())
+    is_plain = not (meta.is_conj or meta.is_neg) and meta.layout is torch.strided
+    return is_plain and (viewed is None or not (viewed.dtype is not meta.dtype or viewed.is_conj() or viewed.is_neg()))

@@ -44,10 +44,10 @@ class Model(nn.Module):
         self.head = nn.Linear(6, 3)
         self.unused = nn.Linear(2, 2)
         self.read = nn.Linear(6, 6, bias=False)
-        self.factor = 2.0
+        self.factor, self.kept = 2.0, torch.rand(6)
 
     def forward(self, x):
-        x = self.block(self.body(x), gain=self.factor)["x"]
+        x = self.block(self.body(x), gain=self.factor)["x"] * getattr(self, "more", self.kept)
         for layer in self.layers:
             x = layer(x)
         x = self.shared(self.shared(x).relu()) @ self.read.weight
@@ -299,6 +299,14 @@ REFUSED_AT_ONCE = {
     "an attribute": (
         lambda m: setattr(m, "factor", 3.0),
         f"no call looks at the attribute `factor` of the loaded module: {FIXED}",
+    ),
+    "an attribute that the code asked for in vain": (
+        lambda m: setattr(m, "more", torch.ones(6)),
+        f"no call looks at the attribute `more` of the loaded module: {FIXED}",
+    ),
+    "a tensor that is no buffer": (
+        lambda m: setattr(m, "kept", torch.ones(6)),
+        f"no call looks at the attribute `kept` of the loaded module: {FIXED}",
     ),
     "another class of a submodule": (
         lambda m: setattr(m.block, "__class__", nn.Linear),

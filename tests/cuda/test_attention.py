@@ -134,8 +134,7 @@ def operands(dtype=torch.float32, width=8, rows=5, columns=5, batch=2, heads=3):
 
 
 def boolean(query, key):
-    mask = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(1)
-    return mask
+    return torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).tril(1)
 
 
 def added(query, key):

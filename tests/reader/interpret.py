@@ -185,7 +185,6 @@ class Interpreter:
         return [each + sum(zeros) if zeros and ok else each for each, ok in zip(found, is_float, strict=True)]
 
     def while_loop(self, condition: str, b: str, carried: list[Any], additional: list[Any]) -> list[Any]:
-
         def run(*operands: Any) -> list[Any]:
             begin, rest = list(operands[: len(carried)]), list(operands[len(carried) :])
             return [each[-1] for each in self._steps(condition, b, begin, rest)]

@@ -34,9 +34,7 @@ def _samples(case: Any, grad: bool) -> Iterator[Sample]:
 
 def _renewed(value: Any, grad: bool) -> Any:
     """Return an argument with values that do not depend on what else the collection made before."""
-    if not _differentiable(value):
-        return value
-    return torch.randn(value.shape, dtype=value.dtype, requires_grad=grad)
+    return torch.randn(value.shape, dtype=value.dtype, requires_grad=grad) if _differentiable(value) else value
 
 
 def _differentiable(value: Any) -> bool:

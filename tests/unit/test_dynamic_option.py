@@ -29,9 +29,7 @@ def spelled(dynamic_shapes: Any) -> Any:
         return {key: spelled(value) for key, value in dynamic_shapes.items()}
     if isinstance(dynamic_shapes, tuple):
         return tuple(spelled(value) for value in dynamic_shapes)
-    if dynamic_shapes is None:
-        return None
-    return f"{dynamic_shapes.__name__}[{dynamic_shapes.min}:{dynamic_shapes.max}]"
+    return None if dynamic_shapes is None else f"{dynamic_shapes.__name__}[{dynamic_shapes.min}:{dynamic_shapes.max}]"
 
 
 @pytest.mark.parametrize(

@@ -87,9 +87,7 @@ def _namespaces(functions: list[Any]) -> list[dict[str, Any]]:
 
 
 def _len(value: Any) -> Any:
-    if is_a(value, torch.Tensor) and value.dim():
-        return value.shape[0]
-    return len(value)
+    return value.shape[0] if is_a(value, torch.Tensor) and value.dim() else len(value)
 
 
 def _isinstance(value: Any, types: Any) -> bool:

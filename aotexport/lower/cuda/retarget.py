@@ -140,9 +140,8 @@ def _elsewhere(value: Any) -> Any:
 
 def _makes_tensors(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether an operator takes a device, and no tensor that has one."""
-    if not any(argument.name == "device" for argument in target._schema.arguments):
-        return False
-    return not any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values()))
+    takes_device = any(argument.name == "device" for argument in target._schema.arguments)
+    return takes_device and not any(isinstance(value, FakeTensor) for value in (*args, *kwargs.values()))
 
 
 aten: Any = torch.ops.aten

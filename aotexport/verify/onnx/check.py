@@ -173,9 +173,7 @@ def _is_tie(bundle: Bundle, program: Program, values: Sequence[Any], path: str, 
     got = torch.as_tensor(got)
     if expected.dtype != torch.int64 or (got.dtype, got.shape) != (expected.dtype, expected.shape) or not got.numel():
         return False
-    if not _fits(got, ordered, axis):
-        return False
-    return torch.equal(ordered.gather(axis, expected), ordered.gather(axis, got))
+    return _fits(got, ordered, axis) and torch.equal(ordered.gather(axis, expected), ordered.gather(axis, got))
 
 
 def _fits(indices: torch.Tensor, ordered: torch.Tensor, axis: int) -> bool:

@@ -25,7 +25,7 @@ from aotexport_runtime.module.stepper import Stepper
 from aotexport_runtime.schema.manifest import TRANSFORMERS, Manifest
 from aotexport_runtime.submodules.changes import check_peft_targets
 from aotexport_runtime.submodules.python_state import PythonState
-from aotexport_runtime.submodules.submodule import build, copied, switch
+from aotexport_runtime.submodules.submodule import build, copied, switch, unread
 from aotexport_runtime.submodules.tables import LoadedState, Origin, seal
 
 
@@ -102,11 +102,8 @@ class BundleModule(BundleState):
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set a tensor, a submodule, or an attribute that no code read at export (`NotSupported`)."""
-        if name in self.__dict__.get("_fixed", ()) and not isinstance(value, nn.Module | torch.Tensor):
-            raise NotSupported(
-                f"no call looks at the attribute `{name}` of the loaded module: what the model's code read of it was "
-                "fixed at export. Set it before the export"
-            )
+        if name in self.__dict__.get("_fixed", ()) and not isinstance(value, nn.Module | nn.Parameter):
+            raise NotSupported(unread(name, ""))
         super().__setattr__(name, value)
         if name == "peft_config" and isinstance(value, dict):
             check_peft_targets(value, self.changes(), self.bundle.manifest)

@@ -218,7 +218,7 @@ class Manifest(Record, kw_only=True):
         attributes: Python attributes that calls read and change, which programs take as the argument `self` (8.2).
         modules: the module and its submodules, in the module's order. Readers may ignore them.
         settings: the module's other attributes, by name, to be read by the caller: values of numbers, flags, None and
-            plain names; None for others.
+            plain names; None for others, and for those that its code asked for in vain.
         testvectors: recorded calls: the self-test.
         verification: how the writer compared the bundle with eager: not at all, in fewer calls than usual (`fast`), as
             usual, or in more (`full`); None: it did not say.

@@ -21,7 +21,16 @@ from aotexport_runtime.schema.manifest import Submodule as Record
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.submodules.adapter import adapted_call
 from aotexport_runtime.submodules.python_state import PythonState
-from aotexport_runtime.submodules.tables import HOOKS, TABLES, Origin, StateSlot, former_kind, kind_in, watch_tables
+from aotexport_runtime.submodules.tables import (
+    HOOKS,
+    TABLES,
+    Origin,
+    StateSlot,
+    former_kind,
+    kind_in,
+    named,
+    watch_tables,
+)
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.trees import builder
 
@@ -75,6 +84,8 @@ class Loaded(nn.Module):
                     f"{what} cannot become a `{getattr(value, '__qualname__', value)}`, only an object of a subclass "
                     f"of `{type(self).__name__}`"
                 )
+            if origin is not None and named(origin.path, name) in origin.whole.constants:
+                raise NotSupported(unread(name, origin.path))
             super().__setattr__(name, value)
 
     def _replicate_for_data_parallel(self) -> NoReturn:
@@ -189,10 +200,10 @@ class LoadedSubmodule(Loaded):
 
 
 def unread(name: str, path: str) -> str:
-    """Return why a new attribute of the submodule at a path is refused."""
+    """Return why a value of an attribute, of the module at a path of the whole, is refused."""
     return (
-        f"no call looks at the attribute `{name}` of `{path}`: what the model's code read of it was fixed at export. "
-        "Set it before the export"
+        f"no call looks at the attribute `{name}` of {f'`{path}`' if path else 'the loaded module'}: what the model's "
+        "code read of it was fixed at export. Set it before the export"
     )
 
 
