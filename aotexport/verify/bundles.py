@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import json
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-
-import msgspec
 
 from aotexport.errors import VerificationFailed
 from aotexport.lower.cpu.program import without_program, write_target
@@ -22,7 +19,7 @@ from aotexport.vectors.small_sizes import (
     without_small_sizes,
 )
 from aotexport.verify.comparisons import Comparison, comparisons, failures
-from aotexport.verify.fresh import FreshProcess
+from aotexport.verify.fresh import FreshProcess, printed
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.engines.cpu.engine import unfit
@@ -177,11 +174,7 @@ def run_selftest(
     path = [os.path.abspath(place) for place in sys.path] if own else []
     with fresh or FreshProcess() as process:
         done = process.run(arguments, TIMEOUT_S, path)
-    try:
-        return msgspec.convert(json.loads(done.stdout.splitlines()[-1]), list[VectorResult])
-    except (IndexError, ValueError):
-        tail = done.stderr.strip()[-2000:] or f"exit code {done.returncode}"
-        raise VerificationFailed(f"the fresh process that verifies the bundle failed:\n{tail}", [tail]) from None
+    return printed(done, list[VectorResult], "fresh process that verifies the bundle")
 
 
 def _disagreement(results: list[VectorResult]) -> str:

@@ -9,6 +9,10 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+
+from aotexport.errors import VerificationFailed
+
 READY = """
 import json, os, sys
 import torch
@@ -60,3 +64,12 @@ class FreshProcess:
         request = json.dumps({"path": list(path), "environment": dict(os.environ), "arguments": list(arguments)})
         output, errors = self._process.communicate(request + "\n", timeout=timeout_s)
         return subprocess.CompletedProcess(self._process.args, self._process.returncode, output, errors)
+
+
+def printed(done: subprocess.CompletedProcess[str], kind: type[Any], name: str) -> Any:
+    """Return what a process printed as JSON in its last line; `VerificationFailed` by the name of one that did not."""
+    try:
+        return msgspec.convert(json.loads(done.stdout.splitlines()[-1]), kind)
+    except (IndexError, ValueError):
+        tail = done.stderr.strip()[-2000:] or f"exit code {done.returncode}"
+        raise VerificationFailed(f"the {name} failed:\n{tail}", [tail]) from None

@@ -326,6 +326,13 @@ def test_verify_against_a_changed_model_file_shows_what_differs(run: Run, bundle
             "export)\n  `linear.bias` is float32[2] in the bundle and float32[3] in the model\n",
         ),
         (
+            "self.linear = nn.Linear(3, 2)",
+            "from torch.testing._internal.two_tensor import TwoTensor as Two\n        self.linear = nn.Linear(3, 2)\n"
+            "        self.linear.weight = nn.Parameter(Two(torch.ones(2, 3), torch.ones(2, 3)))",
+            "error: the weights of the bundle do not fit the model of `net.py`:\n  `linear.weight` is plain in the "
+            "bundle and a `torch.testing._internal.two_tensor:TwoTensor` in the model, or its context is another\n",
+        ),
+        (
             "def forward(self, x):",
             "def forward(self, y):\n        x = y",
             "error: program `train` has the tensor inputs x; the example call of `net.py` has y\n",

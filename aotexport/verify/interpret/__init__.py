@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
 
-import msgspec
-
-from aotexport.errors import VerificationFailed
+from aotexport.verify.fresh import printed
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.results import VectorResult
 from aotexport_runtime.engines.cuda.choice import TARGET
@@ -47,8 +44,4 @@ def interpret(bundle: Bundle, candidate: int = 0) -> Interpreted:
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-P", "-m", "aotexport.verify.interpret", str(bundle.root), str(candidate)]
     process = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    try:
-        return msgspec.convert(json.loads(process.stdout.splitlines()[-1]), Interpreted)
-    except (IndexError, ValueError):
-        tail = process.stderr.strip()[-2000:] or f"exit code {process.returncode}"
-        raise VerificationFailed(f"the process that interprets the kernels failed:\n{tail}", [tail]) from None
+    return printed(process, Interpreted, "process that interprets the kernels")

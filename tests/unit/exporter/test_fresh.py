@@ -4,9 +4,12 @@ import json
 import os
 import sys
 
+import pytest
 import torch
 
 import aotexport
+from aotexport import VerificationFailed
+from aotexport.verify.bundles import run_selftest
 from aotexport.verify.fresh import FreshProcess
 from tests.cases.operators import NAMESPACE, operator_with_gradients
 from tests.cases.subclasses import subclass_with_gradients, two
@@ -30,6 +33,13 @@ def test_process_has_the_runtime_and_what_it_is_told_to_import(tiny, tmp_path, m
     modules = set(json.loads((tmp_path / "seen").read_text()))
     assert {"torch", "aotexport_runtime"} <= modules
     assert not {"aotexport", "pytest", "torch._dynamo", "torch._inductor"} & modules
+
+
+def test_process_that_fails_says_why(tmp_path):
+    with pytest.raises(VerificationFailed) as caught:
+        run_selftest(tmp_path, ["portable"])
+    told = f"error: `{tmp_path}` is no bundle: it has no file `bundle.json` [bundle-missing]"
+    assert str(caught.value) == f"the fresh process that verifies the bundle failed:\n{told}"
 
 
 def _by_an_operator_and_a_subclass(x, pair, y):
