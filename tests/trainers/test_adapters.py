@@ -1,6 +1,7 @@
 """Adapters of the runtime on a loaded bundle, next to peft's on the original: training, files, merging."""
 
 import copy
+import json
 
 import peft
 import pytest
@@ -107,6 +108,10 @@ def test_adapter_trains_as_pefts_and_is_read_by_peft_and_back(module, bundle, tm
     read = peft.PeftModel.from_pretrained(make(), tmp_path / "ours")
     torch.testing.assert_close(result(read), result(ours), rtol=0, atol=1e-6)
     theirs.save_pretrained(tmp_path / "theirs")
+    first, second = (json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("ours", "theirs"))
+    apart = {"base_model_name_or_path", "fan_in_fan_out", "target_modules"}
+    assert {name for name in first if first[name] != second[name]} <= apart
+    assert not int.from_bytes((tmp_path / "ours/adapter_model.safetensors").read_bytes()[:8], "little") % 8
     other = aotexport_runtime.load(bundle)
     adapters.load_adapter(other, tmp_path / "theirs")
     torch.testing.assert_close(result(other), expected, rtol=0, atol=1e-6)

@@ -95,7 +95,7 @@ class Factors(nn.Module):
     def _added(self, result: torch.Tensor, low: torch.Tensor) -> torch.Tensor:
         """Return the result plus low-rank values times B: one matmul that adds, where dtypes are the same."""
         alike = result.dtype == low.dtype == self.B.dtype and not _autocasts(result)
-        if result.dim() < 2 or self.B.dim() > 2 or not alike or not result.is_contiguous():
+        if self.B.dim() > 2 or not alike or not result.is_contiguous():
             return (result + self._high(low)).to(result.dtype)
         flat = result.view(-1, result.shape[-1])
         return torch.addmm(flat, low.reshape(-1, low.shape[-1]), self.B.t()).view(result.shape)
