@@ -103,9 +103,9 @@ def test_sequence_that_ends_is_padded_and_the_last_end_stops(generator):
     assert got.shape[1] < longest.shape[1]
 
 
-@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("early", [{}, {"early_stopping": True}], ids=["by default", "early"])
 def test_beams_that_end_at_different_lengths_are_padded(generator, early):
-    options = {"num_beams": 4, "max_new_tokens": 14, "early_stopping": early, "eos": [3, 5, 8, 9, 13, 21, 33, 47]}
+    options = {"num_beams": 4, "max_new_tokens": 14, **early, "eos": [3, 5, 8, 9, 13, 21, 33, 47]}
     got = generator(PROMPTS, attention_mask=MASK, **options)
     assert torch.equal(got, generator.expected(PROMPTS, **options))
 

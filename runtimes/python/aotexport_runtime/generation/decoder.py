@@ -86,8 +86,8 @@ class _Steps:
     def advance(self, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Return the scores after `tokens`, (batch, 1), whose keys and values take the next place."""
         inputs, length = [*self._inputs], self._length
-        for place, value in zip(self._places, (tokens, mask), strict=True):
-            inputs[place] = value
+        at_tokens, at_mask = self._places
+        inputs[at_tokens], inputs[at_mask] = tokens, mask
         for indices, buffer in zip(self._step.grows, self._buffers, strict=True):
             if not self._step.read.isdisjoint(indices):
                 for index, before in zip(indices, buffer.narrow(3, 0, length).unbind(), strict=True):

@@ -59,7 +59,7 @@ class Config(dict[str, Any]):
 
     def to_json_string(self, **_: Any) -> str:
         """Return the config as JSON."""
-        return json.dumps(self, indent=2, sort_keys=True) + "\n"
+        return json.dumps(self, indent=2) + "\n"
 
     def get_text_config(self, **_: Any) -> Config:
         """Return the config: the model reads nothing but text."""
