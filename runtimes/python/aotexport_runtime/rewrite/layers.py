@@ -173,7 +173,7 @@ def _followed(
         return node
 
     while (node := follower(current.name)) is not None and layer.activation is None:
-        if is_convolution and node.op == _NORM and len(layer.nodes) == 1 and current.name == node.args[0]:
+        if is_convolution and node.op == _NORM and len(layer.nodes) == 1:
             item = follower(node.name)
             affine = [each for each in node.args[1:5] if each is not None]
             if item is None or item.op != "python::getitem" or item.args[1] != 0 or not _are_numbers(node.args[5:]):

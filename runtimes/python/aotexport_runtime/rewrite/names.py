@@ -71,7 +71,7 @@ def computed_weights(nodes: Sequence[Node], state: Mapping[str, ValueMeta]) -> d
         if isinstance(weight, str) and weight in of_bytes - state.keys():
             found[node.name] = [*made[weight]]
         elif taken and made.keys() >= set(taken) and not (writes_in_place(node.op) and taken[0] in state):
-            made[node.name] = {each: None for name in taken for each in made[name]} | {node.name: None}
+            made[node.name] = dict.fromkeys([*(each for name in taken for each in made[name]), node.name])
             if not of_bytes.isdisjoint(taken):
                 of_bytes.add(node.name)
     return {layer: chain for layer, chain in found.items() if all(users[each] <= {layer, *chain} for each in chain)}
