@@ -200,24 +200,38 @@ def model():
 
 @pytest.fixture(scope="module")
 def reason(model, tmp_path_factory):
-    """Return a function from a result's name to why it depends on other rows, by its part of one graph of them all."""
-    path = tmp_path_factory.mktemp("rows") / "all"
+    """Return a function from a result's name to why it depends on other rows."""
     sizes = ({0: torch.export.Dim("batch", min=1, max=64)},)
-    aotexport.export(model, tuple(examples(0, 3)), output=path, dynamic_shapes=sizes, programs=("infer",), verify=False)
+    parts = exported_parts(model, tuple(examples(0, 3)), sizes, tmp_path_factory.mktemp("rows") / "all")
+
+    def find(name):
+        part, inputs, shape, dimension = parts(name, "batch")
+        axes = [axis for axis, size in enumerate(shape) if dimension.symbol in symbols_of(size)]
+        axes = RowAxes(dimension=dimension, inputs=dict.fromkeys(inputs, 0), outputs={0: axes[0] if axes else 0})
+        return dependence(part, axes)
+
+    return find
+
+
+def exported_parts(model, arguments, sizes, path):
+    """Export a model whose results have names; return a function from one, and a size, to the part of the graph.
+
+    That is the nodes that compute the result, the indices of inputs, the shape of the result, and the size's record.
+    """
+    aotexport.export(model, arguments, output=path, dynamic_shapes=sizes, programs=("infer",), verify=False)
     bundle = open_bundle(path)
     program = bundle.program("infer")
     graph = bundle.graph("infer", program.forward.file)
-    dimension, names = program.dimensions[0], program.output_tree.keys
 
-    def find(name):
-        index = names.index(name)
+    def part(name, size):
+        index = program.output_tree.keys.index(name)
         output = graph.outputs[index]
-        part = msgspec.structs.replace(graph, nodes=part_of(graph, output), outputs=[output])
-        x = next(index for index, spec in enumerate(program.inputs) if hasattr(spec, "path"))
-        axes = [i for i, size in enumerate(program.outputs[index].shape) if dimension.symbol in symbols_of(size)]
-        return dependence(part, RowAxes(dimension=dimension, inputs={x: 0}, outputs={0: axes[0] if axes else 0}))
+        nodes = msgspec.structs.replace(graph, nodes=part_of(graph, output), outputs=[output])
+        inputs = [index for index, spec in enumerate(program.inputs) if hasattr(spec, "path")]
+        dimension = next(each for each in program.dimensions if each.name == size)
+        return nodes, inputs, program.outputs[index].shape, dimension
 
-    return find
+    return part
 
 
 def part_of(graph, output):
@@ -225,7 +239,7 @@ def part_of(graph, output):
     roots, nodes, needed = {}, [], {output}
     for node in graph.nodes:
         base, source = node.op.partition(".")[0], node.args[0] if node.args else None
-        shares = base in ("aten::select", "aten::slice") or base.endswith("_")
+        shares = base in ("aten::select", "aten::slice", "aten::view") or base.endswith("_")
         roots[node.name] = roots.get(source, source) if shares else node.name
     for node in reversed(graph.nodes):
         changes = node.op.partition(".")[0].endswith("_") and roots[node.name] in {roots.get(name) for name in needed}

@@ -62,10 +62,10 @@ class Recurrent(nn.Module):
 
 
 class Peak(nn.Module):
-    """Takes the greatest of a sequence, which zeros after it are not while one is positive."""
+    """Takes the greatest of what a mask shows, for numbers that are greater than what hides the others."""
 
-    def forward(self, x):
-        return x.amax(1)
+    def forward(self, x, mask):
+        return (x * 1e5 + (mask == 0) * -1e4).amax(1)
 
 
 class Masked(nn.Module):
@@ -141,6 +141,11 @@ class Labelled(nn.Module):
         return {"scores": scores} if labels is None else {"loss": (scores - labels).square().mean(), "scores": scores}
 
 
+MASKED = (
+    (torch.linspace(0, 1, 32).reshape(4, 8), torch.ones(4, 8, dtype=torch.int64)),
+    ({0: BATCH, 1: LENGTH}, {0: BATCH, 1: LENGTH}),
+)
+
 MODELS = {
     "digits": (digits_model, (torch.linspace(-1, 1, 40).reshape(5, 8),), ({0: BATCH},)),
     "pair": (Pair, ({"pair": (torch.ones(2, 3), torch.arange(6.0).reshape(2, 3))}, 3), None),
@@ -158,12 +163,8 @@ MODELS = {
         ({0: LENGTH, 1: BATCH},),
     ),
     "words": (Words, (torch.arange(12).reshape(4, 3) % 10,), ({0: BATCH, 1: LENGTH},)),
-    "peak": (Peak, (torch.linspace(0, 1, 32).reshape(4, 8),), ({0: BATCH, 1: LENGTH},)),
-    "masked": (
-        Masked,
-        (torch.linspace(0, 1, 32).reshape(4, 8), torch.ones(4, 8, dtype=torch.int64)),
-        ({0: BATCH, 1: LENGTH}, {0: BATCH, 1: LENGTH}),
-    ),
+    "peak": (Peak, *MASKED),
+    "masked": (Masked, *MASKED),
     "kinds": (
         Kinds,
         (torch.tensor([True, False]), torch.ones(3).half(), torch.ones(3).bfloat16(), torch.tensor([1, 2]), "up"),

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any
+from typing import Any, Generic, TypeAlias
 
 from aotexport_runtime.allowed.operators import aten_signatures
 from aotexport_runtime.allowed.signatures import Parameter, signature_of
-from aotexport_runtime.rows.rules import RULES, Call, Dependent, Operand, Rows, kinds, number_of, reshaped
+from aotexport_runtime.rows.rules import RULES, Call, Dependent, Operand, Rows, S, kinds, number_of, reshaped
 from aotexport_runtime.schema import values as records
 from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import ArgumentInput, Program, SizeInput
@@ -64,8 +64,8 @@ def _only_axis(meta: TensorMeta | None, symbol: str) -> int | None:
     return dependent[0] if len(dependent) == 1 and shape[dependent[0]] == symbol else None
 
 
-State = Rows | None | tuple["State", ...]
-"""Where a value has rows; None: it has none, and does not depend on their number. A tuple: of each item."""
+State: TypeAlias = "S | tuple[State[S], ...]"
+"""What is known of a value; a tuple: of each item."""
 
 _KEEPS_NUMBERS = ("moved", "reshaped", "expanded", "sliced")
 _COUNTS = {
@@ -85,7 +85,7 @@ def dependence(graph: Graph, axes: RowAxes) -> str | None:
     """Return why a row of a call's results may depend on other rows of it, by the forward graph; None: none does."""
     states = [Rows(axes.inputs[index]) if index in axes.inputs else None for index in range(len(graph.inputs))]
     try:
-        results = _Reading(graph, axes.dimension.symbol, states).results()
+        results = _RowReading(graph, axes.dimension.symbol, states, None).results()
     except Dependent as reason:
         return str(reason)
     for index, axis in axes.outputs.items():
@@ -94,18 +94,26 @@ def dependence(graph: Graph, axes: RowAxes) -> str | None:
     return None
 
 
-class _Reading:
-    """The values of a graph, as far as its nodes were read."""
+class Reading(Generic[S]):
+    """What is known of the values of a graph, as far as its nodes were read.
 
-    def __init__(self, graph: Graph, symbol: str, states: Sequence[State]) -> None:
+    Attributes:
+        size: what the symbol that is looked at stands for.
+    """
+
+    size = "size of the batch"
+
+    def __init__(self, graph: Graph, symbol: str, states: Sequence[State[S]], nothing: S) -> None:
+        """Begin with what is known of the inputs; `nothing` is known of values that do not depend on the symbol."""
         self._graph = graph
         self._symbol = symbol
+        self._nothing = nothing
         self._count = number_of(symbol, symbol)
         self._metas: dict[str, ValueMeta] = {value.name: value.meta for value in graph.inputs}
         self._states = {value.name: state for value, state in zip(graph.inputs, states, strict=True)}
 
-    def results(self) -> list[State]:
-        """Read every node; return where the outputs have rows."""
+    def results(self) -> list[State[S]]:
+        """Read every node; return what is known of the outputs."""
         for node in self._graph.nodes:
             try:
                 self._states[node.name] = self._state(node)
@@ -114,47 +122,43 @@ class _Reading:
                 line = "" if source is None else f" ({source.file}:{source.line})"
                 raise Dependent(f"operator `{node.op}`{line} {reason}") from None
             self._metas[node.name] = node.meta
-        return [self._states.get(output) if isinstance(output, str) else None for output in self._graph.outputs]
+        return [
+            self._states.get(output, self._nothing) if isinstance(output, str) else self._nothing
+            for output in self._graph.outputs
+        ]
 
-    def _state(self, node: Node) -> State:
+    def _computed(self, node: Node, kind: tuple[str, int], call: Call[S]) -> State[S]:
+        """Return what is known of the results of an operator of a kind; `Dependent`: it mixes what is kept apart."""
+        raise NotImplementedError
+
+    def _state(self, node: Node) -> State[S]:
         arguments = {name: self._bound(name, value) for name, value in _named(node).items()}
         operands = [each for value in arguments.values() for each in elements(value) if isinstance(each, Operand)]
         counts = [name for name, value in arguments.items() if any(map(self._is_count, elements(value)))]
         if node.op == "python::getitem" and isinstance(node.args[0], str) and isinstance(node.args[1], int):
             items = self._states[node.args[0]]
-            return items[node.args[1]] if isinstance(items, tuple) else None
+            return items[node.args[1]] if isinstance(items, tuple) else self._nothing
         if isinstance(node.meta, SizeMeta) and node.meta.value is not None:
-            return None  # Its own expression tells whether it depends on the number of rows.
-        if isinstance(node.meta, records.NothingMeta) and node.op.startswith("aten::") and not _written(node.op):
-            return None  # An assertion: where it fails, every call of the batch runs again, alone.
+            return self._nothing  # Its own expression tells whether it depends on the symbol.
+        if isinstance(node.meta, records.NothingMeta) and node.op.startswith("aten::") and not written(node.op):
+            return self._nothing  # An assertion: where it fails, every call of the batch runs again, alone.
         if node.op in _BODIES:
             return self._of_body(node)
         kind, trailing = _kind(node.op)
         if kind in ("moved", "reshaped"):
             operands = operands[:1]
         if any(name not in _COUNTS.get(kind, ()) for name in counts):
-            raise Dependent("computes with the size of the batch")
-        with_rows = [each for each in operands if each.rows is not None]
-        if with_rows and not kind:
-            raise Dependent("is not known to keep rows apart")
-        if any(each.rows and each.rows.numbered for each in with_rows) and kind not in (*_KEEPS_NUMBERS, "indexed"):
-            raise Dependent("computes with the number of each row")
-        if with_rows or counts:
-            RULES[kind](Call(arguments, operands), trailing)
-        state = self._placed(node.meta, kind if with_rows or counts else "", with_rows)
-        for each in operands:
-            if each.parameter in _written(node.op) and each.rows != state:
-                raise Dependent(f"writes rows to `{each.parameter}`, which does not have them on that axis")
-        return state
+            raise Dependent(f"computes with the {self.size}")
+        return self._computed(node, (kind, trailing), Call(arguments, operands, bool(counts)))
 
-    def _of_body(self, node: Node) -> State:
-        """Return where the results of a body have rows, of those that the call gives to its graph."""
+    def _of_body(self, node: Node) -> State[S]:
+        """Return what is known of the results of a body, by what the call gives to its graph."""
         body, operands = node.args[0], node.args[_BODIES[node.op]]
         assert isinstance(body, records.SubgraphArgument)
         assert isinstance(operands, list)
-        states = [self._states.get(each) if isinstance(each, str) else None for each in operands]
+        states = [self._states[each] if isinstance(each, str) else self._nothing for each in operands]
         try:
-            results = _Reading(self._graph.subgraphs[body.name], self._symbol, states).results()
+            results = type(self)(self._graph.subgraphs[body.name], self._symbol, states, self._nothing).results()
         except Dependent as reason:
             raise Dependent(f"has a body whose {reason}") from None
         return tuple(results[: len(node.meta.items)]) if isinstance(node.meta, SequenceMeta) else results[0]
@@ -166,13 +170,13 @@ class _Reading:
         meta = self._metas.get(value) if isinstance(value, str) else None
         if not isinstance(meta, TensorMeta):
             return value
-        rows = self._states[str(value)]
-        assert not isinstance(rows, tuple)
-        return Operand(parameter, self._shape(meta), rows, meta.dtype == "bool")
+        state = self._states[str(value)]
+        assert not isinstance(state, tuple)
+        return Operand(parameter, self._shape(meta), state, meta.dtype == "bool")
 
     def _is_count(self, value: Any) -> bool:
-        """Return whether an argument is a number made of the number of rows, or several tensors of rows at once."""
-        if isinstance(value, str) and isinstance(self._states.get(value), tuple):
+        """Return whether an argument is a number made of the symbol, or several tensors that depend on it at once."""
+        if isinstance(value, str) and isinstance(self._metas.get(value), SequenceMeta):
             return True
         meta = self._metas.get(value) if isinstance(value, str) else value
         size = meta.value if isinstance(meta, SizeMeta | records.SizeArgument) else None
@@ -181,7 +185,26 @@ class _Reading:
     def _shape(self, meta: TensorMeta) -> tuple[int, ...]:
         return tuple(number_of(size, self._symbol) for size in meta.shape)
 
-    def _placed(self, meta: ValueMeta, kind: str, operands: Sequence[Operand]) -> State:
+
+class _RowReading(Reading[Rows | None]):
+    """Where the values of a graph have rows; None: they have none, and do not depend on their number."""
+
+    def _computed(self, node: Node, kind: tuple[str, int], call: Call[Rows | None]) -> State[Rows | None]:
+        (name, trailing), operands = kind, call.operands
+        with_rows = [each for each in operands if each.rows is not None]
+        if with_rows and not name:
+            raise Dependent("is not known to keep rows apart")
+        if any(each.rows and each.rows.numbered for each in with_rows) and name not in (*_KEEPS_NUMBERS, "indexed"):
+            raise Dependent("computes with the number of each row")
+        if with_rows or call.counts:
+            RULES[name](call, trailing)
+        state = self._placed(node.meta, name if with_rows or call.counts else "", with_rows)
+        for each in operands:
+            if each.parameter in written(node.op) and each.rows != state:
+                raise Dependent(f"writes rows to `{each.parameter}`, which does not have them on that axis")
+        return state
+
+    def _placed(self, meta: ValueMeta, kind: str, operands: Sequence[Operand[Rows | None]]) -> State[Rows | None]:
         """Return where a result has rows: on the one axis whose size depends on their number."""
         if isinstance(meta, SequenceMeta):
             return tuple(self._placed(item, kind, operands) for item in meta.items)
@@ -218,8 +241,15 @@ def _defaults(op: str) -> dict[str, Any]:
     return {each.name: _literal(each.default) for each in _parameters(op)}
 
 
-def _written(op: str) -> set[str]:
+def written(op: str) -> set[str]:
+    """Return the parameters that an operator of aten writes to."""
     return {each.name for each in _parameters(op) if "!" in each.alias}
+
+
+def may_share(op: str) -> bool:
+    """Return whether results of an operator may have the memory of its first argument."""
+    is_moved = _kind(op)[0] in ("moved", "reshaped")
+    return op == "python::getitem" or is_moved or any(each.alias for each in _parameters(op))
 
 
 def _literal(default: str | None) -> Any:

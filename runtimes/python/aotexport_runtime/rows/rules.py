@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from aotexport_runtime.allowed.operators import kinds_in
 from aotexport_runtime.schema.sizes import Size
@@ -70,20 +70,36 @@ def reshaped(rows: Rows, source: tuple[int, ...], result: tuple[int, ...], axis:
     return Rows(axis, before, after, rows.numbered)
 
 
-class Operand(NamedTuple):
-    """A tensor among the arguments, or among the items of one; `shape`: its sizes, by `number_of`."""
+S = TypeVar("S")
+
+
+class Operand(NamedTuple, Generic[S]):
+    """A tensor among the arguments, or among the items of one.
+
+    Attributes:
+        shape: its sizes, by `number_of`.
+        rows: what is known of it, such as where it has rows.
+        is_mask: whether it has truth values.
+    """
 
     parameter: str
     shape: tuple[int, ...]
-    rows: Rows | None
+    rows: S
     is_mask: bool
 
 
-class Call(NamedTuple):
-    """A call of an operator: all arguments by their parameters' names, tensors as `Operand`; all tensors, in order."""
+class Call(NamedTuple, Generic[S]):
+    """A call of an operator.
+
+    Attributes:
+        arguments: all arguments by their parameters' names, tensors as `Operand`.
+        operands: all tensors, in order.
+        counts: whether an argument depends on the number of rows.
+    """
 
     arguments: Mapping[str, Any]
-    operands: Sequence[Operand]
+    operands: Sequence[Operand[S]]
+    counts: bool = False
 
 
 def _apart(operand: Operand, axes: Sequence[int]) -> None:
@@ -128,11 +144,15 @@ def _leading(call: Call, _: int) -> None:
 def _along(call: Call, _: int) -> None:
     """Computes along axes that it names; of all, where it names none."""
     _aligned(call)
-    named = [call.arguments[name] for name in DIMENSIONS if name in call.arguments]
-    axes = [axis for each in named for axis in (each if isinstance(each, list) else [each])]
     for operand in call.operands:
-        rank = len(operand.shape)
-        _apart(operand, [axis % rank for axis in axes if rank] if axes and None not in axes else range(rank))
+        _apart(operand, named_axes(call.arguments, len(operand.shape)))
+
+
+def named_axes(arguments: Mapping[str, Any], rank: int) -> list[int]:
+    """Return the axes of a tensor that a call computes along."""
+    named = [arguments[name] for name in DIMENSIONS if name in arguments]
+    axes = [axis for each in named for axis in (each if isinstance(each, list) else [each])]
+    return [axis % rank for axis in axes if rank] if axes and None not in axes else [*range(rank)]
 
 
 DIMENSIONS = ("dim", "dims", "dimension", "dim1", "dim2")

@@ -63,7 +63,7 @@ class Lengths:
         inputs: axis per input; None: it has none.
         outputs: axis per output; None: it has none.
         least: least length of a call.
-        masks: indices of inputs that say where padding is: a call with a row of zeros in one is not padded.
+        masks: indices of inputs that say where padding is: a call with a 0 at its first step is not padded.
     """
 
     name: str
@@ -158,8 +158,7 @@ def join_key(inputs: Iterable[TensorSpec], axes: BatchAxes, values: list[Any]) -
     if len(sizes) != 1 or len(lengths) > 1 or 0 in lengths or not axes.least <= min(sizes):
         return None
     for index in axes.padded.masks if axes.padded else ():
-        value, batch = values[index], axes.inputs[index]
-        if not value.any(tuple(axis for axis in range(value.ndim) if axis != batch)).all():
+        if not values[index][(slice(None),) * padded[index] + (0,)].all():
             return None
     return tuple(kinds), min(sizes), max(lengths, default=1)
 

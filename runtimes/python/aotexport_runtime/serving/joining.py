@@ -17,7 +17,9 @@ from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.commands.results import VectorResult, least_tolerance
 from aotexport_runtime.errors import AotExportError
 from aotexport_runtime.rows.analysis import dependence, row_axes
+from aotexport_runtime.rows.padding import dependence_on_padding
 from aotexport_runtime.schema.manifest import VectorEntry
+from aotexport_runtime.schema.program import Program
 from aotexport_runtime.schema.vectors import Vector
 from aotexport_runtime.serving.interface import BatchAxes, Lengths, interface_of, served
 from aotexport_runtime.values.compare import Observed, compare
@@ -188,7 +190,7 @@ def batch_of(
 
     The forward graph shows that no row knows of another (`rows.dependence`). Calls made of the `recorded` ones are then
     joined to batches of at most `most`, and compared with each alone: what a graph means is not all that may be wrong.
-    `pad` names a length along which calls are padded where that changes no answer either.
+    `pad` names a length along which calls are padded where that is shown and tried in the same way.
     """
     interface, bundle, reasons = program.interface, program.bundle, list[str]()
     records = [
@@ -203,7 +205,7 @@ def batch_of(
         if reason is None and any(_agree(program, each, axes, choice, most) is False for each in recorded):
             reason = "joined calls gave other answers than each alone"
         if reason is None:
-            axes, not_padded = _with_padding(program, recorded, axes, choice, most, pad)
+            axes, not_padded = _with_padding(program, records, recorded, axes, choice, most, pad)
             return axes, "; ".join([*reasons, *not_padded])
         reasons.append(f"not along `{axes.name}`: {reason}")
     where = ", in the program and each of its variants" if len(program.variants) > 1 else ""
@@ -212,7 +214,13 @@ def batch_of(
 
 
 def _with_padding(
-    program: AnyProgram, recorded: Sequence[Values], axes: BatchAxes, choice: int, most: int, pad: str | None
+    program: AnyProgram,
+    records: Sequence[Program],
+    recorded: Sequence[Values],
+    axes: BatchAxes,
+    choice: int,
+    most: int,
+    pad: str | None,
 ) -> tuple[BatchAxes, list[str]]:
     """Return `axes` with the length named `pad`, if calls of other lengths get what each gets alone; else why not."""
     lengths = next((each for each in program.interface.lengths if each.name == pad), None)
@@ -221,6 +229,9 @@ def _with_padding(
     if lengths is None or pad == axes.name:
         there = ", ".join(f"`{each.name}`" for each in program.interface.lengths if each.name != axes.name) or "none"
         return axes, [f"not padded along `{pad}`: no such size stands at most once in each tensor; there are {there}"]
+    reason = next(filter(None, (_padding(program.bundle, record, pad) for record in records)), None)
+    if reason is not None:
+        return axes, [f"not padded along `{pad}`: {reason}"]
     padded = dataclasses.replace(axes, padded=lengths)
     found = [_agree(program, values, padded, choice, most) for values in recorded]
     if False in found or True not in found:
@@ -233,6 +244,18 @@ def _with_padding(
         if axis is not None and _agree(program, values, padded, choice, most, zeros=index) is False
     ]
     return dataclasses.replace(axes, padded=dataclasses.replace(lengths, masks=tuple(masks))), []
+
+
+def _padding(bundle: Bundle, record: Program, pad: str) -> str | None:
+    """Return why the length named `pad` cannot be padded, by the forward graph of a program."""
+    interface = interface_of([record])
+    lengths = next(each for each in interface.lengths if each.name == pad)
+    return dependence_on_padding(
+        bundle.graph(record.name, record.forward.file),
+        next(each.symbol for each in record.dimensions if each.name == pad),
+        {spec.index: axis for spec, axis in zip(interface.inputs, lengths.inputs, strict=True) if axis is not None},
+        {spec.index: axis for spec, axis in zip(interface.outputs, lengths.outputs, strict=True)},
+    )
 
 
 def paces(program: AnyProgram, values: Values, axes: BatchAxes, choice: int, most: int) -> Iterator[tuple[int, float]]:

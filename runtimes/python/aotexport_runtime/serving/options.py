@@ -23,7 +23,7 @@ class ServableOptions:
         priority: of its threads beside other models', as `nice` has it on Linux: 0 (first) to 19.
         max_batch_size: greatest joined batch; 1: none is joined.
         pad: name of a dynamic size, such as the length of a text: calls of up to twice the length are joined, with
-            zeros after the shorter; where recorded calls that are padded so get what each gets alone.
+            zeros after the shorter, where the graph and recorded calls show that no answer changes.
         max_latency_ms: how long a call waits for others; 0: no longer than the calls before it take.
         max_waiting: most calls that wait for a model.
         max_tokens: of a model that generates text: most tokens of a prompt with its answer, within the model's own.
