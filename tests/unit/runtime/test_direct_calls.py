@@ -11,6 +11,12 @@ ROW, INDEX = X[0].clone(), torch.tensor([2, 0])
 CUBE = torch.linspace(-1, 1, 16).reshape(1, 4, 2, 2)
 KERNELS = torch.ones(2, 4, 1, 1)
 
+
+def given(*args, **kwargs):
+    return args, kwargs
+
+
+STRIDED = {"dtype": torch.float64, "layout": torch.strided, "device": torch.device("cpu"), "pin_memory": False}
 ARGUMENTS = {
     "addcmul.default": (X, X, Y),
     "addmm.default": (ROW, X, Y),
@@ -56,20 +62,41 @@ ARGUMENTS = {
     "view.default": (X, [9]),
     "where.self": (X > 1, X, Y),
 }
+ARGUMENTS = {name: given(*arguments) for name, arguments in ARGUMENTS.items()} | {
+    "__and__.Tensor": given(X > 1, Y > 1),
+    "arange.default": given(5, **STRIDED),
+    "arange.start": given(2, 5, **STRIDED),
+    "bitwise_not.default": given(X > 1),
+    "contiguous.default": given(X.t(), memory_format=torch.contiguous_format),
+    "cumsum.default": given(X, 1, dtype=torch.float64),
+    "full.default": given([2, 3], 1.5, **STRIDED),
+    "full_like.default": given(X, 1.5, **STRIDED),
+    **{f"{name}.Scalar": given(X, 1) for name in ("ge", "gt", "le", "lt", "ne")},
+    "index_add.default": given(X, 1, INDEX, Y[:, :2], alpha=2),
+    "new_ones.default": given(X, [2, 3], **STRIDED),
+    "new_zeros.default": given(X, [2, 3], **STRIDED),
+    "ones.default": given([2, 3], **STRIDED),
+    "ones_like.default": given(X, **STRIDED, memory_format=torch.preserve_format),
+    "repeat.default": given(X, [2, 1]),
+    "to.device": given(X, torch.device("cpu"), torch.float64, False, True, memory_format=torch.contiguous_format),
+    "to.dtype": given(X, torch.float64, False, True, memory_format=torch.contiguous_format),
+    "where.ScalarOther": given(X > 1, X, 0.5),
+    "zeros.default": given([2, 3], **STRIDED),
+    "zeros_like.default": given(X, **STRIDED, memory_format=torch.preserve_format),
+}
 """What some operators are called with; others take one matrix, or two."""
 
 
 def arguments_of(name):
     operator = resolve(name, None, frozenset())
-    given = ARGUMENTS.get(name.removeprefix("aten::"))
     taken = [argument for argument in operator._schema.arguments if not argument.has_default_value()]
-    return given if given is not None else (X.clone(), Y)[: len(taken)]
+    return ARGUMENTS.get(name.removeprefix("aten::"), ((X.clone(), Y)[: len(taken)], {}))
 
 
-def calls(function, arguments):
+def calls(function, args, kwargs):
     """Return the operators that a call reaches above autograd, each with its arguments, and its results."""
     torch.manual_seed(0)
-    graph = make_fx(lambda: function(*arguments), pre_dispatch=True)().graph
+    graph = make_fx(lambda: function(*args, **kwargs), pre_dispatch=True)().graph
     nodes = [(node.target, node.args, node.kwargs) for node in graph.nodes if node.op == "call_function"]
     return [(target, args, kwargs) for target, args, kwargs in nodes if "getitem" not in str(target)]
 
@@ -77,10 +104,11 @@ def calls(function, arguments):
 @pytest.mark.parametrize("name", sorted(_DIRECT))
 def test_direct_call_reaches_the_operator_with_its_arguments(name):
     function, operator = direct(name), resolve(name, None, frozenset())
+    args, kwargs = arguments_of(name)
     assert function is not None
     torch.manual_seed(0)
-    expected = operator(*arguments_of(name))
+    expected = operator(*args, **kwargs)
     torch.manual_seed(0)
-    torch.testing.assert_close(function(*arguments_of(name)), expected, rtol=0, atol=0)
-    assert str(calls(function, arguments_of(name))) == str(calls(operator, arguments_of(name)))
-    assert [target for target, _, _ in calls(function, arguments_of(name))] == [operator]
+    torch.testing.assert_close(function(*args, **kwargs), expected, rtol=0, atol=0)
+    assert str(calls(function, args, kwargs)) == str(calls(operator, args, kwargs))
+    assert [target for target, _, _ in calls(function, args, kwargs)] == [operator]

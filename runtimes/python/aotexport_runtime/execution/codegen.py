@@ -199,9 +199,11 @@ class _FunctionSource:
         def operator() -> Callable[..., Any]:
             find = ops.overload if environment.unguarded else ops.resolve
             found = find(op, schema, environment.namespaces)
-            return environment.replacement(op) or ops.direct(op, unguarded=environment.unguarded) or found
+            direct = ops.direct(op, unguarded=environment.unguarded) if is_direct else None
+            return environment.replacement(op) or direct or found
 
-        shared = self.once("f", op, operator)
+        is_direct = len(node.args) <= ops.POSITIONAL.get(op, len(node.args))
+        shared = self.once("f", (op, is_direct), operator)
         signature = signature_of(schema) if schema is not None and isinstance(node.meta, SequenceMeta) else None
         if isinstance(node.meta, SequenceMeta) and signature is not None and len(signature.returns) == 1:
             from aotexport_runtime.execution.loops import counted

@@ -110,22 +110,30 @@ def check_operators(graphs: Iterable[Graph], namespaces: frozenset[str]) -> None
 _DIRECT = frozenset(
     f"aten::{name}"
     for name in (
-        *("abs.default", "add.Tensor", "add_.Tensor", "addcmul.default", "addmm.default", "amax.default"),
-        *("argmax.default", "baddbmm.default", "batch_norm.default", "bmm.default", "cat.default", "chunk.default"),
-        *("clamp.default", "clone.default", "conv1d.default", "conv2d.default", "copy_.default", "cos.default"),
-        *("detach.default", "div.Tensor", "div_.Tensor", "dropout.default", "eq.Scalar"),
-        *("eq.Tensor", "exp.default", "expand.default", "flatten.using_ints", "gather.default", "gelu.default"),
-        *("index_select.default", "layer_norm.default", "linear.default", "log.default", "log_softmax.int"),
-        *("masked_fill.Scalar", "matmul.default", "max.dim", "max_pool2d.default", "maximum.default"),
-        *("mean.default", "mean.dim", "minimum.default", "mm.default", "mul.Tensor", "mul_.Tensor"),
-        *("native_layer_norm.default", "neg.default", "permute.default", "pow.Tensor_Scalar", "relu.default"),
-        *("relu_.default", "reshape.default", "rms_norm.default", "roll.default", "rsqrt.default"),
-        *("select.int", "sigmoid.default", "sin.default", "softmax.int", "sqrt.default", "squeeze.dim"),
-        *("stack.default", "sub.Tensor", "sum.default", "sum.dim_IntList", "t.default", "tanh.default"),
-        *("tanh_.default", "transpose.int", "unbind.int", "unsqueeze.default", "view.default", "where.self"),
+        *("__and__.Tensor", "abs.default", "add.Tensor", "add_.Tensor", "addcmul.default", "addmm.default"),
+        *("amax.default", "arange.default", "arange.start", "argmax.default", "baddbmm.default"),
+        *("batch_norm.default", "bitwise_not.default", "bmm.default", "cat.default", "chunk.default"),
+        *("clamp.default", "clone.default", "contiguous.default", "conv1d.default", "conv2d.default"),
+        *("copy_.default", "cos.default", "cumsum.default", "detach.default", "div.Tensor", "div_.Tensor"),
+        *("dropout.default", "eq.Scalar", "eq.Tensor", "exp.default", "expand.default", "flatten.using_ints"),
+        *("full.default", "full_like.default", "gather.default", "ge.Scalar", "ge.Tensor", "gelu.default"),
+        *("gt.Scalar", "gt.Tensor", "index_add.default", "index_select.default", "layer_norm.default", "le.Scalar"),
+        *("le.Tensor", "linear.default", "log.default", "log_softmax.int", "lt.Scalar", "lt.Tensor"),
+        *("masked_fill.Scalar", "matmul.default", "max.dim", "max_pool2d.default", "maximum.default", "mean.default"),
+        *("mean.dim", "minimum.default", "mm.default", "mul.Tensor", "mul_.Tensor", "native_layer_norm.default"),
+        *("ne.Scalar", "neg.default", "new_ones.default", "new_zeros.default", "ones.default", "ones_like.default"),
+        *("permute.default", "pow.Tensor_Scalar", "relu.default", "relu_.default", "repeat.default"),
+        *("reshape.default", "rms_norm.default", "roll.default", "rsqrt.default", "select.int", "sigmoid.default"),
+        *("sin.default", "softmax.int", "sqrt.default", "squeeze.dim", "stack.default", "sub.Tensor", "sum.default"),
+        *("sum.dim_IntList", "t.default", "tanh.default", "tanh_.default", "to.device", "to.dtype", "transpose.int"),
+        *("unbind.int", "unsqueeze.default", "view.default", "where.ScalarOther", "where.self", "zeros.default"),
+        "zeros_like.default",
     )
 )
 """Operators without preconditions that functions of torch call with the same arguments, at half the cost."""
+
+POSITIONAL = {"aten::to.dtype": 4, "aten::to.device": 5}
+"""How many arguments they take by position, where operators take more."""
 
 _PLAIN = _DIRECT | {"aten::threshold_backward.default"}
 """Operators without preconditions that most bundles have, which need no look into the table."""
