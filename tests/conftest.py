@@ -18,6 +18,7 @@ from _pytest.junitxml import xml_key
 from packaging.requirements import Requirement
 
 import aotexport
+import aotexport_runtime
 from aotexport.process import patches
 from aotexport.process.patches import ALWAYS
 from aotexport.verify.fresh import FreshProcess
@@ -151,16 +152,32 @@ def fresh_processes(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def bundle_of(tmp_path_factory):
-    """Return what exports a callable with its arguments once for the tests of a file, and gives the directory."""
+def new_bundle(tmp_path_factory):
+    """Return what exports a callable with its arguments, unverified unless a test says so, and gives the directory."""
 
-    @functools.cache
     def exported(function, *args, **options):
         path = tmp_path_factory.mktemp("bundles") / "bundle"
-        aotexport.export(function, args, output=path, verify=False, **options)
+        aotexport.export(function, args, output=path, **{"verify": False, **options})
         return path
 
     return exported
+
+
+@pytest.fixture(scope="module")
+def bundle_of(new_bundle):
+    """Return the same, which exports each callable with its arguments once for the tests of a file."""
+    return functools.cache(new_bundle)
+
+
+@pytest.fixture
+def load(tmp_path):
+    """Return what exports a callable to `tmp_path / "bundle"`, unverified unless a test says so, and loads it."""
+
+    def exported_and_loaded(function, *args, target="portable", **options):
+        aotexport.export(function, args, output=tmp_path / "bundle", **{"verify": False, **options})
+        return aotexport_runtime.load(tmp_path / "bundle", target=target)
+
+    return exported_and_loaded
 
 
 @pytest.fixture(scope="session")

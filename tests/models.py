@@ -16,6 +16,12 @@ def module(forward: Callable[..., Any] | None = None, **members: Any) -> nn.Modu
     return made
 
 
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    """Return what a class or function makes, with the same random weights each time."""
+    torch.manual_seed(0)
+    return make()
+
+
 class Tiny(nn.Module):
     """A little of everything: parameters, a mutated buffer, a default, a view of an input, several results."""
 

@@ -49,22 +49,20 @@ def _contents(cache):
     return [(layer.keys, layer.values, getattr(layer, "cumulative_length", 0)) for layer in cache.layers]
 
 
-def test_dynamic_cache_grows_from_call_to_call_as_in_eager(tmp_path):
+def test_dynamic_cache_grows_from_call_to_call_as_in_eager(new_bundle):
     decoder = Decoder()
     example = (torch.zeros(2, 3, dtype=torch.long), _filled(decoder, DynamicCache(), 2, 4))
     shapes = {"ids": {0: BATCH, 1: NEW}, "cache": {"layers": [{"keys": KEYS, "values": KEYS}]}}
-    aotexport.export(decoder, example, output=tmp_path / "b", programs=["infer"], dynamic_shapes=shapes, verify=False)
-    module = aotexport_runtime.load(tmp_path / "b").eval()
+    module = aotexport_runtime.load(new_bundle(decoder, *example, programs=["infer"], dynamic_shapes=shapes)).eval()
     caches = [_filled(decoder, DynamicCache(), 3, 7) for _ in range(2)]
     _checked_over_calls(decoder, module, caches, 3, (2, 1, 5))
 
 
-def test_static_cache_is_written_in_place_as_in_eager(tmp_path):
+def test_static_cache_is_written_in_place_as_in_eager(new_bundle):
     decoder = Decoder()
     cache = lambda: _filled(decoder, StaticCache(decoder.model.config, max_cache_len=12), 2, 3)  # noqa: E731
     example = (torch.zeros(2, 1, dtype=torch.long), cache())
-    aotexport.export(decoder, example, output=tmp_path / "b", programs=["infer"], verify=False)
-    module = aotexport_runtime.load(tmp_path / "b").eval()
+    module = aotexport_runtime.load(new_bundle(decoder, *example, programs=["infer"])).eval()
     caches = [cache(), cache()]
     memory = caches[0].layers[0].keys
     _checked_over_calls(decoder, module, caches, 2, (1, 1, 1))

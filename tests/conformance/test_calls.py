@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-import aotexport
 import aotexport_runtime
 
 
@@ -31,12 +30,10 @@ def arguments(**grad):
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+def exported(new_bundle):
     torch.manual_seed(0)
     net = Net()
-    path = tmp_path_factory.mktemp("calls") / "net"
-    aotexport.export(net, arguments(), output=path, verify=False)
-    return net, path
+    return net, new_bundle(net, *arguments())
 
 
 @pytest.fixture(params=["portable", "autograd"])

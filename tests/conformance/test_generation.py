@@ -21,6 +21,7 @@ from aotexport import ModelFileInvalid
 from aotexport.cli import app
 from aotexport_runtime import ArgumentInvalid, adapters
 from aotexport_runtime.generation.decoder import Decoder
+from tests.refusals import refusal
 
 VOCABULARY = 64
 PROMPTS = torch.tensor([[0, 0, 5, 9, 3], [7, 2, 8, 1, 4], [0, 6, 6, 2, 9]])
@@ -214,9 +215,8 @@ def test_arguments_out_of_range_are_told_in_whole(generator):
         if generator.is_seq2seq
         else (module, PROMPTS, {"start": 1}, "`start` is for encoder-decoder models, and this one is causal"),
     ):
-        with pytest.raises(ArgumentInvalid) as caught:
-            aotexport_runtime.generate(model, ids, **{"start": start, **options})
-        assert str(caught.value) == message
+        said = refusal(ArgumentInvalid, aotexport_runtime.generate, model, ids, **{"start": start, **options})
+        assert said == message
 
 
 def test_steps_fill_slots_of_caches_and_give_the_scores_of_decode(generator):
@@ -304,9 +304,8 @@ def test_preferences_are_learned_as_by_peft(generator):
 
 def test_recipe_of_another_kind_of_model_is_refused():
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS["gpt2"])
-    with pytest.raises(ModelFileInvalid) as caught:
-        aotexport.recipe("seq2seq", model)
-    assert str(caught.value) == "recipe `seq2seq` takes an encoder-decoder model of transformers, got `GPT2LMHeadModel`"
+    said = refusal(ModelFileInvalid, aotexport.recipe, "seq2seq", model)
+    assert said == "recipe `seq2seq` takes an encoder-decoder model of transformers, got `GPT2LMHeadModel`"
 
 
 ALONE = """

@@ -14,6 +14,7 @@ from aotexport_runtime import ArgumentInvalid, NotSupported, SelfTestFailed, loa
 from aotexport_runtime.bundle.check import faults_of
 from aotexport_runtime.commands.results import describe_graphs
 from tests.hostile.crafted import Crafted
+from tests.models import seeded
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float64]
 
@@ -40,21 +41,14 @@ class Attention(nn.Module):
         return {"logits": self.out(x), "positions": ids + 1, "x": x}
 
 
-def make(model=Attention):
-    torch.manual_seed(0)
-    return model()
-
-
 ARGUMENTS = (torch.randint(11, (3, 5)), torch.rand(8), torch.rand(3, 5, 5) > 0.3)
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    path = tmp_path_factory.mktemp("loaded") / "base"
+def base(new_bundle):
     batch, length = torch.export.Dim("batch", max=64), torch.export.Dim("length", max=64)
     shapes = {"ids": {0: batch, 1: length}, "scale": None, "mask": {0: batch, 1: length, 2: length}}
-    aotexport.export(make(), ARGUMENTS, output=path, dynamic_shapes=shapes, verify=False)
-    return path
+    return new_bundle(seeded(Attention), *ARGUMENTS, dynamic_shapes=shapes)
 
 
 def outcome(module, args):
@@ -75,7 +69,7 @@ def cast(args, dtype):
 @pytest.mark.parametrize(("dtype", "size"), [*zip(DTYPES, [(3, 5), (2, 7), (3, 5)], strict=True)])
 def test_bundle_loaded_in_another_dtype_is_the_cast_model_to_the_bit(base, dtype, size):
     args = cast((torch.randint(11, size), torch.rand(8), torch.rand(*size, size[1]) > 0.3), dtype)
-    module, model = load(base, dtype=dtype), make().to(dtype)
+    module, model = load(base, dtype=dtype), seeded(Attention).to(dtype)
     for got, expected in zip(outcome(module, args), outcome(model, args), strict=True):
         assert got.dtype is expected.dtype
         assert torch.equal(got, expected)
@@ -85,13 +79,12 @@ def test_bundle_loaded_in_another_dtype_is_the_cast_model_to_the_bit(base, dtype
     assert f"it was loaded in {str(dtype).removeprefix('torch.')}, for which it has none" in str(module.explain())
 
 
-def test_cast_module_is_exported_and_not_saved(base, tmp_path):
+def test_cast_module_is_exported_and_not_saved(base, tmp_path, new_bundle):
     module = load(base, dtype=torch.bfloat16)
     with pytest.raises(NotSupported, match=r"^the module was loaded in bfloat16, and `save` writes the programs"):
         save(module, tmp_path / "saved")
-    aotexport.export(module, tuple(cast(ARGUMENTS, torch.bfloat16)), output=tmp_path / "again", verify=False)
-    again, args = load(tmp_path / "again"), cast(ARGUMENTS, torch.bfloat16)
-    assert torch.equal(again.eval()(*args)["x"], make().bfloat16().eval()(*args)["x"])
+    again, args = load(new_bundle(module, *cast(ARGUMENTS, torch.bfloat16))), cast(ARGUMENTS, torch.bfloat16)
+    assert torch.equal(again.eval()(*args)["x"], seeded(Attention).bfloat16().eval()(*args)["x"])
 
 
 class Recurrent(nn.Module):
@@ -112,7 +105,7 @@ class Recurrent(nn.Module):
 
 def test_first_states_of_recurrent_layers_have_the_dtype_of_their_input(tmp_path):
     programs = ["infer", Program("packed", mode="eval", method="packed")]
-    sizes, exported = {"x": {1: torch.export.Dim("steps")}}, make(Recurrent)
+    sizes, exported = {"x": {1: torch.export.Dim("steps")}}, seeded(Recurrent)
     options = {"programs": programs, "dynamic_shapes": sizes, "verify": False}
     aotexport.export(exported, (torch.rand(2, 3, 4),), output=tmp_path / "b", **options)
     for dtype in DTYPES:
@@ -156,7 +149,7 @@ LINES = {name: Names.__dict__[name].__code__.co_firstlineno + 1 for name in Name
 )
 def test_program_with_a_dtype_of_its_own_is_refused_with_its_line(method, what, tmp_path):
     programs = [aotexport.Program("only", mode="eval", method=method, grad=False)]
-    aotexport.export(make(Names).eval(), (torch.rand(2, 4),), output=tmp_path / "b", programs=programs, verify=False)
+    aotexport.export(seeded(Names).eval(), (torch.rand(2, 4),), output=tmp_path / "b", programs=programs, verify=False)
     with pytest.raises(NotSupported) as caught:
         load(tmp_path / "b", dtype=torch.bfloat16)
     # Traces tell no lines of code inside of `cond`.
@@ -178,7 +171,7 @@ class Branching(Names):
 
 
 def test_load_in_the_dtype_of_autocast_is_the_cast_model_to_the_bit(tmp_path):
-    model, x = make(Branching).eval(), torch.rand(2, 4)
+    model, x = seeded(Branching).eval(), torch.rand(2, 4)
     methods = ["forward", *(name for name in LINES if name not in ("forward", "inside"))]
     programs = [Program(name, mode="eval", method=name, grad=True) for name in methods]
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -247,7 +240,7 @@ def tapped_eagerly(model, paths, args):
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_taps_return_results_of_submodules_with_gradients(base, dtype):
     paths, args = ["norms.1", "qkv", "embed"], cast(ARGUMENTS, dtype or torch.float32)
-    module, model = load(base, taps=paths, dtype=dtype), make().to(dtype or torch.float32)
+    module, model = load(base, taps=paths, dtype=dtype), seeded(Attention).to(dtype or torch.float32)
     torch.manual_seed(1)
     result, taps = module(*args)
     torch.manual_seed(1)
@@ -282,9 +275,8 @@ class Twice(nn.Module):
         return self.extra(x) if self.training else x
 
 
-def test_taps_of_several_calls_are_a_list_and_of_none_are_left_out(tmp_path):
-    aotexport.export(make(Twice), (torch.rand(2, 4),), output=tmp_path / "b", verify=False)
-    module, x = load(tmp_path / "b", taps=["shared", "extra"]), torch.rand(2, 4)
+def test_taps_of_several_calls_are_a_list_and_of_none_are_left_out(new_bundle):
+    module, x = load(new_bundle(seeded(Twice), torch.rand(2, 4)), taps=["shared", "extra"]), torch.rand(2, 4)
     result, taps = module(x)
     assert taps["extra"] is result
     assert torch.equal(taps["shared"][1], module.shared(module.shared(x).relu()))

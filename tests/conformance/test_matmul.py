@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-import aotexport
 import aotexport_runtime
 from aotexport_runtime.execution.matmul import onednn
 
@@ -28,14 +27,12 @@ class Matmuls(nn.Module):
 
 
 @pytest.fixture(scope="module", params=["known", "dynamic"])
-def bundle(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("bundles") / "matmuls"
+def bundle(request, new_bundle):
     torch.manual_seed(0)
     model = Matmuls()
     example = [torch.randn(*shape, requires_grad=True) for shape in ((8, 24), (24, 16))]
     shapes = ({0: torch.export.Dim("rows", min=2, max=64)}, None) if request.param == "dynamic" else None
-    aotexport.export(model, tuple(example), output=path, dynamic_shapes=shapes, verify=False, programs=("train",))
-    return path, model
+    return new_bundle(model, *example, dynamic_shapes=shapes, programs=("train",)), model
 
 
 def step(module, x, y):

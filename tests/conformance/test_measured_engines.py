@@ -27,6 +27,7 @@ from aotexport_runtime.module.onnx_module import runtime_of
 from aotexport_runtime.rewrite.layers import constants_of, layered
 from aotexport_runtime.rewrite.partition import Subgraph
 from aotexport_runtime.schema.program import StateInput
+from tests.models import seeded
 
 ENGINES = (*FROZEN_ENGINES, "portable", "autograd")
 
@@ -44,21 +45,14 @@ class Words(nn.Module):
         return hidden, hidden.transpose(0, 1) * 2
 
 
-def make():
-    torch.manual_seed(0)
-    return Words().eval()
-
-
 def call(rows=3):
     return torch.arange(5 * rows).reshape(rows, 5) % 20, torch.linspace(-1, 1, 256)
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory):
-    path = tmp_path_factory.mktemp("measured") / "words"
+def words(new_bundle):
     sizes = ({0: Dim("rows", min=2, max=32)}, None)
-    aotexport.export(make(), call(), output=path, programs="infer", dynamic_shapes=sizes, onnx=True, verify=False)
-    return path
+    return new_bundle(seeded(Words).eval(), *call(), programs="infer", dynamic_shapes=sizes, onnx=True)
 
 
 @pytest.fixture(autouse=True)
@@ -83,7 +77,7 @@ def run(module, *args):
 
 
 def check(module, *args, model=None):
-    expected, got = run(model or make(), *args), run(module, *args)
+    expected, got = run(model or seeded(Words).eval(), *args), run(module, *args)
     torch.testing.assert_close(got, expected)
     assert [each.stride() for each in got] == [each.stride() for each in expected]
 
@@ -162,7 +156,7 @@ def test_chosen_engine_gives_the_results_of_eager(words, engine, rows):
 @pytest.mark.parametrize(("engine", "before"), [("onnx", True), ("onnx", False), ("packed", True), ("packed", False)])
 def test_changed_weight_is_the_weight_of_the_next_call(words, change, engine, before):
     prefer(words, engine)
-    module, model = load(words), make()
+    module, model = load(words), seeded(Words).eval()
     if not before:
         check(module, *call())
     change(module)
@@ -181,7 +175,7 @@ def test_state_is_known_by_one_version_and_a_count_until_it_changes(words):
         lambda each: each.head.register_parameter("bias", nn.Parameter(torch.ones(256))),
         lambda each: each.head._parameters.update(bias=nn.Parameter(torch.full((256,), 2.0))),
     ):
-        model = make()
+        model = seeded(Words).eval()
         with torch.no_grad():
             change(module)
             change(model)
@@ -192,11 +186,12 @@ def test_state_is_known_by_one_version_and_a_count_until_it_changes(words):
         assert held.hold()
     other = {"head.bias": torch.full((256,), 3.0)}
     got, expected = (
-        run(lambda *args, m=m: torch.func.functional_call(m, other, args), *call()) for m in (module, make())
+        run(lambda *args, m=m: torch.func.functional_call(m, other, args), *call())
+        for m in (module, seeded(Words).eval())
     )
     torch.testing.assert_close(got, expected)
     assert held.hold()
-    model = make()
+    model = seeded(Words).eval()
     for each in (module, model):
         each.embed.weight.detach().view(10, 512)[3].add_(1)
     assert not held.hold()
@@ -260,7 +255,7 @@ def test_sizes_that_are_called_often_get_sessions_of_their_own(words, sized_engi
     with pytest.raises(IndexError):
         run(module, torch.full((3, 5), 20), call()[1])
     check(module, *call())
-    model = make()
+    model = seeded(Words).eval()
     for each in (module, model):
         with torch.no_grad():
             each.head.weight.mul_(2)
@@ -337,32 +332,25 @@ class Layers(nn.Module):
         return x, self.up(x), rows, *activated, table, table[1:], repeated, means, shifted
 
 
-def make_layers():
-    torch.manual_seed(0)
-    return Layers().eval()
-
-
 def image(rows=2):
     return torch.linspace(-2, 2, rows * 3 * 144).reshape(rows, 3, 12, 12).sin()
 
 
 @pytest.fixture(scope="module")
-def layers(tmp_path_factory):
-    path = tmp_path_factory.mktemp("measured") / "layers"
+def layers(new_bundle):
     sizes = ({0: Dim("rows", min=1, max=8)},)
-    aotexport.export(make_layers(), (image(),), output=path, programs="infer", dynamic_shapes=sizes, verify=False)
-    return path
+    return new_bundle(seeded(Layers).eval(), image(), programs="infer", dynamic_shapes=sizes)
 
 
 def test_packed_layers_give_the_results_of_eager(layers):
     prefer(layers, "packed")
     module = load(layers)
     for rows in (2, 1, 8, 2):
-        check(module, image(rows), model=make_layers())
+        check(module, image(rows), model=seeded(Layers).eval())
     assert engine_of(module) == "packed"
     for result in run(module, image()):
         result.zero_()
-    check(module, image(), model=make_layers())
+    check(module, image(), model=seeded(Layers).eval())
 
 
 def test_every_layer_of_a_graph_is_packed_with_what_follows(layers):
@@ -378,7 +366,7 @@ def test_every_layer_of_a_graph_is_packed_with_what_follows(layers):
     assert not followed.keys() & {"relu", "gelu", "_native_batch_norm_legit_no_training"}
     assert sum(len(layer.inputs) == 2 for layer in found.values()) == 2
     assert followed["hardswish"] == 1  # After a sum, oneDNN has `relu` alone.
-    assert followed["layer"] == len(found) == 10 + len(make_layers().activations)
+    assert followed["layer"] == len(found) == 10 + len(seeded(Layers).eval().activations)
     assert [name.partition("_")[0] for name in constants] == ["cos", "cosh", "permute", "permute"]
 
 
@@ -387,7 +375,7 @@ def test_every_layer_of_a_graph_is_packed_with_what_follows(layers):
 )
 def test_layers_in_bfloat16_are_asked_for_and_tell_their_error(layers):
     module = aotexport_runtime.load(layers, frozen="bfloat16")
-    for got, expected in zip(run(module, image()), run(make_layers(), image()), strict=True):
+    for got, expected in zip(run(module, image()), run(seeded(Layers).eval(), image()), strict=True):
         assert got.dtype == expected.dtype
         assert 0 <= (got - expected).abs().max() <= 4e-2 * expected.abs().max()
     told = module.explain_program("infer")

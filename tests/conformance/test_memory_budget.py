@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-import aotexport
 import aotexport_runtime
 
 BUDGETS = (0.75, 0.5, 0.0)
@@ -26,13 +25,11 @@ class Block(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    path = tmp_path_factory.mktemp("bundles") / "block"
+def bundle(new_bundle):
     torch.manual_seed(0)
     rows = torch.export.Dim("rows", min=2, max=64)
     model = nn.Sequential(Block(), Block())
-    aotexport.export(model, (torch.randn(4, 8),), output=path, verify=False, dynamic_shapes=({0: rows},))
-    return path
+    return new_bundle(model, torch.randn(4, 8), dynamic_shapes=({0: rows},))
 
 
 def step(module, x):

@@ -19,7 +19,7 @@ import aotexport_runtime
 from aotexport import ExportFailed, OnnxOptions, VerificationFailed
 from aotexport_runtime import CheckFailed, NotSupported
 from tests.hostile.crafted import Crafted
-from tests.models import module
+from tests.models import module, seeded
 from tests.scaled import ScaledInt8
 
 BATCH = Dim("batch", min=1, max=64)
@@ -44,11 +44,6 @@ class Tied(nn.Module):
         return {"hidden": hidden, "logits": (self.head(hidden),), "size": batch["ids"].shape[0]}
 
 
-def make_tied():
-    torch.manual_seed(0)
-    return Tied().eval()
-
-
 def tied_call(size=3):
     ids = torch.arange(size) % 7
     return ({"ids": ids},), {"bias": torch.linspace(-1, 1, 4 * size).reshape(size, 4)}
@@ -69,7 +64,7 @@ def tied(tmp_path_factory):
     path = tmp_path_factory.mktemp("onnx") / "tied"
     args, kwargs = tied_call()
     sizes = {"batch": {"ids": {0: BATCH}}, "bias": {0: BATCH}}
-    report = export(make_tied(), args, kwargs, output=path, dynamic_shapes=sizes, onnx=True, shard_nbytes=64)
+    report = export(seeded(Tied).eval(), args, kwargs, output=path, dynamic_shapes=sizes, onnx=True, shard_nbytes=64)
     assert {c.target for c in report.comparisons} == {"autograd", "portable", "onnx"} - {"autograd"}
     return path
 
@@ -78,7 +73,7 @@ def tied(tmp_path_factory):
 def test_onnx_engine_gives_the_values_and_structure_of_eager(tied, size):
     args, kwargs = tied_call(size)
     with torch.no_grad():
-        expected = make_tied()(*args, **kwargs)
+        expected = seeded(Tied).eval()(*args, **kwargs)
     module = aotexport_runtime.load(tied, target="onnx")
     got = module(*args, **kwargs)
     assert list(got) == ["hidden", "logits", "size"]
@@ -178,19 +173,14 @@ def test_onnx_engine_refuses_gradients_and_bundles_without_models(tied, tiny):
 # --- what has no model ------------------------------------------------------------------------------------
 
 
-class Counting(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("calls", torch.zeros(2))
-
-    def forward(self, x):
-        self.calls.add_(x.sum())
-        return x * self.calls
+def counting(self, x):
+    self.calls.add_(x.sum())
+    return x * self.calls
 
 
 def test_program_that_changes_state_is_refused_or_returns_it(tmp_path):
     bundle = tmp_path / "bundle"
-    export(Counting(), (torch.ones(2),), output=bundle, verify=False)
+    export(module(counting, calls=torch.zeros(2)), (torch.ones(2),), output=bundle, verify=False)
     before = (bundle / "bundle.json").read_bytes()
     with pytest.raises(
         ExportFailed, match=r"^program `infer` changes `calls`, and ONNX models change nothing"

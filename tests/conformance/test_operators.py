@@ -94,12 +94,10 @@ def test_operator_of_another_name_is_refused_as_missing(bundle):
 
 
 @pytest.fixture(scope="module")
-def cubing(tmp_path_factory):
+def cubing(new_bundle):
     """Return a bundle that calls an operator with gradients and a rule for `vmap`."""
-    path = tmp_path_factory.mktemp("operators") / "bundle"
     x = torch.ones(3, requires_grad=True)
-    aotexport.export(lambda x: cubed(x).sin(), (x,), output=path, verify=False, keep_operators=[NAMESPACE])
-    return path
+    return new_bundle(lambda x: cubed(x).sin(), x, keep_operators=[NAMESPACE])
 
 
 def test_operators_whose_package_is_missing_are_refused_with_its_name(cubing):

@@ -16,6 +16,7 @@ import aotexport
 from aotexport import ExportFailed, ModelFileInvalid, OutputExists
 from aotexport.cli.app import app
 from aotexport_runtime import load
+from tests.refusals import refusal
 
 BATCH = torch.export.Dim("batch", min=2, max=64)
 
@@ -41,13 +42,9 @@ class Net(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
+def bundle(new_bundle):
     torch.manual_seed(0)
-    path = tmp_path_factory.mktemp("pt2") / "net"
-    aotexport.export(
-        Net(), (torch.randn(6, 4),), output=path, dynamic_shapes={"x": {0: BATCH}, "shift": None}, verify=False
-    )
-    return path
+    return new_bundle(Net(), torch.randn(6, 4), dynamic_shapes={"x": {0: BATCH}, "shift": None})
 
 
 @pytest.mark.parametrize("program", ["infer", "train"])
@@ -104,9 +101,7 @@ def branching(x):
 def test_wrong_arguments_are_refused(bundle, tmp_path, monkeypatch, make, options, error, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there.pt2").write_text("mine")
-    with pytest.raises(error) as raised:
-        aotexport.convert(bundle, make, **options)
-    assert str(raised.value) == message
+    assert refusal(error, aotexport.convert, bundle, make, **options) == message
     assert [path.name for path in tmp_path.iterdir()] == ["there.pt2"]
 
 

@@ -5,8 +5,6 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-import aotexport
-import aotexport_runtime
 from aotexport_runtime import CallInvalid
 
 
@@ -52,18 +50,6 @@ class Recording(Scaled):
             return y * self.weight
 
 
-@pytest.fixture
-def pair(tmp_path):
-    """Return a function that makes a module, and loads its bundle for an engine."""
-
-    def make(kind, target="auto"):
-        module = kind()
-        aotexport.export(module, (torch.ones(3, 4),), output=tmp_path / "bundle", verify=False)
-        return module, aotexport_runtime.load(tmp_path / "bundle", target=target)
-
-    return make
-
-
 MODES = [(training, grad) for training in (True, False) for grad in (True, False)]
 OTHER_GRAD_MODE = [(True, False), (False, True)]
 """Train mode without gradients, eval mode with gradients."""
@@ -73,8 +59,9 @@ OTHER_GRAD_MODE = [(True, False), (False, True)]
     ("kind", "refused"),
     [(Branching, OTHER_GRAD_MODE), (Answering, OTHER_GRAD_MODE), (Hooked, [(False, True)]), (Checkpointed, [])],
 )
-def test_code_that_reads_history_gets_eagers_answer_or_the_call_is_refused(pair, kind, refused):
-    module, bundle = pair(kind)
+def test_code_that_reads_history_gets_eagers_answer_or_the_call_is_refused(load, kind, refused):
+    module = kind()
+    bundle = load(module, torch.ones(3, 4), target="auto")
     for training, grad in MODES:
         x = torch.randn(3, 4)
         with torch.set_grad_enabled(grad):
@@ -89,8 +76,9 @@ def test_code_that_reads_history_gets_eagers_answer_or_the_call_is_refused(pair,
 
 
 @pytest.mark.parametrize("target", ["auto", "portable"])
-def test_region_that_records_in_eval_mode_gives_all_gradients_under_the_callers_grad_mode(pair, target):
-    module, bundle = pair(Recording, target)
+def test_region_that_records_in_eval_mode_gives_all_gradients_under_the_callers_grad_mode(load, target):
+    module = Recording()
+    bundle = load(module, torch.ones(3, 4), target=target)
     assert bundle.bundle.program("infer").functional is None
     gradients = []
     for each in (module.eval(), bundle.eval()):

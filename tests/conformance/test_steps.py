@@ -396,12 +396,11 @@ class Counting(nn.Module):
         return self.layer(x).exp() * 3 * self.seen
 
 
-def test_a_method_of_the_module_may_be_named_step(tmp_path):
+def test_a_method_of_the_module_may_be_named_step(tmp_path, new_bundle):
     torch.manual_seed(0)
     model, x = Counting().eval(), torch.ones(3, 2)
     own = aotexport.Program("step", grad=True, method="step", example=(x,))
-    aotexport.export(model, (x,), output=tmp_path / "own", programs=("infer", own), verify=False)
-    module = load(tmp_path / "own", target="autograd").eval()
+    module = load(new_bundle(model, x, programs=("infer", own)), target="autograd").eval()
     results = module.step(x), model.step(x)
     assert torch.equal(*results)
     for result in results:
@@ -415,10 +414,8 @@ def test_a_method_of_the_module_may_be_named_step(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def stepping(tmp_path_factory):
-    path = tmp_path_factory.mktemp("steps") / "bundle"
-    aotexport.export(Counting(), (torch.ones(3, 2),), output=path, programs=("train",), step="sgd", verify=False)
-    return path
+def stepping(new_bundle):
+    return new_bundle(Counting(), torch.ones(3, 2), programs=("train",), step="sgd")
 
 
 def test_steps_in_onnx_runtime_are_those_of_the_graph(stepping, tmp_path):

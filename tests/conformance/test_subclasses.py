@@ -14,7 +14,9 @@ import aotexport
 import aotexport_runtime
 from aotexport_runtime import CallInvalid, NotSupported
 from aotexport_runtime.values.subclasses import parts
+from tests import models
 from tests.cases.subclasses import TYPES, ScaledInt8Weight, two
+from tests.refusals import refusal
 from tests.scaled import Block, FastInt8, Recipe, ScaledInt8
 
 
@@ -40,10 +42,8 @@ def example():
 
 
 @pytest.fixture(scope="module")
-def bundle(example, tmp_path_factory):
-    path = tmp_path_factory.mktemp("bundles") / "model"
-    aotexport.export(*example[:1], example[1:], output=path, verify=False)
-    return path
+def bundle(example, new_bundle):
+    return new_bundle(*example)
 
 
 @pytest.fixture(params=["portable", "autograd"])
@@ -58,9 +58,7 @@ def same(a, b):
 
 
 def test_load_without_the_classes_names_them_and_what_to_import(bundle):
-    with pytest.raises(NotSupported) as error:
-        aotexport_runtime.load(bundle)
-    assert str(error.value) == (
+    assert refusal(NotSupported, aotexport_runtime.load, bundle) == (
         "the bundle holds tensors of `torch.testing._internal.two_tensor:TwoTensor`, which the caller did not give. "
         "Write `from torch.testing._internal.two_tensor import TwoTensor`, and pass `tensor_types=[TwoTensor]` to "
         "`load`"
@@ -246,18 +244,10 @@ def test_tensor_of_a_kind_that_no_bundle_holds_is_refused_by_name(make, message,
     def double(x):
         return x * 2
 
-    class Holder(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("x", make())
-
-        def forward(self, y):
-            return self.x * y
-
-    for model, args in ((double, (make(),)), (Holder(), (torch.ones(2),))):
-        with pytest.raises(aotexport.ExportFailed) as error:
-            aotexport.export(model, args, output=tmp_path / "b", verify=False)
-        assert str(error.value) == message
+    holder = models.module(lambda self, y: self.x * y, x=make())
+    for model, args in ((double, (make(),)), (holder, (torch.ones(2),))):
+        said = refusal(aotexport.ExportFailed, aotexport.export, model, args, output=tmp_path / "b", verify=False)
+        assert said == message
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,12 @@ from torch import nn
 
 import aotexport_runtime
 from aotexport_runtime import CallInvalid, NotSupported
+from tests import models
 from tests.conformance.models import linear
 
 
 def test_argument_that_was_the_modules_own_must_be_it_again(load):
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.rand(3))
-
-        def forward(self, x, scale):
-            return x * scale + self.scale
-
-    net = Scaled()
+    net = models.module(lambda self, x, scale: x * scale + self.scale, scale=nn.Parameter(torch.rand(3)))
     module, x = load(net, torch.ones(3), net.scale), torch.rand(3)
     assert torch.equal(module(x, module.scale), net(x, net.scale))
     with pytest.raises(CallInvalid, match="an argument that was the module's own `scale` at capture must be it again"):

@@ -9,17 +9,13 @@ from torch.export import Dim
 
 import aotexport
 import aotexport_runtime
+from tests.refusals import refusal
 
 TARGETS = ["portable", "autograd"]
 PATH = (
     "the values of this call lead another way through the code than those of the example call, along which the "
     "program was captured; export with an example of this kind, or choose with torch.where or torch.cond. It needs "
 )
-
-
-def exported(directory, function, *args, target="portable", **options):
-    aotexport.export(function, args, output=directory / "bundle", verify=False, **options)
-    return aotexport_runtime.load(directory / "bundle", target=target)
 
 
 def line(function, offset):
@@ -55,29 +51,27 @@ def repeated(x, n):
 )
 def test_call_on_another_path_is_refused(bundle_of, target, function, example, call, offset, needed):
     module = aotexport_runtime.load(bundle_of(function, *example), target=target)
-    with pytest.raises(aotexport_runtime.CheckFailed) as caught:
-        module(*call)
-    assert str(caught.value) == line(function, offset) + PATH + needed
+    assert refusal(aotexport_runtime.CheckFailed, module, *call) == line(function, offset) + PATH + needed
 
 
-def test_refused_call_of_the_functional_graph_changes_nothing(tmp_path):
+def test_refused_call_of_the_functional_graph_changes_nothing(load):
     def counted(x, total):
         total.add_(1)
         return by_sign(x) + total
 
-    module = exported(tmp_path, counted, torch.ones(2), torch.zeros(2))
+    module = load(counted, torch.ones(2), torch.zeros(2))
     total = torch.zeros(2)
     with pytest.raises(aotexport_runtime.CheckFailed):
         module(-torch.ones(2), total)
     assert torch.equal(total, torch.zeros(2))
 
 
-def test_float_taken_from_values_is_refused_with_the_line(tmp_path):
+def test_float_taken_from_values_is_refused_with_the_line(load):
     def halved(x):
         return x * float(x.max()) if x.sum() > 0 else x
 
     with pytest.raises(aotexport.ExportFailed) as caught:
-        exported(tmp_path, halved, torch.tensor([1.0, 2.5]))
+        load(halved, torch.tensor([1.0, 2.5]))
     where = f"{__file__}:{halved.__code__.co_firstlineno + 1}: in halved: "
     assert str(caught.value) == (
         f"{where}the model turns the value of a tensor into a Python float (2.5 in the example call), and the program "
@@ -86,19 +80,18 @@ def test_float_taken_from_values_is_refused_with_the_line(tmp_path):
     )
 
 
-def test_whole_float_taken_from_values_is_checked(tmp_path):
+def test_whole_float_taken_from_values_is_checked(load):
     def scaled(x):
         return x * 2 ** float(x.max().log2().round()) if x.sum() > 0 else x
 
-    module = exported(tmp_path, scaled, torch.tensor([1.0, 4.0]))
+    module = load(scaled, torch.tensor([1.0, 4.0]))
     near = torch.tensor([0.5, 4.5])
     assert torch.equal(module(near), scaled(near))
-    with pytest.raises(aotexport_runtime.CheckFailed) as caught:
-        module(torch.tensor([0.5, 9.0]))
-    assert str(caught.value) == f"{line(scaled, 1)}{PATH}`value` to be 2, with 2 in the example call. The call has 3.0"
+    said = refusal(aotexport_runtime.CheckFailed, module, torch.tensor([0.5, 9.0]))
+    assert said == f"{line(scaled, 1)}{PATH}`value` to be 2, with 2 in the example call. The call has 3.0"
 
 
-def test_path_that_changes_when_the_example_is_called_again_is_refused(tmp_path):
+def test_path_that_changes_when_the_example_is_called_again_is_refused(load):
     class First(nn.Module):
         def __init__(self):
             super().__init__()
@@ -108,9 +101,7 @@ def test_path_that_changes_when_the_example_is_called_again_is_refused(tmp_path)
             self.calls.add_(1)
             return x if self.calls == 1 else -x
 
-    with pytest.raises(aotexport.ExportFailed) as caught:
-        exported(tmp_path, First(), torch.ones(2))
-    assert str(caught.value) == (
+    assert refusal(aotexport.ExportFailed, load, First(), torch.ones(2)) == (
         "the example call, made 2 times with the same inputs, takes different paths through the code. "
         f"{line(First.forward, 2)}{PATH}a condition to be True. The call has False"
     )
@@ -125,13 +116,13 @@ def test_recorded_calls_are_those_on_the_path(tmp_path):
     assert all(comparison.agrees for comparison in report.comparisons)
 
 
-def test_gradient_of_a_data_dependent_output_in_another_layout_equals_eager(tmp_path):
+def test_gradient_of_a_data_dependent_output_in_another_layout_equals_eager(load):
     def chosen(x):
         rows = x[x.sum(1) > 0]
         return (rows * rows).t(), rows.shape[0]
 
     x = torch.tensor([[1.0, 2.0], [-3.0, 1.0], [2.0, 2.0]], requires_grad=True)
-    module = exported(tmp_path, chosen, x)
+    module = load(chosen, x)
     assert module.bundle.program("train").refusals == ()
     tangent = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     expected = torch.autograd.grad(chosen(x)[0], x, tangent)
@@ -203,6 +194,5 @@ def test_custom_function_that_branches_on_values_goes_the_way_of_the_example(loa
         assert [each is None for each in found] == [each is None for each in expected]
         for one, same in zip(found, expected, strict=True):
             torch.testing.assert_close(one, same)
-    with pytest.raises(aotexport_runtime.CheckFailed) as caught:
-        gradients(loaded, **{"x": x, **other})
-    assert str(caught.value) == line(asks, 3) + PATH + "a condition to be True. The call has False"
+    said = refusal(aotexport_runtime.CheckFailed, gradients, loaded, **{"x": x, **other})
+    assert said == line(asks, 3) + PATH + "a condition to be True. The call has False"

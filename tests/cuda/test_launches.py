@@ -11,6 +11,7 @@ import aotexport_runtime
 from aotexport.lower.cuda import compile as compilation
 from tests.cases.triton_kernels import Launching, scaling
 from tests.cuda.lowered import launches, lowered
+from tests.refusals import refusal
 
 BATCH = torch.export.Dim("batch", min=2, max=64)
 WAY_OUT = (
@@ -106,9 +107,7 @@ def test_bundle_says_that_it_was_not_verified_and_what_runs_it(tmp_path):
         "program infer is not verified: nothing on this machine runs the Triton kernel `scaling`, which the model "
         "launches itself"
     ]
-    with pytest.raises(aotexport_runtime.NotSupported) as caught:
-        aotexport_runtime.load(tmp_path / "bundle")(torch.randn(4))
-    assert str(caught.value) == (
+    assert refusal(aotexport_runtime.NotSupported, aotexport_runtime.load(tmp_path / "bundle"), torch.randn(4)) == (
         "the model launches the Triton kernel `scaling`, and this form of its program cannot: the bundle's compiled "
         "kernels do, on a GPU that they fit (`device='cuda', trust='native'`), for calls as at the export"
     )
@@ -138,9 +137,8 @@ def test_bundle_says_that_it_was_not_verified_and_what_runs_it(tmp_path):
     ids=["no_kernels", "gradients", "branch"],
 )
 def test_launch_that_no_form_of_the_program_can_do_is_refused(function, options, reason, tmp_path):
-    with pytest.raises(aotexport.ExportFailed) as caught:
-        exported(function, tmp_path, **options)
-    assert str(caught.value) == f"the model launches the Triton kernel `scaling` {reason}"
+    said = refusal(aotexport.ExportFailed, exported, function, tmp_path, **options)
+    assert said == f"the model launches the Triton kernel `scaling` {reason}"
 
 
 @triton.autotune(configs=[triton.Config({"BLOCK": 16}, pre_hook=lambda args: None)], key=["count"])

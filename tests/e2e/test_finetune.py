@@ -39,12 +39,10 @@ def network() -> nn.Module:
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bundle(new_bundle: Callable[..., Path]) -> Path:
     """Give a bundle of the untrained network, for up to 512 images of 8 x 8 pixels."""
-    path = tmp_path_factory.mktemp("net") / "bundle"
     shapes = ({0: Dim("batch", min=1, max=512)},)
-    aotexport.export(network(), (torch.rand(8, 8, 8),), output=path, dynamic_shapes=shapes, verify=False)
-    return path
+    return new_bundle(network(), torch.rand(8, 8, 8), dynamic_shapes=shapes)
 
 
 def finetune(*arguments: Any) -> Result:
@@ -350,15 +348,13 @@ PAIRS = [
 
 
 @pytest.fixture(scope="module")
-def bounded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bounded(new_bundle: Callable[..., Path]) -> Path:
     """Give a bundle that reads 2 to 8 tokens and classifies them by a loss of its own."""
-    path = tmp_path_factory.mktemp("bounded") / "bundle"
     torch.manual_seed(0)
     ids, sizes = torch.randint(256, (4, 6)), {0: Dim("batch", min=1, max=64), 1: Dim("length", min=2, max=8)}
     kwargs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": torch.tensor([0, 1, 1, 0])}
     shapes = {"input_ids": sizes, "attention_mask": sizes, "labels": {0: sizes[0]}}
-    aotexport.export(OwnLoss(), (), kwargs, output=path, dynamic_shapes=shapes, verify=False)
-    return path
+    return new_bundle(OwnLoss(), kwargs=kwargs, dynamic_shapes=shapes)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from tests.golden.observe import CALLS
 from tests.golden.regenerate import regenerate, text_of
 from tests.golden.uncovered import UNCOVERED
 from tests.reader.bundle import without_tables
+from tests.refusals import refusal
 
 HERE = Path(__file__).parent
 GOLDENS = sorted(path.parent for path in HERE.glob("v*/*/bundle"))
@@ -177,9 +178,7 @@ def test_what_goldens_note_is_what_the_prose_lists():
 
 
 def test_file_from_the_future_is_refused_with_both_versions_and_both_remedies():
-    with pytest.raises(BundleTooNew) as caught:
-        aotexport_runtime.open_bundle(HERE / "future")
-    assert str(caught.value) == (
+    assert refusal(BundleTooNew, aotexport_runtime.open_bundle, HERE / "future") == (
         "bundle.json: this bundle has format 7.2 and needs a reader of format 7.1 or newer; this runtime reads up to "
         "1.1. Install a newer aotexport-runtime, or export the model again with an aotexport that writes format 1.1"
     )
@@ -187,13 +186,11 @@ def test_file_from_the_future_is_refused_with_both_versions_and_both_remedies():
 
 def test_regenerate_of_a_released_version_is_refused(tmp_path):
     (tmp_path / f"{format_version(FORMAT_VERSION)}.json").write_text("{}")
-    with pytest.raises(SystemExit) as caught:
-        regenerate([], tmp_path, released=tmp_path)
-    assert str(caught.value) == "format 1.1 is released: its goldens stay as they are; raise FORMAT_VERSION first"
+    said = refusal(SystemExit, regenerate, [], tmp_path, released=tmp_path)
+    assert said == "format 1.1 is released: its goldens stay as they are; raise FORMAT_VERSION first"
     assert [path.name for path in tmp_path.iterdir()] == ["1.1.json"]
 
 
 def test_regenerate_of_an_unknown_case_is_refused(tmp_path):
-    with pytest.raises(SystemExit) as caught:
-        regenerate(["linear", "nonsense"], tmp_path, released=tmp_path)
-    assert str(caught.value) == f"no case nonsense; there are {', '.join(CASES)}"
+    said = refusal(SystemExit, regenerate, ["linear", "nonsense"], tmp_path, released=tmp_path)
+    assert said == f"no case nonsense; there are {', '.join(CASES)}"

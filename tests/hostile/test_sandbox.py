@@ -10,6 +10,7 @@ import pytest
 from aotexport_runtime import ArgumentInvalid, NotSupported, sandbox
 from tests.hostile.attempts import ATTEMPTS, FILES
 from tests.hostile.crafted import Crafted
+from tests.refusals import refusal
 
 try:
     version = sandbox._landlock_version()
@@ -117,9 +118,7 @@ open("/dev/null", "w")
 
 def test_path_that_does_not_exist_is_refused_before_anything_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "listdir", lambda path: ["one"])
-    with pytest.raises(ArgumentInvalid) as caught:
-        sandbox.enter(readable=["/nothing"])
-    assert str(caught.value) == "no file or directory `/nothing`"
+    assert refusal(ArgumentInvalid, sandbox.enter, readable=["/nothing"]) == "no file or directory `/nothing`"
 
 
 @pytest.mark.parametrize(
@@ -145,6 +144,5 @@ def test_kernel_without_filters_or_landlock_is_named(
         return call(number, *arguments)
 
     monkeypatch.setattr(sandbox, "call", lacks)
-    with pytest.raises(NotSupported) as caught:
-        sandbox.enter()
-    assert str(caught.value) == f"the kernel {text}run the process in a container without network instead"
+    said = refusal(NotSupported, sandbox.enter)
+    assert said == f"the kernel {text}run the process in a container without network instead"

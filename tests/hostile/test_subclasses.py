@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-import aotexport
 from aotexport_runtime import BundleInvalid, NotSupported, load
 from tests.hostile.crafted import FILES, Crafted
+from tests.refusals import refusal
 from tests.scaled import Block, Recipe, Rounding, ScaledInt8
 
 TYPES = (Block, Recipe, Rounding, ScaledInt8)
@@ -25,11 +25,9 @@ class Model(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def wrapped(tmp_path_factory):
-    path = tmp_path_factory.mktemp("bundles") / "wrapped"
+def wrapped(new_bundle):
     x = torch.linspace(0, 1, 4).reshape(1, 4).requires_grad_()
-    aotexport.export(Model(), (x, ScaledInt8.of(torch.ones(1, 4))), output=path, programs="train", verify=False)
-    return path
+    return new_bundle(Model(), x, ScaledInt8.of(torch.ones(1, 4)), programs="train")
 
 
 @pytest.fixture
@@ -45,16 +43,13 @@ def test_inner_tensor_of_another_attribute_is_refused_when_called(crafted):
     x = torch.zeros(1, 4)
     crafted.node("forward", op="subclass::inner", args=["input:x", {"kind": "string", "value": "__class__"}])
     module = load(crafted.seal(), tensor_types=TYPES, target="autograd")
-    with pytest.raises(BundleInvalid) as error:
-        module(x, ScaledInt8.of(torch.ones(1, 4)))
-    assert str(error.value) == "a value of type `Tensor` has no inner tensor '__class__'"
+    said = refusal(BundleInvalid, module, x, ScaledInt8.of(torch.ones(1, 4)))
+    assert said == "a value of type `Tensor` has no inner tensor '__class__'"
 
 
 def test_class_that_the_manifest_hides_from_its_requirements_is_refused(crafted):
     crafted.put("manifest", "requirements/tensor_types", [])
-    with pytest.raises(NotSupported) as error:
-        load(crafted.seal())
-    assert str(error.value) == (
+    assert refusal(NotSupported, load, crafted.seal()) == (
         f"the bundle holds objects of the class `{NAME}`, which the caller did not give. Import it from "
         "`tests.scaled`, and pass it to `load` in `tensor_types`"
     )
@@ -72,9 +67,7 @@ def test_class_that_the_manifest_hides_from_its_requirements_is_refused(crafted)
 def test_context_that_does_not_fit_its_class_is_refused(crafted, path, value, message):
     crafted.put("manifest", CONTEXT + path, value)
     crafted.put("program", "inputs/0/subclass/context" + path, value)
-    with pytest.raises(NotSupported) as error:
-        load(crafted.seal(), tensor_types=TYPES)
-    assert str(error.value) == f"{message} as at capture"
+    assert refusal(NotSupported, load, crafted.seal(), tensor_types=TYPES) == f"{message} as at capture"
 
 
 def test_vector_with_parts_beyond_its_span_is_refused(crafted):

@@ -7,6 +7,7 @@ import pytest
 
 from aotexport_runtime import BundleInvalid, load, selftest
 from tests.hostile.crafted import Crafted
+from tests.refusals import refusal
 
 FILE = "weights/model.safetensors"
 PAIR = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
@@ -22,9 +23,7 @@ def _file(header: object, data: bytes = bytes(8)) -> bytes:
 
 
 def _refusal(crafted: Crafted, mapped: bool) -> str:
-    with pytest.raises(BundleInvalid) as caught:
-        load(crafted.seal(), mapped=mapped)
-    return str(caught.value)
+    return refusal(BundleInvalid, load, crafted.seal(), mapped=mapped)
 
 
 def _add(crafted: Crafted, header: object, state: dict[str, object], data: bytes = bytes(8)) -> None:

@@ -55,9 +55,8 @@ def test_other_candidates_equal_eager(candidate, tmp_path, monkeypatch):
 KERNELS = Path(__file__).parents[1] / "golden/v1.0/kernels/bundle"
 
 
-def test_command_refuses_bundles_without_kernels(tmp_path):
-    aotexport.export(torch.sin, (torch.ones(2),), output=tmp_path / "bundle", verify=False)
-    result = CliRunner().invoke(app, ["verify", str(tmp_path / "bundle"), "--kernels"])
+def test_command_refuses_bundles_without_kernels(new_bundle):
+    result = CliRunner().invoke(app, ["verify", str(new_bundle(torch.sin, torch.ones(2))), "--kernels"])
     assert (result.exit_code, "has no kernels" in result.stderr) == (1, True)
 
 
@@ -73,10 +72,10 @@ def test_command_names_triton_where_it_is_missing(monkeypatch):
     )
 
 
-def test_programs_that_draw_are_named_instead_of_compared(tmp_path, monkeypatch):
+def test_programs_that_draw_are_named_instead_of_compared(new_bundle, monkeypatch):
     monkeypatch.setattr(compilation, "compile_kernels", lambda *args, **kwargs: compilation.Compiled({}, {}))
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5))
-    aotexport.export(model, (torch.ones(2, 4),), output=tmp_path / "bundle", targets=("cuda",), verify=False)
-    result = CliRunner().invoke(app, ["verify", str(tmp_path / "bundle"), "--kernels"])
+    bundle = new_bundle(model, torch.ones(2, 4), targets=("cuda",))
+    result = CliRunner().invoke(app, ["verify", str(bundle), "--kernels"])
     assert (result.exit_code, "random numbers" in result.stderr, "train" in result.stdout) == (0, True, False)
     assert "infer" in result.stdout

@@ -22,6 +22,7 @@ from tests.reader.interpret import CallFails, Unread
 from tests.reader.replay import Replay
 from tests.reader.rules import RULES, Rule
 from tests.reader.trees import CallRefused
+from tests.refusals import refusal
 
 HERE = Path(__file__).parent
 GOLDENS = {path.parent.name: path for path in sorted((HERE.parent / "golden").glob("v*/*/bundle"))}
@@ -91,9 +92,7 @@ def replays(root: Path, form: str, reader: Any = None) -> Iterator[Any]:
 def test_golden_run_by_the_second_reader_gives_what_eager_gave(golden):
     for form in FORMS:
         if (golden, form) in UNREAD:
-            with pytest.raises(Unread) as caught:
-                list(replays(GOLDENS[golden], form))
-            assert str(caught.value) == UNREAD[golden, form]
+            assert refusal(Unread, list, replays(GOLDENS[golden], form)) == UNREAD[golden, form]
             continue
         differences = [replay.differences() for replay in replays(GOLDENS[golden], form)]
         assert (form, differences) == (form, [[] for _ in differences])
@@ -115,9 +114,7 @@ def test_bundle_that_every_reader_takes_gives_what_eager_gave(name, tmp_path):
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case["code"].startswith(GATED)])
 def test_bundle_that_needs_another_reader_is_refused(name, tmp_path):
-    with pytest.raises(Refused) as caught:
-        Bundle(edited_bundle(CASES[name], tmp_path / name))
-    assert str(caught.value) == CASES[name]["code"]
+    assert refusal(Refused, Bundle, edited_bundle(CASES[name], tmp_path / name)) == CASES[name]["code"]
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "_index_" in name or name in OUTPUTS])

@@ -1,5 +1,6 @@
 """The base of an adapter: the weights that it was trained over, by their values as they were then."""
 
+import functools
 import json
 
 import pytest
@@ -8,20 +9,18 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import aotexport
 import aotexport_runtime
 from aotexport_runtime import ArgumentInvalid, NotSupported, adapters
+from tests.refusals import refusal
 
 X = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
+def bundle(new_bundle):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 4))
-    path = tmp_path_factory.mktemp("bases") / "bundle"
-    aotexport.export(net, (X,), output=path, verify=False)
-    return path
+    return new_bundle(net, X)
 
 
 @pytest.fixture
@@ -43,10 +42,7 @@ def adapted(module, **options):
     return trained(module)
 
 
-def refused(function, *args, **kwargs):
-    with pytest.raises((ArgumentInvalid, NotSupported)) as caught:
-        function(*args, **kwargs)
-    return str(caught.value)
+refused = functools.partial(refusal, (ArgumentInvalid, NotSupported))
 
 
 def other_weights(path, weight):

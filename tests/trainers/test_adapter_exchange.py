@@ -11,6 +11,7 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport_runtime import NotSupported, adapters
+from tests.refusals import refusal
 
 SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "vocab_size": 64}
 HEAD = {"num_labels": 3, "pad_token_id": 0}
@@ -141,11 +142,9 @@ class Words(nn.Module):
 
 
 @pytest.fixture(scope="module")
-def words(tmp_path_factory):
-    path = tmp_path_factory.mktemp("words") / "bundle"
+def words(new_bundle):
     torch.manual_seed(0)
-    aotexport.export(Words(), (torch.arange(20).view(4, 5) % 10,), output=path, verify=False)
-    return path
+    return new_bundle(Words(), torch.arange(20).view(4, 5) % 10)
 
 
 @pytest.mark.parametrize("autocast", [False, True], ids=["plain", "autocast"])
@@ -224,9 +223,7 @@ def test_peft_adapts_what_it_adapts_of_the_original_or_is_told_what_to_pass(tmp_
         return aotexport_runtime.load(tmp_path / "bundle", matmul="torch").train()
 
     def refused(config: peft.PeftConfig) -> str:
-        with pytest.raises(NotSupported) as caught:
-            trained(loaded(), config)
-        return str(caught.value)
+        return refusal(NotSupported, trained, loaded(), config)
 
     assert refused(peft.LoraConfig(target_modules="all-linear")) == (
         "`all-linear` of peft leaves an output layer out on a model of transformers, and adapts `lm_head` of a loaded "

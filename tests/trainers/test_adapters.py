@@ -1,6 +1,7 @@
 """Adapters of the runtime on a loaded bundle, next to peft's on the original: training, files, merging."""
 
 import copy
+import functools
 import json
 
 import peft
@@ -9,9 +10,10 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-import aotexport
 import aotexport_runtime
 from aotexport_runtime import ArgumentInvalid, NotSupported, adapters
+from tests.models import seeded
+from tests.refusals import refusal
 
 TARGETS = ["words", "inner", "turned", "image"]
 
@@ -35,19 +37,12 @@ class Net(nn.Module):
         return self.head(self.image(y.unsqueeze(1)).mean(1)) @ (2 * self.mix)
 
 
-def make():
-    torch.manual_seed(0)
-    return Net()
-
-
 X = torch.arange(20).view(4, 5) % 10
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    path = tmp_path_factory.mktemp("adapters") / "bundle"
-    aotexport.export(make(), (X,), output=path, verify=False)
-    return path
+def bundle(new_bundle):
+    return new_bundle(seeded(Net), X)
 
 
 @pytest.fixture
@@ -58,7 +53,7 @@ def module(bundle):
 def with_peft(**options):
     options = {"exclude_modules": options.pop("exclude", None), "lora_dropout": options.pop("dropout", 0.0), **options}
     config = peft.LoraConfig(r=2, lora_alpha=16, target_modules=TARGETS, fan_in_fan_out=True, **options)
-    model = make()
+    model = seeded(Net)
     torch.manual_seed(1)
     return peft.get_peft_model(model, config).train()
 
@@ -105,7 +100,7 @@ def test_adapter_trains_as_pefts_and_is_read_by_peft_and_back(module, bundle, tm
     expected = result(theirs)
     torch.testing.assert_close(result(ours), expected, rtol=0, atol=1e-5)
     adapters.save_adapter(ours, tmp_path / "ours")
-    read = peft.PeftModel.from_pretrained(make(), tmp_path / "ours")
+    read = peft.PeftModel.from_pretrained(seeded(Net), tmp_path / "ours")
     torch.testing.assert_close(result(read), result(ours), rtol=0, atol=1e-6)
     theirs.save_pretrained(tmp_path / "theirs")
     first, second = (json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("ours", "theirs"))
@@ -122,7 +117,7 @@ def test_adapter_trains_as_pefts_and_is_read_by_peft_and_back(module, bundle, tm
 def test_merged_weights_give_the_adapters_results_and_are_saved(module, tmp_path, options):
     with_ours(module, **options)
     trained(module, 3)
-    before, base = result(module), result(make())
+    before, base = result(module), result(seeded(Net))
     assert "`words.weight` has an adapter" in str(module.explain())
     with adapters.disable_adapters(module):
         torch.testing.assert_close(result(module), base)
@@ -192,10 +187,7 @@ def test_copy_has_adapters_of_its_own(module):
 # --- what is refused --------------------------------------------------------------------------------------
 
 
-def refused(function, *args, **kwargs):
-    with pytest.raises((ArgumentInvalid, NotSupported)) as caught:
-        function(*args, **kwargs)
-    return str(caught.value)
+refused = functools.partial(refusal, (ArgumentInvalid, NotSupported))
 
 
 @pytest.mark.parametrize(

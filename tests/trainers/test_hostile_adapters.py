@@ -10,30 +10,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-import aotexport
 import aotexport_runtime
 from aotexport_runtime import ArgumentInvalid, NotSupported, adapters
 from aotexport_runtime.adapters import files
 from aotexport_runtime.adapters.config import LoraConfig
+from tests import models
 
 WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 A, B = "base_model.model.inner.lora_A.weight", "base_model.model.inner.lora_B.weight"
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.inner = nn.Linear(4, 6)
-
-    def forward(self, x):
-        return self.inner(x)
-
-
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    path = tmp_path_factory.mktemp("adapters") / "bundle"
-    aotexport.export(Net(), (torch.ones(2, 4),), output=path, verify=False)
-    return path
+def bundle(new_bundle):
+    return new_bundle(models.module(lambda self, x: self.inner(x), inner=nn.Linear(4, 6)), torch.ones(2, 4))
 
 
 @pytest.fixture

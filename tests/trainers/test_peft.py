@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-import aotexport
 import aotexport_runtime
 from tests.models import module
 
@@ -22,11 +21,9 @@ def make():
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    path = tmp_path_factory.mktemp("peft") / "bundle"
+def bundle(new_bundle):
     batch = torch.export.Dim("batch", min=1, max=64)
-    aotexport.export(make(), (torch.randn(4, 5, 8),), output=path, dynamic_shapes=({0: batch},), verify=False)
-    return path
+    return new_bundle(make(), torch.randn(4, 5, 8), dynamic_shapes=({0: batch},))
 
 
 CONFIGS = {

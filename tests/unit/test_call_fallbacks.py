@@ -8,17 +8,7 @@ import aotexport
 import aotexport_runtime
 from aotexport_runtime.execution.matmul import onednn
 from aotexport_runtime.module.describe import describe
-
-
-@pytest.fixture
-def load(tmp_path):
-    """Return a function that exports a function and loads the bundle."""
-
-    def export_and_load(function, *args, target="portable"):
-        aotexport.export(function, args, output=tmp_path / "bundle", verify=False)
-        return aotexport_runtime.load(tmp_path / "bundle", target=target)
-
-    return export_and_load
+from tests import models
 
 
 def second_half_of_doubled(x):
@@ -36,17 +26,6 @@ def test_view_without_steps_of_a_written_input_is_of_the_callers_elements(load):
         assert torch.equal(base, expected)
 
 
-class Layer(torch.nn.Module):
-    """One layer: a joint graph takes a recurrent one apart, step by step."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, x):
-        return self.layer(x)
-
-
 class Deep(torch.nn.Module):
     def forward(self, x):
         for _ in range(40):
@@ -57,18 +36,18 @@ class Deep(torch.nn.Module):
 @pytest.mark.parametrize(
     ("layer", "shape", "options", "reason"),
     [
+        # A joint graph takes a recurrent layer apart, step by step.
         (torch.nn.GRU(3, 3), (12, 2, 3), {}, "the other graph takes its 4 operators apart, into 751"),
         (torch.nn.Linear(3, 3), (2, 3), {}, "no matmul is large enough to gain by oneDNN"),
         (torch.nn.Linear(3, 3), (2, 3), {"target": "portable"}, None),
         (Deep(), (2, 3), {}, None),
     ],
 )
-def test_graph_that_is_the_faster_one_runs(tmp_path, caplog, layer, shape, options, reason):
+def test_graph_that_is_the_faster_one_runs(new_bundle, caplog, layer, shape, options, reason):
     caplog.set_level("INFO", "aotexport_runtime")
     x = torch.randn(*shape, requires_grad=True)
-    module = Layer(layer)
-    aotexport.export(module, (x,), output=tmp_path / "bundle", verify=False)
-    loaded = aotexport_runtime.load(tmp_path / "bundle", **options)
+    module = torch.nn.Sequential(layer)
+    loaded = aotexport_runtime.load(new_bundle(module, x), **options)
     caplog.clear()
     results = [output if isinstance(output, torch.Tensor) else output[0] for output in (loaded(x), module(x))]
     torch.testing.assert_close(*results)
@@ -86,7 +65,7 @@ def test_graph_that_is_the_faster_one_runs(tmp_path, caplog, layer, shape, optio
 @pytest.mark.skipif(not onednn.available(), reason="this torch has no oneDNN")
 def test_large_products_decide_by_the_library_that_computes_them(tmp_path):
     x = torch.randn(128, 160)
-    aotexport.export(Layer(torch.nn.Linear(160, 192)), (x,), output=tmp_path / "bundle", verify=False)
+    aotexport.export(torch.nn.Linear(160, 192), (x,), output=tmp_path / "bundle", verify=False)
     for products, engine, reason in (
         ("onednn", "portable", "oneDNN is faster here for 128x160 by 160x192"),
         ("torch", "autograd", "oneDNN is not clearly faster here for 128x160 by 160x192"),
@@ -100,22 +79,15 @@ def test_large_products_decide_by_the_library_that_computes_them(tmp_path):
     assert "under target auto the functional graph runs: oneDNN may be faster for 128x160 by 160x192" in inspected
 
 
-class Counting(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(2, 2)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
+@pytest.fixture
+def counting(load):
+    def counted(self, x):
         self.calls.add_(1)
         return self.layer(x)
 
-
-@pytest.fixture
-def counting(tmp_path):
+    model = models.module(counted, layer=torch.nn.Linear(2, 2), calls=torch.zeros(()))
     batch = torch.export.Dim("batch", max=8)
-    aotexport.export(Counting(), (torch.ones(2, 2),), dynamic_shapes=({0: batch},), output=tmp_path / "b", verify=False)
-    return aotexport_runtime.load(tmp_path / "b")
+    return load(model, torch.ones(2, 2), dynamic_shapes=({0: batch},), target="auto")
 
 
 def test_refusal_of_a_size_is_told_once(counting):
@@ -125,22 +97,17 @@ def test_refusal_of_a_size_is_told_once(counting):
     assert counting.calls == 0
 
 
-class Normed(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear, self.norm = torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)
-
-    def forward(self, x):
-        return self.norm(self.linear(x))
+def normed():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4))
 
 
 def test_checkpoint_that_ends_its_second_run_early_changes_buffers_as_in_eager(tmp_path):
     x = torch.randn(8, 4, requires_grad=True)
-    aotexport.export(Normed(), (x,), output=tmp_path / "bundle", verify=False)
+    aotexport.export(normed(), (x,), output=tmp_path / "bundle", verify=False)
     found = []
     loaded = [aotexport_runtime.load(tmp_path / "bundle", target=target) for target in ("portable", "autograd")]
-    for module in (Normed(), *loaded):
+    for module in (normed(), *loaded):
         checkpoint(module.train(), x, use_reentrant=False).sum().backward()
         found.append([buffer.clone() for buffer in module.buffers()])
     assert all(torch.equal(one, other) for each in found[1:] for one, other in zip(found[0], each, strict=True))

@@ -1,6 +1,7 @@
 """`--dynamic`: its grammar, its place in the nested `dynamic_shapes`, and that calls are held to what it says."""
 
 import dataclasses
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,11 +9,11 @@ import pytest
 import torch
 from torch.export import Dim
 
-import aotexport
 import aotexport_runtime
 from aotexport.errors import ModelFileInvalid
 from aotexport.model.dynamic_option import DynamicSize, merge_dynamic, parse_dynamic
 from aotexport.model.programs import Example, ModelSource
+from tests.refusals import refusal
 
 
 def source_of(function: Any, *args: Any, dynamic_shapes: Any = None, **kwargs: Any) -> ModelSource:
@@ -68,9 +69,7 @@ SYNTAX = (
     ],
 )
 def test_dynamic_option_outside_the_grammar_is_refused(text: str, why: str) -> None:
-    with pytest.raises(ModelFileInvalid) as raised:
-        parse_dynamic(text)
-    assert str(raised.value) == f"--dynamic {text!r}: {why}"
+    assert refusal(ModelFileInvalid, parse_dynamic, text) == f"--dynamic {text!r}: {why}"
 
 
 def nested(x, batch, scale=1.0, *rest, **named): ...
@@ -136,25 +135,20 @@ TENSORS = "x, batch['ids'], batch['parts'][0], batch[7], rest[0], named['extra']
     ],
 )
 def test_dynamic_option_that_does_not_fit_the_example_is_refused(options: list[str], message: str) -> None:
-    with pytest.raises(ModelFileInvalid) as raised:
-        merge_dynamic(EXAMPLE, options)
-    assert str(raised.value) == f"--dynamic {message}"
+    assert refusal(ModelFileInvalid, merge_dynamic, EXAMPLE, options) == f"--dynamic {message}"
 
 
 def repeated(x, steps, more):
     return x * steps + more
 
 
-def test_integer_is_held_to_its_range_and_relation(tmp_path: Path) -> None:
+def test_integer_is_held_to_its_range_and_relation(new_bundle: Callable[..., Path]) -> None:
     source = source_of(repeated, torch.ones(3), 3, 4)
     shapes = merge_dynamic(source, ["steps=n[-4:8]", "more=n+1"])
-    aotexport.export(repeated, source.example.args, output=tmp_path / "b", dynamic_shapes=shapes, verify=False)
-    module = aotexport_runtime.load(tmp_path / "b")
+    module = aotexport_runtime.load(new_bundle(repeated, *source.example.args, dynamic_shapes=shapes))
     assert module(torch.ones(3), -4, -3).tolist() == [-7] * 3
     for steps, more, why in (
         (9, 10, "`steps`: `n` is 9, outside [-4:8]"),
         (2, 4, "the program holds only where (more == (1 + n)); here n=2, more=4"),
     ):
-        with pytest.raises(aotexport_runtime.CallInvalid) as raised:
-            module(torch.ones(3), steps, more)
-        assert why in str(raised.value)
+        assert why in refusal(aotexport_runtime.CallInvalid, module, torch.ones(3), steps, more)

@@ -11,6 +11,7 @@ from aotexport_runtime.schema import versions
 from aotexport_runtime.schema.codec import decode_record
 from aotexport_runtime.schema.manifest import Manifest
 from aotexport_runtime.schema.versions import Envelope, check_readable, parse_version
+from tests.refusals import refusal
 
 
 def manifest(**changes):
@@ -61,11 +62,8 @@ def test_gate_above_range_refuses_the_bundle_with_both_versions_and_remedies(wri
 
 @pytest.mark.parametrize(("written", "needed"), [("1.2", "0.9"), ("1.2", "1.3"), ("2.0", "1.9")])
 def test_gate_refuses_versions_that_contradict_each_other(written, needed):
-    with pytest.raises(BundleInvalid) as caught:
-        check_readable(Envelope(format=written, min_reader=needed), supported=(2, 5))
-    assert str(caught.value) == (
-        f"bundle.json: `min_reader` is {needed}; expected {written[0]}.0 to {written}, the bundle's format"
-    )
+    said = refusal(BundleInvalid, check_readable, Envelope(format=written, min_reader=needed), supported=(2, 5))
+    assert said == f"bundle.json: `min_reader` is {needed}; expected {written[0]}.0 to {written}, the bundle's format"
 
 
 def test_gate_below_range_refuses_the_bundle_with_both_versions_and_remedies():
@@ -83,9 +81,8 @@ def test_gate_below_range_refuses_the_bundle_with_both_versions_and_remedies():
     ids=repr,
 )
 def test_version_that_is_none_is_refused(text):
-    with pytest.raises(BundleInvalid) as caught:
-        parse_version(text)
-    assert str(caught.value) == f"bundle.json: expected a version `MAJOR.MINOR`, got {text[:20]!r}"
+    said = refusal(BundleInvalid, parse_version, text)
+    assert said == f"bundle.json: expected a version `MAJOR.MINOR`, got {text[:20]!r}"
 
 
 @pytest.mark.parametrize(

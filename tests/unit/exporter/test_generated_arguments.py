@@ -88,9 +88,8 @@ SHOWN = {
 
 
 @pytest.mark.parametrize("shown", SHOWN)
-def test_example_that_shows_more_than_made_arguments_is_kept(tmp_path, monkeypatch, shown):
+def test_example_that_shows_more_than_made_arguments_is_kept(new_bundle, monkeypatch, shown):
     monkeypatch.setattr(thin, "_MOST_NBYTES", 0)
     function, x = SHOWN[shown]
-    aotexport.export(function, (x,), output=tmp_path / "bundle", verify=False)
-    kept = {entry.name for entry in open_bundle(tmp_path / "bundle").manifest.testvectors}
+    kept = {entry.name for entry in open_bundle(new_bundle(function, x)).manifest.testvectors}
     assert kept == ({"random"} if shown == "nothing" else {"random", "example"})

@@ -10,6 +10,7 @@ from aotexport.errors import AttemptFailed, ExportFailed, InternalError
 from aotexport.model import refusals
 from aotexport.model.refusals import attempt
 from aotexport_runtime import NotSupported
+from tests.refusals import refusal
 
 
 def ours(text, **names):
@@ -92,9 +93,7 @@ def test_internal_error_says_stage_line_versions_and_what_to_do():
     def model():
         return run()
 
-    with pytest.raises(InternalError) as raised:
-        stage(model)
-    assert str(raised.value) == (
+    assert refusal(InternalError, stage, model) == (
         f"a bug of aotexport, in the stage `functional graph`: {__file__}:{model.__code__.co_firstlineno + 1}: in "
         "model: NameError: name 'misspelt' is not defined. Nothing was written. Please report it, with these versions "
         f"(aotexport 0.1.0, torch {torch.__version__}, Python {platform.python_version()}) and the traceback"

@@ -7,6 +7,7 @@ from aotexport_runtime.errors import CheckFailed, NotSupported
 from aotexport_runtime.execution import ops
 from aotexport_runtime.execution.ops import ADAPTERS
 from aotexport_runtime.execution.preconditions.table import guarded
+from tests.refusals import refusal
 
 SQUARE = torch.tensor([[4.0, 1.0, 0.5], [1.0, 3.0, 0.2], [0.5, 0.2, 2.0]], dtype=torch.float64)
 WIDE = torch.arange(1.0, 7.0, dtype=torch.float64).reshape(3, 2).cos()
@@ -48,11 +49,8 @@ def test_adapter_gives_the_values_and_gradients_of_the_operator(name, args, monk
 
 def test_operator_without_an_adapter_is_refused_by_name(monkeypatch):
     without(monkeypatch, "mm.default")
-    with pytest.raises(NotSupported) as caught:
-        ops.overload("aten::mm.default", None, frozenset())
-    assert str(caught.value) == (
-        "torch 9 has no operator `aten::mm.default`; install the torch that the bundle was exported with"
-    )
+    said = refusal(NotSupported, ops.overload, "aten::mm.default", None, frozenset())
+    assert said == "torch 9 has no operator `aten::mm.default`; install the torch that the bundle was exported with"
 
 
 class LaterCdist:

@@ -103,13 +103,11 @@ def test_a_whole_step_is_one_graph_and_equals_torch(tmp_path, monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    path = tmp_path_factory.mktemp("graphs") / "bundle"
+def bundle(new_bundle):
     torch.manual_seed(0)
     model = Net()
     batch = torch.export.Dim("batch", min=2, max=64)
-    aotexport.export(model, (torch.randn(4, 3),), output=path, verify=False, dynamic_shapes={"x": {0: batch}})
-    return path, model
+    return new_bundle(model, torch.randn(4, 3), dynamic_shapes={"x": {0: batch}}), model
 
 
 @pytest.fixture

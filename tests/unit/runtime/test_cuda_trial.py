@@ -13,14 +13,8 @@ from aotexport_runtime.engines.select import Choice
 from aotexport_runtime.module import loading
 
 
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(3, 2)
-        self.norm = nn.BatchNorm1d(2)
-
-    def forward(self, x):
-        return self.norm(self.linear(x)).tanh()
+def network():
+    return nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.Tanh())
 
 
 class Engine:
@@ -87,12 +81,10 @@ too_large = raising(torch.cuda.OutOfMemoryError("CUDA out of memory"))
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    path = tmp_path_factory.mktemp("trial") / "bundle"
+def bundle(new_bundle):
     torch.manual_seed(0)
-    model = Net()
-    aotexport.export(model, (torch.randn(4, 3),), output=path, verify=False)
-    return path, model
+    model = network()
+    return new_bundle(model, torch.randn(4, 3)), model
 
 
 @pytest.fixture
@@ -104,7 +96,7 @@ def pair(bundle, monkeypatch, caplog):
         engine = Engine(change)
         monkeypatch.setattr(loading, "select_targets", lambda *args, **options: Choice(engines=("cuda",)))
         monkeypatch.setattr("aotexport_runtime.engines.cuda.engine.CudaEngine", lambda options: engine)
-        eager = Net()
+        eager = network()
         eager.load_state_dict(model.state_dict())
         return loading.load(path), eager, engine
 
@@ -116,8 +108,8 @@ def assert_trains_as_eager(module, eager):
     for model in (module, eager):
         for _ in range(3):
             model(x).square().sum().backward()
-    torch.testing.assert_close(module.get_parameter("linear.weight").grad, eager.linear.weight.grad)
-    torch.testing.assert_close(module.get_buffer("norm.running_mean"), eager.norm.running_mean)
+    torch.testing.assert_close(module.get_parameter("0.weight").grad, eager[0].weight.grad)
+    torch.testing.assert_close(module.get_buffer("1.running_mean"), eager[1].running_mean)
 
 
 def test_program_that_agrees_serves_and_is_compared_once(pair, caplog):

@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 
-import aotexport
 from aotexport_runtime import load
 
 TURNED_AWAY = object()
@@ -23,11 +22,9 @@ class Scaled(nn.Module):
 
 
 @pytest.fixture(scope="module", params=["static", "dynamic"])
-def bundle(request, tmp_path_factory):
-    path = tmp_path_factory.mktemp("fast-path") / request.param
+def bundle(request, new_bundle):
     shapes = ({0: torch.export.Dim("rows", min=2, max=9)},) if request.param == "dynamic" else None
-    aotexport.export(Scaled(), (torch.randn(3, 4),), output=path, dynamic_shapes=shapes, verify=False)
-    return path
+    return new_bundle(Scaled(), torch.randn(3, 4), dynamic_shapes=shapes)
 
 
 def only_fast(module, program):
@@ -95,9 +92,8 @@ def test_state_that_is_gone_or_laid_out_otherwise_is_turned_away(bundle):
     assert train((x(),), {}) is TURNED_AWAY
 
 
-def test_gradients_reach_tensors_that_transforms_left_behind(tmp_path):
-    aotexport.export(Scaled(), (x().requires_grad_(),), output=tmp_path / "net", verify=False)
-    module, given = load(tmp_path / "net", target="portable").train(), x().requires_grad_()
+def test_gradients_reach_tensors_that_transforms_left_behind(new_bundle):
+    module, given = load(new_bundle(Scaled(), x().requires_grad_()), target="portable").train(), x().requires_grad_()
     left: list[torch.Tensor] = []
     torch.func.grad(lambda inside: [left.append(inside), inside.sum()][1])(given)
     module(left[0]).sum().backward()

@@ -12,6 +12,7 @@ from aotexport_runtime.errors import DataInvalid
 from aotexport_runtime.finetune.table import Table
 from aotexport_runtime.finetune.targets import IGNORED, Classes, answers_of, of_first_tokens
 from aotexport_runtime.finetune.tokenizer import BYTES, Tokenizer
+from tests.refusals import refusal
 
 TEMPLATE = (
     "<s>{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tool') }}{% endif %}<|{{ m.role }}|>"
@@ -87,9 +88,7 @@ def test_template_that_changes_earlier_answers_gives_a_text_per_answer(directory
     ],
 )
 def test_rows_without_answers_are_told(directory: Path, columns: dict[str, Any], message: str) -> None:
-    with pytest.raises(DataInvalid) as caught:
-        taught(Tokenizer(str(directory / "plain"), "data"), columns)
-    assert str(caught.value).startswith(message)
+    assert refusal(DataInvalid, taught, Tokenizer(str(directory / "plain"), "data"), columns).startswith(message)
 
 
 @pytest.mark.parametrize("source", ["plain", BYTES])

@@ -13,6 +13,7 @@ from aotexport_runtime.execution.matmul.sizes import mode_of
 from aotexport_runtime.execution.user_cache import Measurements, cache_folder
 from aotexport_runtime.schema.graph import Node
 from aotexport_runtime.schema.values import TensorMeta
+from tests.refusals import refusal
 
 FIXED = (True, True, True)
 ROWS_VARY = (False, True, True)
@@ -152,11 +153,7 @@ def test_mode_is_the_callers_then_the_environments(monkeypatch):
     assert mode_of(None) == "torch"
     assert mode_of("onednn") == "onednn"
     monkeypatch.setenv("AOTEXPORT_MATMUL", "mkl")
-    with pytest.raises(NotSupported) as caught:
-        mode_of(None)
-    assert str(caught.value) == (
+    assert refusal(NotSupported, mode_of, None) == (
         "environment variable AOTEXPORT_MATMUL asks for the `mkl` matmul backend; there are fastest, onednn, torch"
     )
-    with pytest.raises(NotSupported) as caught:
-        mode_of("fast")
-    assert str(caught.value) == "no `fast` matmul backend; there are fastest, onednn, torch"
+    assert refusal(NotSupported, mode_of, "fast") == "no `fast` matmul backend; there are fastest, onednn, torch"

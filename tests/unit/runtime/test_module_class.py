@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import aotexport
-from aotexport_runtime import load
 from aotexport_runtime.module.bundle_module import BundleModule
 
 X = torch.ones(3)
@@ -61,17 +60,6 @@ class WithMethods(nn.Module):
         return code * 2
 
 
-@pytest.fixture
-def exported(tmp_path):
-    """Return a function that exports a call and loads the bundle."""
-
-    def export(model, args=(), kwargs=None, **options):
-        aotexport.export(model, args, kwargs, output=tmp_path / "bundle", verify=False, force=True, **options)
-        return load(tmp_path / "bundle")
-
-    return export
-
-
 ROWS = {
     "default": (plain, (X,), {}, "(x, scale=2.0)"),
     "default passed": (plain, (X, X), {}, "(x, scale=2.0)"),
@@ -85,38 +73,38 @@ ROWS = {
 
 
 @pytest.mark.parametrize(("function", "args", "kwargs", "shown"), ROWS.values(), ids=ROWS)
-def test_forward_has_the_captured_signature(exported, function, args, kwargs, shown):
-    module = exported(function, args, kwargs)
+def test_forward_has_the_captured_signature(load, function, args, kwargs, shown):
+    module = load(function, *args, kwargs=kwargs, target="auto")
     assert str(inspect.signature(module.forward)) == shown
     of_class = inspect.signature(type(module).forward)
     assert next(iter(of_class.parameters)) == "self"
     assert [*of_class.parameters.values()][1:] == [*inspect.signature(module.forward).parameters.values()]
 
 
-def test_parameter_of_some_programs_alone_has_a_default(exported):
+def test_parameter_of_some_programs_alone_has_a_default(load):
     programs = [aotexport.Program("more", example=aotexport.Example((X,), {"shift": X, "gain": X})), "infer"]
-    module = exported(open_ended, (X,), {"shift": X}, programs=programs)
+    module = load(open_ended, X, kwargs={"shift": X}, programs=programs, target="auto")
     assert str(inspect.signature(module.forward)) == "(*args, shift, gain=Ellipsis)"
 
 
-def test_class_is_named_after_the_model_and_is_a_bundle_module(exported):
-    module = exported(WithMethods(), (X,), programs=["infer"])
+def test_class_is_named_after_the_model_and_is_a_bundle_module(load):
+    module = load(WithMethods(), X, programs=["infer"], target="auto")
     assert (type(module).__name__, type(module).__mro__[1]) == ("WithMethods", BundleModule)
     assert repr(module).startswith("BundleModule(\n  WithMethods, programs: infer")
     assert isinstance(module.twin(), type(module))
 
 
-def test_methods_have_their_signatures_and_results(exported):
+def test_methods_have_their_signatures_and_results(load):
     model = WithMethods()
     programs = [aotexport.Program("encode", method="encode", example=(X,)), "infer"]
-    module = exported(model, (X,), programs=programs).eval()
+    module = load(model, X, programs=programs, target="auto").eval()
     assert str(inspect.signature(module.encode)) == "(x, *, gain=1.5)"
     assert str(inspect.signature(module.forward)) == "(x)"
     assert torch.equal(module.encode(X), model.encode(X))
     assert not hasattr(module, "decode")
 
 
-def test_plain_attributes_of_the_model_are_read(exported):
-    module = exported(WithAttributes(), (X,), programs=["infer"])
+def test_plain_attributes_of_the_model_are_read(load):
+    module = load(WithAttributes(), X, programs=["infer"], target="auto")
     assert (module.loss_type, module.main_input_name, module.gain) == ("Mean", "pixels", 2)
     assert not any(hasattr(module, name) for name in ("config", "source", "computed"))

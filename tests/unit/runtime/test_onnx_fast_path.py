@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch.export import Dim
 
-import aotexport
 import aotexport_runtime
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.module.onnx_module import compose_onnx
@@ -21,12 +20,10 @@ def _model(x, ids, scale=None):
 
 
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    path = tmp_path_factory.mktemp("fast") / "bundle"
+def plan(new_bundle):
     args = torch.ones(3, 4), torch.arange(3)
     sizes = ({0: ROWS}, {0: ROWS})
-    aotexport.export(_model, args, output=path, programs="infer", dynamic_shapes=sizes, onnx=True, verify=False)
-    bundle = open_bundle(path)
+    bundle = open_bundle(new_bundle(_model, *args, programs="infer", dynamic_shapes=sizes, onnx=True))
     options = aotexport_runtime.OnnxRuntime()
     return compose_onnx(bundle, bundle.program("infer"), bundle.manifest.onnx[0], options, {})
 

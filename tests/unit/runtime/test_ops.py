@@ -9,6 +9,7 @@ from aotexport_runtime.allowed.signatures import signature_of
 from aotexport_runtime.execution.higher_order import EFFECTS
 from aotexport_runtime.execution.ops import ADAPTERS, is_compatible, resolve
 from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, EXIT_CHECKPOINT
+from tests.refusals import refusal
 
 NOWHERE: frozenset[str] = frozenset()
 
@@ -24,15 +25,11 @@ NOWHERE: frozenset[str] = frozenset()
     ],
 )
 def test_operator_that_no_bundle_may_call_is_refused(name, message):
-    with pytest.raises(BundleInvalid) as caught:
-        resolve(name, None, NOWHERE)
-    assert str(caught.value) == message
+    assert refusal(BundleInvalid, resolve, name, None, NOWHERE) == message
 
 
 def test_custom_operator_that_is_not_registered_is_refused_with_the_way_out():
-    with pytest.raises(NotSupported) as caught:
-        resolve("mylib::op.default", None, frozenset({"mylib"}))
-    assert str(caught.value) == (
+    assert refusal(NotSupported, resolve, "mylib::op.default", None, frozenset({"mylib"})) == (
         "operator `mylib::op.default` is not registered: import the package that registers namespace `mylib` "
         "before loading"
     )

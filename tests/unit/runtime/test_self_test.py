@@ -4,17 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-import aotexport
 import aotexport_runtime
 from aotexport_runtime.commands.self_test import why_values_differ
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    path = tmp_path_factory.mktemp("draws") / "bundle"
+def bundle(new_bundle):
     model = nn.Sequential(nn.Linear(3, 3), nn.Dropout())
-    aotexport.export(model, (torch.randn(2, 3),), output=path, verify=False)
-    return path
+    return new_bundle(model, torch.randn(2, 3))
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import nn
 
-import aotexport
 from aotexport_runtime.serving.servable import Servable
 
 transformers = pytest.importorskip("transformers", reason="needs the extra `examples`")
@@ -67,15 +66,13 @@ def rows(kind, count, seed, scale=1.0):
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in MODELS])
-def test_joined_calls_of_any_rows_are_answered_as_alone(name, tmp_path):
+def test_joined_calls_of_any_rows_are_answered_as_alone(name, new_bundle):
     torch.manual_seed(0)
     make, kind = MODELS[name]
     example = rows(kind, 3, 0)
     sizes = {name: {0: BATCH} for name in example}
-    aotexport.export(
-        make().eval(), (), example, output=tmp_path / "b", dynamic_shapes=sizes, programs=("infer",), verify=False
-    )
-    servable = Servable(tmp_path / "b", max_batch_size=MOST, max_latency_ms=600_000)
+    bundle = new_bundle(make().eval(), kwargs=example, dynamic_shapes=sizes, programs=("infer",))
+    servable = Servable(bundle, max_batch_size=MOST, max_latency_ms=600_000)
     servable.warm_up()
     assert servable.batch_axes is not None, servable.not_joined
     one, most = rows(kind, 1, 1, 100.0), rows(kind, 16, 2)

@@ -9,6 +9,7 @@ from aotexport_runtime.errors import CallInvalid, DeadlinePassed, Overloaded
 from aotexport_runtime.server.messages import Request, Signature, read_request, write_answer
 from aotexport_runtime.server.refusals import CODES, Refusal, refusal_of
 from aotexport_runtime.serving.interface import TensorSpec
+from tests.refusals import refusal
 
 SPECS = [
     TensorSpec(name=name, dtype=dtype, shape=(-1,), index=index)
@@ -119,9 +120,7 @@ SHAPED = Signature(inputs={"b": ("BF16", (-1, -1)), "f": ("BOOL", (2,)), "x": ("
 )
 def test_values_that_no_tensor_holds_are_refused(entry, data, reason):
     head = json.dumps({"inputs": [entry]}).encode()
-    with pytest.raises(Refusal) as caught:
-        read_request(bytearray(head + data), len(head), SHAPED)
-    assert str(caught.value) == reason
+    assert refusal(Refusal, read_request, bytearray(head + data), len(head), SHAPED) == reason
 
 
 def test_large_answer_is_written_in_pieces_of_the_same_json():

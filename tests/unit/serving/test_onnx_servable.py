@@ -10,7 +10,6 @@ import pytest
 import safetensors.numpy
 import torch
 
-import aotexport
 from aotexport_runtime.bundle.read import open_bundle
 from aotexport_runtime.errors import CallInvalid, SelfTestFailed
 from aotexport_runtime.serving.servable import Servable
@@ -21,13 +20,9 @@ pytest.importorskip("onnxruntime", reason="needs the extra `onnx`")
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
-    path = tmp_path_factory.mktemp("onnx") / "digits"
+def bundle(new_bundle):
     args = (torch.linspace(-1, 1, 40).reshape(5, 8),)
-    aotexport.export(
-        digits_model(), args, output=path, dynamic_shapes=({0: BATCH},), programs=("infer",), verify=False, onnx=True
-    )
-    return path
+    return new_bundle(digits_model(), *args, dynamic_shapes=({0: BATCH},), programs=("infer",), onnx=True)
 
 
 def eager(x):
@@ -53,25 +48,14 @@ def test_call_outside_of_the_range_is_refused_by_the_bundles_guard(bundle):
         Servable(bundle, engine="onnx").infer({"input": np.zeros((65, 8), np.float32)})
 
 
-class Table(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.rows = torch.nn.Embedding(4, 2)
-
-    def forward(self, index):
-        return self.rows(index)
-
-
-def test_value_that_onnx_runtime_refuses_is_the_callers_fault_and_a_bug_is_not(tmp_path, monkeypatch):
-    aotexport.export(
-        Table().eval(), (torch.tensor([1, 3]),), output=tmp_path / "t", programs=("infer",), verify=False, onnx=True
-    )
-    servable = Servable(tmp_path / "t", engine="onnx")
+def test_value_that_onnx_runtime_refuses_is_the_callers_fault_and_a_bug_is_not(new_bundle, monkeypatch):
+    table = new_bundle(torch.nn.Embedding(4, 2), torch.tensor([1, 3]), programs=("infer",), onnx=True)
+    servable = Servable(table, engine="onnx")
     with pytest.raises(ValueError, match="out of data bounds"):
-        servable.infer({"index": np.array([1, 9])})
+        servable.infer({"input": np.array([1, 9])})
     monkeypatch.setattr("aotexport_runtime.engines.onnx.engine.OnnxEngine.run", lambda self, *args: self.misspelt)
     with pytest.raises(AttributeError, match="misspelt"):
-        servable.infer({"index": np.array([1, 3])})
+        servable.infer({"input": np.array([1, 3])})
 
 
 def test_model_that_answers_otherwise_than_eager_is_not_served(bundle, tmp_path):

@@ -17,6 +17,7 @@ from aotexport_runtime.server.repository import Repository
 from aotexport_runtime.server.supervisor import openmp_settings
 from aotexport_runtime.serving.batcher import Waiting
 from aotexport_runtime.serving.servable import Servable
+from tests.refusals import refusal
 from tests.unit.serving.test_servable import copied
 
 
@@ -181,9 +182,7 @@ def test_what_one_worker_is_told_the_others_do(root, tmp_path):
     first.unload("words")
     marks.set("words", unloaded=True)
     others.follow(second)
-    with pytest.raises(Refusal) as caught:
-        second.current("words")
-    assert str(caught.value) == "model `words` is unloaded; load it first"
+    assert refusal(Refusal, second.current, "words") == "model `words` is unloaded; load it first"
     second.scan()
     assert served(second) == {"digits": "1", "words": None}
     first.load("words")
@@ -196,12 +195,9 @@ def test_unknown_names_are_refused(root):
     repository = Repository(root, Servable)
     repository.scan()
     for ask in (repository.current, repository.load, repository.unload, repository.demand):
-        with pytest.raises(Refusal) as caught:
-            ask("none")
-        assert str(caught.value) == "there is no model `none`"
-    with pytest.raises(Refusal) as caught:
-        repository.current("digits", "2")
-    assert str(caught.value) == "model `digits` has no version `2` that is served; 1 is"
+        assert refusal(Refusal, ask, "none") == "there is no model `none`"
+    said = refusal(Refusal, repository.current, "digits", "2")
+    assert said == "model `digits` has no version `2` that is served; 1 is"
 
 
 def test_versions_are_served_side_by_side_and_share_calls_by_weight(root, exported, tmp_path, caplog):

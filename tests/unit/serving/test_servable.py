@@ -16,6 +16,7 @@ from aotexport_runtime.module.recorded import read_vector, recorded_observation
 from aotexport_runtime.serving.joining import result_of
 from aotexport_runtime.serving.servable import Servable
 from tests.golden.refuse import seal
+from tests.refusals import refusal
 from tests.unit.serving.conftest import Pair, digits_model
 
 
@@ -112,9 +113,7 @@ def test_model_with_labels_is_served_without(exported):
 
 
 def test_warm_up_refuses_a_model_that_keeps_state(exported):
-    with pytest.raises(NotSupported) as caught:
-        Servable(exported("counter")).warm_up()
-    assert str(caught.value) == (
+    assert refusal(NotSupported, Servable(exported("counter")).warm_up) == (
         "calls change the module's `calls`, and what one client is answered would depend on the calls of others. Let "
         "the model's `forward` take this state and return it, and export again"
     )
@@ -158,15 +157,12 @@ REFUSALS = {
 
 @pytest.mark.parametrize(("inputs", "text"), REFUSALS.values(), ids=REFUSALS)
 def test_infer_refuses_wrong_inputs_by_name(inputs, text, exported):
-    with pytest.raises(CallInvalid) as caught:
-        Servable(exported("digits")).infer(inputs)
-    assert str(caught.value) == f"the call does not fit program `infer`:\n  - {text}"
+    said = refusal(CallInvalid, Servable(exported("digits")).infer, inputs)
+    assert said == f"the call does not fit program `infer`:\n  - {text}"
 
 
 def test_precision_beside_what_shares_or_changes_weights_is_refused(exported):
-    with pytest.raises(ArgumentInvalid) as caught:
-        Servable(exported("digits"), precision="bfloat16", mapped=True)
-    assert str(caught.value) == (
+    assert refusal(ArgumentInvalid, Servable, exported("digits"), precision="bfloat16", mapped=True) == (
         "`precision`: bfloat16 computes by copies of the weights that engine `auto` makes. Leave out `engine`, "
         "`mapped`, `adapters`"
     )

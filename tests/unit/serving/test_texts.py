@@ -11,6 +11,7 @@ from aotexport_runtime.errors import CallInvalid
 from aotexport_runtime.server.messages import Signature, read_request, write_call
 from aotexport_runtime.server.refusals import Refusal
 from aotexport_runtime.serving.servable import Servable
+from tests.refusals import refusal
 from tests.unit.serving.conftest import BATCH
 
 X = np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3) ** 2
@@ -75,9 +76,8 @@ def test_calls_are_joined_where_their_own_program_keeps_rows_apart(servable):
     ],
 )
 def test_string_that_was_not_captured_is_refused(how, text, servable):
-    with pytest.raises(CallInvalid) as caught:
-        servable.infer({"x": X, "options.how": how})
-    assert str(caught.value).startswith(f"the call does not fit program `infer`:\n  - {text}")
+    said = refusal(CallInvalid, servable.infer, {"x": X, "options.how": how})
+    assert said.startswith(f"the call does not fit program `infer`:\n  - {text}")
 
 
 def test_strings_are_bytes_of_the_protocol(servable):
@@ -108,9 +108,7 @@ def test_bytes_that_are_no_strings_are_refused(data, text, bundle):
         "name": "options.how", "datatype": "BYTES", "shape": [1], "parameters": {"binary_data_size": len(data)},
     }  # fmt: skip
     head = json.dumps({"inputs": [entry]}).encode()
-    with pytest.raises(Refusal) as caught:
-        read_request(bytearray(head + data), len(head), signature)
-    assert str(caught.value) == text
+    assert refusal(Refusal, read_request, bytearray(head + data), len(head), signature) == text
 
 
 @pytest.mark.parametrize("data", [[3], [None], [["a"]]])
