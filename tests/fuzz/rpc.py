@@ -6,16 +6,20 @@ sentence; the server lives on, and answers as before. A case is drawn from the s
 
 import argparse
 import collections
+import copy
 import json
 import math
 import struct
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import grpc
 import torch
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message_factory import GetMessageClass
 from tritonclient.grpc import service_pb2 as pb
 
 import aotexport
@@ -27,11 +31,28 @@ from tests.unit.serving.conftest import MODELS
 RESULTS = Path(__file__).parent / "results" / "rpc.json"
 SERVED = ("digits", "kinds", "pair", "words")
 _SERVICE = "/inference.GRPCInferenceService/"
-_NAMES = ("", "x", "none", "../digits", "a b", "é" * 40, "\x1b[31m", "x" * 10_000, "\u0000")
-_SIZES = (-(1 << 63), -1, 0, 1, 2, 3, 7, 64, 65, 1 << 20, 1 << 31, 1 << 62, (1 << 63) - 1)
+_SIZES = (-(1 << 63), -1, 0, 1, 2, 3, 7, 64, 65, 1 << 20, 1 << 31, 1 << 62, (1 << 64) - 1)
+_LENGTHS = (0, 1, 4, 32, 1 << 16)
+_FLOATS = (0.0, 1.0, 1e30, -math.inf, math.nan)
 _FORMS = {"BOOL": "?", "INT64": "q", "FP16": "e", "BF16": "H", "FP32": "f"}
 _CONTENTS = {"BOOL": "bool_contents", "INT64": "int64_contents", "FP32": "fp32_contents", "BYTES": "bytes_contents"}
-_DATATYPES = (*_FORMS, "BYTES", "FP64", "INT8", "UINT64", "", "FP99", "fp32")
+_DATATYPES = (*_FORMS, "BYTES", "FP64", "INT8", "UINT64", "FP99", "fp32")
+_PARAMETERS = ("timeout", "timeout", "adapter", "x", "binary_data_output", "priority")
+_NAMES = ("", "x", "none", "../digits", "a b", "é" * 40, "\x1b[31m", "x" * 10_000, "\u0000", "1", "7", "output", "sum")
+_TEXTS = (*_NAMES, *SERVED, *_DATATYPES)
+_RANGES = {
+    FieldDescriptor.TYPE_INT32: (-(1 << 31), (1 << 31) - 1),
+    FieldDescriptor.TYPE_INT64: (-(1 << 63), (1 << 63) - 1),
+    FieldDescriptor.TYPE_UINT32: (0, (1 << 32) - 1),
+    FieldDescriptor.TYPE_UINT64: (0, (1 << 64) - 1),
+}
+_OTHERS: tuple[Callable[[str], Any], ...] = (
+    lambda name: pb.ModelReadyRequest(name=name),
+    lambda name: pb.ModelMetadataRequest(name=name),
+    lambda name: pb.RepositoryModelLoadRequest(model_name=name),
+    lambda _: pb.ServerReadyRequest(),
+)
+"""Make messages of other methods than `ModelInfer` about a model."""
 _CODES = frozenset(("OK", "INVALID_ARGUMENT", "NOT_FOUND", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"))
 
 
@@ -87,93 +108,67 @@ def _raw(datatype: str, values: list[Any]) -> bytes:
     return struct.pack(f"<{len(values)}{_FORMS[datatype]}", *values)
 
 
-def _rename(draw: Any, message: Any) -> None:
-    field = draw.choice(("model_name", "model_version", "id"))
-    setattr(message, field, draw.choice((*_NAMES[:-1], "digits", "words", "1", "7")))
+def _places(message: Any, *, all_fields: bool) -> Iterator[tuple[Any, Any]]:
+    """Yield fields of a message and of those in it, with the message that has it: all, or maps and what is set."""
+    is_set = {field.name for field, _ in message.ListFields()}
+    for field in message.DESCRIPTOR.fields:
+        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+        if all_fields or is_map or field.name in is_set:
+            held = getattr(message, field.name)
+            # Each of several byte strings is a tensor.
+            yield from [(message, field)] * (len(held) or 1 if field.type == field.TYPE_BYTES else 1)
+            for inner in () if is_map or field.message_type is None else held if field.is_repeated else (held,):
+                yield from _places(inner, all_fields=all_fields)
 
 
-def _change_input(draw: Any, message: Any) -> None:
-    if message.inputs:
-        entry, kind = draw.choice(message.inputs), draw.randrange(4)
-        if kind == 0:
-            entry.name = draw.choice(_NAMES)
-        elif kind == 1:
-            entry.datatype = draw.choice(_DATATYPES)
-        elif kind == 2 and entry.shape:
-            entry.shape[draw.randrange(len(entry.shape))] = draw.choice(_SIZES)
-        else:
-            shape = draw.choice(([], [1], [0], [*entry.shape, 1], [1] * 40, [1 << 31, 1 << 31], [1 << 62, 4, 0]))
-            del entry.shape[:]
-            entry.shape.extend(shape)
-
-
-def _change_number_of_inputs(draw: Any, message: Any) -> None:
-    if message.inputs and draw.random() < 0.5:
-        message.inputs.add().CopyFrom(draw.choice(message.inputs))
-    elif message.inputs:
-        del message.inputs[draw.randrange(len(message.inputs))]
-
-
-def _change_raw(draw: Any, message: Any) -> None:
-    raw, kind = message.raw_input_contents, draw.randrange(5)
-    if not raw or kind == 0:
-        raw.append(draw.randbytes(draw.choice((0, 1, 4, 32, 1 << 16))))
-    elif kind == 1:
-        del raw[draw.randrange(len(raw))]
+def change(draw: Random, message: Any, *, all_fields: bool = True) -> None:
+    """Change a field at any depth: it gets another value, or is cleared; in a list, entries come, go or repeat."""
+    places = [*_places(message, all_fields=all_fields)]
+    if not places:
+        return
+    owner, field = draw.choice(places)
+    held, kind = getattr(owner, field.name), field.message_type
+    if kind is not None and kind.GetOptions().map_entry:
+        change(draw, held[draw.choice(_PARAMETERS)])
+    elif field.is_repeated:
+        begin, entries = draw.randrange(len(held) + 1), copy.deepcopy([*held])
+        end = draw.choice((begin + 1, len(held)))
+        old = entries[begin:end] or [_changed(draw, field, b"" if kind is None else GetMessageClass(kind)())]
+        changed = [_changed(draw, field, old[0])]
+        entries[begin:end] = draw.choice((changed, changed, changed, [], old * 2, old * 100))
+        owner.ClearField(field.name)
+        getattr(owner, field.name).extend(entries)
+    elif kind is not None:
+        owner.ClearField(field.name)
     else:
-        at = draw.randrange(len(raw))
-        data = raw[at]
-        raw[at] = draw.choice((b"", data[:-1], data + b"x", draw.randbytes(len(data)), b"\xff" * len(data), data * 2))
+        setattr(owner, field.name, _changed(draw, field, held))
 
 
-def _change_contents(draw: Any, message: Any) -> None:
-    if message.inputs:
-        contents = draw.choice(message.inputs).contents
-        field = draw.choice(("bool", "int", "int64", "uint", "uint64", "fp32", "fp64", "bytes"))
-        values = {"bytes": [b"\xff", b"up"], "fp32": [1e30, math.nan], "fp64": [math.inf]}.get(field, [1, 0])
-        getattr(contents, f"{field}_contents").extend(values * draw.choice((1, 1, 100)))
-
-
-def _change_outputs(draw: Any, message: Any) -> None:
-    for _ in range(draw.choice((1, 2))):
-        message.outputs.add(name=draw.choice((*_NAMES, "output", "sum")))
-
-
-def _change_parameters(draw: Any, message: Any) -> None:
-    parameter = message.parameters[draw.choice(("timeout", "adapter", "x", "binary_data_output", "priority"))]
-    if draw.random() < 0.6:
-        parameter.int64_param = draw.choice(_SIZES)
-    else:
-        parameter.string_param = draw.choice(_NAMES)
-
-
-_CHANGES = (
-    *(_rename, _change_input, _change_input, _change_number_of_inputs, _change_raw, _change_raw),
-    *(_change_contents, _change_outputs, _change_parameters),
-)
+def _changed(draw: Random, field: Any, old: Any) -> Any:
+    """Return another value of a field, or another entry of a list."""
+    if field.message_type is not None:
+        change(draw, made := copy.deepcopy(old))
+        return made
+    if field.type == field.TYPE_BYTES:
+        drawn = draw.randbytes(len(old)), draw.randbytes(draw.choice(_LENGTHS))
+        return draw.choice((b"", b"up", old[:-1], old + b"x", old * 2, b"\xff" * len(old), *drawn))
+    if field.type in _RANGES:
+        least, most = _RANGES[field.type]
+        return min(max(draw.choice(_SIZES), least), most)
+    return draw.choice({field.TYPE_STRING: _TEXTS, field.TYPE_BOOL: (False, True)}.get(field.type, _FLOATS))
 
 
 def case(number: int, models: dict[str, Any]) -> tuple[str, bytes]:
     """Return a method, and the bytes of its message."""
     mutator = Mutator(f"{SEED} rpc {number}")
     draw = mutator.random
-    if draw.random() < 0.1:
-        method = draw.choice(("ModelReady", "ModelMetadata", "RepositoryModelLoad", "ServerReady"))
-        kind = {"RepositoryModelLoad": pb.RepositoryModelLoadRequest, "ServerReady": pb.ServerReadyRequest}
-        message = kind.get(method, pb.ModelMetadataRequest)()
-        if method == "RepositoryModelLoad":
-            message.model_name = draw.choice(_NAMES)
-        elif method != "ServerReady":
-            message.name = draw.choice((*_NAMES, *SERVED))
-            message.version = draw.choice(("", "", "1", *_NAMES))
-        return method, mutator.bytes_changed(message.SerializeToString()) if draw.random() < 0.3 else (
-            message.SerializeToString()
-        )
-    message = valid(mutator, models[draw.choice(SERVED)])
+    name = draw.choice(SERVED)
+    message = draw.choice(_OTHERS)(name) if draw.random() < 0.1 else valid(mutator, models[name])
     for _ in range(draw.choice((0, 1, 1, 1, 2, 3))):
-        draw.choice(_CHANGES)(draw, message)
+        change(draw, message, all_fields=draw.random() < 0.3)
     data = message.SerializeToString()
-    return "ModelInfer", mutator.bytes_changed(data) if draw.random() < 0.15 else data
+    method = type(message).__name__.removesuffix("Request")
+    return method, mutator.bytes_changed(data) if draw.random() < 0.15 else data
 
 
 def outcome(method: str, code: str, answer: bytes) -> str:
@@ -230,7 +225,7 @@ def main() -> None:
             aotexport.export(
                 make().eval(), arguments, output=place, dynamic_shapes=sizes, programs=("infer",), verify=False
             )
-        with serving(directory) as server:
+        with serving(directory, "--max-request-bytes", "100000") as server:
             for number, result in outcomes(server.wait_until_ready(), range(record["next"], options.cases)):
                 found["wrong" if result.startswith("!") else result] += 1
                 if result.startswith("!"):
