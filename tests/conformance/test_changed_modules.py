@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.nn.utils import fusion, parametrizations, parametrize, prune
 from torch.testing._internal.two_tensor import TwoTensor
 
@@ -243,16 +244,16 @@ def test_own_mode_of_a_layer_of_torch_is_followed(bundle):
     assert torch.equal(loaded(x), original(x))
 
 
-def test_forward_hook_sees_features_of_the_model(bundle):
+@pytest.mark.parametrize("of_all", [False, True])
+def test_forward_hook_sees_features_of_the_model(bundle, of_all):
     original, loaded = seeded(Model).eval(), load(bundle).eval()
-    seen = []
-    for module in (original, loaded):
-        module.block.register_forward_hook(
-            lambda m, args, kwargs, output: seen.append((kwargs, output)), with_kwargs=True
-        )
-        module(torch.ones(3, 4))
-    assert seen[0][0] == seen[1][0] == {"gain": 2.0}
-    assert torch.equal(seen[0][1]["x"], seen[1][1]["x"])
+    seen = {original: [], loaded: []}
+    for module, found in seen.items():
+        register = register_module_forward_hook if of_all else module.block.register_forward_hook
+        with register(lambda m, *call, found=found: found.append((m.training, *call)), with_kwargs=True):
+            module(torch.ones(3, 4))
+    assert any(kwargs == {"gain": 2.0} for _, _, kwargs, _ in seen[loaded])
+    torch.testing.assert_close(seen[loaded], seen[original], rtol=0, atol=0)
 
 
 def test_weights_of_a_tensor_subclass_are_followed_by_a_layer(bundle):
@@ -596,8 +597,12 @@ def test_size_that_is_first_read_in_a_switched_norm_is_that_of_the_call(placed_b
         assert_same(*reversed(found))
 
 
-def test_bundle_without_calls_of_submodules_refuses_other_modules(new_bundle):
+def test_bundle_without_calls_of_submodules_refuses_other_modules(new_bundle, caplog):
     loaded = load(new_bundle(seeded(Model), torch.randn(5, 4), strip=True)).eval()
+    with register_module_forward_hook(lambda m, args, output: None):
+        loaded(torch.randn(5, 4))
+    told = "hooks of all modules do not see the calls of `block`, `block.inner`, `body` and 10 more in program infer"
+    assert caplog.messages == [told]
     loaded.head = nn.Identity()
     assert refusal(NotSupported, loaded, torch.randn(5, 4)) == (
         "`head` was replaced by a `Identity`, and program `infer` does not say which of its nodes are calls of it: it "

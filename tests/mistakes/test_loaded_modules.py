@@ -10,7 +10,7 @@ from torch import nn
 
 import aotexport_runtime
 from aotexport_runtime import ArgumentInvalid, CallInvalid, OutputExists
-from tests.mistakes.told import check_raises
+from tests.mistakes.told import check_raises, rows_of
 
 X = torch.ones(3, 4)
 MAKE = "To make a bundle of a model, export it (`aotexport.export`)"
@@ -67,14 +67,8 @@ SAVES = {
     ),
 }
 
-ROWS = [
-    pytest.param(*row, id=f"{table}_{name}")
-    for table, rows in (("call", CALLS), ("save", SAVES))
-    for name, row in rows.items()
-]
 
-
-@pytest.mark.parametrize(("act", "kind", "text"), ROWS)
+@pytest.mark.parametrize(("act", "kind", "text"), rows_of(call=CALLS, save=SAVES))
 def test_mistake_with_a_loaded_module_is_told_in_whole(
     act: Callable[[], Any], kind: type[Exception], text: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ import aotexport
 import aotexport_runtime
 from aotexport import ExportFailed, ModelFileInvalid, Program
 from aotexport_runtime import ArgumentInvalid, BundleInvalid, NotSupported
-from tests.mistakes.told import check_raises
+from tests.mistakes.told import check_raises, rows_of
 
 LINEAR = nn.Linear(4, 2)
 X = torch.ones(3, 4)
@@ -139,14 +139,8 @@ SELFTESTS = {
     ),
 }
 
-ROWS = [
-    pytest.param(*row, id=f"{table}_{name}")
-    for table, rows in (("export", EXPORTS), ("load", LOADS), ("selftest", SELFTESTS))
-    for name, row in rows.items()
-]
 
-
-@pytest.mark.parametrize(("act", "kind", "text"), ROWS)
+@pytest.mark.parametrize(("act", "kind", "text"), rows_of(export=EXPORTS, load=LOADS, selftest=SELFTESTS))
 def test_mistake_in_a_call_is_told_in_whole(
     act: Callable[[], Any], kind: type[Exception], text: str, here: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

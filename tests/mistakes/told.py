@@ -54,3 +54,7 @@ def check_raises(
     assert str(caught.value) == text.replace("{here}", str(here))
     assert capfd.readouterr() == ("", "")
     assert sorted(path.name for path in here.iterdir()) == files
+
+
+def rows_of(**tables: dict[str, Any]) -> list[Any]:
+    return [pytest.param(*row, id=f"{table}_{name}") for table, rows in tables.items() for name, row in rows.items()]

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
+from torch.nn.modules import module as all_modules
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Call, Plan, called
@@ -63,7 +64,7 @@ class BundleModule(BundleState):
         super().__init__(bundle, environment, request, targets)
         self._calls: dict[str, Call] = {}
         self._plans: dict[str, Plan] = {}
-        self._served: dict[tuple[bool, bool], Call] = {}
+        self._served: dict[tuple[bool, bool, bool], Call] = {}
         self._methods = methods_of(bundle)
         self._fixed = frozenset(bundle.manifest.settings)
         self._taps = tuple(taps)
@@ -115,7 +116,7 @@ class BundleModule(BundleState):
             CallInvalid: the call does not fit the program.
             NotSupported: the bundle has no program for this mode.
         """
-        mode = self.training, torch.is_grad_enabled()
+        mode = self.training, torch.is_grad_enabled(), bool(all_modules._has_any_global_hook())
         served = self._served.get(mode)
         if served is None:
             served = self._served[mode] = self._method("forward")
@@ -152,6 +153,9 @@ class BundleModule(BundleState):
 
     def _called(self, name: str) -> Call:
         """Return what calls a program, or chooses among its variants."""
+        if self._hooked is not (hooked := bool(all_modules._has_any_global_hook())):
+            self.__dict__ |= {"_hooked": hooked, "_untold": set() if hooked else None}
+            self.changed()
         if name not in self._calls:
             self._calls[name] = called(self.bundle, self.bundle.manifest.with_variants(name), self._plan)
         return self._calls[name]

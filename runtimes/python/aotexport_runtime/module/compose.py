@@ -23,7 +23,7 @@ from aotexport_runtime.engines.forward.engine import ForwardEngine
 from aotexport_runtime.engines.functional.engine import FunctionalEngine
 from aotexport_runtime.engines.runs import Engines
 from aotexport_runtime.engines.select import Choice, select_engine, sizes_of
-from aotexport_runtime.errors import ArgumentInvalid, NotSupported
+from aotexport_runtime.errors import ArgumentInvalid, NotSupported, listed
 from aotexport_runtime.execution.autocast import device_type_of
 from aotexport_runtime.execution.codegen import Environment, constant_value
 from aotexport_runtime.execution.matmul.sizes import Matmul
@@ -213,6 +213,10 @@ def _live(module: BundleState, program: Program, added: Mapping[str, StateSlot])
         else:
             live, paths = graph_of_calls(module, graph, changes, make)
             untold.update(paths)
+            called = {graph.modules[call.module] for call in graph.calls if call.begin < call.end}
+            if module._hooked and (unseen := sorted(paths & called if graph.calls else paths)):
+                names = listed([f"`{path}`" for path in unseen])
+                log.warning("hooks of all modules do not see the calls of %s in program %s", names, program.name)
     _check_state_read(program, live, lambda name: added.get(name) or module._slot(name))
     return live
 

@@ -71,7 +71,7 @@ def _built(trees: dict[str, Tree], tensors: Sequence[torch.Tensor]) -> dict[str,
 
 INTERNAL = frozenset(
     (
-        *("_calls", "_changes", "_constants", "_environment", "_fixed", "_own_attributes", "_methods"),
+        *("_calls", "_changes", "_constants", "_environment", "_fixed", "_hooked", "_own_attributes", "_methods"),
         *("_origin", "_plans", "_request", "_served", "_targets", "_untold", "bundle"),
     )
 )
