@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from aotexport.errors import ExportFailed
+from aotexport.model.source_lines import is_library_file, is_user_file
 from aotexport.model.structure import tree_of
 from aotexport.process.objects import is_a
 from aotexport_runtime.allowed.modules import KNOWN, is_own_attribute
@@ -69,10 +70,17 @@ def settings_of(module: nn.Module | None, asked: Collection[str]) -> dict[str, C
     inherited = dir(nn.Module)
     own = [name for name in vars(module) if name not in _OWN]
     of_class = {name: inspect.getattr_static(type(module), name, None) for name in dir(type(module))}
-    shared = [name for name, value in of_class.items() if not callable(value) and not is_a(value, classmethod)]
+    data = [name for name, value in of_class.items() if not callable(value) and not is_a(value, classmethod)]
+    shared = [*data, *(name for name, value in of_class.items() if _is_users(value))]
     found = {name for name in (*own, *shared, *asked) if not name.startswith("_") and name not in inherited}
     names = sorted(found - {*module._parameters, *module._buffers, *module._modules})
     return {name: _plain(inspect.getattr_static(module, name, object())) for name in names}
+
+
+def _is_users(function: Any) -> bool:
+    """Return whether a value is a function of the user's own files, which packages do not replace."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return inspect.iscode(code) and is_user_file(code.co_filename) and not is_library_file(code.co_filename)
 
 
 def _plain(value: Any) -> Constant | None:

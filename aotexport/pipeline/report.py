@@ -23,7 +23,7 @@ from aotexport.model.programs import ProgramSpec, only_mode
 from aotexport.model.source_lines import is_library_file, is_stdlib_file, is_user_frame, own_room, user_line
 from aotexport.pipeline.bundle_draft import BundleDraft
 from aotexport.process.patches import Patch, caller, patched
-from aotexport.state.mode import eval_mode_note
+from aotexport.state.mode import mode_notes
 from aotexport.torch_internals.calls import is_dimension
 from aotexport.vectors.record import RecordedCall
 from aotexport.verify.report import ExportReport
@@ -63,7 +63,7 @@ def _backward_raises(recorded: RecordedCall) -> bool:
 def _of_modes(spec: ProgramSpec) -> list[str]:
     if (only := only_mode(spec.call.module)) is not None:
         return [f"`torch.export` made the model in {only} mode, its only one: the bundle refuses the other"]
-    return [f"program {spec.name}: {note}" for note in eval_mode_note(spec.call.module, spec.mode)]
+    return [f"program {spec.name}: {note}" for note in mode_notes(spec.call.module, spec.mode)]
 
 
 def report_of(draft: BundleDraft, manifest: Manifest, seconds: dict[str, float]) -> ExportReport:
@@ -74,14 +74,11 @@ def report_of(draft: BundleDraft, manifest: Manifest, seconds: dict[str, float])
     return ExportReport(path, manifest, list(draft.programs), list(draft.comparisons), seconds, notes)
 
 
-_SEEN = ", as a call with other values did at the export"
-
-
 def _seen(note: Note) -> Note:
     if note.kind not in ("branch", "number") or note.outside is None:
         return note
     refusal, _, rest = note.outside.partition(";")
-    return msgspec.structs.replace(note, outside=f"{refusal}{_SEEN};{rest}")
+    return msgspec.structs.replace(note, outside=f"{refusal}, as a call with other values did at the export;{rest}")
 
 
 def _of_ranges(program: EncodedProgram, call: ExampleCall) -> list[Note]:
@@ -139,7 +136,7 @@ def output_noted() -> Iterator[Callable[[], list[str]]]:
 
         return call
 
-    opened = watched(open, "writes to a file", _writes)
+    opened = watched(open, "writes to a file", lambda file, mode="r", *_, **__: not set(str(mode)).isdisjoint("wax+"))
     # Libraries log many things once in a process.
     logged = watched(logging.Logger.handle, "logs", lambda _, record: not is_library_file(record.pathname))
     with patched(
@@ -162,7 +159,3 @@ def _is_models(frame: FrameType | None) -> bool:
         return False
     rooms = (room for frame, _ in traceback.walk_stack(frame) if (room := own_room(frame.f_code.co_filename)))
     return next((room in _CALL_MODELS for room in rooms if room != "process"), False)
-
-
-def _writes(file: Any, mode: Any = "r", *args: Any, **kwargs: Any) -> bool:
-    return not set(str(mode)).isdisjoint("wax+")

@@ -34,7 +34,7 @@ def in_mode(module: nn.Module | None, mode: Mode, attributes: Sequence[Attribute
     before = [(child, "training", child.training) for child in module.modules()]
     before += [(child, name, getattr(child, name)) for child, name, _ in attributes]
     switches = module.training != (mode == "train")
-    own = World.of(module if switches and _any_has_own_switches(module) else None)
+    own = World.of(module if switches and any(map(has_own_switches, module.modules())) else None)
     undo = own.put_back
     try:
         if switches:
@@ -60,14 +60,8 @@ def _set(attributes: Sequence[Attribute]) -> None:
 
 def has_own_switches(module: nn.Module) -> bool:
     """Return whether a module, its submodules aside, has a `train` or `eval` of its own."""
-    return any(
-        getattr(type(module), name) is not getattr(nn.Module, name) or name in vars(module)
-        for name in ("train", "eval")
-    )
-
-
-def _any_has_own_switches(module: nn.Module) -> bool:
-    return any(map(has_own_switches, module.modules()))
+    own = vars(module)
+    return any(name in own or getattr(type(module), name) is not getattr(nn.Module, name) for name in ("train", "eval"))
 
 
 def refuse_own_switches(module: nn.Module | None, mode: Mode, state: State) -> None:
@@ -79,7 +73,7 @@ def refuse_own_switches(module: nn.Module | None, mode: Mode, state: State) -> N
     Raises:
         ExportFailed: names the tensor, parameter or submodule.
     """
-    if module is None or not _any_has_own_switches(module):
+    if module is None or not any(map(has_own_switches, module.modules())):
         return
     wanted = mode == "train"
     inside = [name for name, child in module.named_modules() if module.training == child.training == wanted]
@@ -106,15 +100,20 @@ def refuse_own_switches(module: nn.Module | None, mode: Mode, state: State) -> N
         )
 
 
-def eval_mode_note(module: nn.Module | None, mode: Mode) -> list[str]:
-    """Return a sentence that names the submodules that stay in eval mode when `module` is in train mode, if any do."""
-    if module is None or mode != "train" or not module.training:
-        return []
-    found = [name for name, child in module.named_modules() if name and not child.training]
+def mode_notes(module: nn.Module | None, mode: Mode) -> list[str]:
+    """Return a sentence that names the submodules that stay in eval mode in training, or differ in evaluation."""
+    children = [] if module is None else list(module.named_modules())
+    if mode == "eval":
+        encoders = [(name, child) for name, child in children if isinstance(child, nn.TransformerEncoder)]
+        padded = listed([f"`{name}`" if name else "the model" for name, child in encoders if child.use_nested_tensor])
+        note = (
+            f"where `src_key_padding_mask` of {padded} is set, eager gives zeros if gradients are off, and calls do not"
+        )
+        return [note] if padded else []
+    found = [name for name, child in children if name and module is not None and module.training > child.training]
     outermost = [f"`{name}`" for name in found if name.rpartition(".")[0] not in found]
-    if not outermost:
-        return []
-    return [
+    note = (
         f"in eval mode, as the model has them: {listed(outermost)}; their dropout and batch statistics do "
         "not train. Call `.train()` on the whole model in the model file to train all of it"
-    ]
+    )
+    return [note] if outermost else []

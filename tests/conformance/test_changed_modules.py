@@ -1,6 +1,7 @@
 """Changes of a loaded module: each is followed, to the bit as eager does with the same change, or refused by name."""
 
 import copy
+import functools
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -250,7 +251,8 @@ def test_forward_hook_sees_features_of_the_model(bundle, of_all):
     seen = {original: [], loaded: []}
     for module, found in seen.items():
         register = register_module_forward_hook if of_all else module.block.register_forward_hook
-        with register(lambda m, *call, found=found: found.append((m.training, *call)), with_kwargs=True):
+        look = functools.partial(lambda found, m, *call: found.append((m.training, *call)), found)
+        with register(look, with_kwargs=True), torch.autocast("cpu", enabled=of_all):
             module(torch.ones(3, 4))
     assert any(kwargs == {"gain": 2.0} for _, _, kwargs, _ in seen[loaded])
     torch.testing.assert_close(seen[loaded], seen[original], rtol=0, atol=0)

@@ -21,6 +21,8 @@ def test_empty_batch_and_sequence_are_served(load):
     module = load(encoder.eval(), torch.randn(2, 3, 4), dynamic_shapes={"src": dims}, programs="infer").eval()
     with torch.no_grad():
         assert module(torch.randn(0, 0, 4)).shape == (0, 0, 4)
+    told = "where `src_key_padding_mask` of the model is set, eager gives zeros if gradients are off, and calls do not"
+    assert [note.text for note in module.bundle.program("infer").notes] == [f"program infer: {told}"]
 
 
 def test_size_that_eager_refuses_is_outside_of_the_range(load):

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import aotexport
+from aotexport_runtime import NotSupported
 from aotexport_runtime.module.bundle_module import BundleModule
 
 X = torch.ones(3)
@@ -102,6 +103,8 @@ def test_methods_have_their_signatures_and_results(load):
     assert str(inspect.signature(module.forward)) == "(x)"
     assert torch.equal(module.encode(X), model.encode(X))
     assert not hasattr(module, "decode")
+    with pytest.raises(NotSupported, match="no call looks at the attribute `decode` of the loaded module"):
+        module.decode = abs
 
 
 def test_plain_attributes_of_the_model_are_read(load):

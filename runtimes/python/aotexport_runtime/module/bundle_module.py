@@ -10,7 +10,6 @@ from typing import Any, NoReturn, Self
 
 import torch
 from torch import nn
-from torch.nn.modules import module as all_modules
 
 from aotexport_runtime.bundle.read import Bundle
 from aotexport_runtime.call.plan import Call, Plan, called
@@ -27,7 +26,7 @@ from aotexport_runtime.schema.manifest import TRANSFORMERS, Manifest
 from aotexport_runtime.submodules.changes import check_peft_targets
 from aotexport_runtime.submodules.python_state import PythonState
 from aotexport_runtime.submodules.submodule import build, copied, switch, unread
-from aotexport_runtime.submodules.tables import LoadedState, Origin, seal
+from aotexport_runtime.submodules.tables import LoadedState, Origin, are_all_hooked, seal
 
 
 class BundleModule(BundleState):
@@ -116,7 +115,7 @@ class BundleModule(BundleState):
             CallInvalid: the call does not fit the program.
             NotSupported: the bundle has no program for this mode.
         """
-        mode = self.training, torch.is_grad_enabled(), bool(all_modules._has_any_global_hook())
+        mode = self.training, torch.is_grad_enabled(), are_all_hooked()
         served = self._served.get(mode)
         if served is None:
             served = self._served[mode] = self._method("forward")
@@ -153,7 +152,7 @@ class BundleModule(BundleState):
 
     def _called(self, name: str) -> Call:
         """Return what calls a program, or chooses among its variants."""
-        if self._hooked is not (hooked := bool(all_modules._has_any_global_hook())):
+        if self._hooked is not (hooked := are_all_hooked()):
             self.__dict__ |= {"_hooked": hooked, "_untold": set() if hooked else None}
             self.changed()
         if name not in self._calls:

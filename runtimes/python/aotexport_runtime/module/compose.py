@@ -70,7 +70,7 @@ def compose(
         module._request,
         _live(module, program, added),
     )
-    if module._untold is not None:
+    if module._untold is not None and not added:
         request = dataclasses.replace(request, target=AUTOGRAD)
     device_type = device_type_of(program, environment.device)
     measures = measures and live is None and _is_measured(bundle, program, request, device_type)
@@ -197,7 +197,7 @@ def _reads(program: Program, live: LiveGraph | None) -> set[int]:
 
 def _live(module: BundleState, program: Program, added: Mapping[str, StateSlot]) -> LiveGraph | None:
     """Return the forward graph with adapters and submodules that changed, or all; None: as it was captured."""
-    changes, untold, live = module.changes(), module._untold, None
+    changes, untold, live = module.changes(), None if added else module._untold, None
     adapters = [(path, adapter) for path, adapter in adapters_below(module) if adapter.is_needed()]
     if changes or adapters or untold is not None:
         from aotexport_runtime.engines.forward.live_graph import graph_of_calls, live_graph

@@ -39,7 +39,6 @@ class BundleState(Loaded):
         self._constants: dict[str, torch.Tensor] = {}
         self._changes: list[SubmoduleChange] | None = None
         self._untold: set[str] | None = None
-        # Whether hooks of all modules were there (`register_module_forward_hook`) when programs were composed.
         self._hooked = False
         self._loaded = LoadedState({})
 

@@ -15,7 +15,7 @@ from aotexport_runtime.module.optimizer import COUNT, FORMS, GRADS, MAX_NORM, SC
 from aotexport_runtime.module.state import BundleState
 from aotexport_runtime.schema.manifest import STEP
 from aotexport_runtime.submodules.adapter import adapters_below
-from aotexport_runtime.submodules.tables import HOOKS
+from aotexport_runtime.submodules.tables import HOOKS, are_all_hooked
 from aotexport_runtime.values import dtypes
 
 _COUNT = "step"
@@ -152,6 +152,10 @@ class Stepper(torch.optim.Optimizer):
         module = self._module
         if not module.training:
             raise NotSupported("a step is made in train mode, and the module is in eval mode: call `.train()` first")
+        if are_all_hooked():
+            raise NotSupported(
+                "hooks of all modules are set, and a step calls none: remove them, or train without steps"
+            )
         for group, fixed in zip(self.param_groups, self._fixed, strict=True):
             # Betas may be a tuple.
             now = {name: [*group[name]] if isinstance(fixed[name], list) else group[name] for name in fixed}

@@ -21,16 +21,7 @@ from aotexport_runtime.schema.manifest import Submodule as Record
 from aotexport_runtime.schema.trees import Constant
 from aotexport_runtime.submodules.adapter import adapted_call
 from aotexport_runtime.submodules.python_state import PythonState
-from aotexport_runtime.submodules.tables import (
-    HOOKS,
-    TABLES,
-    Origin,
-    StateSlot,
-    former_kind,
-    kind_in,
-    named,
-    watch_tables,
-)
+from aotexport_runtime.submodules.tables import HOOKS, TABLES, Origin, StateSlot, former_kind, kind_in, watch_tables
 from aotexport_runtime.values import dtypes
 from aotexport_runtime.values.trees import builder
 
@@ -84,7 +75,7 @@ class Loaded(nn.Module):
                     f"{what} cannot become a `{getattr(value, '__qualname__', value)}`, only an object of a subclass "
                     f"of `{type(self).__name__}`"
                 )
-            if origin is not None and named(origin.path, name) in origin.whole.constants:
+            if origin is not None and f"{origin.path}.{name}".lstrip(".") in origin.whole.constants:
                 raise NotSupported(unread(name, origin.path))
             super().__setattr__(name, value)
 

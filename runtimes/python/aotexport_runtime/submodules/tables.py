@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as all_modules
 
 from aotexport_runtime.errors import NotSupported
 from aotexport_runtime.submodules.adapter import Adapter
@@ -54,6 +55,13 @@ class Origin:
     def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
         submodules = {name: copy.deepcopy(module, memo) for name, module in self.submodules.items()}
         return dataclasses.replace(self, whole=memo[id(self.whole)], submodules=submodules, left={*self.left})
+
+
+def are_all_hooked() -> bool:
+    """Return whether hooks of all modules are set: the question that each call of a module asks of torch's tables."""
+    of = all_modules
+    forward, backward = of._global_forward_hooks or of._global_forward_pre_hooks, of._global_backward_hooks
+    return bool(forward or backward or of._global_backward_pre_hooks)
 
 
 class _ObservedTable:

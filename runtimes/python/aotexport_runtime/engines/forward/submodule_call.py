@@ -113,11 +113,14 @@ class SubmoduleCall:
         for i, value in self._inputs.items():
             given[i] = by_name[value] if isinstance(value, str) else self._constant(value, symbols)
         args, kwargs = self._build_arguments(given)
+        # What the original made of what it was given; under autocast of other dtypes than at capture.
+        made: list[Any] = []
         if self._part is None:
             returned = self._module(*args, **kwargs)
         else:
-            with running(self._original, functools.partial(self._run, self._part, captured, symbols)):
+            with running(self._original, functools.partial(self._run, self._part, (captured, symbols, given, made))):
                 returned = self._module(*args, **kwargs)
+        is_made = any(returned is each for each in made)
         found: list[Any] = [None] * self._count
         violations = self._result.flatten((returned,), {}, found)
         for result in self._results if not violations else ():
@@ -127,7 +130,7 @@ class SubmoduleCall:
                     "the original returned the very tensor that it got, and what the program computes with the one "
                     "cannot be told apart from what it computes with the other"
                 )
-            elif result.needs != "nothing":
+            elif result.needs != "nothing" and not is_made:
                 violations += _faults(value, result.meta, "result", symbols, any_size=result.needs == "rank")
         self._refuse(
             f"{self._change.how}, and now returns what the rest of the program is not right for. Return what the "
@@ -144,12 +147,13 @@ class SubmoduleCall:
             listed = "\n".join(f"  - {violation}" for violation in violations)
             raise NotSupported(f"`{self._change.path}` {what}:\n{listed}")
 
-    def _run(self, part: Part, captured: Sequence[Any], symbols: dict[str, int], *args: Any, **kwargs: Any) -> Any:
-        """Run the original's part; hooks may have put other arguments in place of those of the call."""
+    def _run(self, part: Part, of_call: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
+        """Run the original's part; hooks may have put other arguments in place of those `given` to the call."""
+        captured, symbols, given, made = of_call
         values: list[Any] = [None] * self._count
         violations = self._arguments.flatten(args, kwargs, values)
         for i, name in part.arguments.items():
-            violations += _faults(values[i], part.metas[name], name, symbols)
+            violations += _faults(values[i], part.metas[name], name, symbols) if values[i] is not given[i] else []
         for i, value in self._inputs.items():
             if isinstance(value, SizeArgument) and values[i] != (size := sizes.evaluate(value.value, symbols)):
                 violations.append(f"{values[i]} in the place of the size {size}")
@@ -160,7 +164,8 @@ class SubmoduleCall:
         results = part.compiled()([*(values[i] for i in part.arguments), *captured, *state], symbols)
         for i, value in zip(part.outputs, results, strict=True):
             values[i] = value
-        return self._build_result(values)
+        made.append(self._build_result(values))
+        return made[-1]
 
     def _tensor(self, name: str, meta: ValueMeta) -> Any:
         """Return the current tensor of a name below the module, which may compute it."""
