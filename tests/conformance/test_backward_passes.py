@@ -119,13 +119,12 @@ def test_pass_from_one_output_gives_what_belongs_to_it(new_bundle, function):
         torch.testing.assert_close(found, expected)
 
 
-def test_passes_from_one_output_after_the_other_are_served_by_the_nodes_or_with_the_graph_kept(tmp_path):
+def test_passes_from_one_output_after_the_other_are_served_by_the_nodes_or_with_the_graph_kept(new_bundle):
     def apart(x, y):
         return x.sin(), y.exp()
 
-    aotexport.export(apart, tuple(_arguments()), output=tmp_path / "bundle", verify=False)
-    nodes = aotexport_runtime.load(tmp_path / "bundle", target="autograd")
-    joint = aotexport_runtime.load(tmp_path / "bundle", target="portable")
+    bundle = new_bundle(apart, *_arguments())
+    nodes, joint = (aotexport_runtime.load(bundle, target=target) for target in ("autograd", "portable"))
     for function, keeps in ((apart, False), (nodes, False), (joint, True)):
         x, y = _arguments()
         first, second = function(x, y)
@@ -160,14 +159,13 @@ def test_model_that_takes_gradients_is_refused_without_them(bundles, target):
 
 
 @TARGETS
-def test_model_that_takes_gradients_is_refused_in_inference_mode(bundles, target):
+def test_model_that_takes_gradients_is_refused_in_inference_mode(load, target):
     def slope(x):
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             return torch.autograd.grad(x.sin().sum(), x)[0]
 
-    aotexport.export(slope, (torch.ones(3),), output=bundles / "slope", force=True, verify=False)
-    module, x = aotexport_runtime.load(bundles / "slope", target=target), torch.arange(3.0)
+    module, x = load(slope, torch.ones(3), target=target), torch.arange(3.0)
     with torch.no_grad():
         assert torch.equal(module(x), x.cos())
     with (

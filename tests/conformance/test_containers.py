@@ -18,14 +18,12 @@ def cached(x, cache):
 
 
 @pytest.fixture(params=["portable", "autograd"])
-def loaded(request, tmp_path):
+def loaded(request, load):
     rows, more = torch.export.Dim("rows", min=1), torch.export.Dim("more", min=1)
     later = {"seen": torch.randn(3, 2), "count": 0, "own": [torch.randn(2, 2)]}
     shapes = ({0: rows}, {"seen": {0: more}, "count": None, "own": None})
     variants = [aotexport.Example((torch.randn(2, 2), later), dynamic_shapes=shapes)]
-    path = tmp_path / "bundle"
-    aotexport.export(cached, (torch.randn(2, 2), {}), variants=variants, output=path, verify=False)
-    return aotexport_runtime.load(path, target=request.param)
+    return load(cached, torch.randn(2, 2), {}, variants=variants, target=request.param)
 
 
 def test_container_of_the_caller_is_changed_from_call_to_call(loaded):

@@ -172,13 +172,10 @@ class Averaging(Stateful):
         return (x - self.last) * min(1.0, self.calls / 3)
 
 
-def test_attributes_are_kept_through_modes_and_sizes_and_the_exported_model_is_left_alone(tmp_path):
+def test_attributes_are_kept_through_modes_and_sizes_and_the_exported_model_is_left_alone(load):
     model, batch = Averaging(), torch.export.Dim("batch", min=1, max=8)
-    aotexport.export(
-        model, (torch.randn(5, 3),), output=tmp_path / "bundle", dynamic_shapes=({0: batch},), verify=False
-    )
+    loaded = load(model, torch.randn(5, 3), dynamic_shapes=({0: batch},), target="auto")
     assert (model.calls, model.last) == (0, None)
-    loaded = aotexport_runtime.load(tmp_path / "bundle")
     for number in range(6):
         x = torch.randn(number + 1, 3)
         seen = []

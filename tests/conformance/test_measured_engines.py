@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.export import Dim
 
-import aotexport
 import aotexport_runtime
 from aotexport_runtime import NotSupported
 from aotexport_runtime.bundle.read import open_bundle
@@ -88,21 +87,13 @@ def engine_of(module):
 
 
 @pytest.mark.parametrize("engine", ["onnx", "openvino"])
-def test_model_that_is_called_directly_takes_any_layout_and_gives_eagers(tmp_path, engine):
+def test_model_that_is_called_directly_takes_any_layout_and_gives_eagers(new_bundle, engine):
     pytest.importorskip({"onnx": "onnxruntime"}.get(engine, engine), reason=f"needs the extra `{engine}`")
     model = nn.Sequential(nn.Linear(8, 4), nn.Tanh()).eval()
     sizes = ({0: Dim("rows", min=1, max=32)},)
-    aotexport.export(
-        model,
-        (torch.randn(3, 8),),
-        output=tmp_path / "b",
-        programs="infer",
-        dynamic_shapes=sizes,
-        onnx=True,
-        verify=False,
-    )
-    prefer(tmp_path / "b", engine)
-    module = load(tmp_path / "b").eval()
+    bundle = new_bundle(model, torch.randn(3, 8), programs="infer", dynamic_shapes=sizes, onnx=True)
+    prefer(bundle, engine)
+    module = load(bundle).eval()
     for x in (torch.randn(3, 8), torch.randn(8, 5).t(), torch.randn(4, 16)[:, ::2], torch.randn(1, 8).expand(6, 8)):
         expected, got = run(model, x), run(module, x.requires_grad_(x.is_leaf))
         torch.testing.assert_close(got, expected)

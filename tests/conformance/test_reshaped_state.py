@@ -126,22 +126,15 @@ def test_program_is_judged_by_what_another_leaves(tmp_path, load):
         assert torch.equal(loaded.train(training)(x), model.train(training)(x))
 
 
-def test_state_of_the_size_of_the_last_batch_is_kept(tmp_path):
+def test_state_of_the_size_of_the_last_batch_is_kept(new_bundle):
     def keeps(self, x):
         answer = x + self.memory.sum(0)
         self.memory = x.detach() * 1
         return answer
 
-    model, batch = Model(keeps), torch.export.Dim("batch")
-    aotexport.export(
-        model,
-        (torch.randn(4, 3),),
-        output=tmp_path / "bundle",
-        dynamic_shapes=({0: batch},),
-        programs=["infer"],
-        verify=False,
-    )
-    portable, autograd = (aotexport_runtime.load(tmp_path / "bundle", target=each) for each in ("portable", "autograd"))
+    model, sizes = Model(keeps), ({0: torch.export.Dim("batch")},)
+    bundle = new_bundle(model, torch.randn(4, 3), dynamic_shapes=sizes, programs=["infer"])
+    portable, autograd = (aotexport_runtime.load(bundle, target=each) for each in ("portable", "autograd"))
     for rows in (3, 5, 1, 2, 0, 7):
         x = torch.randn(rows, 3)
         expected = model(x)

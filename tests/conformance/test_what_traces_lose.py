@@ -5,7 +5,6 @@ import torch
 from torch import nn
 
 import aotexport
-import aotexport_runtime
 from tests.models import module
 
 
@@ -44,19 +43,11 @@ class LeavesGradientsOff(AsksForSize):
         return hidden * 2
 
 
-def test_size_is_followed_where_nothing_is_lost(tmp_path):
-    batch = torch.export.Dim("batch", min=2)
-    model = AsksForSize()
-    aotexport.export(
-        model,
-        (torch.randn(4, 5),),
-        output=tmp_path / "bundle",
-        dynamic_shapes=({0: batch},),
-        programs=("infer",),
-        verify=False,
-    )
+def test_size_is_followed_where_nothing_is_lost(load):
+    model, sizes = AsksForSize(), ({0: torch.export.Dim("batch", min=2)},)
+    loaded = load(model, torch.randn(4, 5), dynamic_shapes=sizes, programs=("infer",), target="auto").eval()
     x = torch.randn(6, 5)
-    assert torch.allclose(aotexport_runtime.load(tmp_path / "bundle").eval()(x), model.eval()(x))
+    assert torch.allclose(loaded(x), model.eval()(x))
 
 
 @pytest.mark.parametrize("model", [RegistersHook, ReplacesBuffer, LeavesGradientsOff])
