@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from traceback import FrameSummary, StackSummary
+from traceback import FrameSummary, StackSummary, walk_stack
 from types import FrameType
 from typing import Any
 
@@ -50,12 +51,8 @@ def frames_kept(keeps: Callable[[FrameType], bool]) -> Iterator[None]:
 _CALLER = str(Path(__file__).parents[1] / "capture" / "forward.py")
 
 
-def _frames_below_call(frame: FrameType | None, keeps: Callable[[FrameType], bool]) -> tuple[tuple[str, int, str], ...]:
+def _frames_below_call(frame: FrameType, keeps: Callable[[FrameType], bool]) -> tuple[tuple[str, int, str], ...]:
     """Return file, line and function of the frames that `keeps` accepts, from the call of the model to `frame`."""
-    found: list[tuple[str, int, str]] = []
-    while frame is not None and frame.f_code.co_filename != _CALLER:
-        code = frame.f_code
-        if keeps(frame):
-            found.append((code.co_filename, frame.f_lineno, code.co_name))
-        frame = frame.f_back
+    below = itertools.takewhile(lambda each: each[0].f_code.co_filename != _CALLER, walk_stack(frame))
+    found = [(each.f_code.co_filename, line, each.f_code.co_name) for each, line in below if keeps(each)]
     return tuple(reversed(found))
