@@ -32,6 +32,7 @@ from aotexport_runtime.schema.values import (
     StringArgument,
     SubgraphArgument,
     TensorMeta,
+    ValueMeta,
 )
 from aotexport_runtime.validate.arguments import graphs_of, metas_of, span_end
 from aotexport_runtime.values import dtypes
@@ -118,7 +119,7 @@ class Rebuilt(nn.Module):
         run = _Run(self._graph, self._namespaces, values, _symbols(program, values), draws_of(program, values))
         with preserve_node_meta():
             results = [*zip(run.outputs(), program.outputs, strict=True)]
-            results += [(values[index], getattr(program.inputs[index], "meta", None)) for index in updated]
+            results += [(values[index], self._graph.inputs[index].meta) for index in updated]
             return (*(_fresh(value, meta, taken) for value, meta in results), *run.truths)
 
 
@@ -144,9 +145,9 @@ def _symbols(program: Program, inputs: Sequence[Any]) -> dict[str, Any]:
     return found
 
 
-def _fresh(value: Any, meta: TensorMeta | None, taken: list[Any]) -> torch.Tensor:
-    """Return `value`, whose metadata is `meta` (None: a number), as a tensor that is none of `taken`, and take it."""
-    if not isinstance(value, torch.Tensor) or meta is None:
+def _fresh(value: Any, meta: ValueMeta | None, taken: list[Any]) -> torch.Tensor:
+    """Return `value`, whose metadata is `meta`, as a tensor that is none of `taken`, and take it."""
+    if not isinstance(meta, TensorMeta):
         return aten.scalar_tensor.default(value, dtype=torch.int64)
     if meta.dtype in ("float16", "bfloat16"):
         # Torch's exporter leaves sums of these in float32.
@@ -172,9 +173,9 @@ def _messages(graph: Graph) -> Iterator[str]:
             message = next((arg.value for arg in node.args[1:] if isinstance(arg, StringArgument)), "a check fails")
             yield " ".join(f"{location(graph, node)}: {message}".removeprefix(": ").split())[:MAX_TEXT]
         elif node.op.startswith("higher_order::") and node.op != "higher_order::register_hook":
-            # Of a custom function, the forward alone is run.
-            called = node.args[:1] if node.op == "higher_order::autograd_function" else node.args
-            words = [w for a in called if isinstance(a, SubgraphArgument) for w in _messages(graph.subgraphs[a.name])]
+            # Of a custom function, the forward alone is run; the bodies of its backward are in a list.
+            bodies = [graph.subgraphs[each.name] for each in node.args if isinstance(each, SubgraphArgument)]
+            words = [message for body in bodies for message in _messages(body)]
             if words and node.op.partition("::")[2] not in ("invoke_subgraph", "autograd_function"):
                 raise ExportFailed(
                     f"a branch or loop body checks a value, which has no translation to ONNX: {words[0]}. Check what "
