@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from aotexport.lower.cuda.attention import MOVED, bias, fitted, fused_kind
 from aotexport.lower.cuda.retarget import CannotLower
+from aotexport_runtime.validate.arguments import metas_of
 from aotexport_runtime.values.sizes import evaluate, symbols_of
 from tests.cuda.lowered import lowered, operators
 
@@ -30,6 +31,9 @@ class Attention(nn.Module):
 def attention_of(program):
     """Return what computes attention, forward then backward: nothing that is for CPUs alone."""
     assert not any("_for_cpu" in op for file in program.graphs for op in operators(program, file))
+    for graph in program.graphs.values():
+        metas, found = metas_of(graph), [node for node in graph.nodes if node.op.startswith("aten::_scaled_dot")]
+        assert all(metas[each.args[1]].shape[1] == metas[each.args[2]].shape[1] for each in found)
     return [
         op.removeprefix("aten::_scaled_dot_product_").removesuffix(".default")
         for file in program.graphs
@@ -66,8 +70,8 @@ def test_seeds_of_dropout_are_saved_for_the_backward():
 
 def test_mask_of_dynamic_length_holds_the_program_to_no_length():
     sequence = torch.export.Dim("sequence", min=2, max=64)
-    shapes = ({1: sequence}, {0: sequence, 1: sequence})
-    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    shapes = ({1: sequence}, {2: sequence, 3: sequence})
+    mask = torch.ones(2, 1, 6, 6, dtype=torch.bool).tril()
     program = lowered(Attention(), torch.randn(2, 6, 16), mask, program="train", dynamic_shapes=shapes)
     assert attention_of(program) == EFFICIENT
     for length in range(2, 65):
