@@ -41,7 +41,7 @@ class Words(nn.Module):
         self.register_buffer("seen", torch.zeros(16))
 
     def forward(self, words, scale):
-        hidden = self.norm(nn.functional.gelu(self.table(words)) * scale)
+        hidden = self.norm(nn.functional.gelu(self.table(words.abs() % 20) + self.table(words)) * scale)
         self.seen.add_(hidden.detach().sum((0, 1)))
         logits = self.out(self.dropout(hidden.transpose(0, 1)))
         return logits.square().mean(), logits
