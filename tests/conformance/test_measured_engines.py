@@ -122,6 +122,11 @@ def test_engines_are_chosen_by_rules_where_nobody_wants_a_measurement(words, mon
     assert not told.because.startswith("measured")
 
 
+def test_program_that_draws_is_not_measured(tmp_path):
+    aotexport.export(torch.rand_like, (torch.ones(3),), output=tmp_path / "b", programs="infer", verify=False)
+    assert not load(tmp_path / "b").explain_program("infer").because.startswith("measured")
+
+
 @pytest.mark.parametrize("engine", FROZEN_ENGINES)
 @pytest.mark.parametrize("rows", [2, 3, 32])
 def test_chosen_engine_gives_the_results_of_eager(words, engine, rows):

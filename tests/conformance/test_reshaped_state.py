@@ -7,6 +7,7 @@ from torch import nn
 import aotexport
 import aotexport_runtime
 from aotexport_runtime import AotExportError
+from tests.cases.subclasses import TwoTensor, two
 from tests.refusals import refusal
 
 
@@ -198,8 +199,9 @@ def test_table_of_a_submodule_grows_from_call_to_call(load):
 
 
 def test_tensor_of_the_whole_module_is_not_replaced_by_one_of_another_shape(new_bundle):
-    model, x = Model(lambda self, x: x / self.table.shape[0] + self.table.mean()), torch.randn(4, 3)
-    loaded = aotexport_runtime.load(new_bundle(model, x, programs=["infer"])).eval()
+    model, x = Model(lambda self, x: x / self.table.shape[0] + self.table.mean() + self.pair.a), torch.randn(4, 3)
+    model.pair = nn.Parameter(two(3))
+    loaded = aotexport_runtime.load(new_bundle(model, x, programs=["infer"]), tensor_types=[TwoTensor]).eval()
     before, loaded.table = loaded.table, torch.ones(5, 3)
     assert refusal(AotExportError, loaded, x) == (
         "`table` is float32[5, 3] now, and program `infer` was captured with float32[2, 3]. Put one of that dtype and "
