@@ -103,9 +103,8 @@ def test_adapter_trains_as_pefts_and_is_read_by_peft_and_back(module, bundle, tm
     read = peft.PeftModel.from_pretrained(seeded(Net), tmp_path / "ours")
     torch.testing.assert_close(result(read), result(ours), rtol=0, atol=1e-6)
     theirs.save_pretrained(tmp_path / "theirs")
-    first, second = (json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("ours", "theirs"))
-    apart = {"base_model_name_or_path", "fan_in_fan_out", "target_modules"}
-    assert {name for name in first if first[name] != second[name]} <= apart
+    a, b = (json.loads((tmp_path / name / "adapter_config.json").read_text()) for name in ("ours", "theirs"))
+    assert {n for n in a if a[n] != b[n]} <= {"base_model_name_or_path", "fan_in_fan_out", "target_modules"}
     assert not int.from_bytes((tmp_path / "ours/adapter_model.safetensors").read_bytes()[:8], "little") % 8
     other = aotexport_runtime.load(bundle)
     adapters.load_adapter(other, tmp_path / "theirs")
