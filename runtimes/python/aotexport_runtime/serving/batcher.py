@@ -250,7 +250,7 @@ class Batcher:
                 return self._closed or first.key is None or size >= self._most(first)
 
             until = first.since + self._options.max_latency_ms / 1e3
-            self._changed.wait_for(is_enough, max(until - time.monotonic(), 0))
+            self._changed.wait_for(is_enough, until - time.monotonic())
             return self._take()
 
     def _most(self, first: Waiting) -> float:
