@@ -122,9 +122,9 @@ def test_engines_are_chosen_by_rules_where_nobody_wants_a_measurement(words, mon
     assert not told.because.startswith("measured")
 
 
-def test_program_that_draws_is_not_measured(tmp_path):
-    aotexport.export(torch.rand_like, (torch.ones(3),), output=tmp_path / "b", programs="infer", verify=False)
-    assert not load(tmp_path / "b").explain_program("infer").because.startswith("measured")
+def test_program_that_draws_is_not_measured(new_bundle):
+    path = new_bundle(torch.rand_like, torch.ones(3), programs="infer")
+    assert not load(path).explain_program("infer").because.startswith("measured")
 
 
 @pytest.mark.parametrize("engine", FROZEN_ENGINES)
