@@ -25,6 +25,7 @@ from aotexport.verify.comparisons import Comparison
 from aotexport.write import weights
 from aotexport.write.files import write_manifest, write_programs, write_readme
 from aotexport_runtime.schema.manifest import (
+    IN_EVAL,
     OPTIMIZER,
     TRANSFORMERS,
     Ancestor,
@@ -96,8 +97,10 @@ def write_bundle(draft: BundleDraft, directory: Path) -> Manifest:
     write_targets(programs, draft.target_files, directory)
     write_readme(directory, name, programs)
     optimizer = next((each.optimizer for each in programs if each.optimizer is not None), None)
+    in_eval = [] if module is None else [n for n, child in module.named_modules() if module.training > child.training]
+    more = {OPTIMIZER: optimizer} | ({IN_EVAL: in_eval} if in_eval else {})
     with in_mode(module, "eval"):
-        extensions = extensions_of(module, {program.record.method for program in programs}) | {OPTIMIZER: optimizer}
+        extensions = extensions_of(module, {program.record.method for program in programs}) | more
     extensions = {name: value for name, value in extensions.items() if value is not None}
     if TRANSFORMERS in extensions:
         write_tokenizer(module, directory)

@@ -116,10 +116,6 @@ def _is_narrower(dimension: Dimension, declared: tuple[int | None, int | None]) 
     return higher or (dimension.max is not None and (high is None or dimension.max < high))
 
 
-_CALL_MODELS = ("capture", "eager", "vectors")
-"""Packages that call the model: in traces, and for real."""
-
-
 @contextlib.contextmanager
 def output_noted() -> Iterator[Callable[[], list[str]]]:
     """Watch `print`, `open` and loggers in the block; yield a function that returns a sentence per line of the user's.
@@ -157,5 +153,7 @@ def _is_models(frame: FrameType | None) -> bool:
         frame = frame.f_back
     if frame is None or not is_user_frame(frame):
         return False
+    # These call it: in traces, and for real.
+    callers = ("capture", "eager", "vectors")
     rooms = (room for frame, _ in traceback.walk_stack(frame) if (room := own_room(frame.f_code.co_filename)))
-    return next((room in _CALL_MODELS for room in rooms if room != "process"), False)
+    return next((room in callers for room in rooms if room != "process"), False)

@@ -245,6 +245,15 @@ def test_own_mode_of_a_layer_of_torch_is_followed(bundle):
     assert torch.equal(loaded(x), original(x))
 
 
+def test_part_in_eval_mode_at_export_stays_so_and_is_not_switched_alone(new_bundle):
+    model = seeded(Model).train()
+    model.block.eval()
+    loaded = load(new_bundle(model, torch.randn(5, 4))).train()
+    loaded.block.eval()
+    assert [loaded.training, loaded.block.training, loaded.block.inner.training] == [True, False, False]
+    assert refusal(NotSupported, loaded.block.train).startswith("`block` cannot be switched alone")
+
+
 @pytest.mark.parametrize("of_all", [False, True])
 def test_forward_hook_sees_features_of_the_model(bundle, of_all):
     original, loaded = seeded(Model).eval(), load(bundle).eval()

@@ -22,7 +22,7 @@ from aotexport_runtime.module.compose import add_taps, compose, program_of, tapp
 from aotexport_runtime.module.module_class import class_of, methods_of
 from aotexport_runtime.module.state import BundleState
 from aotexport_runtime.module.stepper import Stepper
-from aotexport_runtime.schema.manifest import TRANSFORMERS, Manifest
+from aotexport_runtime.schema.manifest import IN_EVAL, TRANSFORMERS, Manifest
 from aotexport_runtime.submodules.changes import check_peft_targets
 from aotexport_runtime.submodules.python_state import PythonState
 from aotexport_runtime.submodules.submodule import build, copied, switch, unread
@@ -77,8 +77,11 @@ class BundleModule(BundleState):
         self.__dict__["_python_state"] = PythonState(bundle.manifest.attributes, [*self.state_tensors().values()])
         self._keep_attributes()
         self.__dict__["_origin"] = Origin(self, "")
+        found = bundle.manifest.extensions.get(IN_EVAL)
+        in_eval = {*map(str, found)} if isinstance(found, list) else set[str]()
         for module in self.modules():
             seal(module)
+            module.__dict__["_origin"].in_eval = module.__dict__["_origin"].path in in_eval
         self.train(bundle.manifest.training)
         add_taps(self, bundle, taps)
         if request.frozen:

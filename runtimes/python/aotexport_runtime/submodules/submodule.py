@@ -140,8 +140,10 @@ class LoadedSubmodule(Loaded):
         """Switch the mode of a submodule alone; none in it may have a class of the model's own (`NotSupported`)."""
         origin: Origin = self.__dict__["_origin"]
         parts = [module.__dict__["_origin"] for module in self.modules() if isinstance(module, LoadedSubmodule)]
-        own = next((part.path for part in parts if not part.known), None)
-        if own is not None and mode != origin.whole.training:
+        own = next(
+            (part.path for part in parts if not part.known and mode != (part.whole.training and not part.in_eval)), None
+        )
+        if own is not None:
             raise NotSupported(
                 f"`{own}` cannot be switched alone: a bundle holds the programs of the whole module. Switch it before "
                 "the export, which keeps such a mixture, or export the program `eval-joint`"
@@ -213,7 +215,7 @@ def _unfitting(module: LoadedSubmodule, name: str, error: RuntimeError) -> str:
 def switch(module: nn.Module, mode: bool) -> None:
     """Switch the mode of a loaded module and its submodules; the user's submodules by their own `train`."""
     # Bypasses `LoadedSubmodule.__setattr__`, which keeps the mode of the whole.
-    module.__dict__["training"] = mode
+    module.__dict__["training"] = mode and not module.__dict__["_origin"].in_eval
     for child in module.children():
         switch(child, mode) if isinstance(child, LoadedSubmodule) else child.train(mode)
 

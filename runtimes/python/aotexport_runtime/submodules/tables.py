@@ -41,6 +41,7 @@ class Origin:
         attributes: of such a class: its attributes beside tensors and submodules.
         tensors: kinds of its parameters and buffers, by name.
         left: names of tensors that calls have put there since.
+        in_eval: whether it stays in eval mode in training, as at export.
     """
 
     whole: Any
@@ -51,6 +52,7 @@ class Origin:
     tensors: dict[str, TensorKind] = field(default_factory=dict[str, TensorKind])
     submodules: dict[str, nn.Module] = field(default_factory=dict[str, nn.Module])
     left: set[str] = field(default_factory=set[str])
+    in_eval: bool = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Origin:
         submodules = {name: copy.deepcopy(module, memo) for name, module in self.submodules.items()}
