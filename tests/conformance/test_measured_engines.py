@@ -19,12 +19,14 @@ from torch.export import Dim
 import aotexport_runtime
 from aotexport_runtime import NotSupported
 from aotexport_runtime.bundle.read import open_bundle
-from aotexport_runtime.engines import sized
+from aotexport_runtime.engines import frozen, sized
 from aotexport_runtime.engines.candidates import FROZEN_ENGINES, Request
+from aotexport_runtime.execution.codegen import Environment
 from aotexport_runtime.module import measured
 from aotexport_runtime.module.onnx_module import runtime_of
-from aotexport_runtime.rewrite.layers import constants_of, layered
+from aotexport_runtime.rewrite.layers import CONVOLUTION, Layer, constants_of, layered
 from aotexport_runtime.rewrite.partition import Subgraph
+from aotexport_runtime.schema.graph import Graph, Node
 from aotexport_runtime.schema.program import StateInput
 from tests.models import seeded
 
@@ -347,6 +349,24 @@ def test_packed_layers_give_the_results_of_eager(layers):
     for result in run(module, image()):
         result.zero_()
     check(module, image(), model=seeded(Layers).eval())
+
+
+def test_bundle_without_an_onnx_model_says_so(layers):
+    assert load(layers).explain_program("infer").why_not["onnx"] == "the bundle has no ONNX model of it"
+
+
+def test_layer_leaves_sums_of_other_shapes_and_shapes_beyond_the_most_to_operators(monkeypatch):
+    monkeypatch.setattr(frozen, "_convolution", lambda *args: lambda *inputs: "packed")
+    monkeypatch.setattr(frozen, "_SHAPES", 1)
+    x, graph = torch.ones(1, 1, 4, 4), Graph(inputs=(), nodes=(), outputs=[])
+    convolved = ["x", "w", None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1]
+    summed = Node(name="s", op="aten::add.Tensor", args=["c", "y"], meta=None)
+    nodes = [Node(name="c", op=CONVOLUTION, args=convolved, meta=None), summed]
+    layer = Layer(inputs=["x", "y"], weight="w", bias=None, nodes=nodes)
+    call = frozen._layer(layer, {"w": torch.ones(1, 1, 1, 1)}, graph, Environment(), "")
+    assert torch.equal(call(x, torch.ones(4)), x + 1)
+    assert call(x, x) == "packed"
+    assert torch.equal(call(x[:, :, :2], x[:, :, :2]), x[:, :, :2] * 2)
 
 
 def test_every_layer_of_a_graph_is_packed_with_what_follows(layers):
