@@ -54,6 +54,12 @@ def taught(tokenizer: Tokenizer, columns: dict[str, Any], names: dict[str, str] 
     ]
 
 
+def test_conversation_without_a_template_is_refused(directory: Path) -> None:
+    for source in (BYTES, str(directory / "plain/tokenizer.json")):
+        told = refusal(DataInvalid, taught, Tokenizer(source, "data"), {"messages": [HELLO]})
+        assert told.startswith(f"data, row 1: --tokenizer: {source} has no chat template, which messages need: give ")
+
+
 def test_answers_of_conversations_and_prompts_are_taught_alone(directory: Path) -> None:
     tokenizer = Tokenizer(str(directory / "plain"), "data")
     both = [*HELLO, *BYE]

@@ -59,11 +59,8 @@ def remember(tensor: torch.Tensor, digest: str) -> None:
 
 def checksum(tensor: torch.Tensor) -> int:
     """Return a sum over a tensor's bytes: writes through `tensor.data` raise no version."""
-    total = 0
-    for data in _bytes(tensor):
-        whole = len(data) // 8 * 8
-        total += int(data[:whole].view(np.int64).sum()) + int(data[whole:].sum())
-    return total
+    parts_of = ((data, len(data) // 8 * 8) for data in _bytes(tensor))
+    return sum(int(data[:whole].view(np.int64).sum()) + int(data[whole:].sum()) for data, whole in parts_of)
 
 
 def _digest(tensor: torch.Tensor) -> str:
