@@ -384,6 +384,12 @@ def test_operator_that_onnx_runtime_does_not_take_is_refused_with_its_line(tmp_p
     assert "`node_add` is torch's `aten::add.Tensor` (tests/conformance/test_onnx.py:" in str(caught.value)
 
 
+def test_sum_that_cancels_is_judged_by_the_error_of_float32(tmp_path):
+    x = torch.linspace(-1, 1, 4097) ** 3
+    found = export_alone(lambda x: (1e3 * x).sum() + 1, (x,), output=tmp_path / "bundle")
+    assert {comparison.agrees for comparison in found} == {True}
+
+
 # --- kinds of programs ------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 import aotexport_runtime
 from aotexport.cli import app
+from aotexport.verify.report import verification_table
 from aotexport_runtime.errors import printable
 from tests.forked import run_script
 
@@ -414,3 +415,9 @@ def test_onnx_adds_a_model_to_a_bundle_and_shows_the_errors(run: Run, tmp_path: 
     assert "bundle/model.onnx: program infer, operator set 19, " in result.output
     assert "equal to eager in 2 comparisons" in result.output
     assert aotexport_runtime.open_bundle("bundle").manifest.programs[0].targets == ("portable", "onnx")
+
+
+def test_table_of_differences_names_engines_beside_the_graphs() -> None:
+    row = {"program": "infer", "kind": "output", "value": "output", "error": 1e-3, "absolute": 1e-4}
+    table = verification_table([{**row, "target": target} for target in ("portable", "onnx")])
+    assert [list(column.cells) for column in table.columns[:2]] == [["infer", "infer (onnx)"], ["output"] * 2]
