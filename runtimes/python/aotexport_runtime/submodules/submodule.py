@@ -140,9 +140,7 @@ class LoadedSubmodule(Loaded):
         """Switch the mode of a submodule alone; none in it may have a class of the model's own (`NotSupported`)."""
         origin: Origin = self.__dict__["_origin"]
         parts = [module.__dict__["_origin"] for module in self.modules() if isinstance(module, LoadedSubmodule)]
-        own = next(
-            (part.path for part in parts if not part.known and mode != (part.whole.training and not part.in_eval)), None
-        )
+        own = next((p.path for p in parts if not p.known and mode != (p.whole.training and not p.in_eval)), None)
         if own is not None:
             raise NotSupported(
                 f"`{own}` cannot be switched alone: a bundle holds the programs of the whole module. Switch it before "

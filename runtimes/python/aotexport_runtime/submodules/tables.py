@@ -61,9 +61,8 @@ class Origin:
 
 def are_all_hooked() -> bool:
     """Return whether hooks of all modules are set: the question that each call of a module asks of torch's tables."""
-    of = all_modules
-    forward, backward = of._global_forward_hooks or of._global_forward_pre_hooks, of._global_backward_hooks
-    return bool(forward or backward or of._global_backward_pre_hooks)
+    forward = all_modules._global_forward_hooks or all_modules._global_forward_pre_hooks
+    return bool(forward or all_modules._global_backward_hooks or all_modules._global_backward_pre_hooks)
 
 
 class _ObservedTable:
