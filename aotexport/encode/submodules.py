@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection
+from types import FunctionType
 from typing import Any
 
 from torch import nn
@@ -77,10 +78,11 @@ def settings_of(module: nn.Module | None, asked: Collection[str]) -> dict[str, C
     return {name: _plain(inspect.getattr_static(module, name, object())) for name in names}
 
 
-def _is_users(function: Any) -> bool:
+def _is_users(value: Any) -> bool:
     """Return whether a value is a function of the user's own files, which packages do not replace."""
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return inspect.iscode(code) and is_user_file(code.co_filename) and not is_library_file(code.co_filename)
+    function = value.__func__ if is_a(value, staticmethod, classmethod) else value
+    file = function.__code__.co_filename if is_a(function, FunctionType) else __file__
+    return is_user_file(file) and not is_library_file(file)
 
 
 def _plain(value: Any) -> Constant | None:
