@@ -155,11 +155,11 @@ def pools() -> Model:
     return module(forward, conv=nn.Conv2d(2, 3, 3, padding=1)), (torch.randn(2, 2, 8, 9),), {}
 
 
-QUICK = {"of_triton": of_triton}
+QUICK = {"of_triton": of_triton, "masked_attention": masked_attention}
 SLOW = {
     each.__name__: each
     for each in (
-        *(mlp, attention, bfloat16_extrema, masked_attention, half_attention, pools),
+        *(mlp, attention, bfloat16_extrema, half_attention, pools),
         *(writing_operators, subclass, bert, cnn, scatter),
     )
 }
