@@ -206,8 +206,9 @@ def write_tokenizer(module: nn.Module | None, directory: Path) -> None:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    """Return a config of transformers as JSON, without paths of this machine."""
+    """Return a config of transformers as JSON, by common names too, without paths of this machine."""
     found = json.loads(config.to_json_string(use_diff=False))
+    found |= {name: found[own] for name, own in getattr(config, "attribute_map", {}).items() if own in found}
     return {name: value for name, value in found.items() if not name.startswith("_")}
 
 

@@ -29,7 +29,7 @@ MASK = (PROMPTS != 0).long()
 LLAMA = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 4, "num_key_value_heads": 2}
 CONFIGS = {
     "gpt2": transformers.GPT2Config(vocab_size=VOCABULARY, n_embd=16, n_layer=1, n_head=2, n_positions=64),
-    "llama": transformers.LlamaConfig(vocab_size=VOCABULARY, num_hidden_layers=1, **LLAMA),
+    "llama": transformers.LlamaConfig(vocab_size=VOCABULARY, num_hidden_layers=1, max_position_embeddings=64, **LLAMA),
     "t5": transformers.T5Config(
         vocab_size=VOCABULARY, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0
     ),
@@ -56,9 +56,9 @@ class Generator:
         self.module = aotexport_runtime.load(path).eval()
         self.start = PAD if self.is_seq2seq else None
 
-    def __call__(self, *args, eos=EOS, **options):
-        start = {"start": PAD} if self.is_seq2seq else {}
-        return aotexport_runtime.generate(self.module, *args, eos=eos, pad=PAD, **start, **options)
+    def __call__(self, *args, eos=EOS, pads=True, **options):
+        options |= ({"start": PAD} if self.is_seq2seq else {}) | ({"pad": PAD} if pads else {})
+        return aotexport_runtime.generate(self.module, *args, eos=eos, **options)
 
     def expected(self, ids, *, eos=EOS, streamer=None, **options):
         config = transformers.GenerationConfig(
@@ -102,6 +102,17 @@ def test_sequence_that_ends_is_padded_and_the_last_end_stops(generator):
     got = generator(PROMPTS, attention_mask=MASK, max_new_tokens=12, eos=ends)
     assert torch.equal(got, generator.expected(PROMPTS, max_new_tokens=12, eos=ends))
     assert got.shape[1] < longest.shape[1]
+    filled = generator(PROMPTS, attention_mask=MASK, max_new_tokens=12, eos=ends, pads=False)
+    assert torch.equal(filled[:, prompt:], got[:, prompt:].where(got[:, prompt:] != PAD, ends[0]))
+
+
+@pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
+def test_long_prompt_is_continued_to_the_last_position(generator):
+    long, words = PROMPTS.repeat(1, 12)[:, :55] + 1, {"pad_token_id": PAD, "eos_token_id": EOS}
+    generator.model.generation_config = transformers.GenerationConfig(decoder_start_token_id=PAD)
+    got, expected = (each.generate(long, **words) for each in (generator.module, generator.model))
+    assert torch.equal(got, expected)
+    assert got.shape[1] == (21 if generator.is_seq2seq else 64)
 
 
 @pytest.mark.parametrize("early", [{}, {"early_stopping": True}], ids=["by default", "early"])
