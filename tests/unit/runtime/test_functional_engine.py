@@ -62,6 +62,7 @@ def same_results(before, after):
 TWICE = (node("a", "relu.default", "x"), node("b", "t.default", "a", meta=TURNED), node("c", "t.default", "b"))
 SAME = (node("a", "exp.default", "x"), node("b", "detach.default", "a"), node("c", "detach.default", "a"))
 LAYER = (node("a", "t.default", "y", meta=TURNED), node("b", "select.int", "x", 0, 0, meta=FLAT))
+ZEROS = (node("a", "new_zeros.default", "x", [3, 3]), node("b", "select.int", "x", 0, 0, meta=FLAT))
 SIMPLIFIED = [
     ((*TWICE, node("d", "mm.default", "c", "y")), "d", ["relu.default", "mm.default"]),
     (TWICE, "c", ["relu.default"]),
@@ -78,6 +79,7 @@ SIMPLIFIED = [
     (SAME, "ab", ["exp.default", "detach.default"]),
     (SAME, "bc", ["exp.default", "detach.default"]),
     ((node("b", "detach.default", "x"),), "b", ["detach.default"]),
+    ((*ZEROS, node("c", "add.Tensor", "b", "a")), "c", ["new_zeros.default", "select.int", "add.Tensor"]),
     ((*LAYER, node("c", "addmm.default", "b", "x", "a")), "c", ["select.int", "linear.default"]),
     ((*LAYER, node("c", "addmm.default", "y", "x", "a")), "c", ["t.default", "select.int", "addmm.default"]),
 ]
