@@ -193,8 +193,12 @@ def check_compiled(compiled: CompiledProgram, program: Program, graph: Graph | N
     names = [each.name for each in graph.inputs]
     given = {*names[: len(taken_apart(program).inputs)]}  # Tangents follow.
     returned = returned_count(program.functional)
-    # Libraries take what their half of the partition has, and return what it does.
-    halves = [(given, graph.outputs[:returned]), ({*names, *partitions[compiled.partition]}, graph.outputs[returned:])]
+    # Libraries take what their half of the partition has, and return what it does. Of fewer tangents, the engine looks.
+    kept = {*names, *partitions[compiled.partition]}
+    halves = [
+        (given, graph.outputs[:returned]),
+        (kept, () if compiled.undefined_tangents else graph.outputs[returned:]),
+    ]
     changed = {names[each.input_index]: place for place, each in enumerate(program.functional.mutations) if each.data}
     for library, (inputs, outputs) in zip(_libraries(compiled), halves, strict=False):
         for name in library.written:
