@@ -357,8 +357,11 @@ def bounded(new_bundle: Callable[..., Path]) -> Path:
     return new_bundle(OwnLoss(), kwargs=kwargs, dynamic_shapes=shapes)
 
 
+LETTERS = "".join(map(chr, range(32, 127)))
+
+
 @pytest.mark.parametrize(
-    "texts", [["a", "b", ""], ["a" * 99 + "c", "b"]], ids=["shorter than the least", "longer than the greatest"]
+    "texts", [["a", "b", ""], [LETTERS, "b"]], ids=["shorter than the least", "longer than the greatest"]
 )
 def test_texts_are_filled_up_and_cut_to_what_the_bundle_takes(bounded: Path, tmp_path: Path, texts: list[str]) -> None:
     for name, kept in ("whole", texts), ("cut", [text[:7] + text[7:][-1:] for text in texts]):
