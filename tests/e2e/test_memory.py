@@ -21,22 +21,20 @@ class Net(nn.Module):
     def forward(self, x):
         return sum(layer(x).sum() for layer in self.layers) + self.table[:2].sum()
 
-def peak(who):
-    return resource.getrusage(who).ru_maxrss * 1024
-
-def resident():
-    fields = open("/proc/self/statm").read().split()
-    return int(fields[1]) * resource.getpagesize()
+def memory(name):
+    # Not `ru_maxrss`, which begins with that of the process before `exec`.
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith(name)) * 1024
 
 def export(name, *sizes):
     model = Net(*sizes)
-    before = resident()
+    before = memory("VmRSS")
     aotexport.export(model, (torch.ones(2, 1024),), output=f"{sys.argv[1]}/{name}", programs=sys.argv[2].split(","))
-    return before, peak(resource.RUSAGE_CHILDREN), sum(p.nbytes for p in model.parameters())
+    child = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return before, child, sum(p.nbytes for p in model.parameters())
 
 _, small_child, _ = export("small", 1, 1)
 before, child, weights = export("large", 8192, 4)
-growth = {"export": peak(resource.RUSAGE_SELF) - before, "fresh process": child - small_child}
+growth = {"export": memory("VmHWM") - before, "fresh process": child - small_child}
 print(json.dumps({name: nbytes / weights for name, nbytes in growth.items()}))
 """
 
