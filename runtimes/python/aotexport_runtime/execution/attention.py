@@ -17,7 +17,7 @@ aten: Any = torch.ops.aten
 
 _PREFIX = "aten::_scaled_dot_product_"
 _MOVED = {"cuda": ("flash_attention_for_cpu",), "cpu": ("flash_attention", "efficient_attention")}
-"""Attention that a kind of device does not have; on processors only interpreted kernels stand beside that of GPUs."""
+"""Per kind of device, attention that it lacks. On processors it is asked for beside interpreted kernels alone."""
 
 _ATTENTION = guarded("scaled_dot_product_attention.default", aten.scaled_dot_product_attention.default)
 
@@ -41,7 +41,8 @@ def _forward(operator: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
 def _backward(operator: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
     call = _named(operator, args, kwargs)
     operands: list[Any] = [None if each is None else each.detach() for each in _operands(call)]
-    wanted = [each.requires_grad_() for each in operands[: 3 + call.get("grad_input_mask", [False])[-1]]]
+    wants_mask = call.get("grad_input_mask", [False])[-1] and operands[3] is not None
+    wanted = [each.requires_grad_() for each in operands[: 4 if wants_mask else 3]]
     with torch.enable_grad():
         out = _attend(call, *operands)
         gradients = torch.autograd.grad(out, wanted, call.get("grad_out", call.get("grad_out_")))

@@ -196,13 +196,14 @@ class _FunctionSource:
         if node.name in self.replacements:
             return self.object("p", self.replacements[node.name])
 
+        is_direct = len(node.args) <= ops.POSITIONAL.get(op, len(node.args))
+
         def operator() -> Callable[..., Any]:
             find = ops.overload if environment.unguarded else ops.resolve
             found = find(op, schema, environment.namespaces)
             direct = ops.direct(op, unguarded=environment.unguarded) if is_direct else None
             return environment.replacement(op) or direct or found
 
-        is_direct = len(node.args) <= ops.POSITIONAL.get(op, len(node.args))
         shared = self.once("f", (op, is_direct), operator)
         signature = signature_of(schema) if schema is not None and isinstance(node.meta, SequenceMeta) else None
         if isinstance(node.meta, SequenceMeta) and signature is not None and len(signature.returns) == 1:

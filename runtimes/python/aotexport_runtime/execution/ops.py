@@ -133,7 +133,7 @@ _DIRECT = frozenset(
 """Operators without preconditions that functions of torch call with the same arguments, at half the cost."""
 
 POSITIONAL = {"aten::to.dtype": 4, "aten::to.device": 5}
-"""How many arguments they take by position, where operators take more."""
+"""The most arguments that torch's functions take by position, where their operators take more."""
 
 _PLAIN = _DIRECT | {"aten::threshold_backward.default"}
 """Operators without preconditions that most bundles have, which need no look into the table."""

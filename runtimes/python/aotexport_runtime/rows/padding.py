@@ -37,9 +37,8 @@ def dependence_on_padding(
     for index, axis in outputs.items():
         result = results[index]
         assert isinstance(result, Padded)
-        if [(rows.axis, rows.before, rows.after) for rows, _ in result.places] != (
-            [] if axis is None else [(axis, 1, 1)]
-        ):
+        expected = [] if axis is None else [Rows(axis)]
+        if [replace(rows, numbered=False) for rows, _ in result.places] != expected:
             return f"result {index} does not have the steps of its call, in their order"
     return None
 

@@ -113,12 +113,17 @@ class SubmoduleCall:
         for i, value in self._inputs.items():
             given[i] = by_name[value] if isinstance(value, str) else self._constant(value, symbols)
         args, kwargs = self._build_arguments(given)
-        # What the original made of what it was given; under autocast of other dtypes than at capture.
+        # The original's own results; under autocast they have other dtypes than at capture.
         made: list[Any] = []
+
+        def run(part: Part, /, *args: Any, **kwargs: Any) -> Any:
+            made.append(self._run(part, captured, symbols, given, args, kwargs))
+            return made[-1]
+
         if self._part is None:
             returned = self._module(*args, **kwargs)
         else:
-            with running(self._original, functools.partial(self._run, self._part, (captured, symbols, given, made))):
+            with running(self._original, functools.partial(run, self._part)):
                 returned = self._module(*args, **kwargs)
         is_made = any(returned is each for each in made)
         found: list[Any] = [None] * self._count
@@ -147,9 +152,16 @@ class SubmoduleCall:
             listed = "\n".join(f"  - {violation}" for violation in violations)
             raise NotSupported(f"`{self._change.path}` {what}:\n{listed}")
 
-    def _run(self, part: Part, of_call: tuple[Any, ...], /, *args: Any, **kwargs: Any) -> Any:
+    def _run(
+        self,
+        part: Part,
+        captured: Sequence[Any],
+        symbols: dict[str, int],
+        given: Sequence[Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
         """Run the original's part; hooks may have put other arguments in place of those `given` to the call."""
-        captured, symbols, given, made = of_call
         values: list[Any] = [None] * self._count
         violations = self._arguments.flatten(args, kwargs, values)
         for i, name in part.arguments.items():
@@ -164,8 +176,7 @@ class SubmoduleCall:
         results = part.compiled()([*(values[i] for i in part.arguments), *captured, *state], symbols)
         for i, value in zip(part.outputs, results, strict=True):
             values[i] = value
-        made.append(self._build_result(values))
-        return made[-1]
+        return self._build_result(values)
 
     def _tensor(self, name: str, meta: ValueMeta) -> Any:
         """Return the current tensor of a name below the module, which may compute it."""
