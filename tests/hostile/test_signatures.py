@@ -3,6 +3,7 @@
 import datetime
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -129,13 +130,15 @@ def test_encrypted_key_signs_by_its_password_and_what_signs_nothing_is_one_error
     key = serialization.load_pem_private_key((keys / "key.pem").read_bytes(), None)
     form, encrypted = serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"word")
     (keys / "encrypted.pem").write_bytes(key.private_bytes(serialization.Encoding.PEM, form, encrypted))
+    # One wrong password in 256 leaves a padding that is valid, and bytes that are no key.
     for path, password, why in (
         ("key.pub", "", "Valid PEM but no BEGIN/END delimiters for a private key found"),
         ("encrypted.pem", "", "Password was not given but private key is encrypted"),
-        ("encrypted.pem", "other", "Incorrect password, could not decrypt key"),
+        ("encrypted.pem", "other", "(Incorrect password, could not decrypt|Could not deserialize) key"),
     ):
         code, said = run("sign", bundle, "--key", keys / path, *(("--password", password) if password else ()))
-        assert (code, said.partition(why)[:2]) == (2, ("error: nothing was signed: ", why))
+        assert code == 2
+        assert re.match(f"error: nothing was signed: {why}", said)
     assert run("sign", bundle, "--key", keys / "encrypted.pem", "--password", "word")[0] == 0
     aotexport_runtime.load(bundle, trust=Signed(public_key=keys / "key.pub"))
 
