@@ -1,4 +1,4 @@
-"""Models that the suite `export` knows beside those of every suite: small, of model libraries or written here."""
+"""Models that are measured where `--models` names them: small, of model libraries or written here."""
 
 from __future__ import annotations
 
@@ -140,6 +140,118 @@ def _graph() -> Inputs:
     return torch.randn(64, 16, generator=generator), torch.cat([edges, loops], 1)
 
 
+def _resnet18() -> nn.Module:
+    from torch import manual_seed
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    manual_seed(0)
+    sizes = {"hidden_sizes": [64, 128, 256, 512], "depths": [2, 2, 2, 2]}
+    return ResNetForImageClassification(ResNetConfig(**sizes, layer_type="basic", num_labels=1000)).train()
+
+
+def _mobilenet() -> nn.Module:
+    from torch import manual_seed, nn
+
+    def layer(channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> list[nn.Module]:
+        convolution = nn.Conv2d(channels, out, kernel, stride, kernel // 2, groups=groups, bias=False)
+        return [convolution, nn.BatchNorm2d(out, 0.001, 0.01)]
+
+    class Squeeze(nn.Module):
+        """Squeeze and excitation: a factor per channel, of the means of all."""
+
+        def __init__(self, channels: int) -> None:
+            super().__init__()
+            narrow = channels // 4
+            down, up = nn.Conv2d(channels, narrow, 1), nn.Conv2d(narrow, channels, 1)
+            self.factor = nn.Sequential(nn.AdaptiveAvgPool2d(1), down, nn.ReLU(), up, nn.Hardsigmoid())
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.factor(x) * x
+
+    class Block(nn.Module):
+        def __init__(self, sizes: tuple[int, int, int, int], squeezed: bool, activation: type, stride: int) -> None:
+            super().__init__()
+            channels, wide, out, kernel = sizes
+            self.residual = stride == 1 and channels == out
+            self.layers = nn.Sequential(
+                *((*layer(channels, wide, 1), activation()) if wide != channels else ()),
+                *(*layer(wide, wide, kernel, stride, wide), activation()),
+                *((Squeeze(wide),) if squeezed else ()),
+                *layer(wide, out, 1),
+            )
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x + self.layers(x) if self.residual else self.layers(x)
+
+    manual_seed(0)
+    relu, swish = nn.ReLU, nn.Hardswish
+    return nn.Sequential(
+        *(*layer(3, 16, 3, 2), swish()),
+        Block((16, 16, 16, 3), True, relu, 2),
+        *(Block((16, 72, 24, 3), False, relu, 2), Block((24, 88, 24, 3), False, relu, 1)),
+        Block((24, 96, 40, 5), True, swish, 2),
+        *(Block((40, 240, 40, 5), True, swish, 1) for _ in range(2)),
+        *(Block((40, 120, 48, 5), True, swish, 1), Block((48, 144, 48, 5), True, swish, 1)),
+        Block((48, 288, 96, 5), True, swish, 2),
+        *(Block((96, 576, 96, 5), True, swish, 1) for _ in range(2)),
+        *(*layer(96, 576, 1), swish(), nn.AdaptiveAvgPool2d(1), nn.Flatten()),
+        *(nn.Linear(576, 1024), swish(), nn.Dropout(0.2), nn.Linear(1024, 1000)),
+    )
+
+
+def _minilm_of_one() -> nn.Module:
+    from benchmarks.models import MODELS
+
+    return MODELS["minilm"].module()
+
+
+def _sentence() -> Inputs:
+    import torch
+
+    ids = tokens(30000, 1, 16)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _decoder() -> nn.Module:
+    import torch
+    from torch import nn
+    from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel
+
+    class Decoder(nn.Module):
+        """One token of GPT-2 after those whose keys and values are given, as (layers, batch, heads, steps, width)."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            sizes = {"n_layer": 4, "n_embd": 256, "n_head": 4, "vocab_size": 4096, "n_positions": 512}
+            self.network = GPT2LMHeadModel(GPT2Config(**sizes))
+
+        def forward(self, ids: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            cache = DynamicCache()
+            for layer, (key, value) in enumerate(zip(keys, values, strict=True)):
+                cache.update(key, value, layer)
+            logits = self.network(ids, past_key_values=cache, use_cache=True).logits
+            new = [torch.stack([getattr(layer, of)[:, :, -1:] for layer in cache.layers]) for of in ("keys", "values")]
+            return logits, *new
+
+    torch.manual_seed(0)
+    return Decoder()
+
+
+def _token_with_cache() -> Inputs:
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    keys, values = (torch.randn(4, 1, 4, 128, 64, generator=generator) for _ in range(2))
+    return {"ids": tokens(4096, 1, 1), "keys": keys, "values": values}
+
+
+def _cache_sizes() -> Any:
+    from torch.export import Dim
+
+    steps = {3: Dim("steps", min=2, max=510)}
+    return {"ids": None, "keys": steps, "values": steps}
+
+
 def _text() -> Inputs:
     import torch
 
@@ -167,6 +279,21 @@ EXPORTED = (
         (),
         "",
         batch_sizes("x"),
+    ),
+    Model(
+        "resnet18", "ResNet-18, one image of 224 x 224", _resnet18, floats(1, 3, 224, 224), mean_square, (), _OUTPUTS
+    ),
+    Model("mobilenet", "MobileNetV3, small, one image of 224 x 224", _mobilenet, floats(1, 3, 224, 224), mean_square),
+    Model("sentence", "all-MiniLM-L6-v2, 1 x 16 tokens", _minilm_of_one, _sentence, mean_square, (), _OUTPUTS),
+    Model(
+        "decode",
+        "a token of GPT-2, 4 layers of 256, after 128 in a cache",
+        _decoder,
+        _token_with_cache,
+        mean_square,
+        (),
+        "",
+        _cache_sizes,
     ),
     Model("gat", "graph attention, 2 layers, 320 edges", _gat, _graph, mean_square, (), "", _graph_sizes),
 )

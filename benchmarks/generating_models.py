@@ -71,13 +71,16 @@ def _fingerprint(ids: torch.Tensor) -> torch.Tensor:
     return (ids.double() * torch.arange(1, ids.shape[1] + 1)).sum()
 
 
-_SIZES = "6 layers of 256, a prompt of 32 tokens"
+_KINDS = (
+    ("llama", "Llama, 6 layers of 256", _llama),
+    ("qwen3", "Qwen3, 6 layers of 256", _qwen3),
+    ("gpt2 generates", "GPT-2, 6 layers of 256", _gpt2),
+    ("t5", "T5, 4 and 4 layers of 256", _t5),
+)
 
-GENERATING = (
-    Model("llama", f"Llama, {_SIZES}", _llama, _prompt, _fingerprint, ("generate",)),
-    Model("llama, batch 8", f"Llama, {_SIZES}, 8 of them", _llama, _prompts, _fingerprint, ("generate",)),
-    Model("qwen3", f"Qwen3, {_SIZES}", _qwen3, _prompt, _fingerprint, ("generate",)),
-    Model("gpt2 generates", f"GPT-2, {_SIZES}", _gpt2, _prompt, _fingerprint, ("generate",)),
-    Model("t5", "T5, 4 and 4 layers of 256, 32 tokens to read", _t5, _prompt, _fingerprint, ("generate",)),
+GENERATING = tuple(
+    Model(f"{name}{batch}", f"{sizes}, {prompts}", make, inputs, _fingerprint, ("generate",))
+    for name, sizes, make in _KINDS
+    for batch, prompts, inputs in (("", "a prompt of 32 tokens", _prompt), (" x 8", "8 prompts", _prompts))
 )
 """Called with prompts; the output is what a system generates."""

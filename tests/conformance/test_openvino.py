@@ -174,6 +174,16 @@ INT64, FLOAT = TensorProto.INT64, TensorProto.FLOAT
         ([_op("Equal", "x", "x", output="b"), _op("Cast", "b", to=INT64)], [("x", INT64, ["n"])], None),
         ([_op("Shape", "x", output="s"), _op("Mul", "s", "s")], [("x", FLOAT, ["n"])], None),
         (
+            [_op("SoftmaxCrossEntropyLoss", "p", "x", ignore_index=-100)],
+            [("p", FLOAT, ["n", 3]), ("x", INT64, ["n"])],
+            None,
+        ),
+        (
+            [_op("Sub", "x", "one")],
+            [("x", INT64, ["n"])],
+            "it computes integers (i64) by `Subtract`, which OpenVINO does with fewer bits than eager",
+        ),
+        (
             [_op("Add", "x", "x")],
             [("x", INT64, ["n"])],
             "it computes integers (i64) by `Add`, which OpenVINO does with fewer bits than eager",
