@@ -483,5 +483,10 @@ def test_adapters_train_over_integers_as_over_the_weights_they_stand_for(scheme,
     assert losses[module] == pytest.approx(losses[twin], abs=1e-6)
     assert losses[module][-1] < losses[module][0]
     assert max(saved) < 64 * 48
+    pairs = [x.clone().requires_grad_() for _ in range(2)]
+    for each, given in zip((module, twin), pairs, strict=True):
+        loss = nn.functional.cross_entropy(each(given), labels)
+        torch.autograd.grad(loss, given, create_graph=True)[0].square().sum().backward()
+    torch.testing.assert_close(pairs[0].grad, pairs[1].grad)
     with pytest.raises(NotSupported, match=r"^`0.weight` is quantised, and no integers hold a merged weight\. "):
         adapters.merge_adapter(module)

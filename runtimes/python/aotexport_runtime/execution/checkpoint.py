@@ -7,6 +7,7 @@ Source: torch 2.13, `torch/utils/checkpoint.py`, `_checkpoint_without_reentrant_
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,14 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from aotexport_runtime.execution.autocast import autocast_of_now, draws_of_now
-from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, EXIT_CHECKPOINT, computed_weights, names_in, operands
+from aotexport_runtime.rewrite.names import (
+    ENTER_CHECKPOINT,
+    EXIT_CHECKPOINT,
+    FLOATS,
+    computed_weights,
+    names_in,
+    operands,
+)
 from aotexport_runtime.schema.graph import Graph, GraphInput, Node
 from aotexport_runtime.schema.values import Argument, NothingMeta, SequenceMeta, SubgraphArgument, ValueMeta
 from aotexport_runtime.validate.arguments import references
@@ -68,6 +76,9 @@ def with_computed_weights(graph: Graph, nodes: Sequence[Node]) -> list[Node]:
             result += [] if node.name in inside else [node]
             continue
         part = [*(by_name[name] for name in chains[node.name]), node]
+        part = [
+            msgspec.structs.replace(each, op=FLOATS) if each.op == "aten::type_as.default" else each for each in part
+        ]
         made = {each.name for each in part}
         read = [name for name in dict.fromkeys(name for each in part for name in operands(each)) if name not in made]
         name = f"{ENTER_CHECKPOINT} {node.name}"
@@ -75,6 +86,35 @@ def with_computed_weights(graph: Graph, nodes: Sequence[Node]) -> list[Node]:
         result += [Node(name=name, op=ENTER_CHECKPOINT, args=[[*read], False], meta=nothing), *part]
         result.append(Node(name=f"{EXIT_CHECKPOINT} {node.name}", op=EXIT_CHECKPOINT, args=[name], meta=nothing))
     return result
+
+
+# --- weights that layers compute of integers ------------------------------------------------------------------
+
+
+class _Spare(threading.local):
+    """Memory of a thread for the weight of one layer after the other."""
+
+    numbers = torch.empty(0)
+
+
+_SPARE = _Spare()
+
+
+def floats(integers: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return `integers.type_as(like)`, in memory that the next call in this thread writes over.
+
+    New memory of that size would be mapped in each call, or leave holes between what lives.
+    """
+    is_turned = integers.dim() == 2 and not integers.is_contiguous()
+    rows = integers.t() if is_turned else integers
+    is_plain = type(integers) in (torch.Tensor, torch.nn.Parameter) and integers.device.type == "cpu"
+    if not is_plain or not rows.is_contiguous() or like.requires_grad:
+        return integers.type_as(like)
+    if _SPARE.numbers.numel() < integers.numel() or _SPARE.numbers.dtype != like.dtype:
+        with torch.inference_mode(False):
+            _SPARE.numbers = torch.empty(integers.numel(), dtype=like.dtype)
+    made = _SPARE.numbers[: integers.numel()].view(rows.shape).copy_(rows)
+    return made.t() if is_turned else made
 
 
 # --- running them -----------------------------------------------------------------------------------------
@@ -133,6 +173,8 @@ class _Part:
                     f"an argument of a checkpointed part, of shape {list(tensor.shape)}, is at version "
                     f"{tensor._version}; expected version {version} instead"
                 )
+        if torch.is_grad_enabled():
+            _SPARE.numbers = torch.empty(0)  # Another backward pass reads the weight of this one.
         found: list[torch.Tensor] = []
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:

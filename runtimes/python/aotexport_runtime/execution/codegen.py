@@ -21,7 +21,7 @@ from aotexport_runtime.errors import printable
 from aotexport_runtime.execution import checks, ops
 from aotexport_runtime.execution.matmul.sizes import Mode
 from aotexport_runtime.execution.source import Origin, define, origin_of
-from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, draws, last_uses
+from aotexport_runtime.rewrite.names import ENTER_CHECKPOINT, FLOATS, draws, last_uses
 from aotexport_runtime.rewrite.simplify import ASSUMED_SHAPE
 from aotexport_runtime.rewrite.updates import UPDATE
 from aotexport_runtime.schema.graph import Graph, Node, Subclass
@@ -342,6 +342,10 @@ def _own_function(op: str) -> Callable[..., Any] | None:
         from aotexport_runtime.execution.updates import adam
 
         return adam
+    if op == FLOATS:
+        from aotexport_runtime.execution.checkpoint import floats
+
+        return floats
     return {ASSUMED_SHAPE: checks.check_shape, "subclass::inner": inner_tensor}.get(op)
 
 

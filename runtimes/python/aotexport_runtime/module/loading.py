@@ -219,7 +219,7 @@ def load_module(bundle: Bundle, options: LoadOptions) -> BundleModule:
     # Of a `CastBundle`: its own.
     load_state = getattr(bundle, "load_state", functools.partial(load_tensors, bundle, bundle.manifest.state))
     tensors = load_state(environment.form, mapped=options.mapped)
-    keep_freed_memory(sparing=any(entry.dtype == "int8" for entry in bundle.manifest.state))
+    keep_freed_memory()
     version = of_one_version(tensors) if request.frozen and _only_infers(bundle) else None
     module = BundleModule(
         bundle,
@@ -340,26 +340,20 @@ def _listed(names: list[str]) -> str:
 KEPT_NBYTES = 256 << 20
 """Most freed memory that glibc keeps; after a call, no more than the call has used."""
 
-_THRESHOLDS = {False: (32 << 20, KEPT_NBYTES), True: (4 << 20, 16 << 20)}
-"""From which size on blocks are always mapped (at first the most that glibc accepts), and what is kept, by `sparing`;
-setting one alone would leave the other at a start value that is far too low."""
-
-_PARAMETERS = (-3, -1)
-"""Those of `mallopt` for them."""
+_PARAMETERS = {-3: 32 << 20, -1: KEPT_NBYTES}
+"""Of `mallopt`: from which size on blocks are mapped (the most that glibc accepts), and what is kept; setting one alone
+would leave the other at a start value that is far too low."""
 
 _OWN_CHOICES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
 """Environment variables by which a user configures the allocator."""
 
 
-def keep_freed_memory(*, sparing: bool = False) -> None:
-    """Let glibc reuse the memory that calls free, instead of giving it back, unless the user configured it.
-
-    `sparing`: calls compute weights of integers, and large blocks between what lives would cost more than is saved.
-    """
+def keep_freed_memory() -> None:
+    """Let glibc reuse the memory that calls free, instead of giving it back, unless the user configured it."""
     if sys.platform != "linux" or any(name in os.environ for name in _OWN_CHOICES):
         return
     # Other C libraries of Linux have no such function.
     mallopt: Callable[[int, int], int] | None = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        for parameter, value in zip(_PARAMETERS, _THRESHOLDS[sparing], strict=True):
+        for parameter, value in _PARAMETERS.items():
             mallopt(parameter, value)

@@ -19,6 +19,9 @@ CHECK = "aten::_assert_scalar.default"
 BY_STRIDES = ("aten::as_strided", "aten::view.dtype", "aten::view_as")
 """Operators whose results depend on the layout of their operand."""
 
+FLOATS = "computed::floats"
+"""Operator of the node that makes floats of a layer's integers; see `execution.checkpoint.floats`."""
+
 LAYER = "packed::layer"
 """Operator of the node that stands for a packed layer; its arguments are the layer's inputs."""
 
